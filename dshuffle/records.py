@@ -1,0 +1,138 @@
+"""Measurements, as frozen records: one JSON line each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreTraffic:
+    """What reading from a store cost.
+
+    Parameters
+    ----------
+    requests
+        Requests answered by the store (one a chunk, or a part of a chunk where the format allows).
+    fetched_bytes
+        Bytes that came from the store, as stored (compressed).
+    delivered_bytes
+        Bytes of rows handed to the caller.
+    seconds
+        Wall time of the reads; concurrent reads of one call count once.
+    """
+
+    requests: int = 0
+    fetched_bytes: int = 0
+    delivered_bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: StoreTraffic) -> StoreTraffic:
+        return StoreTraffic(
+            requests=self.requests + other.requests,
+            fetched_bytes=self.fetched_bytes + other.fetched_bytes,
+            delivered_bytes=self.delivered_bytes + other.delivered_bytes,
+            seconds=self.seconds + other.seconds,
+        )
+
+    def __sub__(self, other: StoreTraffic) -> StoreTraffic:
+        return StoreTraffic(
+            requests=self.requests - other.requests,
+            fetched_bytes=self.fetched_bytes - other.fetched_bytes,
+            delivered_bytes=self.delivered_bytes - other.delivered_bytes,
+            seconds=self.seconds - other.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRecord:
+    """What one epoch needed, moved and took.
+
+    Seconds of a phase are those of the slowest worker; phases overlap, so they do not add up to
+    ``exchange_seconds``, which is the time from the start of the exchange to the last worker being ready.
+
+    Parameters
+    ----------
+    epoch, run_id
+        Epoch (from 0) and the attempt that was committed.
+    assignment, delivery, caching, sharding
+        The ways chosen. Epoch 0 is loaded from the store and has the delivery ``"load"``.
+    n_workers, n_samples, row_nbytes, cache_fraction
+        The shape of the job.
+    needed
+        Samples that some worker had to train on and did not hold.
+    packets
+        Packets of the plan (samples, if uncoded).
+    coded_load_bytes
+        ``packets * row_nbytes``: what the papers count.
+    wire_sent_bytes, wire_received_bytes
+        Bytes of messages that crossed the network, by rank (rows and their checksums).
+    server_sent_bytes
+        Bytes that the server sent.
+    server
+        ``""`` without one, ``"dedicated"``, or ``"beside rank K"`` when it serves beside training.
+    store_requests, store_bytes, store_delivered_bytes
+        Requests, bytes fetched and bytes of rows delivered by the store, over all workers and the server.
+    plan_seconds, gather_seconds, transfer_seconds, scatter_seconds, store_seconds, commit_seconds
+        Phases of the exchange: making the plan, packing outgoing rows, waiting for messages, unpacking and
+        verifying them, reading from the store, swapping.
+    exchange_seconds
+        From the start of the exchange to all workers being ready.
+    training_seconds
+        The longest sum of this epoch's task times on one worker.
+    waited_seconds
+        How long the pipeline stood still because this epoch's data were not there yet.
+    """
+
+    epoch: int
+    run_id: int
+    assignment: str
+    delivery: str
+    caching: str
+    sharding: str
+    n_workers: int
+    n_samples: int
+    row_nbytes: int
+    cache_fraction: float
+    needed: int
+    packets: int
+    coded_load_bytes: int
+    wire_sent_bytes: tuple[int, ...]
+    wire_received_bytes: tuple[int, ...]
+    server_sent_bytes: int
+    server: str
+    store_requests: int
+    store_bytes: int
+    store_delivered_bytes: int
+    plan_seconds: float
+    gather_seconds: float
+    transfer_seconds: float
+    scatter_seconds: float
+    store_seconds: float
+    commit_seconds: float
+    exchange_seconds: float
+    training_seconds: float
+    waited_seconds: float
+
+    @property
+    def wire_bytes(self) -> int:
+        """All bytes of messages that crossed the network in this epoch."""
+        return sum(self.wire_received_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, line: str) -> Self:
+        """The record written by :meth:`to_json`."""
+        fields = json.loads(line)
+        for name in ("wire_sent_bytes", "wire_received_bytes"):
+            fields[name] = tuple(fields[name])
+        return cls(**fields)

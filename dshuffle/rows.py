@@ -1,0 +1,159 @@
+"""Rows: all arrays of a sample side by side in one contiguous byte matrix, and their checksums.
+
+A row layout is a packed NumPy structured dtype, so that a ``(n, nbytes)`` uint8 matrix and a ``(n,)`` array of
+records are two views of the same memory: network code moves bytes, training code reads fields, nothing is copied
+in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import InvalidParameter
+
+ByteMatrix = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Where each array of a sample stands within its row.
+
+    Parameters
+    ----------
+    fields
+        ``(name, dtype string, per-sample shape)`` of each array. The widest items come first, so that with the
+        usual dtypes every field is aligned within the row without padding.
+
+    Examples
+    --------
+    >>> layout = RowLayout.of({"x": (np.dtype("f4"), (3,)), "y": (np.dtype("f8"), ())})
+    >>> layout.nbytes, layout.names
+    (20, ('y', 'x'))
+    >>> rows = layout.empty(2)
+    >>> layout.column(rows, "x")[:] = [[1, 2, 3], [4, 5, 6]]
+    >>> layout.column(rows, "x")[1]
+    array([4., 5., 6.], dtype=float32)
+    """
+
+    fields: tuple[tuple[str, object, tuple[int, ...]], ...]
+    dtype: np.dtype[np.void] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        spec = [(name, np.dtype(_as_descr(descr)), shape) for name, descr, shape in self.fields]
+        dtype = np.dtype(spec)
+        if dtype.hasobject:
+            bad = next(name for name, item, _ in spec if item.hasobject)
+            raise InvalidParameter.of(
+                f"arrays[{bad!r}].dtype", "object", "a dtype of fixed size", "Cast it, or encode it as numbers."
+            )
+        object.__setattr__(self, "dtype", dtype)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, tuple[np.dtype[np.generic], tuple[int, ...]]]) -> RowLayout:
+        """Lay out arrays given by name as (dtype, per-sample shape)."""
+        order = sorted(arrays, key=lambda name: (-arrays[name][0].alignment, name))
+        return cls(tuple((name, _descr(arrays[name][0]), tuple(arrays[name][1])) for name in order))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays, in row order."""
+        return tuple(name for name, _, _ in self.fields)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row."""
+        return self.dtype.itemsize
+
+    def empty(self, n_rows: int) -> ByteMatrix:
+        """An uninitialised ``(n_rows, nbytes)`` byte matrix."""
+        return np.empty((n_rows, self.nbytes), dtype=np.uint8)
+
+    def column(self, rows: ByteMatrix, name: str) -> NDArray[np.generic]:
+        """A writeable view of one array in contiguous rows: shape ``(n_rows, *per-sample shape)``."""
+        return self.records(rows)[name]
+
+    def records(self, rows: ByteMatrix) -> NDArray[np.void]:
+        """The rows as a ``(n_rows,)`` structured array that shares their memory."""
+        if rows.ndim != 2 or rows.shape[1] != self.nbytes:
+            raise InvalidParameter.of("rows.shape", rows.shape, f"(n_rows, {self.nbytes})")
+        if self.nbytes == 0:
+            return np.empty(len(rows), dtype=self.dtype)
+        return rows.view(self.dtype)[:, 0]
+
+
+def _descr(dtype: np.dtype[np.generic]) -> object:
+    """A picklable, comparable description of a dtype (nested tuples for structured ones)."""
+    if dtype.names is None:
+        return dtype.str
+    fields = dtype.fields
+    assert fields is not None
+    return (
+        tuple(dtype.names),
+        tuple((_descr(fields[name][0].base), fields[name][0].shape) for name in dtype.names),
+        tuple(fields[name][1] for name in dtype.names),
+        dtype.itemsize,
+    )
+
+
+def _as_descr(descr: object) -> object:
+    """What :func:`numpy.dtype` takes, from the result of :func:`_descr`."""
+    if not isinstance(descr, tuple):
+        return descr
+    names, formats, offsets, itemsize = descr
+    return {
+        "names": list(names),
+        "formats": [(np.dtype(_as_descr(base)), shape) for base, shape in formats],
+        "offsets": list(offsets),
+        "itemsize": itemsize,
+    }
+
+
+def checksum_rows(rows: ByteMatrix, sample_ids: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """A 32-bit checksum of every row, bound to its sample.
+
+    The sample's number enters the sum, so that a right row under a wrong number is noticed as well. It guards
+    against faults, not against an adversary.
+
+    Parameters
+    ----------
+    rows
+        ``(n, nbytes)`` byte matrix; the last axis must be contiguous.
+    sample_ids
+        ``(n,)`` sample of each row.
+
+    Examples
+    --------
+    >>> rows = np.zeros((2, 12), np.uint8)
+    >>> a, b = checksum_rows(rows, np.array([7, 8]))
+    >>> bool(a != b)
+    True
+    """
+    out = np.empty(len(rows), dtype=np.uint32)
+    whole = rows.shape[1] // 8 * 8
+    _checksum(rows[:, :whole].view(np.uint64), rows[:, whole:], sample_ids, out)
+    return out
+
+
+@numba.njit(nogil=True, cache=True)
+def _checksum(words, tail, sample_ids, out):  # type: ignore[no-untyped-def]
+    # A multiply-rotate chain over 8-byte words: about 4 GB/s a core, faster than any link that feeds it.
+    prime = np.uint64(0x9E3779B97F4A7C15)
+    for i in range(out.size):
+        h = (np.uint64(sample_ids[i]) + np.uint64(1)) * prime
+        for c in range(words.shape[1]):
+            h = h ^ words[i, c]
+            h = ((h << np.uint64(27)) | (h >> np.uint64(37))) * prime
+        for c in range(tail.shape[1]):
+            h = h ^ np.uint64(tail[i, c])
+            h = ((h << np.uint64(27)) | (h >> np.uint64(37))) * prime
+        out[i] = np.uint32((h ^ (h >> np.uint64(32))) & np.uint64(0xFFFFFFFF))
+
+
+def gather_rows(rows: ByteMatrix, slots: NDArray[np.integer], out: ByteMatrix) -> ByteMatrix:
+    """Copy ``rows[slots]`` into a contiguous buffer (memory-bound; NumPy releases the GIL)."""
+    return np.take(rows, slots, axis=0, out=out, mode="clip")
