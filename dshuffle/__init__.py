@@ -1,0 +1,61 @@
+"""dshuffle: epoch shuffling for distributed SGD on Dask.
+
+The names below load on first use, so that ``import dshuffle`` (and with it every ``import dshuffle.planning``) loads
+neither Dask nor Zarr.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dshuffle.planning import Global, Local, Partial
+    from dshuffle.records import EpochRecord
+    from dshuffle.runtime import Epoch, Partition, Shuffler
+    from dshuffle.store import Dataset, create_dataset, open_dataset
+
+    __version__: str
+
+__all__ = [
+    "Dataset",
+    "Epoch",
+    "EpochRecord",
+    "Global",
+    "Local",
+    "Partial",
+    "Partition",
+    "Shuffler",
+    "__version__",
+    "create_dataset",
+    "open_dataset",
+]
+
+_HOMES = {
+    "Dataset": "dshuffle.store",
+    "create_dataset": "dshuffle.store",
+    "open_dataset": "dshuffle.store",
+    "Epoch": "dshuffle.runtime",
+    "Partition": "dshuffle.runtime",
+    "Shuffler": "dshuffle.runtime",
+    "Global": "dshuffle.planning",
+    "Local": "dshuffle.planning",
+    "Partial": "dshuffle.planning",
+    "EpochRecord": "dshuffle.records",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        value: object = importlib.metadata.version("dshuffle")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

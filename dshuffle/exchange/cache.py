@@ -1,0 +1,173 @@
+"""The cache partition: the rows that one worker owns, in slots of one contiguous byte matrix.
+
+Rows of the next epoch arrive in free slots while the present epoch is trained on, so nothing that training reads is
+ever written, and a commit moves no bytes: it replaces the index (sample -> slot) and thereby frees the slots of what
+was evicted. The price is room for the incoming rows, the (1 + Q) N / M of paper 004, section III.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
+from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows, gather_rows
+
+# Beside its bytes every slot costs a checksum (4), and its places in the index and the free list (8 + 8 + 8).
+SLOT_OVERHEAD = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """Which slot holds which sample: two parallel arrays, sorted by sample."""
+
+    sample_ids: NDArray[np.int64]
+    slots: NDArray[np.int64]
+
+    def find(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slot of every given sample.
+
+        Raises
+        ------
+        ExchangeError
+            Naming the first sample that is not held.
+        """
+        if not len(self.sample_ids) and len(sample_ids):
+            raise ExchangeError(f"sample {int(sample_ids[0])} is not in this cache partition, which is empty")
+        places = np.searchsorted(self.sample_ids, sample_ids)
+        np.minimum(places, max(len(self.sample_ids) - 1, 0), out=places)
+        missing = self.sample_ids[places] != sample_ids
+        if missing.any():
+            sample = int(sample_ids[int(np.argmax(missing))])
+            raise ExchangeError(f"sample {sample} is not in this cache partition ({len(self.sample_ids)} samples)")
+        return self.slots[places]
+
+
+EMPTY = Index(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """What a commit installs: the next index, and the slots that are free with it."""
+
+    index: Index
+    free: NDArray[np.int64]
+
+
+class CachePartition:
+    """Rows in slots, with a fixed byte budget that is checked before anything is allocated.
+
+    Parameters
+    ----------
+    layout
+        How a row is laid out.
+    capacity
+        Rows held between epochs, at most.
+    incoming
+        Rows that may arrive in one exchange, at most.
+    budget
+        Bytes that this partition may take; ``None`` for no limit.
+
+    Raises
+    ------
+    CacheBudgetError
+        If the slots would need more than the budget; nothing is allocated then.
+
+    Examples
+    --------
+    >>> layout = RowLayout.of({"x": (np.dtype("f8"), ())})
+    >>> cache = CachePartition(layout, capacity=2, incoming=1)
+    >>> slots = cache.reserve(np.array([4, 9]))
+    >>> layout.column(cache.rows, "x")[slots] = [0.4, 0.9]
+    >>> cache.seal(np.array([4, 9]), slots)
+    >>> cache.commit(cache.prepare(np.array([4, 9])))
+    >>> layout.column(cache.rows, "x")[cache.index.find(np.array([9, 4, 9]))]
+    array([0.9, 0.4, 0.9])
+    """
+
+    def __init__(self, layout: RowLayout, *, capacity: int, incoming: int, budget: int | None = None) -> None:
+        n_slots = capacity + incoming
+        needed = self.nbytes_for(layout, n_slots)
+        if budget is not None and needed > budget:
+            raise CacheBudgetError(
+                f"a cache partition of {capacity} rows and room for {incoming} incoming ones, {layout.nbytes} bytes "
+                f"each, needs {needed} bytes; memory_limit allows {budget}"
+            )
+        self.layout = layout
+        self.rows: ByteMatrix = layout.empty(n_slots)
+        self.checksums: NDArray[np.uint32] = np.zeros(n_slots, dtype=np.uint32)
+        self.index = EMPTY
+        self._incoming = EMPTY
+        self._free: NDArray[np.int64] = np.arange(n_slots, dtype=np.int64)
+
+    @staticmethod
+    def nbytes_for(layout: RowLayout, n_slots: int) -> int:
+        """Bytes that so many slots take, index included."""
+        return n_slots * (layout.nbytes + SLOT_OVERHEAD)
+
+    @property
+    def n_slots(self) -> int:
+        """Slots in all."""
+        return len(self.rows)
+
+    def reserve(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Free slots for all samples of one exchange, in the order given. Gives up an earlier reservation."""
+        if len(sample_ids) > len(self._free):
+            raise ExchangeError(f"{len(sample_ids)} rows are to come in and {len(self._free)} slots are free")
+        slots = self._free[: len(sample_ids)]
+        order = np.argsort(sample_ids, kind="stable")
+        self._incoming = Index(sample_ids[order], slots[order])
+        return slots
+
+    def seal(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        """Take the checksums of rows that were just read from the store: they travel with the rows from now on."""
+        step = 4096  # bounds the copy of scattered rows
+        for first in range(0, len(slots), step):
+            part = slots[first : first + step]
+            self.checksums[part] = checksum_rows(self.rows[part], sample_ids[first : first + step])
+
+    def pack(self, sample_ids: NDArray[np.int64]) -> tuple[ByteMatrix, NDArray[np.uint32]]:
+        """Rows and checksums of held samples, gathered into contiguous buffers."""
+        slots = self.index.find(sample_ids)
+        return gather_rows(self.rows, slots, self.layout.empty(len(slots))), self.checksums[slots]
+
+    def unpack(
+        self,
+        sample_ids: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        rows: ByteMatrix,
+        checksums: NDArray[np.uint32],
+    ) -> None:
+        """Verify rows that arrived and put them into their reserved slots.
+
+        Raises
+        ------
+        ChecksumMismatch
+            Naming the first sample whose bytes are not those that the store held.
+        """
+        if rows.shape != (len(slots), self.layout.nbytes) or checksums.shape != (len(slots),):
+            raise ExchangeError(
+                f"a message has rows {rows.shape} and checksums {checksums.shape}; "
+                f"{len(slots)} rows of {self.layout.nbytes} bytes were owed"
+            )
+        wrong = checksum_rows(rows, sample_ids) != checksums
+        if wrong.any():
+            raise ChecksumMismatch(f"the row of sample {int(sample_ids[int(np.argmax(wrong))])} arrived corrupted")
+        self.rows[slots] = rows
+        self.checksums[slots] = checksums
+
+    def prepare(self, held: NDArray[np.int64]) -> Swap:
+        """The state after a commit that keeps ``held`` (sorted) of what is here and what came in."""
+        ids = np.concatenate([self.index.sample_ids, self._incoming.sample_ids])
+        slots = np.concatenate([self.index.slots, self._incoming.slots])
+        order = np.argsort(ids, kind="stable")
+        kept = Index(held, Index(ids[order], slots[order]).find(held))
+        free = np.ones(self.n_slots, dtype=np.bool_)
+        free[kept.slots] = False
+        return Swap(kept, np.flatnonzero(free))
+
+    def commit(self, swap: Swap) -> None:
+        """Install a prepared state; constant time, so that it can run on an event loop."""
+        self.index, self._free, self._incoming = swap.index, swap.free, EMPTY

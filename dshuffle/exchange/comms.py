@@ -1,0 +1,74 @@
+"""The only file that sends sample bytes over Dask: ``worker.rpc`` on one side, a handler on the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+
+from distributed import Worker
+from distributed.protocol import to_serialize
+
+from dshuffle.exchange.driver import Reply
+from dshuffle.exchange.messages import MessageId
+
+
+class DaskNetwork:
+    """The participants of one session, reached through the comms of the worker that this process runs.
+
+    Parameters
+    ----------
+    worker
+        The Dask worker of this process.
+    session_id
+        Names the session on the other workers.
+    addresses
+        Address of every participant (rank, or the server).
+    serve_here, acknowledge_here
+        Answer for participants of this process: no byte of theirs crosses a wire.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        session_id: str,
+        addresses: Mapping[int, str],
+        *,
+        serve_here: Callable[[MessageId], Awaitable[Reply]],
+        acknowledge_here: Callable[[MessageId], None],
+    ) -> None:
+        self._worker = worker
+        self._session_id = session_id
+        self._addresses = addresses
+        self._serve_here = serve_here
+        self._acknowledge_here = acknowledge_here
+
+    def is_local(self, participant: int) -> bool:
+        """Whether a participant lives on this worker."""
+        return bool(self._addresses[participant] == self._worker.address)
+
+    async def fetch(self, message: MessageId) -> Reply:
+        """Ask for a message; many may be under way at once, each over a comm of its own."""
+        if self.is_local(message.sender):
+            return await self._serve_here(message)
+        sender = self._worker.rpc(self._addresses[message.sender])
+        reply: Reply = await sender.dshuffle_fetch(
+            session_id=self._session_id, message=dataclasses.astuple(message)
+        )
+        return reply
+
+    async def acknowledge(self, message: MessageId) -> None:
+        """Free the sender's window by a one-way message."""
+        if self.is_local(message.sender):
+            self._acknowledge_here(message)
+            return
+        sender = self._worker.rpc(self._addresses[message.sender])
+        await sender.dshuffle_acknowledge(
+            session_id=self._session_id, message=dataclasses.astuple(message), reply=False
+        )
+
+
+def as_frames(reply: Reply) -> Reply:
+    """Mark the arrays of a reply so that Dask sends their memory as it is, without pickling."""
+    return {
+        key: to_serialize(value) if key in ("rows", "checksums") else value for key, value in reply.items()
+    }

@@ -1,0 +1,59 @@
+"""Planning: pure functions of (shapes, seed, epoch) that decide who trains on what and who sends what to
+whom.
+
+Nothing here does I/O or knows of Dask or Zarr, and every result is the same on every machine and NumPy
+version.
+"""
+
+from dshuffle.planning.assignment import (
+    SHARDINGS,
+    Assignment,
+    Global,
+    Local,
+    Partial,
+    epoch_order,
+    first_assignment,
+    next_assignment,
+    parse_assignment,
+)
+from dshuffle.planning.caching import CACHINGS, CachingPolicy, first_holders
+from dshuffle.planning.check import check_plan
+from dshuffle.planning.delivery import DELIVERIES, DeliveryPlanner, plan_delivery
+from dshuffle.planning.epochs import EpochPlan, EpochPlanner, ShufflePlanSpec, WorkerPlan
+from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
+from dshuffle.planning.plan import SERVER, STORE, Plan, demand
+from dshuffle.planning.randomness import choose, permutation, random_words
+
+__all__ = [
+    "CACHINGS",
+    "DELIVERIES",
+    "SERVER",
+    "SHARDINGS",
+    "STORE",
+    "Assignment",
+    "CachingPolicy",
+    "DeliveryPlanner",
+    "EpochPlan",
+    "EpochPlanner",
+    "Global",
+    "Local",
+    "Partial",
+    "Plan",
+    "ShufflePlanSpec",
+    "WorkerPlan",
+    "as_holders",
+    "cache_capacity",
+    "check_plan",
+    "choose",
+    "demand",
+    "epoch_order",
+    "first_assignment",
+    "first_holders",
+    "held_by",
+    "holders_of",
+    "next_assignment",
+    "parse_assignment",
+    "permutation",
+    "plan_delivery",
+    "random_words",
+]

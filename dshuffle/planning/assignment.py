@@ -1,0 +1,252 @@
+"""Which worker trains on which sample: the first assignment, and how each epoch's follows from the last.
+
+Every assignment is balanced (partition sizes differ by at most one) and a function of (seed, epoch, n) and,
+for ``local`` and ``partial``, of the assignment before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numba
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.bits import group_by
+from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
+from dshuffle.planning.values import Ranks, Samples, as_integer, as_ranks, as_ratio
+
+KNOWN_ASSIGNMENTS = "'local', 'global' or 'partial:Q' with Q in [0, 1]"
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Every worker keeps its partition; only the order within it changes."""
+
+    def __str__(self) -> str:
+        return "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Every worker exchanges a fraction of its partition (paper 004, Algorithm 1).
+
+    Parameters
+    ----------
+    fraction
+        Q in [0, 1]; 0 is the same as ``local``. The other end is not ``global``: with Q = 1 every sample
+        moves to another worker.
+
+    Examples
+    --------
+    >>> str(Partial(0.3))
+    'partial:0.3'
+    """
+
+    fraction: float
+
+    def __post_init__(self) -> None:
+        as_ratio("assignment.fraction", self.fraction, Fraction(0))
+        object.__setattr__(self, "fraction", float(self.fraction))
+
+    def __str__(self) -> str:
+        return f"partial:{self.fraction}"
+
+    def n_exchanged(self, n_samples: int, n_workers: int) -> int:
+        """Samples that every worker sends, and receives, in an epoch.
+
+        ``ceil(Q * q / n)``, but no more than the smallest partition has, and none without a second worker.
+
+        Examples
+        --------
+        >>> Partial(0.1).n_exchanged(1000, 10), Partial(0.1).n_exchanged(1001, 10)
+        (10, 11)
+        """
+        if n_workers == 1:
+            return 0
+        wanted = as_ratio("assignment.fraction", self.fraction, Fraction(0)) * n_samples / n_workers
+        # A positive Q of less than 1e-12 is the fraction 0, but it was asked to move something.
+        at_least = 1 if self.fraction > 0 else 0
+        return min(max(-(-wanted.numerator // wanted.denominator), at_least), n_samples // n_workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A fresh uniform draw over all samples every epoch."""
+
+    def __str__(self) -> str:
+        return "global"
+
+
+Assignment = Local | Partial | Global
+
+
+def parse_assignment(assignment: str | Assignment) -> Assignment:
+    """The assignment that a user named; values of the type pass through.
+
+    Raises
+    ------
+    InvalidParameter
+        If the name is unknown (the message lists the known ones), or Q is no number in [0, 1].
+
+    Examples
+    --------
+    >>> parse_assignment("partial:0.3")
+    Partial(fraction=0.3)
+    """
+    if isinstance(assignment, Local | Partial | Global):
+        return assignment
+    if assignment == "local":
+        return Local()
+    if assignment == "global":
+        return Global()
+    if isinstance(assignment, str) and assignment.startswith("partial:"):
+        try:
+            return Partial(float(assignment.removeprefix("partial:")))
+        except ValueError:
+            # InvalidParameter is a ValueError too; either way the user typed the whole text, so show it
+            # whole.
+            raise InvalidParameter.of("assignment", assignment, KNOWN_ASSIGNMENTS) from None
+    raise InvalidParameter.of("assignment", assignment, KNOWN_ASSIGNMENTS)
+
+
+def _contiguous(n_samples: int, n_workers: int, seed: int) -> Ranks:
+    sizes = np.full(n_workers, n_samples // n_workers)
+    sizes[: n_samples % n_workers] += 1
+    return np.repeat(np.arange(n_workers, dtype=np.int32), sizes)
+
+
+def _random(n_samples: int, n_workers: int, seed: int) -> Ranks:
+    return _uniform(n_samples, n_workers, "sharding", seed)
+
+
+SHARDINGS: dict[str, Callable[[int, int, int], Ranks]] = {"contiguous": _contiguous, "random": _random}
+"""How the first epoch's assignment is made: name -> function of (n_samples, n_workers, seed)."""
+
+
+def first_assignment(sharding: str, n_samples: int, n_workers: int, *, seed: int) -> Ranks:
+    """The assignment of epoch 0.
+
+    Parameters
+    ----------
+    sharding
+        ``"contiguous"`` (equal slices in sample order) or ``"random"`` (a uniform balanced draw).
+
+    Returns
+    -------
+    (n_samples,) int32
+        The worker that trains on each sample.
+
+    Raises
+    ------
+    InvalidParameter
+        If the sharding is unknown, or there are fewer samples than workers.
+
+    Examples
+    --------
+    >>> first_assignment("contiguous", 5, 2, seed=0)
+    array([0, 0, 0, 1, 1], dtype=int32)
+    """
+    n_workers = as_integer("n_workers", n_workers, 1)
+    n_samples = as_integer("n_samples", n_samples, n_workers, "There are fewer samples than workers.")
+    if sharding not in SHARDINGS:
+        raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}")
+    return SHARDINGS[sharding](n_samples, n_workers, seed)
+
+
+def next_assignment(
+    assignment: Assignment, previous: ArrayLike, n_workers: int, *, seed: int, epoch: int
+) -> Ranks:
+    """The assignment of an epoch, from the one before it.
+
+    Parameters
+    ----------
+    previous
+        ``(q,)`` integers: the assignment of epoch ``epoch - 1``.
+
+    Returns
+    -------
+    (q,) int32
+        The worker that trains on each sample in ``epoch``.
+
+    References
+    ----------
+    Paper 004, Algorithm 1 (``Partial``). There, sample i of every worker goes where a random permutation of
+    the ranks sends it, which may be to itself: about 1/M of the exchanges move nothing. We draw
+    permutations without fixed points, so that exactly ``ceil(Q N / M)`` samples leave and enter every
+    worker.
+
+    Examples
+    --------
+    >>> next_assignment(Partial(0.5), [0, 0, 0, 0, 1, 1, 1, 1], 2, seed=0, epoch=1)
+    array([0, 0, 1, 1, 0, 1, 0, 1], dtype=int32)
+    """
+    n_workers = as_integer("n_workers", n_workers, 1)
+    ranks = as_ranks("previous", previous, n_workers)
+    match assignment:
+        case Global():
+            return _uniform(len(ranks), n_workers, "global", seed, epoch)
+        case Partial():
+            return _exchange(ranks, n_workers, assignment.n_exchanged(len(ranks), n_workers), seed, epoch)
+        case Local():
+            return ranks.copy()
+    raise InvalidParameter.of("assignment", assignment, KNOWN_ASSIGNMENTS)
+
+
+def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
+    """The order in which a worker trains on its samples: a function of (seed, epoch, rank) and their set.
+
+    Examples
+    --------
+    >>> epoch_order(np.array([30, 10, 20]), seed=0, epoch=1, rank=0)
+    array([10, 30, 20])
+    """
+    order = np.sort(sample_ids)
+    shuffle(order, "order", seed, epoch, rank)
+    return order
+
+
+def _uniform(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
+    """A uniform balanced draw: the multiset of ranks, shuffled."""
+    sizes = np.full(n_workers, n_samples // n_workers)
+    # Always giving the first workers the samples left over would make them slower in every epoch.
+    sizes[permutation(n_workers, "extra", *path)[: n_samples % n_workers]] += 1
+    ranks = np.repeat(np.arange(n_workers, dtype=np.int32), sizes)
+    shuffle(ranks, *path)
+    return ranks
+
+
+def _exchange(previous: Ranks, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:
+    """Every worker sends ``count`` of its samples, drawn at random, and receives as many (Algorithm 1)."""
+    ranks = previous.copy()
+    if count == 0:
+        return ranks
+    order, offsets = group_by(previous, n_workers)
+    sent = np.empty((count, n_workers), dtype=np.int64)
+    for rank in range(n_workers):
+        own = order[offsets[rank] : offsets[rank + 1]]
+        sent[:, rank] = choose(own, count, "partial", seed, epoch, rank)
+    _derange(sent, random_words(count, "partial", seed, epoch), ranks)
+    return ranks
+
+
+@numba.njit(nogil=True, cache=True)
+def _derange(sent, words, ranks):  # type: ignore[no-untyped-def]
+    """Reassign each row of ``sent`` by a uniform permutation of the ranks without fixed points."""
+    n_workers = sent.shape[1]
+    destination = np.arange(n_workers)
+    for row in range(sent.shape[0]):
+        state = words[row]
+        rank = 0
+        # Fisher-Yates, given up and begun again at the first fixed point: what passes is uniform among the
+        # derangements, whatever order the last round left behind.
+        while rank < n_workers:
+            state, word = next_word(state)
+            other = rank + below(word, n_workers - rank)
+            destination[rank], destination[other] = destination[other], destination[rank]
+            rank = 0 if destination[rank] == rank else rank + 1
+        for rank in range(n_workers):
+            ranks[sent[row, rank]] = destination[rank]

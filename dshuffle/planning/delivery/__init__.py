@@ -1,0 +1,71 @@
+"""How a worker gets the samples that it lacks: one file a scheme, all in one registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.delivery.peer import plan_peer
+from dshuffle.planning.delivery.server import plan_server
+from dshuffle.planning.delivery.storage import plan_storage
+from dshuffle.planning.holders import as_holders
+from dshuffle.planning.plan import Plan
+from dshuffle.planning.values import as_integer, as_ranks
+
+DeliveryPlanner = Callable[..., Plan]
+"""``planner(holders, destinations, n_workers, *, seed, **options) -> Plan``, on checked arrays: ``(q,
+words)``
+uint64 holders and ``(q,)`` int32 destinations. The plan must pass :func:`~dshuffle.planning.check_plan` and
+be a function of the arguments alone."""
+
+DELIVERIES: dict[str, DeliveryPlanner] = {
+    "storage": plan_storage,
+    "peer": plan_peer,
+    "server": plan_server,
+}
+"""Deliveries: name -> planner."""
+
+
+def plan_delivery(
+    name: str, holders: ArrayLike, destinations: ArrayLike, n_workers: int, *, seed: int = 0, **options: Any
+) -> Plan:
+    """Plan how every worker gets the samples that it is to train on and does not hold.
+
+    Parameters
+    ----------
+    name
+        A key of :data:`DELIVERIES`.
+    holders
+        ``(q, words)`` integer masks of the workers that hold each sample, or ``(q,)`` for up to 64 workers.
+    destinations
+        ``(q,)`` integers, the worker that is to train on each sample.
+    n_workers
+        Number of workers.
+    seed
+        Breaks ties, where the delivery has any.
+    options
+        Those of the delivery.
+
+    Raises
+    ------
+    InvalidParameter
+        If the delivery is unknown (the message lists the known ones), an array has a wrong shape or range,
+        or a sample cannot be delivered in this way.
+
+    Examples
+    --------
+    >>> plan = plan_delivery("peer", holders=[0b01, 0b10, 0b10], destinations=[1, 1, 0], n_workers=2)
+    >>> plan.samples, plan.destinations, plan.senders
+    (array([0, 2]), array([1, 0], dtype=int32), array([0, 1], dtype=int32))
+    """
+    if name not in DELIVERIES:
+        raise InvalidParameter.of("delivery", name, f"one of {sorted(DELIVERIES)}")
+    n_workers = as_integer("n_workers", n_workers, 1)
+    masks = as_holders(holders, n_workers)
+    ranks = as_ranks("destinations", destinations, n_workers)
+    if len(masks) != len(ranks):
+        raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), as holders has")
+    return DELIVERIES[name](masks, ranks, n_workers, seed=seed, **options)

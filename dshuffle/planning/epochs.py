@@ -1,0 +1,250 @@
+"""From a specification to the plan of every epoch, and to each worker's part of it.
+
+The scheduler and every worker can run the same planner and come to the same plans: nothing but the
+specification goes in.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from dshuffle.errors import InvalidParameter, PlanError
+from dshuffle.planning.assignment import (
+    KNOWN_ASSIGNMENTS,
+    SHARDINGS,
+    Assignment,
+    Global,
+    Local,
+    Partial,
+    epoch_order,
+    first_assignment,
+    next_assignment,
+)
+from dshuffle.planning.caching import CACHINGS
+from dshuffle.planning.check import check_plan
+from dshuffle.planning.delivery import DELIVERIES, plan_delivery
+from dshuffle.planning.holders import cache_capacity, held_by
+from dshuffle.planning.plan import SERVER, STORE, Plan, missing_samples
+from dshuffle.planning.randomness import random_words
+from dshuffle.planning.values import Holders, Ranks, Samples, as_integer
+
+
+@dataclass(frozen=True, slots=True)
+class ShufflePlanSpec:
+    """All that the plans of a shuffle depend on.
+
+    Parameters
+    ----------
+    n_samples, n_workers
+        The shape of the job; no fewer samples than workers.
+    seed
+        Any integer.
+    assignment
+        Which worker trains on which sample.
+    delivery, sharding, caching
+        Names in :data:`DELIVERIES`, :data:`SHARDINGS` and :data:`CACHINGS`.
+    cache_fraction
+        Fraction of the samples that each worker holds, in [1/n, 1]; None is 1/n, its share alone.
+
+    Raises
+    ------
+    InvalidParameter
+        Naming the parameter, its value and what is allowed.
+
+    Examples
+    --------
+    >>> spec = ShufflePlanSpec(10, 4, seed=0, assignment=Global(), delivery="peer", sharding="random")
+    >>> spec.capacity, spec.max_incoming
+    (3, 3)
+    """
+
+    n_samples: int
+    n_workers: int
+    seed: int
+    assignment: Assignment
+    delivery: str
+    sharding: str
+    caching: str = "uniform"
+    cache_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        as_integer("n_workers", self.n_workers, 1)
+        as_integer("n_samples", self.n_samples, self.n_workers, "There are fewer samples than workers.")
+        if not isinstance(self.assignment, Local | Partial | Global):
+            raise InvalidParameter.of("assignment", self.assignment, KNOWN_ASSIGNMENTS)
+        for name, known in (("delivery", DELIVERIES), ("sharding", SHARDINGS), ("caching", CACHINGS)):
+            if getattr(self, name) not in known:
+                raise InvalidParameter.of(name, getattr(self, name), f"one of {sorted(known)}")
+        cache_capacity(self.cache_fraction, self.n_samples, self.n_workers)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that a worker holds between epochs, at most."""
+        return cache_capacity(self.cache_fraction, self.n_samples, self.n_workers)
+
+    @property
+    def max_incoming(self) -> int:
+        """Rows that a worker can receive in the exchange for one epoch, at most."""
+        match self.assignment:
+            case Local():
+                return 0
+            case Partial():
+                return self.assignment.n_exchanged(self.n_samples, self.n_workers)
+            case Global():
+                return -(-self.n_samples // self.n_workers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerPlan:
+    """One worker's part of an epoch.
+
+    Parameters
+    ----------
+    rank
+        The worker, or :data:`SERVER`.
+    epoch
+        The epoch that the exchange leads to.
+    order
+        ``(own,)`` int64, the samples that it trains on, in training order.
+    held
+        Ascending int64, the samples that it holds once the exchange is committed, its own included.
+    receives
+        Source (a rank, :data:`SERVER` or :data:`STORE`) -> int64 samples in the order of the plan.
+    sends
+        Destination rank -> int64 samples in the order of the plan: the same array as that worker's
+        ``receives``.
+    """
+
+    rank: int
+    epoch: int
+    order: Samples
+    held: Samples
+    receives: dict[int, Samples]
+    sends: dict[int, Samples]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochPlan:
+    """The exchange that leads to an epoch.
+
+    Parameters
+    ----------
+    epoch
+        From 0, whose exchange is the loading from the store.
+    seed
+        The specification's.
+    assignment
+        ``(q,)`` int32, the worker that trains on each sample.
+    holders
+        ``(q, words)`` uint64, once the exchange is committed.
+    plan
+        The packets.
+    n_needed
+        Samples that some worker is to train on and did not hold.
+    """
+
+    epoch: int
+    seed: int
+    assignment: Ranks
+    holders: Holders
+    plan: Plan
+    n_needed: int
+
+    def digest(self) -> int:
+        """A checksum of all that was decided, by which members can tell that they made the same plan."""
+        value = 0
+        for array in (self.assignment, self.plan.offsets, self.plan.samples, self.plan.senders):
+            value = zlib.crc32(array, value)
+        return value
+
+    def for_worker(self, rank: int) -> WorkerPlan:
+        """What one worker, or the server, has to know.
+
+        Raises
+        ------
+        PlanError
+            If the plan is coded: the samples that cross a link are then no longer rows of their own.
+        """
+        plan = self.plan
+        if plan.n_components != plan.n_packets:
+            raise PlanError("a coded plan cannot be split into rows from worker to worker")
+        outgoing = np.flatnonzero(plan.senders == rank)
+        sends = _split(plan.samples[outgoing], plan.destinations[outgoing])
+        if rank == SERVER:
+            nothing = np.empty(0, dtype=np.int64)
+            return WorkerPlan(rank, self.epoch, nothing, nothing, {}, sends)
+        incoming = np.flatnonzero(plan.destinations == rank)
+        return WorkerPlan(
+            rank=rank,
+            epoch=self.epoch,
+            order=epoch_order(
+                np.flatnonzero(self.assignment == rank), seed=self.seed, epoch=self.epoch, rank=rank
+            ),
+            held=np.flatnonzero(held_by(self.holders, rank)),
+            receives=_split(plan.samples[incoming], plan.senders[incoming]),
+            sends=sends,
+        )
+
+
+def _split(samples: Samples, keys: Ranks) -> dict[int, Samples]:
+    """Samples by key, in the order given."""
+    order = np.argsort(keys, kind="stable")
+    ends = np.flatnonzero(np.diff(keys[order])) + 1
+    groups = np.split(order, ends) if len(order) else []
+    return {int(keys[group[0]]): samples[group] for group in groups}
+
+
+class EpochPlanner:
+    """The plans of a shuffle, epoch after epoch; two planners of one specification make the same plans.
+
+    Examples
+    --------
+    >>> spec = ShufflePlanSpec(8, 2, seed=0, assignment=Partial(0.5), delivery="peer", sharding="contiguous")
+    >>> planner = EpochPlanner(spec)
+    >>> planner.load().for_worker(0).receives
+    {-2: array([0, 1, 2, 3])}
+    >>> worker = planner.advance().for_worker(0)
+    >>> worker.receives, worker.sends
+    ({1: array([4, 6])}, {1: array([2, 3])})
+    """
+
+    def __init__(self, spec: ShufflePlanSpec) -> None:
+        self.spec = spec
+        self.current: EpochPlan | None = None
+        self._policy = CACHINGS[spec.caching](spec.n_workers, spec.capacity, spec.seed)
+
+    def load(self) -> EpochPlan:
+        """Epoch 0: every worker reads its share and its excess from the store, in ascending order."""
+        spec = self.spec
+        assignment = first_assignment(spec.sharding, spec.n_samples, spec.n_workers, seed=spec.seed)
+        holders = self._policy.first(assignment)
+        held = [np.flatnonzero(held_by(holders, worker)) for worker in range(spec.n_workers)]
+        samples = np.concatenate(held)
+        destinations = np.repeat(np.arange(spec.n_workers), [len(ids) for ids in held])
+        plan = Plan.uncoded(samples, destinations, np.full(len(samples), STORE))
+        self.current = EpochPlan(0, spec.seed, assignment, holders, plan, spec.n_samples)
+        return self.current
+
+    def advance(self) -> EpochPlan:
+        """The next epoch: from what the workers hold now to the next assignment.
+
+        Raises
+        ------
+        PlanError
+            If :meth:`load` was not called before, or the delivery's plan is wrong.
+        """
+        spec, last = self.spec, self.current
+        if last is None:
+            raise PlanError("advance() was called before load(): there is no epoch to go on from")
+        n, epoch = spec.n_workers, last.epoch + 1
+        assignment = next_assignment(spec.assignment, last.assignment, n, seed=spec.seed, epoch=epoch)
+        seed = int(random_words(1, "delivery", spec.seed, epoch)[0])
+        plan = plan_delivery(spec.delivery, last.holders, assignment, n, seed=seed)
+        check_plan(plan, last.holders, assignment, n, capacity=spec.capacity)
+        holders = self._policy.evolve(last.holders, assignment, epoch)
+        n_needed = len(missing_samples(last.holders, assignment))
+        self.current = EpochPlan(epoch, spec.seed, assignment, holders, plan, n_needed)
+        return self.current

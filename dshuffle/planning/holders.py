@@ -1,0 +1,126 @@
+"""Holder masks: which workers cache each sample, one bit a worker.
+
+Holders are a ``(q, words)`` uint64 array with ``words = ceil(n / 64)``; worker k caches sample j where bit
+``k % 64`` of ``holders[j, k // 64]`` is set.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numba
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.values import Holders, as_integer, as_ranks, as_ratio
+
+
+def as_holders(holders: ArrayLike, n_workers: int) -> Holders:
+    """Holders in the one form that planning works on.
+
+    Parameters
+    ----------
+    holders
+        ``(q, words)`` non-negative integers or, for up to 64 workers, ``(q,)``.
+
+    Returns
+    -------
+    (q, words) uint64, contiguous
+
+    Raises
+    ------
+    InvalidParameter
+        If the shape or dtype is another, or a bit stands for a worker that does not exist.
+
+    Examples
+    --------
+    >>> as_holders([0b01, 0b11], 2)
+    array([[1],
+           [3]], dtype=uint64)
+    """
+    masks = np.asarray(holders)
+    words = -(-n_workers // 64)
+    if masks.ndim == 1 and words == 1:
+        masks = masks[:, np.newaxis]
+    if masks.ndim != 2 or masks.shape[1] != words:
+        raise InvalidParameter.of(
+            "holders.shape",
+            masks.shape,
+            f"(n_samples, {words}) for {n_workers} workers",
+            "64 workers a word.",
+        )
+    if not np.issubdtype(masks.dtype, np.integer) or (masks.dtype.kind == "i" and (masks < 0).any()):
+        raise InvalidParameter.of("holders.dtype", str(masks.dtype), "uint64, or non-negative integers")
+    masks = np.ascontiguousarray(masks, dtype=np.uint64)
+    if n_workers % 64:
+        beyond = np.flatnonzero(masks[:, -1] >> np.uint64(n_workers % 64))
+        if beyond.size:
+            raise InvalidParameter.of(
+                f"holders[{beyond[0]}]",
+                masks[beyond[0]].tolist(),
+                f"a mask of the workers 0 to {n_workers - 1}",
+            )
+    return masks
+
+
+def holders_of(assignment: ArrayLike, n_workers: int) -> Holders:
+    """The holders when every worker caches exactly its partition.
+
+    Examples
+    --------
+    >>> holders_of([0, 1, 1], 2).ravel()
+    array([1, 2, 2], dtype=uint64)
+    """
+    ranks = as_ranks("assignment", assignment, n_workers)
+    holders = np.zeros((len(ranks), -(-n_workers // 64)), dtype=np.uint64)
+    add_holders(holders, ranks)
+    return holders
+
+
+def held_by(holders: Holders, worker: int) -> NDArray[np.bool_]:
+    """``(q,)`` mask of the samples that a worker holds.
+
+    Examples
+    --------
+    >>> held_by(holders_of([0, 1, 1], 2), 1)
+    array([False,  True,  True])
+    """
+    words = holders if holders.ndim == 1 else holders[:, worker // 64]
+    held: NDArray[np.bool_] = (words & np.uint64(1 << worker % 64)) != 0
+    return held
+
+
+def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int) -> int:
+    """How many samples a worker may hold between epochs: ``floor(alpha * q)``, and at least a partition.
+
+    Parameters
+    ----------
+    cache_fraction
+        alpha in [1/n, 1]; None is 1/n, no excess.
+
+    Raises
+    ------
+    InvalidParameter
+        If alpha is no number in [1/n, 1].
+
+    Examples
+    --------
+    >>> cache_capacity(None, 10, 4), cache_capacity(0.7, 10, 4)
+    (3, 7)
+    """
+    n_workers = as_integer("n_workers", n_workers, 1)
+    partition = -(-n_samples // n_workers)
+    if cache_fraction is None:
+        return partition
+    hint = f"Each of the {n_workers} workers must hold its own share of the samples."
+    alpha = as_ratio("cache_fraction", cache_fraction, Fraction(1, n_workers), hint)
+    return max(partition, alpha.numerator * n_samples // alpha.denominator)
+
+
+@numba.njit(nogil=True, cache=True)
+def add_holders(holders, ranks):  # type: ignore[no-untyped-def]
+    """Set, in place, the bit of worker ``ranks[j]`` for every sample j."""
+    for sample in range(ranks.size):
+        rank = ranks[sample]
+        holders[sample, rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)

@@ -1,0 +1,135 @@
+"""The plan of one epoch's exchange: which packets are sent, by whom, and what each worker gets from each.
+
+A packet is the XOR of the rows of its components. A component is a (sample, destination) pair and says that
+the destination gets this sample out of this packet, by XORing away the rows of all other components. It
+must hold those, or have got them from other packets of the plan. An uncoded packet has one component: the
+row itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dshuffle.errors import PlanError
+from dshuffle.planning.bits import holds
+from dshuffle.planning.holders import as_holders
+from dshuffle.planning.values import Holders, Ranks, Samples, as_ranks
+
+SERVER = -1
+"""The sender of packets that the server sends."""
+STORE = -2
+"""The sender of rows that their destination reads from the store itself."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """All packets of one epoch, in the order in which they are sent.
+
+    Parameters
+    ----------
+    offsets
+        ``(P + 1,)`` int64; packet p has the components ``offsets[p]`` to ``offsets[p + 1] - 1``, one or more.
+    samples
+        ``(E,)`` int64, the sample of each component.
+    destinations
+        ``(E,)`` int32, the worker that gets the sample out of the packet.
+    senders
+        ``(P,)`` int32, the rank that sends each packet, :data:`SERVER` or :data:`STORE`.
+
+    Raises
+    ------
+    PlanError
+        If the arrays do not fit together.
+
+    Examples
+    --------
+    >>> plan = Plan.uncoded(np.array([4, 2]), np.array([0, 1]), np.array([1, SERVER]))
+    >>> plan.n_packets, plan.n_components, plan.offsets
+    (2, 2, array([0, 1, 2]))
+    """
+
+    offsets: Samples
+    samples: Samples
+    destinations: Ranks
+    senders: Ranks
+
+    def __post_init__(self) -> None:
+        for name, dtype in (
+            ("offsets", np.int64),
+            ("samples", np.int64),
+            ("destinations", np.int32),
+            ("senders", np.int32),
+        ):
+            values = getattr(self, name)
+            if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
+                raise PlanError(f"Plan.{name} must be a one-dimensional array of {np.dtype(dtype)}")
+        if len(self.destinations) != len(self.samples):
+            raise PlanError(f"{len(self.samples)} samples do not match {len(self.destinations)} destinations")
+        if len(self.offsets) != len(self.senders) + 1:
+            raise PlanError(
+                f"{len(self.offsets)} offsets do not match {len(self.senders)} senders; one more is due"
+            )
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.samples):
+            raise PlanError(
+                f"offsets run from {self.offsets[0]} to {self.offsets[-1]}, not from 0 to {len(self.samples)}"
+            )
+        if (short := np.flatnonzero(self.offsets[1:] <= self.offsets[:-1])).size:
+            raise PlanError(f"packet {short[0]} has no components: offsets must increase")
+
+    @classmethod
+    def uncoded(cls, samples: ArrayLike, destinations: ArrayLike, senders: ArrayLike) -> Plan:
+        """A plan of one packet for every (sample, destination) pair."""
+        return cls(
+            offsets=np.arange(np.size(samples) + 1, dtype=np.int64),
+            samples=np.asarray(samples, dtype=np.int64),
+            destinations=np.asarray(destinations, dtype=np.int32),
+            senders=np.asarray(senders, dtype=np.int32),
+        )
+
+    @property
+    def n_packets(self) -> int:
+        """Packets sent."""
+        return len(self.senders)
+
+    @property
+    def n_components(self) -> int:
+        """Samples delivered, over all packets."""
+        return len(self.samples)
+
+
+def demand(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> Samples:
+    """The samples whose destination does not hold them, ascending; (D,) int64.
+
+    Parameters
+    ----------
+    holders
+        ``(q, words)`` masks, see :func:`~dshuffle.planning.as_holders`.
+    destinations
+        ``(q,)`` worker that is to train on each sample.
+
+    Examples
+    --------
+    >>> demand([0b01, 0b11, 0b01], [1, 1, 0], 2)
+    array([0])
+    """
+    masks = as_holders(holders, n_workers)
+    return missing_samples(masks, as_ranks("destinations", destinations, n_workers))
+
+
+def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
+    """:func:`demand` of arrays that have been checked."""
+    missing = np.empty(len(destinations), dtype=np.int64)
+    return missing[: _missing(holders, destinations, missing)]
+
+
+@numba.njit(nogil=True, cache=True)
+def _missing(holders, destinations, missing):  # type: ignore[no-untyped-def]
+    count = 0
+    for sample in range(destinations.size):
+        missing[count] = sample
+        count += not holds(holders, sample, destinations[sample])
+    return count

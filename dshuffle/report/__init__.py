@@ -1,0 +1,57 @@
+"""Reports: tables, charts and files made from records that others measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dshuffle.report.html import render_html
+from dshuffle.report.summary import (
+    Comparison,
+    Figures,
+    TrainingPoint,
+    WayResult,
+    figures,
+    to_dict,
+    write_records,
+)
+from dshuffle.report.tables import comparison_tables
+from dshuffle.report.verdict import verdict
+
+__all__ = [
+    "Comparison",
+    "Figures",
+    "TrainingPoint",
+    "WayResult",
+    "comparison_tables",
+    "figures",
+    "render_html",
+    "to_dict",
+    "verdict",
+    "write_report",
+]
+
+
+def write_report(comparison: Comparison, directory: str | Path) -> Path:
+    """Write ``report.html``, ``records.jsonl`` and ``summary.json``; files of these names are replaced.
+
+    Parameters
+    ----------
+    comparison
+        What was measured.
+    directory
+        Created if need be.
+
+    Returns
+    -------
+    Path
+        ``report.html``.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "report.html"
+    page.write_text(render_html(comparison), encoding="utf-8")
+    write_records(comparison, folder / "records.jsonl")
+    summary = json.dumps(to_dict(comparison, verdict(comparison)), indent=2)
+    (folder / "summary.json").write_text(summary + "\n", encoding="utf-8")
+    return page

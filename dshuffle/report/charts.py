@@ -1,0 +1,231 @@
+"""The charts of the report, as Bokeh figures with names that the page's script themes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bokeh.models import ColumnDataSource, FactorRange, HoverTool, NumeralTickFormatter
+from bokeh.plotting import figure
+
+from dshuffle.report.summary import PHASES, Comparison, Figures, TrainingPoint, WayResult, figures
+from dshuffle.report.units import human_bytes, human_error, human_seconds
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; grey stands in for its black,
+# which a dark page swallows.
+BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, GREY, YELLOW = "#CC79A7", "#56B4E9", "#8A8F98", "#F0E442"
+WAY_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, GREY)
+WAY_DASHES = ("solid", "dashed", "dotted", "dotdash")
+WAY_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "hex", "star")
+PHASE_COLOURS = dict(zip(PHASES, (PURPLE, SKY, BLUE, GREEN, ORANGE, GREY), strict=True))
+
+Key = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure, what it is called, how to read it, and its key: (colour, meaning) pairs."""
+
+    title: str
+    caption: str
+    key: Key
+    figure: Any
+
+
+def charts(comparison: Comparison) -> list[Chart]:
+    """All charts of a comparison."""
+    measured = {way.label: figures(way) for way in comparison.ways}
+    return [_epoch_time(measured), _phases(measured), _bytes(measured), *_errors(comparison.ways)]
+
+
+def way_colour(place: int) -> str:
+    """The colour of the way that is run in this place, the same in every chart."""
+    return WAY_COLOURS[place % len(WAY_COLOURS)]
+
+
+def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
+    key = ((BLUE, "training"), (VERMILLION, "waiting for data"))
+    chart = _horizontal(measured)
+    _stack(
+        chart,
+        measured,
+        {
+            "training": lambda found: found.training_seconds,
+            "waiting for data": lambda found: found.waited_seconds,
+        },
+        [colour for colour, _ in key],
+    )
+    return Chart(
+        "What an epoch costs",
+        "Seconds of a median epoch: computing, and standing still because the next samples were not there. "
+        "An exchange that hides behind training costs nothing here.",
+        key,
+        chart,
+    )
+
+
+def _phases(measured: Mapping[str, Figures]) -> Chart:
+    chart = _horizontal(measured)
+    _stack(chart, measured, {phase: _phase(phase) for phase in PHASES}, list(PHASE_COLOURS.values()))
+    whole = ColumnDataSource(
+        {
+            "way": list(measured),
+            "seconds": [
+                found.shuffle_seconds.median if found.shuffle_seconds else 0.0 for found in measured.values()
+            ],
+            "text": [
+                human_seconds(found.shuffle_seconds.median if found.shuffle_seconds else None)
+                for found in measured.values()
+            ],
+        }
+    )
+    marks = chart.scatter(
+        "seconds", "way", source=whole, marker="diamond", size=13, fill_color=YELLOW, line_color="#333333"
+    )
+    chart.add_tools(HoverTool(renderers=[marks], tooltips=[("whole exchange", "@text")]))
+    return Chart(
+        "Where an exchange spends its time",
+        "Seconds of a median exchange, each phase on its slowest worker. Phases overlap, so a bar can be "
+        "longer than the exchange took: the diamond is the measured whole.",
+        (*((PHASE_COLOURS[phase], phase) for phase in PHASES), (YELLOW, "◆ whole exchange")),
+        chart,
+    )
+
+
+def _phase(phase: str) -> Callable[[Figures], float | None]:
+    return lambda found: found.phases.get(phase)
+
+
+def _bytes(measured: Mapping[str, Figures]) -> Chart:
+    kinds: dict[str, tuple[str, Callable[[Figures], float | None]]] = {
+        "wire": (BLUE, lambda found: found.wire_bytes),
+        "store": (ORANGE, lambda found: found.store_bytes),
+    }
+    rows = [(label, kind) for label in measured for kind in kinds]
+    values = [kinds[kind][1](measured[label]) or 0 for label, kind in rows]
+    chart = _figure(y_range=FactorRange(*reversed(rows), group_padding=0.6), height=_height(measured, 50))
+    source = ColumnDataSource(
+        {
+            "row": rows,
+            "value": [value / 1e6 for value in values],
+            "colour": [kinds[kind][0] for _, kind in rows],
+            "text": [human_bytes(value) for value in values],
+        }
+    )
+    bars = chart.hbar(
+        y="row", right="value", height=0.85, source=source, fill_color="colour", line_color=None
+    )
+    chart.add_tools(HoverTool(renderers=[bars], tooltips=[("", "@row: @text")]))
+    chart.x_range.start = 0
+    chart.xaxis.axis_label = "MB an epoch"
+    chart.yaxis.major_tick_line_color = None
+    chart.yaxis.major_label_text_font_size = "0px"
+    chart.yaxis.group_label_orientation = "horizontal"
+    return Chart(
+        "Bytes an epoch",
+        "What crossed the network between workers, and what was read from the store, over all workers.",
+        ((BLUE, "on the wire"), (ORANGE, "from the store")),
+        chart,
+    )
+
+
+def _errors(ways: tuple[WayResult, ...]) -> list[Chart]:
+    key = tuple((way_colour(place), way.label) for place, way in enumerate(ways))
+    by_epoch = _lines(ways, lambda point: float(point.epoch), "epoch")
+    by_epoch.xaxis.ticker.desired_num_ticks = 6
+    by_epoch.xaxis.ticker.mantissas = [1, 2, 5]
+    by_epoch.xaxis.ticker.min_interval = 1
+    by_time = _lines(ways, lambda point: point.seconds, "seconds since the start")
+    caption = (
+        "Relative residual ‖Xw - y‖ / ‖y‖ over the whole dataset, logarithmic; "
+        "lines that coincide hide each other."
+    )
+    return [
+        Chart("Error after each epoch", caption, key, by_epoch),
+        Chart(
+            "Error against time",
+            "The same errors over wall time, loading and measuring the error included.",
+            key,
+            by_time,
+        ),
+    ]
+
+
+def _lines(ways: tuple[WayResult, ...], x: Callable[[TrainingPoint], float], label: str) -> Any:
+    chart = _figure(y_axis_type="log", height=340)
+    chart.xaxis.axis_label = label
+    for place, way in enumerate(ways):
+        source = ColumnDataSource(
+            {
+                "x": [x(point) for point in way.history],
+                # A logarithmic axis cannot show an exact zero.
+                "error": [max(point.error, 1e-16) for point in way.history],
+                "text": [human_error(point.error) for point in way.history],
+                "way": [way.label] * len(way.history),
+            }
+        )
+        colour = way_colour(place)
+        chart.line(
+            "x",
+            "error",
+            source=source,
+            color=colour,
+            line_width=2.5,
+            line_dash=WAY_DASHES[place % len(WAY_DASHES)],
+        )
+        marks = chart.scatter(
+            "x", "error", source=source, color=colour, size=9, marker=WAY_MARKERS[place % len(WAY_MARKERS)]
+        )
+        chart.add_tools(HoverTool(renderers=[marks], tooltips=[("@way", "@text"), (label, "@x{0.[00]}")]))
+    return chart
+
+
+def _horizontal(measured: Mapping[str, Figures]) -> Any:
+    chart = _figure(y_range=FactorRange(*reversed(list(measured))), height=_height(measured, 34))
+    chart.x_range.start = 0
+    chart.xaxis.axis_label = "seconds"
+    return chart
+
+
+def _stack(
+    chart: Any,
+    measured: Mapping[str, Figures],
+    parts: Mapping[str, Callable[[Figures], float | None]],
+    colours: list[str],
+) -> None:
+    columns = {name: [value(found) or 0.0 for found in measured.values()] for name, value in parts.items()}
+    texts = {f"{name} text": [human_seconds(second) for second in column] for name, column in columns.items()}
+    source = ColumnDataSource({"way": list(measured), **columns, **texts})
+    bars = chart.hbar_stack(
+        list(parts), y="way", height=0.62, fill_color=colours, line_color=None, source=source
+    )
+    for name, renderer in zip(parts, bars, strict=True):
+        chart.add_tools(HoverTool(renderers=[renderer], tooltips=[(name, f"@{{{name} text}}")]))
+
+
+def _height(measured: Mapping[str, Figures], a_way: int) -> int:
+    return 60 + a_way * len(measured)
+
+
+def _figure(**options: Any) -> Any:
+    chart = figure(
+        sizing_mode="stretch_width",
+        tools="",
+        toolbar_location=None,
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+        min_border_right=16,
+        **options,
+    )
+    chart.axis.name = "axis"
+    chart.axis.axis_label_text_font_style = "normal"
+    chart.axis.minor_tick_line_color = None
+    chart.grid.name = "grid"
+    if isinstance(chart.y_range, FactorRange):
+        chart.ygrid.grid_line_color = None
+        chart.y_range.range_padding = 0.02
+        chart.xaxis.formatter = NumeralTickFormatter(format="0.[000]")
+    return chart

@@ -1,0 +1,153 @@
+"""``report.html``: one file that opens without a network, on a wide screen or a phone, light or dark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from bokeh.embed import components
+from bokeh.resources import Resources
+
+from dshuffle.report.charts import Chart, Key, charts, way_colour
+from dshuffle.report.summary import Comparison
+from dshuffle.report.tables import (
+    CAPTION,
+    TIME_HEADINGS,
+    TRAFFIC_HEADINGS,
+    epochs_of,
+    error_cells,
+    time_cells,
+    traffic_cells,
+)
+from dshuffle.report.units import human_bytes, human_count
+from dshuffle.report.verdict import verdict
+
+STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
+THEME = (Path(__file__).parent / "theme.js").read_text(encoding="utf-8")
+
+
+def render_html(comparison: Comparison) -> str:
+    """The whole report as one HTML document; nothing in it is loaded from anywhere else."""
+    drawn = charts(comparison)
+    script, divisions = components([chart.figure for chart in drawn])
+    # Only Bokeh's core: without widgets and tables the file is a third as large.
+    library = Resources(mode="inline", components=["bokeh"]).render()
+    epochs = epochs_of(comparison)
+    summary_rows = [
+        (way.label, way_colour(place), (*time_cells(way), *traffic_cells(way)))
+        for place, way in enumerate(comparison.ways)
+    ]
+    error_rows = [
+        (way.label, way_colour(place), error_cells(way, epochs)) for place, way in enumerate(comparison.ways)
+    ]
+    figures = "\n".join(_figure(chart, division) for chart, division in zip(drawn, divisions, strict=True))
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>dshuffle: comparison of ways to shuffle</title>
+<style>
+{STYLE}
+</style>
+{library}
+</head>
+<body>
+<main>
+<header>
+<p class="name">dshuffle compare</p>
+<h1>Which way of shuffling is the fastest here?</h1>
+<p class="verdict">{_unbroken(escape(verdict(comparison)))}</p>
+<p class="facts">{escape(_headline(comparison))}</p>
+</header>
+<section>
+<h2>All ways</h2>
+{_table(("way", *TIME_HEADINGS, *TRAFFIC_HEADINGS), summary_rows)}
+<p class="caption">{escape(CAPTION)}</p>
+</section>
+<section class="charts">
+{figures}
+</section>
+<section>
+<h2>Error after each epoch</h2>
+{_table(("way", *map(str, epochs)), error_rows)}
+</section>
+<section>
+<h2>To run it again</h2>
+<pre>{escape(comparison.command)}</pre>
+<div class="facts-grid">
+{_facts("Settings", {"seed": comparison.seed, "step": comparison.step})}
+{_facts("Dataset", comparison.dataset)}
+{_facts("Cluster", comparison.cluster)}
+{_facts("Machine", comparison.machine)}
+{_facts("Versions", comparison.versions)}
+</div>
+<p class="caption">One record for every epoch of every way stands in records.jsonl beside this file,
+the figures in summary.json.</p>
+</section>
+</main>
+{script}
+<script>
+{THEME}
+</script>
+</body>
+</html>
+"""
+
+
+def _headline(comparison: Comparison) -> str:
+    """The shape of the job in one line, from the records."""
+    records = [record for way in comparison.ways for record in way.records]
+    if not records:
+        return "No epoch was recorded."
+    first = records[0]
+    return (
+        f"{human_count(first.n_samples)} samples of {human_bytes(first.row_nbytes)} on {first.n_workers} "
+        f"workers, {len(epochs_of(comparison))} epochs a way, seed {comparison.seed}."
+    )
+
+
+def _table(headings: Sequence[str], rows: Iterable[tuple[str, str, tuple[str, ...]]]) -> str:
+    head = "".join(f"<th scope='col'>{escape(heading)}</th>" for heading in headings)
+    body = "\n".join(
+        f"<tr><th scope='row'>{_swatch(colour)}{escape(label)}</th>"
+        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for label, colour, cells in rows
+    )
+    return (
+        f"<div class='scroll' tabindex='0'><table><thead><tr>{head}</tr></thead>\n"
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def _figure(chart: Chart, division: str) -> str:
+    return f"""<figure>
+<h2>{escape(chart.title)}</h2>
+<p class="key">{_key(chart.key)}</p>
+{division}
+<figcaption class="caption">{escape(chart.caption)}</figcaption>
+</figure>"""
+
+
+def _key(key: Key) -> str:
+    return " ".join(f"<span>{_swatch(colour)}{escape(meaning)}</span>" for colour, meaning in key)
+
+
+def _unbroken(text: str) -> str:
+    # No line break within 1.2e-07.
+    return text.replace("e-", "e&#8209;")
+
+
+def _swatch(colour: str) -> str:
+    return f"<i style='background:{escape(colour)}'></i>"
+
+
+def _facts(title: str, facts: Mapping[str, Any]) -> str:
+    if not facts:
+        return ""
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items())
+    return f"<div><h3>{escape(title)}</h3><dl>{rows}</dl></div>"

@@ -1,0 +1,182 @@
+"""What a comparison found, and the figures that tables and charts show of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.records import EpochRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPoint:
+    """Where training stood after an epoch.
+
+    Parameters
+    ----------
+    epoch
+        From 0.
+    seconds
+        Since the fit began; loading the first epoch's samples included.
+    error
+        Relative residual ``||X w - y|| / ||y||`` over the whole dataset.
+    weight_error
+        ``||w - truth|| / ||truth||``, where the true weights are known.
+    """
+
+    epoch: int
+    seconds: float
+    error: float
+    weight_error: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayResult:
+    """One way of shuffling: its choices, and a record and a training point for every epoch."""
+
+    label: str
+    assignment: str
+    delivery: str
+    sharding: str
+    records: tuple[EpochRecord, ...]
+    history: tuple[TrainingPoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All ways that were run, and what is needed to run them again.
+
+    Parameters
+    ----------
+    ways
+        In the order they were run.
+    seed, step
+        Shared by all ways.
+    command
+        The command line, as it can be typed again.
+    dataset, cluster, versions, machine
+        Facts by name, as JSON can hold them.
+    """
+
+    ways: tuple[WayResult, ...]
+    seed: int
+    step: float
+    command: str
+    dataset: Mapping[str, Any] = field(default_factory=dict)
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        labels = [way.label for way in self.ways]
+        if len({*labels}) < len(labels):
+            raise InvalidParameter.of("ways", labels, "ways with different labels")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Median, least and greatest of some epochs."""
+
+    median: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Summarise at least one value.
+
+        Examples
+        --------
+        >>> Spread.of([3.0, 1.0, 2.0])
+        Spread(median=2.0, least=1.0, greatest=3.0)
+        """
+        return cls(median=statistics.median(values), least=min(values), greatest=max(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """A way in numbers. All but the errors are of the epochs after the first, which is loaded, not exchanged.
+
+    ``None`` stands where a way ran for too few epochs to tell.
+    """
+
+    shuffle_seconds: Spread | None
+    training_seconds: float | None
+    waited_seconds: float | None
+    needed: float | None
+    wire_bytes: float | None
+    store_bytes: float | None
+    store_requests: float | None
+    phases: Mapping[str, float]
+    first_error: float | None
+    last_error: float | None
+    total_seconds: float | None
+
+
+PHASES = ("plan", "gather", "transfer", "scatter", "store", "commit")
+
+
+def figures(way: WayResult) -> Figures:
+    """The figures of one way: medians over its epochs from 1 on."""
+    exchanged = [record for record in way.records if record.epoch >= 1]
+
+    def median(value: Callable[[EpochRecord], float]) -> float | None:
+        return statistics.median(map(value, exchanged)) if exchanged else None
+
+    errors = [point.error for point in way.history]
+    return Figures(
+        shuffle_seconds=Spread.of([record.exchange_seconds for record in exchanged]) if exchanged else None,
+        training_seconds=median(lambda record: record.training_seconds),
+        waited_seconds=median(lambda record: record.waited_seconds),
+        needed=median(lambda record: record.needed),
+        wire_bytes=median(lambda record: record.wire_bytes),
+        store_bytes=median(lambda record: record.store_bytes),
+        store_requests=median(lambda record: record.store_requests),
+        phases={
+            phase: statistics.median(getattr(record, f"{phase}_seconds") for record in exchanged)
+            for phase in PHASES
+            if exchanged
+        },
+        first_error=errors[0] if errors else None,
+        last_error=errors[-1] if errors else None,
+        total_seconds=way.history[-1].seconds if way.history else None,
+    )
+
+
+def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
+    """All of a comparison but the single records: what ``summary.json`` and ``--json`` hold."""
+    return {
+        "verdict": verdict,
+        "command": comparison.command,
+        "seed": comparison.seed,
+        "step": comparison.step,
+        "dataset": dict(comparison.dataset),
+        "cluster": dict(comparison.cluster),
+        "versions": dict(comparison.versions),
+        "machine": dict(comparison.machine),
+        "ways": [
+            {
+                "label": way.label,
+                "assignment": way.assignment,
+                "delivery": way.delivery,
+                "sharding": way.sharding,
+                "figures": asdict(figures(way)),
+                "history": [asdict(point) for point in way.history],
+            }
+            for way in comparison.ways
+        ],
+    }
+
+
+def write_records(comparison: Comparison, path: Path) -> None:
+    """Write one JSON line for every epoch of every way: the record's fields, and ``way``, the label."""
+    with path.open("w", encoding="utf-8") as lines:
+        for way in comparison.ways:
+            lines.writelines(
+                json.dumps({"way": way.label, **record.to_dict()}) + "\n" for record in way.records
+            )

@@ -1,0 +1,113 @@
+"""The comparison as tables for a terminal, 80 columns wide; the HTML report shows the same cells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from dshuffle.report.summary import Comparison, Spread, WayResult, figures
+from dshuffle.report.units import UNKNOWN, human_bytes, human_count, human_error, human_seconds
+
+TIME_HEADINGS = ("shuffle", "range", "training", "waited", "first error", "last error")
+TRAFFIC_HEADINGS = ("needed", "on the wire", "from the store", "requests")
+CAPTION = (
+    "Medians of the epochs after the first, which is loaded and not exchanged. shuffle: from the start of "
+    "an exchange until every worker is ready, mostly while training. waited: how long training stood "
+    "still for it. needed: samples trained on by a worker that did not hold them. Bytes and requests "
+    "are of one epoch, over all workers."
+)
+# So many epochs fit beside the label.
+MOST_ERROR_COLUMNS = 7
+
+
+def time_cells(way: WayResult) -> tuple[str, ...]:
+    """One cell for each of :data:`TIME_HEADINGS`."""
+    found = figures(way)
+    spread = found.shuffle_seconds
+    return (
+        human_seconds(None if spread is None else spread.median),
+        UNKNOWN if spread is None else _range(spread),
+        human_seconds(found.training_seconds),
+        human_seconds(found.waited_seconds),
+        human_error(found.first_error),
+        human_error(found.last_error),
+    )
+
+
+def traffic_cells(way: WayResult) -> tuple[str, ...]:
+    """One cell for each of :data:`TRAFFIC_HEADINGS`."""
+    found = figures(way)
+    return (
+        human_count(found.needed),
+        human_bytes(found.wire_bytes),
+        human_bytes(found.store_bytes),
+        human_count(found.store_requests),
+    )
+
+
+def error_cells(way: WayResult, epochs: Iterable[int]) -> tuple[str, ...]:
+    """The error after each of these epochs."""
+    errors = {point.epoch: point.error for point in way.history}
+    return tuple(human_error(errors.get(epoch)) for epoch in epochs)
+
+
+def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...]:
+    """The epochs after which an error is known; at most ``most``, evenly apart, with first and last.
+
+    Examples
+    --------
+    >>> from dshuffle.report.summary import TrainingPoint
+    >>> history = tuple(TrainingPoint(epoch=e, seconds=e, error=1.0) for e in range(30))
+    >>> way = WayResult(label="", assignment="", delivery="", sharding="", records=(), history=history)
+    >>> epochs_of(Comparison(ways=(way,), seed=0, step=1.0, command=""), most=4)
+    (0, 10, 19, 29)
+    """
+    epochs = sorted({point.epoch for way in comparison.ways for point in way.history})
+    if most is None or len(epochs) <= most:
+        return tuple(epochs)
+    return tuple(epochs[round(place * (len(epochs) - 1) / (most - 1))] for place in range(most))
+
+
+def comparison_tables(comparison: Comparison) -> list[Table]:
+    """Three tables, a row for each way: seconds and errors, traffic, the error after each epoch."""
+    epochs = epochs_of(comparison, MOST_ERROR_COLUMNS)
+    return [
+        _table("Seconds", TIME_HEADINGS, [(way, time_cells(way)) for way in comparison.ways]),
+        _table("Traffic", TRAFFIC_HEADINGS, [(way, traffic_cells(way)) for way in comparison.ways], CAPTION),
+        _table(
+            "Error after each epoch",
+            tuple(map(str, epochs)),
+            [(way, error_cells(way, epochs)) for way in comparison.ways],
+        ),
+    ]
+
+
+def _range(spread: Spread) -> str:
+    least, greatest = human_seconds(spread.least), human_seconds(spread.greatest)
+    least_unit, greatest_unit = least.split()[1], greatest.split()[1]
+    return f"{least.split()[0] if least_unit == greatest_unit else least}-{greatest}"
+
+
+def _table(
+    title: str, headings: Sequence[str], rows: Iterable[tuple[WayResult, tuple[str, ...]]], caption: str = ""
+) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=caption or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("way")
+    for heading in headings:
+        table.add_column(heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
+    for way, cells in rows:
+        # Text, not str: a label is data, never markup.
+        table.add_row(Text(way.label), *map(Text, cells))
+    return table

@@ -1,0 +1,95 @@
+"""Two sentences that say what a comparison means: which way was fastest, and whether it was worth it."""
+
+from __future__ import annotations
+
+from dshuffle.report.summary import Comparison, Figures, WayResult, figures
+from dshuffle.report.units import human_error, human_ratio, human_seconds
+
+# Errors that differ by less are called the same.
+SAME_ERROR = 1.1
+# Relative residuals below this are the rounding of float32 data; differences between them mean nothing.
+ROUNDING = 1e-6
+
+
+def verdict(comparison: Comparison) -> str:
+    """The verdict, computed from the figures alone: one sentence on speed, one on worth."""
+    measured = [(way, figures(way)) for way in comparison.ways]
+    return " ".join(sentence for sentence in (_speed(measured), _worth(measured)) if sentence)
+
+
+def _speed(measured: list[tuple[WayResult, Figures]]) -> str:
+    whole = [
+        (found.shuffle_seconds, way)
+        for way, found in measured
+        if way.assignment == "global" and found.shuffle_seconds is not None
+    ]
+    if not whole:
+        return "No way that reshuffles everything was run for two epochs or more: none can be the fastest."
+    whole.sort(key=lambda pair: pair[0].median)
+    (best, fastest), others = whole[0], whole[1:]
+    waited = next(found.waited_seconds for way, found in measured if way is fastest)
+    sentence = (
+        f"“{fastest.label}” took {human_seconds(best.median)} an epoch to reshuffle everything "
+        f"(training stood still for {human_seconds(waited)} of it)"
+    )
+    if not others:
+        return f"{sentence}; no other way of doing so was run."
+    against = []
+    for spread, way in others:
+        if spread.least <= best.greatest:
+            against.append(
+                f"not clearly faster than “{way.label}” ({human_seconds(spread.median)}, ranges overlap)"
+            )
+        else:
+            against.append(f"{human_ratio(spread.median / best.median)} times as fast as “{way.label}”")
+    return f"{sentence}: {_listed(against)}."
+
+
+def _worth(measured: list[tuple[WayResult, Figures]]) -> str:
+    errors = [(way, found.last_error) for way, found in measured if found.last_error is not None]
+    whole = [(way, error) for way, error in errors if way.assignment == "global"]
+    fixed = [(way, error) for way, error in errors if way.assignment == "local"]
+    once = next((pair for pair in fixed if pair[0].sharding == "random"), None)
+    never = next((pair for pair in fixed if pair[0].sharding == "contiguous"), None)
+    if not whole or not (once or never):
+        return ""
+    reached = min(error for _, error in whole)
+    epochs = max(len(way.history) for way, _ in errors)
+    parts = []
+    if once is not None:
+        if _same(once[1], reached):
+            parts.append(
+                f"one shuffle before training reached the same error as reshuffling every epoch "
+                f"({human_error(once[1])} against {human_error(reached)}), so reshuffling was not worth "
+                f"its cost for this model on these data"
+            )
+        elif once[1] > reached:
+            parts.append(
+                f"reshuffling every epoch paid: its error of {human_error(reached)} is "
+                f"{human_ratio(once[1] / reached)} times smaller than the {human_error(once[1])} after "
+                f"one shuffle before training"
+            )
+        else:
+            parts.append(
+                f"one shuffle before training did better than reshuffling every epoch "
+                f"({human_error(once[1])} against {human_error(reached)}), so reshuffling was not worth its cost here"
+            )
+    if never is not None:
+        if _same(never[1], reached):
+            parts.append(
+                f"leaving every sample where it is stored reached {human_error(never[1])}: "
+                "these data need no shuffling"
+            )
+        else:
+            parts.append(f"with every sample left where it is stored the error was {human_error(never[1])}")
+            if once is None:
+                parts[-1] += f", against {human_error(reached)} with reshuffling"
+    return f"After {epochs} epoch{'s' if epochs > 1 else ''}, {'; '.join(parts)}."
+
+
+def _same(one: float, other: float) -> bool:
+    return max(one, other) <= max(ROUNDING, SAME_ERROR * min(one, other))
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,84 @@
+"""Which workers take part in a session, which rank each gets, and which one serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distributed import Scheduler
+from distributed.scheduler import WorkerState
+
+from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.planning import SERVER, ShufflePlanSpec
+from dshuffle.runtime.spec import SessionSpec, ShuffleOrder
+
+SERVER_RESOURCE = "dshuffle-server"
+"""A worker with this Dask resource serves and does not train."""
+
+NEEDS_SERVER = frozenset({"server"})
+"""Deliveries that one worker sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """A session's ranks and its server."""
+
+    spec: SessionSpec
+    server_role: str
+
+
+def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
+    """Give out ranks by worker name, so that the same cluster gets the same ranks again.
+
+    Raises
+    ------
+    ClusterError
+        If no worker is left to train.
+    InvalidParameter
+        If ``server`` names no worker, or there are more workers than samples.
+    """
+    workers = sorted(scheduler.workers.values(), key=_by_name)
+    server = _find_server(workers, order.server)
+    training = [
+        worker for worker in workers if worker is not server and SERVER_RESOURCE not in (worker.resources or {})
+    ]
+    if not training and server is not None and order.server is not None:
+        training = [server]  # the only worker was named as the server: it does both
+    if not training:
+        raise ClusterError(
+            f"none of the {len(workers)} workers is left to train: all have the resource {SERVER_RESOURCE!r}"
+        )
+    plan = ShufflePlanSpec(
+        n_samples=order.dataset.n_samples,
+        n_workers=len(training),
+        seed=order.seed,
+        assignment=order.assignment,
+        delivery=order.delivery,
+        sharding=order.sharding,
+        caching=order.caching,
+        cache_fraction=order.cache_fraction,
+    )
+    addresses = {rank: worker.address for rank, worker in enumerate(training)}
+    role = ""
+    if order.delivery in NEEDS_SERVER:
+        serving = server if server is not None else training[0]
+        addresses[SERVER] = serving.address
+        role = "dedicated" if serving not in training else f"beside rank {training.index(serving)}"
+    spec = SessionSpec(order.session_id, order.dataset, plan, order.memory_limit, order.settings, addresses)
+    return Members(spec, role)
+
+
+def _find_server(workers: list[WorkerState], wanted: str | None) -> WorkerState | None:
+    if wanted is None:
+        marked = [worker for worker in workers if SERVER_RESOURCE in (worker.resources or {})]
+        return marked[0] if marked else None
+    for worker in workers:
+        if wanted in (worker.address, str(worker.name)):
+            return worker
+    names = ", ".join(f"{worker.name} ({worker.address})" for worker in workers)
+    raise InvalidParameter.of("server", wanted, f"the address or name of a worker: {names}")
+
+
+def _by_name(worker: WorkerState) -> tuple[bool, int, str, str]:
+    """Numbers by value, before all other names; addresses settle ties."""
+    name = str(worker.name)
+    return not name.isdigit(), int(name) if name.isdigit() else 0, name, worker.address

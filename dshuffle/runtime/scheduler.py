@@ -1,0 +1,148 @@
+"""The scheduler plugin: who takes part, which attempt is valid, and when all swap to the next epoch.
+
+It never touches sample bytes, and its traffic an epoch is O(workers): members recompute the plan from (seed, epoch,
+membership), so a message names an epoch and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol.pickle import dumps
+
+from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.runtime.coordinator import Coordinator
+from dshuffle.runtime.membership import choose_members
+from dshuffle.runtime.replies import Reply, replying
+from dshuffle.runtime.spec import PLUGIN, PROTOCOL, ShuffleOrder
+from dshuffle.runtime.worker import DShuffleWorker
+
+logger = logging.getLogger(__name__)
+
+
+class DShuffleScheduler(SchedulerPlugin):
+    """Installed once a cluster by the first :class:`~dshuffle.Shuffler`; carries any number of sessions."""
+
+    name = PLUGIN
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.coordinators: dict[str, Coordinator] = {}
+        self._greeted: set[str] = set()
+        self._hello: asyncio.Event | None = None
+        self._scheduler: Scheduler | None = None
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Register the handlers, then install the worker plugin on all workers, present and future."""
+        self._scheduler = scheduler
+        self._hello = asyncio.Event()
+
+        async def hello(worker: str, protocol: int) -> None:
+            if protocol != PROTOCOL:
+                raise ClusterError(
+                    f"worker {worker} speaks protocol {protocol} and the scheduler {PROTOCOL}: install the same "
+                    "version of dshuffle on both"
+                )
+            self._greeted.add(worker)
+            assert self._hello is not None
+            self._hello.set()
+
+        async def open_session(order: ShuffleOrder) -> Reply:
+            return await self.open(order)
+
+        async def advance(session_id: str) -> Reply:
+            return {"epoch": await self.coordinator(session_id).advance()}
+
+        async def prefetch(session_id: str) -> None:
+            await self.coordinator(session_id).begin()
+
+        async def training(session_id: str) -> Reply:
+            return {"training_seconds": await self.coordinator(session_id).training_seconds()}
+
+        async def report(session_id: str, **report: Any) -> None:
+            coordinator = self.coordinators.get(session_id)
+            if coordinator is not None:
+                coordinator.report(**report)
+
+        async def close_session(session_id: str) -> None:
+            coordinator = self.coordinators.pop(session_id, None)
+            if coordinator is not None:
+                await coordinator.close()
+
+        handlers: dict[str, Callable[..., Awaitable[Reply | None]]] = {
+            "dshuffle_hello": hello,
+            "dshuffle_open": open_session,
+            "dshuffle_advance": advance,
+            "dshuffle_prefetch": prefetch,
+            "dshuffle_training": training,
+            "dshuffle_report": report,
+            "dshuffle_close": close_session,
+        }
+        scheduler.handlers |= {name: replying(handler) for name, handler in handlers.items()}
+        await scheduler.register_worker_plugin(None, dumps(DShuffleWorker()), name=PLUGIN, idempotent=True)
+
+    def coordinator(self, session_id: str) -> Coordinator:
+        """An open session."""
+        try:
+            return self.coordinators[session_id]
+        except KeyError:
+            raise ClusterError(
+                f"session {session_id} is not open on this scheduler; it ended with its client, or the cluster was "
+                "restarted. Make a new Shuffler"
+            ) from None
+
+    async def open(self, order: ShuffleOrder) -> Reply:
+        """Give out ranks and set the session up on every member, or on none."""
+        assert self._scheduler is not None
+        await self._wait_for_hello(order.settings.timeout)
+        members = choose_members(self._scheduler, order)
+        coordinator = Coordinator(self._scheduler, members, order.client_id)
+        await coordinator.open()
+        self.coordinators[order.session_id] = coordinator
+        return {"addresses": members.spec.addresses, "server": members.server_role, "plan": members.spec.plan}
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Break the sessions of a worker that has gone, and free tasks that wait for it."""
+        self._greeted.discard(worker)
+        for coordinator in self.coordinators.values():
+            if worker in coordinator.members.spec.addresses.values():
+                coordinator.lose(worker)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Close the sessions of a client that has gone without closing them."""
+        for session_id, coordinator in list(self.coordinators.items()):
+            if coordinator.client_id == client:
+                del self.coordinators[session_id]
+                scheduler._ongoing_background_tasks.call_soon(coordinator.close)
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """All workers were restarted: no partition is left."""
+        for coordinator in self.coordinators.values():
+            coordinator.break_(WorkerLost("the cluster was restarted; every partition is gone. Make a new Shuffler"))
+        self.coordinators.clear()
+        self._greeted.clear()
+
+    async def _wait_for_hello(self, timeout: float) -> None:
+        """Wait until every worker of the cluster has set the worker plugin up."""
+        assert self._scheduler is not None
+        assert self._hello is not None
+        if not self._scheduler.workers:
+            raise ClusterError("the cluster has no workers; add some, or wait for them (client.wait_for_workers)")
+        deadline = asyncio.get_running_loop().time() + min(timeout, 60.0)
+        while missing := set(self._scheduler.workers) - self._greeted:
+            self._hello.clear()
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self._hello.wait(), max(left, 0.001))
+            except TimeoutError:
+                raise ClusterError(
+                    f"dshuffle could not be set up on {len(missing)} of {len(self._scheduler.workers)} workers, "
+                    f"among them {sorted(missing)[0]}: is dshuffle installed there, in the same version? "
+                    "The worker's log has the reason"
+                ) from None
+

@@ -1,0 +1,342 @@
+"""What users hold: a :class:`Shuffler` over a Dask client and a dataset, and its :class:`Epoch` objects."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import numbers
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from dask.utils import parse_bytes
+from distributed import Client, Future, wait
+from distributed.protocol.serialize import ToPickle
+
+from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
+from dshuffle.planning import CACHINGS, DELIVERIES, SERVER, SHARDINGS, Assignment, parse_assignment
+from dshuffle.records import EpochRecord
+from dshuffle.runtime.coordinator import task_key_prefix
+from dshuffle.runtime.replies import Reply, unwrap
+from dshuffle.runtime.scheduler import DShuffleScheduler
+from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.spec import DatasetReference, ShuffleOrder
+from dshuffle.runtime.worker import run_on_partition
+from dshuffle.store import Dataset, open_dataset
+
+logger = logging.getLogger(__name__)
+
+
+class Epoch:
+    """One epoch: every worker holds its partition, and tasks run where the data are.
+
+    Attributes
+    ----------
+    number
+        The epoch, from 0.
+    """
+
+    def __init__(self, shuffler: Shuffler, number: int) -> None:
+        self.number = number
+        self._shuffler = shuffler
+        self._futures: list[Future] = []
+        self._calls = itertools.count()
+
+    def __repr__(self) -> str:
+        return f"<Epoch {self.number} of {self._shuffler!r}>"
+
+    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future]:
+        """Run ``fn(partition, *args, **kwargs)`` as one Dask task on each worker.
+
+        Parameters
+        ----------
+        fn
+            Gets the worker's :class:`Partition`, valid until it returns.
+        *args, **kwargs
+            Passed on; futures among them arrive as their results.
+
+        Returns
+        -------
+        list of distributed.Future
+            In rank order. A task that raises carries its original traceback.
+
+        Raises
+        ------
+        ClusterError
+            If this epoch has ended.
+        """
+        return self._shuffler._submit(self, next(self._calls), fn, args, kwargs)
+
+
+class Shuffler:
+    """Every epoch, another distribution of a dataset's samples over the workers of a Dask cluster.
+
+    Parameters
+    ----------
+    client
+        A synchronous Dask client.
+    dataset
+        A :class:`Dataset`, or the URL of one that the workers can open.
+    assignment
+        Which worker trains on which sample: ``"global"`` (a new random partition each epoch), ``"partial:Q"`` or
+        ``Partial(Q)`` (each worker exchanges the fraction Q of its samples), ``"local"`` (none).
+    delivery
+        How a worker gets the samples that it lacks: ``"peer"`` (from the least loaded worker that holds them),
+        ``"server"`` (from one worker that can read everything), ``"storage"`` (read again from the dataset).
+    caching
+        What a worker keeps beyond its share: ``"uniform"`` or ``"recent"``.
+    cache_fraction
+        Fraction of the dataset that each worker holds, within [1/n, 1]; ``None`` for its share alone.
+    sharding
+        The first assignment: ``"random"`` or ``"contiguous"``.
+    seed
+        Together with the epoch and the workers it fixes every random choice.
+    memory_limit
+        Bytes that a worker's cache partition may take (``"2 GiB"`` or an integer); by default 60 % of the worker's
+        own memory limit.
+    server
+        Address or name of the worker that serves, for ``"server"``. By default one with the Dask resource
+        ``dshuffle-server``; either does not train. Without one, rank 0 serves beside training.
+
+    Raises
+    ------
+    InvalidParameter
+        If a parameter has a value that is not allowed, or there are fewer samples than workers.
+    CacheBudgetError
+        If a worker's cache partition does not fit; the message says how many bytes and workers would do.
+    ClusterError
+        If there are no workers, or one cannot be set up.
+
+    Examples
+    --------
+    >>> import numpy as np, dshuffle, tempfile
+    >>> from distributed import Client
+    >>> def mean(partition):
+    ...     return float(partition["x"].mean())
+    >>> with (
+    ...     tempfile.TemporaryDirectory() as folder,
+    ...     Client(n_workers=2, processes=False, dashboard_address=None) as client,
+    ... ):
+    ...     dataset = dshuffle.create_dataset(f"{folder}/d.zarr", {"x": np.arange(10.0)})
+    ...     with dshuffle.Shuffler(client, dataset) as shuffler:
+    ...         for epoch in shuffler.epochs(2):
+    ...             print(epoch.number, sum(client.gather(epoch.map(mean))) / 2)
+    0 4.5
+    1 4.5
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        dataset: Dataset | str | os.PathLike[str],
+        *,
+        assignment: str | Assignment = "global",
+        delivery: str = "peer",
+        caching: str = "uniform",
+        cache_fraction: float | None = None,
+        sharding: str = "random",
+        seed: int = 0,
+        memory_limit: int | str | None = None,
+        server: str | None = None,
+    ) -> None:
+        if client.asynchronous:
+            raise InvalidParameter.of(
+                "client", client, "a synchronous Client", "Call dshuffle from a thread of its own."
+            )
+        for name, value, known in (
+            ("delivery", delivery, DELIVERIES),
+            ("caching", caching, CACHINGS),
+            ("sharding", sharding, SHARDINGS),
+        ):
+            if value not in known:
+                raise InvalidParameter.of(name, value, f"one of {sorted(known)}")
+        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+            raise InvalidParameter.of("seed", seed, "an integer")
+        self.records: list[EpochRecord] = []
+        self._client = client
+        self.dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+        self._order = ShuffleOrder(
+            session_id=uuid.uuid4().hex[:12],
+            client_id=client.id,
+            dataset=DatasetReference.of(self.dataset),
+            assignment=parse_assignment(assignment),
+            delivery=delivery,
+            caching=caching,
+            sharding=sharding,
+            cache_fraction=cache_fraction,
+            seed=int(seed),
+            memory_limit=_parse_memory_limit(memory_limit),
+            server=server,
+            settings=Settings.from_config(),
+        )
+        self._closed = True  # until it is open
+        self._epoch: Epoch | None = None
+        self._measured: dict[str, Any] = {}
+        client.register_plugin(DShuffleScheduler())
+        opened = self._ask("dshuffle_open", order=ToPickle(self._order))
+        self._closed = False
+        self._addresses: dict[int, str] = dict(opened["addresses"])
+        self._server_role: str = opened["server"]
+        self.n_workers = sum(who != SERVER for who in self._addresses)
+
+    def __repr__(self) -> str:
+        order = self._order
+        return f"<Shuffler {order.assignment} x {order.delivery} of {self.dataset.url}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def epochs(self, count: int) -> Iterator[Epoch]:
+        """The next ``count`` epochs, one after the other.
+
+        While an epoch is trained on, the next one's samples are exchanged. Moving on waits for all tasks of the
+        present epoch. The epochs of a second call go on where those of the first ended.
+
+        Parameters
+        ----------
+        count
+            Epochs to go through.
+
+        Yields
+        ------
+        Epoch
+
+        Raises
+        ------
+        InvalidParameter
+            If ``count`` is not an integer of at least 1.
+        ExchangeError, WorkerLost
+            If an exchange fails for good, or a worker has left the cluster.
+        """
+        if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
+            raise InvalidParameter.of("count", count, "an integer >= 1")
+        return self._epochs(int(count))
+
+    def close(self) -> None:
+        """Free the cache partitions on all workers. Idempotent; the dataset is untouched."""
+        if self._closed:
+            return
+        try:
+            self._finish_epoch()
+        finally:
+            self._closed = True
+            if self._client.status == "running":
+                self._ask("dshuffle_close", session_id=self._order.session_id)
+
+    def _epochs(self, count: int) -> Iterator[Epoch]:
+        for left in reversed(range(count)):
+            self._wait_for_tasks()
+            reply = self._ask("dshuffle_advance", session_id=self._order.session_id)["epoch"]
+            self._record(reply.pop("training_seconds_before"))
+            self._measured = reply
+            self._epoch = Epoch(self, reply["epoch"])
+            if left:
+                self._ask("dshuffle_prefetch", session_id=self._order.session_id)
+            yield self._epoch
+        self._finish_epoch()
+
+    def _finish_epoch(self) -> None:
+        """Wait for the present epoch's tasks and record it."""
+        if self._epoch is None:
+            return
+        self._wait_for_tasks()
+        if self._measured:
+            try:
+                reply = self._ask("dshuffle_training", session_id=self._order.session_id)
+            except DShuffleError as error:
+                logger.warning("dshuffle: no record of epoch %d: %s", self._epoch.number, error)
+                self._measured = {}
+            else:
+                self._record(reply["training_seconds"])
+
+    def _wait_for_tasks(self) -> None:
+        if self._epoch is not None and self._epoch._futures:
+            wait([future for future in self._epoch._futures if not future.cancelled()])
+            self._epoch._futures.clear()
+
+    def _record(self, training_seconds: list[float]) -> None:
+        """Put the record of the epoch that has ended together from what was measured before and during it."""
+        measured, self._measured = self._measured, {}
+        if not measured:
+            return
+        order = self._order
+        n_samples, row_nbytes = self.dataset.n_samples, self.dataset.row_nbytes
+        for name in ("wire_sent_bytes", "wire_received_bytes"):
+            measured[name] = tuple(measured[name])
+        self.records.append(
+            EpochRecord(
+                assignment=str(order.assignment),
+                delivery=order.delivery if measured["epoch"] else "load",
+                caching=order.caching,
+                sharding=order.sharding,
+                n_workers=self.n_workers,
+                n_samples=n_samples,
+                row_nbytes=row_nbytes,
+                cache_fraction=order.cache_fraction if order.cache_fraction is not None else 1 / self.n_workers,
+                coded_load_bytes=measured["packets"] * row_nbytes if measured["epoch"] else 0,
+                server=self._server_role,
+                training_seconds=max(training_seconds),
+                **measured,
+            )
+        )
+
+    def _submit(
+        self, epoch: Epoch, call: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Future]:
+        if self._closed or epoch is not self._epoch:
+            now = "closed" if self._closed else f"on epoch {self._epoch.number if self._epoch else -1}"
+            raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}")
+        session_id = self._order.session_id
+        futures = [
+            self._client.submit(
+                run_on_partition,
+                session_id,
+                rank,
+                epoch.number,
+                fn,
+                list(args),
+                kwargs,
+                key=f"{task_key_prefix(session_id)}{epoch.number}-{call}-{rank}",
+                workers=[self._addresses[rank]],
+                allow_other_workers=False,
+                pure=False,
+            )
+            for rank in range(self.n_workers)
+        ]
+        epoch._futures.extend(futures)
+        return futures
+
+    def _ask(self, op: str, **message: Any) -> Reply:
+        if self._client.status != "running":
+            raise ClusterError(f"the Dask client is {self._client.status}; this shuffler cannot go on")
+
+        async def ask() -> Any:
+            return await getattr(self._client.scheduler, op)(**message)
+
+        started = time.perf_counter()
+        try:
+            reply = self._client.sync(ask)
+        except OSError as error:
+            raise ClusterError(f"the scheduler cannot be reached: {error}") from error
+        logger.debug("dshuffle: %s took %.3f s", op, time.perf_counter() - started)
+        return unwrap(reply, "the scheduler")
+
+
+def _parse_memory_limit(memory_limit: int | str | None) -> int | None:
+    if memory_limit is None:
+        return None
+    try:
+        parsed = int(parse_bytes(memory_limit))
+    except (ValueError, TypeError):
+        parsed = 0
+    if parsed < 1:
+        raise InvalidParameter.of("memory_limit", memory_limit, 'a number of bytes, such as "2 GiB" or 2**31')
+    return parsed

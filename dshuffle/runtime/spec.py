@@ -1,0 +1,89 @@
+"""What a session is, as all of its participants know it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+from distributed.protocol.pickle import dumps, loads
+
+from dshuffle.errors import ClusterError
+from dshuffle.planning import Assignment, ShufflePlanSpec
+from dshuffle.runtime.settings import Settings
+from dshuffle.rows import RowLayout
+from dshuffle.store import Dataset
+
+PLUGIN = "dshuffle"
+"""Name of the scheduler plugin, of the worker plugin and prefix of all handlers."""
+
+PROTOCOL = 1
+"""Raised whenever messages between processes change; a worker of another protocol is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetReference:
+    """A dataset as it travels: its shape in the open, the way to open it sealed.
+
+    Unpickling a :class:`Dataset` opens it, which reads from the store. The scheduler may have no access to that and
+    must not wait for it, and a worker must not do it on its event loop; so only :meth:`open` does.
+    """
+
+    n_samples: int
+    layout: RowLayout
+    sealed: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> DatasetReference:
+        """Refer to an open dataset."""
+        return cls(dataset.n_samples, dataset.layout, dumps(dataset))
+
+    def open(self) -> Dataset:
+        """Open it in this process."""
+        dataset = loads(self.sealed)
+        assert isinstance(dataset, Dataset)
+        if dataset.n_samples != self.n_samples or dataset.layout != self.layout:
+            raise ClusterError(
+                f"the dataset at {dataset.url} is another here than on the client: {dataset!r}. Does every worker see "
+                "the same storage?"
+            )
+        return dataset
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleOrder:
+    """What a client asks the scheduler for: a wish, before ranks are given out."""
+
+    session_id: str
+    client_id: str
+    dataset: DatasetReference
+    assignment: Assignment
+    delivery: str
+    caching: str
+    sharding: str
+    cache_fraction: float | None
+    seed: int
+    memory_limit: int | None
+    server: str | None
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSpec:
+    """A session after ranks were given out; the same object on every participant.
+
+    Parameters
+    ----------
+    addresses
+        Address of every rank, and of the server under :data:`dshuffle.planning.SERVER` if the delivery needs one.
+    """
+
+    session_id: str
+    dataset: DatasetReference
+    plan: ShufflePlanSpec
+    memory_limit: int | None
+    settings: Settings
+    addresses: dict[int, str] = field(default_factory=dict)
+
+    def with_memory_limit(self, memory_limit: int) -> SessionSpec:
+        """The same session under another byte budget (a worker's own, where the user gave none)."""
+        return dataclasses.replace(self, memory_limit=memory_limit)

@@ -1,0 +1,143 @@
+"""The worker plugin: owns this worker's sessions, and answers the scheduler and the other workers.
+
+Handlers are thin closures that look the plugin up (Dask caches handlers for good, and must not keep a plugin and its
+rows alive), and the last thing that set-up does is to say hello: only then does the scheduler count on this worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from distributed import Worker, get_worker
+from distributed.diagnostics.plugin import WorkerPlugin
+
+from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.exchange.comms import as_frames
+from dshuffle.exchange.messages import MessageId
+from dshuffle.planning import SERVER
+from dshuffle.rows import checksum_rows
+from dshuffle.runtime.budget import check_budget
+from dshuffle.runtime.replies import Reply, replying, unwrap
+from dshuffle.runtime.session import WorkerSession
+from dshuffle.runtime.spec import PLUGIN, PROTOCOL, SessionSpec
+
+
+class DShuffleWorker(WorkerPlugin):
+    """Installed by the scheduler plugin on every worker, present and future."""
+
+    name = PLUGIN
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, WorkerSession] = {}
+        self._executor: ThreadPoolExecutor | None = None
+        self._worker: Worker | None = None
+
+    async def setup(self, worker: Worker) -> None:
+        """Register the handlers, then say hello to the scheduler."""
+        self._worker = worker
+        self._executor = ThreadPoolExecutor(4, thread_name_prefix="dshuffle")
+
+        def plugin() -> DShuffleWorker:
+            found = worker.plugins.get(PLUGIN)
+            if not isinstance(found, DShuffleWorker):
+                raise ClusterError(f"worker {worker.address} has no dshuffle plugin any more")
+            return found
+
+        async def open_session(spec: SessionSpec) -> None:
+            await plugin().open(spec)
+
+        async def begin(session_id: str, run_id: int, epoch: int) -> None:
+            await plugin().session(session_id).begin(run_id, epoch)
+
+        async def commit(session_id: str, run_id: int) -> Reply:
+            return {"report": await plugin().session(session_id).commit(run_id)}
+
+        async def abort(session_id: str) -> None:
+            await plugin().session(session_id).abort()
+
+        async def training(session_id: str) -> Reply:
+            return {"training_seconds": plugin().session(session_id).take_training_seconds()}
+
+        async def close_session(session_id: str) -> None:
+            session = plugin().sessions.pop(session_id, None)
+            if session is not None:
+                await session.close()
+
+        async def fetch(session_id: str, message: tuple[int, int, int, int]) -> Reply:
+            session = plugin().sessions.get(session_id)
+            if session is None:
+                return {"status": "refused", "reason": "this session is not open here", "again": False}
+            return as_frames(await session.serve(MessageId(*message)))
+
+        async def acknowledge(session_id: str, message: tuple[int, int, int, int]) -> None:
+            session = plugin().sessions.get(session_id)
+            if session is not None:
+                session.acknowledge(MessageId(*message))
+
+        worker.handlers |= {
+            "dshuffle_open": replying(open_session),
+            "dshuffle_begin": replying(begin),
+            "dshuffle_commit": replying(commit),
+            "dshuffle_abort": replying(abort),
+            "dshuffle_training": replying(training),
+            "dshuffle_close": replying(close_session),
+            "dshuffle_fetch": fetch,
+            "dshuffle_acknowledge": acknowledge,
+        }
+        # Kernels are loaded (or compiled, once a machine) before the first rows arrive, off the event loop.
+        await asyncio.get_running_loop().run_in_executor(self._executor, _warm_up)
+        reply = await worker.scheduler.dshuffle_hello(worker=worker.address, protocol=PROTOCOL)
+        unwrap(reply, "the scheduler")
+
+    async def teardown(self, worker: Worker) -> None:
+        """Drop all sessions."""
+        sessions, self.sessions = list(self.sessions.values()), {}
+        for session in sessions:
+            await session.close()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def open(self, spec: SessionSpec) -> None:
+        """Allocate this worker's part of a session."""
+        assert self._worker is not None
+        assert self._executor is not None
+        address = self._worker.address
+        ranks = [who for who, where in spec.addresses.items() if where == address and who != SERVER]
+        limit = self._worker.memory_manager.memory_limit
+        if spec.memory_limit is None and limit:
+            spec = spec.with_memory_limit(int(spec.settings.memory_fraction * limit))
+        if ranks:
+            check_budget(spec.plan, spec.dataset.layout, spec.memory_limit)
+        dataset = await asyncio.get_running_loop().run_in_executor(self._executor, spec.dataset.open)
+        self.sessions[spec.session_id] = WorkerSession(
+            self._worker, spec, dataset, ranks[0] if ranks else None, self._executor
+        )
+
+    def session(self, session_id: str) -> WorkerSession:
+        """An open session."""
+        try:
+            return self.sessions[session_id]
+        except KeyError:
+            raise ClusterError(f"session {session_id} is not open on this worker") from None
+
+
+def run_on_partition(
+    session_id: str, rank: int, epoch: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The Dask task behind :meth:`dshuffle.Epoch.map`: call ``fn`` on the partition of this worker."""
+    plugin = get_worker().plugins.get(PLUGIN)
+    session = plugin.sessions.get(session_id) if isinstance(plugin, DShuffleWorker) else None
+    if session is None or session.rank != rank:
+        # The scheduler plugin sends tasks of a lost worker here, lest they wait for it for ever.
+        raise WorkerLost(f"the worker that owned rank {rank} has left the cluster; its partition is gone")
+    with session.partition(epoch) as partition:
+        return fn(partition, *args, **kwargs)
+
+
+def _warm_up() -> None:
+    checksum_rows(np.zeros((1, 9), np.uint8), np.zeros(1, np.int64))

@@ -1,0 +1,258 @@
+"""Writing a dataset: all is checked before a byte is written, and what stood there stays until the end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import uuid
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import zarr
+from zarr.abc.store import Store
+from zarr.codecs import BytesCodec, Crc32cCodec
+from zarr.errors import UnstableSpecificationWarning
+from zarr.storage import MemoryStore
+
+from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
+from dshuffle.store.dataset import MARK, Dataset, open_dataset
+from dshuffle.store.urls import GROUP, canonical_url, is_local, is_memory, open_store, standing_at
+
+_CHUNK_NBYTES = 4 << 20
+# NumPy arrays are handed to zarr in pieces of so many bytes: enough chunks to write several at a time.
+_SLAB_NBYTES = 32 << 20
+
+
+def create_dataset(
+    url: str | os.PathLike[str],
+    arrays: Mapping[str, Any],
+    *,
+    chunk_rows: int | None = None,
+    overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Write arrays that share their first axis as a dataset: a Zarr v3 group, which any Zarr reader opens.
+
+    On a local path the dataset is written beside its place and moved there when it is whole. On other stores
+    it is written in place and marked as complete at the end; what is not complete does not open.
+
+    Parameters
+    ----------
+    url
+        A local path, ``file://``, ``memory://name`` (this process only), or what fsspec knows (``s3://``,
+        ...).
+    arrays
+        Name -> NumPy or Dask array, or what :func:`numpy.asarray` takes; ``(n_samples, ...)`` of any dtype of
+        fixed size. Values are kept; Zarr v3 knows neither big-endian items nor padding between the fields of
+        a structured dtype, so both are dropped. Dask arrays are written chunk by chunk by the Dask scheduler
+        in use, whose workers must reach the URL.
+    chunk_rows
+        Samples in a chunk. By default each array's chunks hold about 4 MiB.
+    overwrite
+        Replace an existing Zarr group. Nothing else is ever replaced.
+    storage_options
+        For fsspec: credentials, endpoint.
+
+    Raises
+    ------
+    InvalidParameter
+        If arrays differ in length, have no samples, or a name, dtype or ``chunk_rows`` that cannot be
+        written. Nothing has been written then.
+    DatasetExists
+        If something stands at the URL that may not be replaced.
+
+    Examples
+    --------
+    >>> arrays = {"x": np.ones((100, 3)), "y": np.arange(100)}
+    >>> dataset = create_dataset("memory://doc-create", arrays, overwrite=True)
+    >>> dataset.n_samples, dataset.row_nbytes
+    (100, 32)
+    """
+    url = canonical_url(url)
+    checked = _checked(arrays)
+    rows = _checked_chunk_rows(chunk_rows)
+    _refuse_what_stands_there(url, overwrite, storage_options)
+    with _unstable_dtypes_allowed():
+        if is_local(url):
+            _write_beside(os.path.realpath(url), checked, rows, overwrite)
+        else:
+            try:
+                _write(
+                    open_store(url, storage_options, read_only=False),
+                    checked,
+                    rows,
+                    in_process=is_memory(url),
+                )
+            except OSError as exc:
+                raise DatasetError(f"cannot write to {url}: {type(exc).__name__}: {exc}") from exc
+    return open_dataset(url, storage_options=storage_options)
+
+
+def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(arrays, Mapping) or not arrays:
+        raise InvalidParameter.of("arrays", arrays, "a mapping of at least one name to an array")
+    checked = {name: _checked_array(name, value) for name, value in arrays.items()}
+    lengths = {name: len(array) for name, array in checked.items()}
+    if len(set(lengths.values())) > 1:
+        raise InvalidParameter.of(
+            "arrays", lengths, "arrays of one length", "The first axis is that of the samples."
+        )
+    if 0 in lengths.values():
+        raise InvalidParameter.of("arrays", lengths, "arrays of at least one sample")
+    return checked
+
+
+def _checked_array(name: object, value: Any) -> Any:
+    if (
+        not isinstance(name, str)
+        or not name
+        or "/" in name
+        or name.startswith(("__", "."))
+        or name == "zarr.json"
+    ):
+        raise InvalidParameter.of(
+            "array name", name, "a string without '/' that does not start with '__' or '.'"
+        )
+    label = f"arrays[{name!r}]"
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidParameter.of(label, "a masked array", "without a mask", "Use its .filled() values.")
+    if isinstance(value, da.Array):
+        if any(math.isnan(size) for size in value.shape):
+            raise InvalidParameter.of(
+                f"{label}.shape", value.shape, "known", "Call compute_chunk_sizes() on the Dask array first."
+            )
+    else:
+        try:
+            value = np.asarray(value)
+        except ValueError as exc:
+            raise InvalidParameter.of(label, type(value).__name__, "an array", f"NumPy says: {exc}.") from exc
+    if value.ndim == 0:
+        raise InvalidParameter.of(f"{label}.shape", (), "at least one axis, that of the samples")
+    dtype = _storable(f"{label}.dtype", value.dtype)
+    # NumPy arrays are converted while they are written, so that no copy of the whole is made.
+    return value.astype(dtype) if isinstance(value, da.Array) and value.dtype != dtype else value
+
+
+def _storable(label: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype that Zarr v3 stores for one of NumPy's, tried out: what it cannot it may store wrongly."""
+    allowed = "a dtype of fixed size that Zarr v3 can store"
+    if dtype.hasobject or dtype.kind in "OT":
+        raise InvalidParameter.of(label, str(dtype), allowed, "Cast it to numbers or fixed strings.")
+    stored = _packed_little_endian(dtype)
+    try:
+        with _unstable_dtypes_allowed():
+            trial = _create_array(zarr.create_group(MemoryStore()), "trial", (1,), stored, 1)
+            trial[:] = np.ones(1, stored)
+            kept = trial.dtype == stored and np.array_equal(trial[:], np.ones(1, stored))
+    except Exception as exc:
+        raise InvalidParameter.of(label, str(dtype), allowed, f"Zarr says: {exc}.") from exc
+    if not kept:
+        raise InvalidParameter.of(
+            label,
+            str(dtype),
+            allowed,
+            "Zarr would change it; fields that are arrays must become arrays of their own.",
+        )
+    return stored
+
+
+def _packed_little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype.fields is None:
+        return dtype.newbyteorder("<")
+    fields = [(name, dtype.fields[name][0]) for name in dtype.names or ()]
+    return np.dtype([(name, _packed_little_endian(item.base), item.shape) for name, item in fields])
+
+
+def _checked_chunk_rows(chunk_rows: int | None) -> int | None:
+    if chunk_rows is None:
+        return None
+    if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int | np.integer) or chunk_rows < 1:
+        raise InvalidParameter.of(
+            "chunk_rows", chunk_rows, "an integer >= 1, or None for chunks of about 4 MiB"
+        )
+    return int(chunk_rows)
+
+
+def _refuse_what_stands_there(url: str, overwrite: bool, storage_options: Mapping[str, Any] | None) -> None:
+    found = standing_at(url, storage_options)
+    if found == GROUP and not overwrite:
+        raise DatasetExists(f"{url} exists already; give overwrite=True to replace it")
+    if found not in ("", GROUP, "an empty folder"):
+        raise DatasetExists(f"{url} is {found}; only a Zarr group is ever replaced, so choose another place")
+
+
+def _write_beside(target: str, arrays: Mapping[str, Any], chunk_rows: int | None, overwrite: bool) -> None:
+    parent, name = os.path.split(target)
+    beside = os.path.join(parent, f".{name}.{uuid.uuid4().hex}")
+    try:
+        os.makedirs(parent, exist_ok=True)
+        _write(open_store(beside + ".partial", None, read_only=False), arrays, chunk_rows, in_process=False)
+        if overwrite and standing_at(target, None) == GROUP:
+            os.rename(target, beside + ".replaced")
+        try:
+            os.rename(beside + ".partial", target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(beside + ".replaced", target)
+            raise
+        shutil.rmtree(beside + ".replaced", ignore_errors=True)
+    except OSError as exc:
+        raise DatasetError(f"cannot write to {target}: {type(exc).__name__}: {exc}") from exc
+    finally:
+        shutil.rmtree(beside + ".partial", ignore_errors=True)
+
+
+def _write(store: Store, arrays: Mapping[str, Any], chunk_rows: int | None, *, in_process: bool) -> None:
+    group = zarr.create_group(store, overwrite=True, attributes={MARK: {"version": 1, "complete": False}})
+    sources: list[da.Array] = []
+    targets: list[Any] = []
+    for name, array in arrays.items():
+        dtype = _packed_little_endian(array.dtype)
+        row_nbytes = dtype.itemsize * math.prod(array.shape[1:])
+        rows = min(chunk_rows or max(1, _CHUNK_NBYTES // max(1, row_nbytes)), len(array))
+        target = _create_array(group, name, array.shape, dtype, rows)
+        if isinstance(array, da.Array):
+            # One Dask block for every chunk: no two tasks write to the same one.
+            sources.append(array.rechunk({0: rows, **dict.fromkeys(range(1, array.ndim), -1)}))
+            targets.append(target)
+            continue
+        slab = max(1, _SLAB_NBYTES // max(1, rows * row_nbytes)) * rows
+        for start in range(0, len(array), slab):
+            target[start : start + slab] = array[start : start + slab].astype(dtype, copy=False)
+    if sources:
+        # A store in memory is this process's: workers of a cluster would each fill their own.
+        with dask.config.set(scheduler="threads") if in_process else contextlib.nullcontext():
+            da.store(sources, targets, lock=False)
+    group.attrs[MARK] = {"version": 1, "complete": True}
+
+
+def _create_array(
+    group: zarr.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], chunk_rows: int
+) -> zarr.Array[Any]:
+    return group.create_array(
+        name,
+        shape=shape,
+        dtype=dtype,
+        chunks=(chunk_rows, *(max(1, size) for size in shape[1:])),
+        # Rows of floats hardly compress and re-reading them is the hot path, so they are stored as they are;
+        # the checksum turns a flipped bit or a cut-off file into an error.
+        filters=(),
+        serializer=BytesCodec(),
+        compressors=(Crc32cCodec(),),
+        # Chunks of zeros are written too, so that a chunk which is not there has been lost.
+        config={"write_empty_chunks": True},
+    )
+
+
+@contextlib.contextmanager
+def _unstable_dtypes_allowed() -> Iterator[None]:
+    # Fixed strings and structs have no Zarr v3 specification yet; the documentation says so, not every write.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnstableSpecificationWarning)
+        yield

@@ -1,0 +1,282 @@
+"""A dataset: a Zarr group of arrays that share their first axis."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import ArrayLike, NDArray
+
+from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
+from dshuffle.records import StoreTraffic
+from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.store import reader
+from dshuffle.store.chunks import ArrayInfo, StoredArray
+from dshuffle.store.metering import Meter, MeteredStore
+from dshuffle.store.urls import GROUP, canonical_url, open_store, standing_at
+
+#: The group attribute that marks what dshuffle wrote.
+MARK = "dshuffle"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Dataset:
+    """Arrays in a store that share their first axis; made by :func:`open_dataset` or :func:`create_dataset`.
+
+    It may be used from several threads at once. Pickled, it is its URL and storage options, and opens them
+    again.
+
+    Parameters
+    ----------
+    url
+        Where it stands; local paths are absolute.
+    n_samples
+        Length of the first axis.
+    arrays
+        Name -> dtype, shape of one sample, samples in a chunk.
+    layout
+        Where each array stands in a row.
+    """
+
+    url: str
+    n_samples: int
+    arrays: Mapping[str, ArrayInfo]
+    layout: RowLayout
+    _sources: Mapping[str, StoredArray]
+    _meter: Meter
+    _storage_options: Mapping[str, Any] | None
+
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one sample over all arrays."""
+        return self.layout.nbytes
+
+    @property
+    def traffic(self) -> StoreTraffic:
+        """What reading through this object has cost so far; the difference of two is what lies between."""
+        return self._meter.traffic
+
+    def read_rows(
+        self, ids: ArrayLike, *, memory_budget: int = reader.MEMORY_BUDGET
+    ) -> dict[str, NDArray[Any]]:
+        """Read samples, each chunk that holds any of them once.
+
+        Parameters
+        ----------
+        ids
+            ``(n,)`` integers in ``[0, n_samples)``: any order, repeated or not.
+        memory_budget
+            Bytes of chunks in flight at a time; a larger chunk still goes through, alone.
+
+        Returns
+        -------
+        dict
+            Name -> array of shape ``(n, *shape of one sample)``.
+
+        Raises
+        ------
+        InvalidParameter
+            If an id is no sample.
+        CorruptChunk
+            If a chunk is missing, truncated or fails its checksum.
+
+        Examples
+        --------
+        >>> from dshuffle.store import create_dataset
+        >>> dataset = create_dataset("memory://doc-read", {"x": np.arange(10) ** 2}, overwrite=True)
+        >>> dataset.read_rows([7, 2, 7])
+        {'x': array([49,  4, 49])}
+        """
+        samples = self._checked_ids(ids)
+        result: dict[str, NDArray[Any]] = {}
+        sinks = []
+        for name, source in self._sources.items():
+            result[name] = np.empty((samples.size, *source.info.shape), source.info.dtype)
+            if result[name].size:
+                matrix = result[name].reshape(samples.size, -1).view(np.uint8)
+                sinks.append(reader.Sink(source, matrix, 0))
+        self._read(sinks, samples, np.arange(samples.size), memory_budget)
+        return result
+
+    def read_into(
+        self, rows: ByteMatrix, slots: ArrayLike, ids: ArrayLike, *, memory_budget: int = reader.MEMORY_BUDGET
+    ) -> None:
+        """Read samples ``ids`` into ``rows[slots]`` of a packed byte matrix, each chunk once.
+
+        What this needs beside ``rows`` stays within the budget. After an error some of ``rows[slots]`` may
+        have been written, and nothing writes to them any more.
+
+        Parameters
+        ----------
+        rows
+            ``(capacity, row_nbytes)`` uint8, contiguous: see :class:`~dshuffle.rows.RowLayout`.
+        slots
+            ``(n,)`` distinct integers in ``[0, capacity)``.
+        ids
+            ``(n,)`` integers in ``[0, n_samples)``.
+        memory_budget
+            Bytes of chunks in flight at a time; a larger chunk still goes through, alone.
+
+        Raises
+        ------
+        InvalidParameter
+            If the matrix does not fit the layout, or a slot or an id does not exist.
+        CorruptChunk
+            If a chunk is missing, truncated or fails its checksum.
+        """
+        if not (
+            isinstance(rows, np.ndarray)
+            and rows.dtype == np.uint8
+            and rows.ndim == 2
+            and rows.shape[1] == self.row_nbytes
+            and rows.flags.c_contiguous
+            and rows.flags.writeable
+        ):
+            found = f"{type(rows).__name__} {getattr(rows, 'dtype', '')} {getattr(rows, 'shape', '')}".strip()
+            raise InvalidParameter.of(
+                "rows", found, f"a writeable, C-contiguous (capacity, {self.row_nbytes}) uint8 matrix"
+            )
+        samples = self._checked_ids(ids)
+        places = _checked_indices("slots", slots, len(rows), "slots of rows")
+        if places.size != samples.size:
+            raise InvalidParameter.of("slots", f"{places.size} slots", f"as many as ids ({samples.size})")
+        taken = np.zeros(len(rows), dtype=np.bool_)
+        taken[places] = True
+        if np.count_nonzero(taken) != places.size:
+            raise InvalidParameter.of("slots", f"{places.size} slots with repeats", "distinct slots")
+        fields = self.layout.dtype.fields
+        assert fields is not None
+        sinks = [reader.Sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
+        self._read(sinks, samples, places, memory_budget)
+
+    def _read(
+        self, sinks: list[reader.Sink], ids: NDArray[np.int64], slots: NDArray[np.int64], memory_budget: int
+    ) -> None:
+        if isinstance(memory_budget, bool) or not isinstance(memory_budget, int) or memory_budget < 1:
+            raise InvalidParameter.of("memory_budget", memory_budget, "an integer >= 1 (bytes)")
+        start = time.perf_counter()
+        reader.read_rows(sinks, ids, slots, memory_budget=memory_budget)
+        self._meter.add(
+            StoreTraffic(delivered_bytes=ids.size * self.row_nbytes, seconds=time.perf_counter() - start)
+        )
+
+    def _checked_ids(self, ids: ArrayLike) -> NDArray[np.int64]:
+        return _checked_indices("ids", ids, self.n_samples, "samples")
+
+    def __repr__(self) -> str:
+        # Storage options may hold secrets, so they never appear here.
+        arrays = ", ".join(f"{name}: {info.dtype} {info.shape}" for name, info in self.arrays.items())
+        return f"<Dataset {self.url!r}, {self.n_samples} samples of {self.row_nbytes} bytes ({arrays})>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self.url, self._storage_options)
+
+
+def open_dataset(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Dataset:
+    """Open a dataset: any Zarr group (v2 or v3) whose arrays share their first axis.
+
+    Whoever made it, arrays may be chunked in any way, sharded or compressed. In a dataset made by
+    :func:`create_dataset` a chunk that is not there is an error; in any other it stands for the fill value,
+    as the Zarr specification has it.
+
+    Parameters
+    ----------
+    url
+        A local path, ``file://``, ``memory://name`` (this process only), or what fsspec knows (``s3://``,
+        ...).
+    storage_options
+        For fsspec: credentials, endpoint.
+
+    Raises
+    ------
+    DatasetNotFound
+        If nothing stands there, or something that is no Zarr group.
+    DatasetError
+        If the group has no arrays, arrays of different lengths, or items of variable length.
+
+    Examples
+    --------
+    >>> from dshuffle.store import create_dataset
+    >>> arrays = {"x": np.ones((10, 3), "f4"), "y": np.arange(10)}
+    >>> _ = create_dataset("memory://doc-open", arrays, overwrite=True)
+    >>> dataset = open_dataset("memory://doc-open")
+    >>> dataset
+    <Dataset 'memory://doc-open', 10 samples of 20 bytes (x: float32 (3,), y: int64 ())>
+    >>> dataset.arrays["x"]
+    ArrayInfo(dtype=dtype('<f4'), shape=(3,), chunk_rows=10)
+    """
+    url = canonical_url(url)
+    found = standing_at(url, storage_options)
+    if not found:
+        hint = (
+            " (memory:// URLs exist in the process that made them only)"
+            if url.startswith("memory://")
+            else ""
+        )
+        raise DatasetNotFound(f"nothing stands at {url}{hint}; create_dataset makes a dataset")
+    if found != GROUP:
+        raise DatasetNotFound(f"{url} is {found}; a dataset is a Zarr group of arrays")
+    meter = Meter()
+    store = MeteredStore(open_store(url, storage_options, read_only=True), meter)
+    try:
+        group = zarr.open_group(store=store, mode="r")
+        arrays = dict(sorted(group.arrays()))
+        mark = group.attrs.get(MARK)
+    except Exception as exc:
+        raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
+    if isinstance(mark, Mapping):
+        if not mark.get("complete"):
+            raise DatasetError(
+                f"writing the dataset at {url} was never finished; create it again with overwrite=True"
+            )
+        store.absent_is_error = True
+    sources = {name: StoredArray.of(url, name, array) for name, array in arrays.items()}
+    lengths = {name: array.shape[0] for name, array in arrays.items()}
+    if not lengths:
+        raise DatasetError(f"the Zarr group at {url} has no arrays")
+    if len(set(lengths.values())) > 1:
+        raise DatasetError(f"the arrays of {url} have different lengths along their first axis: {lengths}")
+    n_samples = next(iter(lengths.values()))
+    if n_samples == 0:
+        raise DatasetError(f"the dataset at {url} has no samples")
+    infos = {name: source.info for name, source in sources.items()}
+    return Dataset(
+        url=url,
+        n_samples=n_samples,
+        arrays=MappingProxyType(infos),
+        layout=RowLayout.of({name: (info.dtype, info.shape) for name, info in infos.items()}),
+        _sources=sources,
+        _meter=meter,
+        _storage_options=storage_options,
+    )
+
+
+def _reopen(url: str, storage_options: Mapping[str, Any] | None) -> Dataset:
+    return open_dataset(url, storage_options=storage_options)
+
+
+def _checked_indices(name: str, values: ArrayLike, stop: int, what: str) -> NDArray[np.int64]:
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise InvalidParameter.of(name, f"an array of shape {array.shape}", "one-dimensional")
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if array.dtype == np.bool_:
+        raise InvalidParameter.of(name, "a boolean mask", "integers", "Use numpy.flatnonzero(mask).")
+    if array.dtype.kind not in "iu":
+        raise InvalidParameter.of(name, f"an array of {array.dtype}", "integers")
+    if array.min() < 0 or array.max() >= stop:
+        first = int(np.flatnonzero((array < 0) | (array >= stop))[0])
+        raise InvalidParameter.of(
+            f"{name}[{first}]",
+            int(array[first]),
+            f"in [0, {stop}), the {what}",
+            "Indices do not wrap around.",
+        )
+    return array.astype(np.int64, copy=False)

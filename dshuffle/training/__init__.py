@@ -1,0 +1,20 @@
+"""Training on shuffled partitions, and the comparison of ways to shuffle."""
+
+from dshuffle.training.cluster import local_cluster
+from dshuffle.training.comparison import Way, compare_ways, default_ways, modest_step, product_of_ways
+from dshuffle.training.datasets import keyed_regression, keyed_weights
+from dshuffle.training.linear_regression import History, compile_kernels, fit_linear_regression
+
+__all__ = [
+    "History",
+    "Way",
+    "compare_ways",
+    "compile_kernels",
+    "default_ways",
+    "fit_linear_regression",
+    "keyed_regression",
+    "keyed_weights",
+    "local_cluster",
+    "modest_step",
+    "product_of_ways",
+]

@@ -1,0 +1,267 @@
+"""Parallel SGD for linear regression: paper 000, section 5.1, equation 4."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.report import TrainingPoint
+
+Weights = NDArray[np.float64]
+
+# Rows that a task holds beside its partition: a few MB at a thousand features.
+BATCH_ROWS = 4096
+
+
+class PartitionLike(Protocol):
+    """What a training task needs of a worker's partition."""
+
+    @property
+    def rank(self) -> int:
+        """The worker's rank."""
+
+    def batches(self, batch_size: int) -> Iterator[dict[str, NDArray[Any]]]:
+        """The rows in this epoch's order, ``batch_size`` at a time, as arrays by name."""
+
+
+class FutureLike(Protocol):
+    """A result that is on its way."""
+
+    def result(self) -> Any:
+        """Wait for it; raise what the task raised."""
+
+
+class EpochLike(Protocol):
+    """What the trainer needs of an epoch."""
+
+    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[FutureLike]:
+        """Run ``fn(partition, *args, **kwargs)`` on every worker."""
+
+
+class ShufflerLike(Protocol):
+    """What the trainer needs of a shuffler."""
+
+    def epochs(self, count: int) -> Iterable[EpochLike]:
+        """The next ``count`` epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a fit went through.
+
+    Parameters
+    ----------
+    points
+        One point an epoch: epoch, seconds since the fit began, error after it.
+    weights
+        ``(n_features,)`` the final weights.
+    """
+
+    points: tuple[TrainingPoint, ...]
+    weights: Weights
+
+
+def fit_linear_regression(
+    shuffler: ShufflerLike,
+    *,
+    epochs: int,
+    step: float,
+    step_decay: float = 1.0,
+    features: str = "x",
+    target: str = "y",
+    truth: NDArray[np.floating[Any]] | None = None,
+    on_epoch: Callable[[TrainingPoint], None] | None = None,
+) -> History:
+    """Fit ``y = x @ weights`` by one local SGD pass on every worker an epoch, then averaging.
+
+    Parameters
+    ----------
+    shuffler
+        A :class:`dshuffle.Shuffler`.
+    epochs
+        Passes over the whole dataset.
+    step
+        Step of the first epoch; below ``2 / max ||x_j||^2`` no single update can overshoot.
+    step_decay
+        Factor on the step after every epoch, in (0, 1].
+    features, target
+        Arrays of the dataset: ``(q, m)`` and ``(q,)``, float32 or float64.
+    truth
+        ``(m,)`` the true weights, where they are known.
+    on_epoch
+        Called with each epoch's point as soon as it is known.
+
+    Returns
+    -------
+    History
+        A point's ``error`` is ``||X w - y|| / ||y||`` over the whole dataset, and its ``weight_error`` is
+        ``||w - truth|| / ||truth||``.
+
+    Raises
+    ------
+    InvalidParameter
+        A parameter is out of range, the arrays are no regression, or the step makes the weights diverge.
+
+    Notes
+    -----
+    Differences from the paper: the weights start at zero instead of at random, so that runs can be compared;
+    the workers measure the residual, which needs no true weights. Rows are visited in the partition's own
+    order, which the shuffler redraws every epoch.
+
+    References
+    ----------
+    Paper 000 (UberShuffle), section 5.1, equation 4. M. Zinkevich, M. Weimer, L. Li and A. Smola,
+    "Parallelized stochastic gradient descent", NIPS 2010, which averages once at the end; the paper averages
+    once an epoch.
+    """
+    if epochs < 1:
+        raise InvalidParameter.of("epochs", epochs, "an integer >= 1")
+    if not (math.isfinite(step) and step > 0):
+        raise InvalidParameter.of("step", step, "a finite number > 0")
+    if not 0 < step_decay <= 1:
+        raise InvalidParameter.of("step_decay", step_decay, "in (0, 1]")
+    started = time.perf_counter()
+    weights: Weights | None = None
+    points: list[TrainingPoint] = []
+    for number, epoch in enumerate(shuffler.epochs(epochs)):
+        size = step * step_decay**number
+        local = _results(epoch.map(local_pass, weights, size, features=features, target=target))
+        if not all(np.isfinite(one).all() for one in local):
+            raise _diverged(size, number)
+        # Near the largest float the mean overflows: the residual tells.
+        with np.errstate(over="ignore", invalid="ignore"):
+            weights = np.mean(local, axis=0)
+        sums = np.sum(_results(epoch.map(residual, weights, features=features, target=target)), axis=0)
+        if not np.isfinite(sums).all():
+            raise _diverged(size, number)
+        if sums[1] == 0:
+            raise InvalidParameter.of("target", target, "an array with a value other than zero")
+        point = TrainingPoint(
+            epoch=number,
+            seconds=time.perf_counter() - started,
+            error=math.sqrt(sums[0] / sums[1]),
+            weight_error=None if truth is None else _distance(weights, truth),
+        )
+        points.append(point)
+        if on_epoch is not None:
+            on_epoch(point)
+    if weights is None:
+        raise InvalidParameter.of("shuffler", shuffler, "one whose epochs(count) yields epochs")
+    return History(points=tuple(points), weights=weights)
+
+
+def local_pass(
+    partition: PartitionLike, weights: Weights | None, step: float, *, features: str = "x", target: str = "y"
+) -> Weights:
+    """One SGD pass over a partition from the common weights (``None``: zeros); a task on each worker."""
+    own = None if weights is None else weights.copy()
+    for batch in partition.batches(BATCH_ROWS):
+        rows, targets = _regression(batch, features, target)
+        if own is None:
+            own = np.zeros(rows.shape[1])
+        sgd_pass(own, rows, targets, step)
+    if own is None:
+        raise InvalidParameter.of("partition", partition.rank, "one with samples", "Use fewer workers.")
+    return own
+
+
+def residual(
+    partition: PartitionLike, weights: Weights, *, features: str = "x", target: str = "y"
+) -> tuple[float, float]:
+    """``(||X w - y||^2, ||y||^2)`` over a partition; a task on each worker."""
+    wrong = total = 0.0
+    for batch in partition.batches(BATCH_ROWS):
+        rows, targets = _regression(batch, features, target)
+        # Weights near the largest float overflow here: the caller tells by the infinite sum.
+        with np.errstate(over="ignore", invalid="ignore"):
+            difference = rows @ weights - targets
+            wrong += float(difference @ difference)
+            total += float(targets @ targets)
+    return wrong, total
+
+
+@numba.njit(nogil=True, cache=True)
+def sgd_pass(weights, rows, targets, step):  # type: ignore[no-untyped-def]
+    """Equation 4 for every row in turn, in place: ``w -= step * a (a . w - y)``.
+
+    Parameters
+    ----------
+    weights
+        ``(m,)`` float64, changed in place.
+    rows, targets
+        ``(n, m)`` float32 or float64 and ``(n,)`` float64, both contiguous.
+    step
+        The step size.
+    """
+    for i in range(rows.shape[0]):
+        product = 0.0
+        for j in range(weights.size):
+            product += rows[i, j] * weights[j]
+        pull = step * (product - targets[i])
+        for j in range(weights.size):
+            weights[j] -= pull * rows[i, j]
+
+
+def compile_kernels() -> None:
+    """Compile for float32 and float64 rows, so that later processes load the code from numba's cache."""
+    for dtype in (np.float32, np.float64):
+        sgd_pass(np.zeros(1), np.zeros((1, 1), dtype=dtype), np.zeros(1), 0.0)
+
+
+def _regression(
+    batch: dict[str, NDArray[Any]], features: str, target: str
+) -> tuple[NDArray[np.floating[Any]], NDArray[np.float64]]:
+    check_regression({name: (array.dtype, array.ndim) for name, array in batch.items()}, features, target)
+    # Contiguous and writeable copies where need be: then the kernel has two signatures only.
+    return np.require(batch[features], requirements="CW"), np.require(batch[target], np.float64, "CW")
+
+
+def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: str, target: str) -> None:
+    """Raise :class:`InvalidParameter` unless a linear regression can use these two arrays.
+
+    Parameters
+    ----------
+    arrays
+        Name -> dtype and number of dimensions, samples included.
+    features, target
+        The names chosen.
+    """
+    for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
+        if name not in arrays:
+            raise InvalidParameter.of(
+                parameter, name, f"one of the dataset's arrays: {', '.join(sorted(arrays))}"
+            )
+        dtype, found = arrays[name]
+        if dtype not in (np.float32, np.float64) or found != dimensions:
+            raise InvalidParameter.of(
+                parameter,
+                name,
+                f"a {dimensions}-D array of float32 or float64 (it is {found}-D, {dtype})",
+                f"Name another array with {parameter} (--{parameter} on the command line).",
+            )
+
+
+def _distance(weights: Weights, truth: NDArray[np.floating[Any]]) -> float:
+    return float(np.linalg.norm(weights - truth) / np.linalg.norm(truth))
+
+
+def _results(futures: list[FutureLike]) -> list[Any]:
+    return [future.result() for future in futures]
+
+
+def _diverged(step: float, epoch: int) -> InvalidParameter:
+    return InvalidParameter.of(
+        "step",
+        step,
+        "small enough for the weights to stay finite",
+        f"They diverged in epoch {epoch}: take a smaller step (below 2 / the largest squared norm of a row), "
+        "or look for NaN and infinite values in the data.",
+    )
