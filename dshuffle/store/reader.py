@@ -48,7 +48,9 @@ def read_rows(
     """Scatter row ``ids[i]`` of every sink's source to row ``slots[i]`` of its matrix."""
     order = np.argsort(ids)
     ids, slots = ids[order], slots[order]
-    sync(run_bounded((job for sink in sinks for job in _jobs(sink, ids, slots)), memory_budget))
+    span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
+    jobs = (job for sink in sinks for job in _jobs(sink, ids, slots, span_nbytes))
+    sync(run_bounded(jobs, memory_budget))
 
 
 def cost(decoded_nbytes: int) -> int:
@@ -81,33 +83,34 @@ async def _collect(running: dict[asyncio.Future[None], int]) -> None:
         del running[task]
 
 
-def _jobs(sink: Sink, ids: NDArray[np.int64], slots: NDArray[np.int64]) -> Iterator[Job]:
-    source = sink.source
+def _jobs(sink: Sink, ids: NDArray[np.int64], slots: NDArray[np.int64], span_nbytes: int) -> Iterator[Job]:
+    source, chunk_rows = sink.source, sink.source.info.chunk_rows
     if source.row_nbytes == 0 or ids.size == 0:
         return
 
     def job(start: int, stop: int, first: int, last: int) -> Callable[[], Awaitable[None]]:
         return lambda: _read_span(sink, start, stop, ids[first:last], slots[first:last])
 
-    for start, stop, first, last in spans(ids, source.info.chunk_rows, source.band_nbytes):
-        n_bands = (stop - start) // source.info.chunk_rows
+    for start, stop, first, last in spans(ids, chunk_rows, max(1, span_nbytes // source.band_nbytes)):
+        n_bands = (stop - start) // chunk_rows
         yield cost(n_bands * source.band_nbytes), job(start, stop, first, last)
 
 
-def spans(ids: NDArray[np.int64], chunk_rows: int, band_nbytes: int) -> list[tuple[int, int, int, int]]:
+def spans(ids: NDArray[np.int64], chunk_rows: int, max_bands: int) -> list[tuple[int, int, int, int]]:
     """Group sorted ids by what is read in one call.
 
     Returns
     -------
     list of (start, stop, first, last)
-        Rows ``start`` to ``stop``, whole bands without a gap, serve ``ids[first:last]``.
+        Rows ``start`` to ``stop``, at most ``max_bands`` neighbouring bands of which each is wanted, serve
+        ``ids[first:last]``.
 
     Examples
     --------
-    >>> spans(np.array([0, 1, 4, 9, 9]), chunk_rows=2, band_nbytes=1 << 20)
+    >>> spans(np.array([0, 1, 4, 9, 9]), chunk_rows=2, max_bands=4)
     [(0, 2, 0, 2), (4, 6, 2, 3), (8, 10, 3, 5)]
-    >>> spans(np.array([0, 3, 5]), chunk_rows=2, band_nbytes=1 << 20)
-    [(0, 6, 0, 3)]
+    >>> spans(np.array([0, 3, 5]), chunk_rows=2, max_bands=2)
+    [(0, 4, 0, 2), (4, 6, 2, 3)]
     """
     bands = ids // chunk_rows
     firsts = np.flatnonzero(np.diff(bands, prepend=-1))
@@ -115,7 +118,7 @@ def spans(ids: NDArray[np.int64], chunk_rows: int, band_nbytes: int) -> list[tup
     at = np.arange(bands.size)
     gap = np.diff(bands, prepend=-2) != 1
     since_gap = at - np.maximum.accumulate(np.where(gap, at, 0))
-    begins = np.flatnonzero(since_gap % max(1, _SPAN_NBYTES // band_nbytes) == 0)
+    begins = np.flatnonzero(since_gap % max_bands == 0)
     ends = np.append(begins[1:], bands.size)
     return list(
         zip(

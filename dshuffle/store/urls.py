@@ -93,12 +93,9 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None, *, read_only
 
 def standing_at(url: str, storage_options: Mapping[str, Any] | None) -> str:
     """What stands at a canonical URL: ``""`` for nothing, :data:`GROUP`, or words that say what it is."""
-    if is_local(url):
-        if not os.path.exists(url):
-            return ""
-        if not os.path.isdir(url):
-            return "a file"
     store = open_store(url, storage_options, read_only=True)
+    if is_local(url) and not os.path.isdir(url):
+        return "a file" if os.path.exists(url) else ""
     try:
         found = sync(_node_in(store))
     except Exception as exc:

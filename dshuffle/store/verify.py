@@ -75,13 +75,13 @@ def verify_dataset(
     sources = dataset._sources.values()
     total = sum(math.prod(source.chunk_grid) for source in sources)
     sizes: list[int] = []
-    bad: list[str] = []
+    bad: list[tuple[str, tuple[int, ...], str]] = []
 
     async def check(source: StoredArray, index: tuple[int, ...]) -> None:
         try:
             sizes.append(await source.check_chunk(index))
         except CorruptChunk as exc:
-            bad.append(str(exc))
+            bad.append((source.name, index, str(exc)))
         if progress is not None:
             progress(len(sizes) + len(bad), total)
 
@@ -94,4 +94,4 @@ def verify_dataset(
                 yield reader.cost(source.chunk_nbytes), job(source, index)
 
     sync(reader.run_bounded(jobs(), memory_budget))
-    return VerifyReport(n_chunks=total, bytes=sum(sizes), bad=tuple(sorted(bad)))
+    return VerifyReport(n_chunks=total, bytes=sum(sizes), bad=tuple(message for _, _, message in sorted(bad)))

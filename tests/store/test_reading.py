@@ -1,0 +1,242 @@
+"""How rows are read: every chunk once, within the budget, from several threads; and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import subprocess
+import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.store import Dataset, chunks, create_dataset, open_dataset, reader
+from dshuffle.store.metering import MeteredStore
+
+N = 100
+X = np.random.default_rng(0).random((N, 6)).astype("f4")
+Y = np.arange(N)
+
+
+@pytest.fixture
+def dataset() -> Dataset:
+    return create_dataset("memory://reading", {"x": X, "y": Y}, chunk_rows=7, overwrite=True)
+
+
+@pytest.mark.parametrize("span_nbytes", [1, 500, 4 << 20])
+def test_each_chunk_is_fetched_once(dataset: Dataset, monkeypatch: Any, span_nbytes: int) -> None:
+    monkeypatch.setattr(reader, "_SPAN_NBYTES", span_nbytes)
+    rng = np.random.default_rng(1)
+    for ids in (rng.permutation(N), rng.integers(0, N, 300), np.array([8, 8, 7, 99]), np.array([], int)):
+        before = dataset.traffic
+        dataset.read_rows(ids)
+        cost = dataset.traffic - before
+        n_chunks = len(np.unique(ids // 7))
+        assert cost.requests == 2 * n_chunks
+        # Chunks are stored whole, each with a checksum of four bytes.
+        assert cost.fetched_bytes == n_chunks * (7 * 6 * 4 + 4 + 7 * 8 + 4)
+        assert cost.delivered_bytes == len(ids) * 32
+        assert cost.seconds > 0
+
+
+def test_opening_is_not_counted(dataset: Dataset) -> None:
+    assert open_dataset("memory://reading").traffic.requests == 0
+
+
+@given(st.lists(st.integers(0, 60), min_size=1).map(sorted), st.integers(1, 9), st.integers(1, 9))
+def test_spans_cover_the_ids_and_nothing_else(ids: list[int], chunk_rows: int, max_bands: int) -> None:
+    found = reader.spans(np.array(ids), chunk_rows, max_bands)
+    bands: list[int] = []
+    at = 0
+    for start, stop, first, last in found:
+        assert first == at < last
+        assert all(start <= i < stop for i in ids[first:last])
+        assert start % chunk_rows == stop % chunk_rows == 0
+        assert 1 <= (stop - start) // chunk_rows <= max_bands
+        bands += range(start // chunk_rows, stop // chunk_rows)
+        at = last
+    assert at == len(ids)
+    assert bands == sorted({i // chunk_rows for i in ids})
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 60))
+def test_the_budget_bounds_what_runs(costs: list[int], budget: int) -> None:
+    running: list[int] = []
+    peak = done = 0
+
+    async def job(cost: int) -> None:
+        nonlocal peak, done
+        running.append(cost)
+        assert len(running) == 1 or sum(running) <= budget
+        peak = max(peak, len(running))
+        await asyncio.sleep(0)
+        running.remove(cost)
+        done += 1
+
+    asyncio.run(reader.run_bounded(((cost, lambda c=cost: job(c)) for cost in costs), budget))
+    assert done == len(costs)
+    assert not costs or peak >= 1
+    if len(costs) >= 2 and costs[0] + costs[1] <= budget:
+        assert peak >= 2
+
+
+def test_a_failure_stops_what_has_not_begun_and_waits_for_the_rest() -> None:
+    log: list[str] = []
+
+    async def slow() -> None:
+        await asyncio.sleep(0.01)
+        log.append("slow is done")
+
+    async def fail() -> None:
+        raise OSError("broken")
+
+    async def never() -> None:
+        log.append("started after the failure")
+
+    async def main() -> None:
+        await reader.run_bounded([(1, slow), (1, fail), (2, never)], 2)
+
+    with pytest.raises(OSError, match="broken"):
+        asyncio.run(main())
+    assert log == ["slow is done"]
+
+
+@pytest.mark.parametrize("budget", [1, 1000, 64 << 20])
+def test_chunks_in_flight_stay_within_the_budget(dataset: Dataset, monkeypatch: Any, budget: int) -> None:
+    monkeypatch.setattr(reader, "_SPAN_NBYTES", 1)
+    in_flight = peak = 0
+    original = chunks.StoredArray.read_rows
+
+    async def watched(self: Any, start: int, stop: int) -> Any:
+        nonlocal in_flight, peak
+        in_flight += reader.cost(self.band_nbytes)
+        peak = max(peak, in_flight)
+        await asyncio.sleep(0.001)
+        result = await original(self, start, stop)
+        in_flight -= reader.cost(self.band_nbytes)
+        return result
+
+    monkeypatch.setattr(chunks.StoredArray, "read_rows", watched)
+    np.testing.assert_array_equal(dataset.read_rows(np.arange(N), memory_budget=budget)["x"], X)
+    largest = 2 * 7 * 6 * 4
+    assert peak <= max(budget, largest)
+    assert peak == largest if budget == 1 else peak > largest
+
+
+def test_memory_beside_the_result_stays_within_the_budget(tmp_path: Path) -> None:
+    n, chunk_nbytes, budget = 4096, 64 << 10, 2 << 20
+    x = np.zeros((n, 4096), np.uint8)  # 16 MiB
+    dataset = create_dataset(tmp_path / "d", {"x": x}, chunk_rows=chunk_nbytes // 4096)
+    rows = dataset.layout.empty(n)
+    ids = np.random.default_rng(0).permutation(n)
+    dataset.read_into(rows, ids, ids, memory_budget=budget)
+    tracemalloc.start()
+    try:
+        dataset.read_into(rows, ids, ids, memory_budget=budget)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Ids, slots and Python's own objects come to less than 1 MiB.
+    assert budget / 4 < peak < budget + (1 << 20)
+
+
+def test_threads_share_a_dataset(tmp_path: Path) -> None:
+    dataset = create_dataset(tmp_path / "d", {"x": X, "y": Y}, chunk_rows=3)
+    rows = dataset.layout.empty(8 * N)
+
+    def work(k: int) -> None:
+        for _ in range(5):
+            ids = np.random.default_rng(k).permutation(N)
+            dataset.read_into(rows, k * N + ids, ids)
+            np.testing.assert_array_equal(dataset.read_rows(ids)["x"], X[ids])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    np.testing.assert_array_equal(dataset.layout.column(rows, "x"), np.tile(X, (8, 1)))
+    np.testing.assert_array_equal(dataset.layout.column(rows, "y"), np.tile(Y, 8))
+    assert dataset.traffic.requests == 8 * 5 * 2 * 2 * 34
+
+
+def test_pickling_opens_the_same_data_anywhere(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    dataset = create_dataset("x.zarr", {"x": X})
+    assert dataset.url == str(tmp_path / "x.zarr")
+    data = pickle.dumps(dataset)
+    assert len(data) < 500
+    (tmp_path / "data.pickle").write_bytes(data)
+    script = "import pickle; d = pickle.load(open(r'%s', 'rb')); print(d.url, d.read_rows([3])['x'].sum())"
+    other = subprocess.run(
+        [sys.executable, "-c", script % (tmp_path / "data.pickle")],
+        cwd=os.sep,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other.stdout.split() == [str(tmp_path / "x.zarr"), str(X[3].sum())]
+
+
+def test_secrets_stay_out_of_repr_and_errors(tmp_path: Path) -> None:
+    secret = {"secret": "hunter2"}
+    with pytest.raises(InvalidParameter, match=r"storage_options=.'secret'.") as caught:
+        open_dataset(tmp_path, storage_options=secret)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([3, -1, 200], r"ids\[1\]=-1 .* \[0, 100\)"),
+        ([3, 4, 100], r"ids\[2\]=100 "),
+        (np.array([2**63 + 1], "u8"), r"ids\[0\]=9223372036854775809 "),
+        (np.zeros(N, bool), "boolean mask.*flatnonzero"),
+        ([1.0], "float64"),
+        ([[1]], r"\(1, 1\)"),
+        (3, r"\(\)"),
+        (["a"], "integers"),
+    ],
+)
+def test_bad_ids(dataset: Dataset, ids: Any, words: str) -> None:
+    with pytest.raises(InvalidParameter, match=words):
+        dataset.read_rows(ids)
+    with pytest.raises(InvalidParameter, match=words):
+        dataset.read_into(dataset.layout.empty(3), [0, 1, 2], ids)
+    assert dataset.traffic.requests == 0
+
+
+def test_bad_targets(dataset: Dataset) -> None:
+    rows = dataset.layout.empty(10)
+    read_only = rows.copy()
+    read_only.flags.writeable = False
+    for bad in (rows[:, ::2], rows[::2], rows[:, :5], rows.astype("i2"), rows[0], read_only, None):
+        with pytest.raises(InvalidParameter, match=r"rows=.*\(capacity, 32\) uint8"):
+            dataset.read_into(bad, [0], [0])  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameter, match=r"slots\[1\]=10"):
+        dataset.read_into(rows, [0, 10], [0, 1])
+    with pytest.raises(InvalidParameter, match="distinct"):
+        dataset.read_into(rows, [1, 1], [0, 1])
+    with pytest.raises(InvalidParameter, match=r"as many as ids \(2\)"):
+        dataset.read_into(rows, [1], [0, 1])
+    for budget in (0, True, 1.5):
+        with pytest.raises(InvalidParameter, match="memory_budget="):
+            dataset.read_into(rows, [1], [0], memory_budget=budget)  # type: ignore[arg-type]
+    assert dataset.traffic.requests == 0
+
+
+def test_an_unreachable_store_is_not_taken_for_corruption(dataset: Dataset, monkeypatch: Any) -> None:
+    async def refuse(*args: Any, **kwargs: Any) -> None:
+        raise PermissionError("no")
+
+    store = next(iter(dataset._sources.values())).array.store
+    assert isinstance(store, MeteredStore)
+    monkeypatch.setattr(type(store._store), "get", refuse)
+    with pytest.raises(DatasetError, match=r"cannot fetch .*PermissionError: no") as caught:
+        dataset.read_rows([0])
+    assert type(caught.value) is DatasetError
