@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
-from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows, gather_rows
+from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows, gather_rows, scatter_verified
 
 # Beside its bytes every slot costs a checksum (4), and its places in the index and the free list (8 + 8 + 8).
 SLOT_OVERHEAD = 28
@@ -41,7 +41,9 @@ class Index:
         missing = self.sample_ids[places] != sample_ids
         if missing.any():
             sample = int(sample_ids[int(np.argmax(missing))])
-            raise ExchangeError(f"sample {sample} is not in this cache partition ({len(self.sample_ids)} samples)")
+            raise ExchangeError(
+                f"sample {sample} is not in this cache partition ({len(self.sample_ids)} samples)"
+            )
         return self.slots[places]
 
 
@@ -128,10 +130,11 @@ class CachePartition:
             part = slots[first : first + step]
             self.checksums[part] = checksum_rows(self.rows[part], sample_ids[first : first + step])
 
-    def pack(self, sample_ids: NDArray[np.int64]) -> tuple[ByteMatrix, NDArray[np.uint32]]:
-        """Rows and checksums of held samples, gathered into contiguous buffers."""
+    def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
+        """Gather rows and checksums of held samples into contiguous buffers."""
         slots = self.index.find(sample_ids)
-        return gather_rows(self.rows, slots, self.layout.empty(len(slots))), self.checksums[slots]
+        gather_rows(self.rows, slots, rows)
+        np.take(self.checksums, slots, out=checksums, mode="clip")
 
     def unpack(
         self,
@@ -152,10 +155,9 @@ class CachePartition:
                 f"a message has rows {rows.shape} and checksums {checksums.shape}; "
                 f"{len(slots)} rows of {self.layout.nbytes} bytes were owed"
             )
-        wrong = checksum_rows(rows, sample_ids) != checksums
-        if wrong.any():
-            raise ChecksumMismatch(f"the row of sample {int(sample_ids[int(np.argmax(wrong))])} arrived corrupted")
-        self.rows[slots] = rows
+        wrong = scatter_verified(self.rows, slots, rows, sample_ids, checksums)
+        if wrong >= 0:
+            raise ChecksumMismatch(f"the row of sample {int(sample_ids[wrong])} arrived corrupted")
         self.checksums[slots] = checksums
 
     def prepare(self, held: NDArray[np.int64]) -> Swap:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError, ExchangeError
+from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache import CachePartition
 from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, ReportFailed, ReportReady
 from dshuffle.exchange.messages import Cut, MessageId
@@ -34,8 +35,8 @@ Reply = dict[str, Any]
 class RowSource(Protocol):
     """Whatever a sender takes its rows from: a cache partition, or the server's rows."""
 
-    def pack(self, sample_ids: SampleIds) -> tuple[ByteMatrix, NDArray[np.uint32]]:
-        """Rows and checksums of samples, contiguous. Raises ExchangeError naming a sample that it lacks."""
+    def pack(self, sample_ids: SampleIds, rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
+        """Put rows and checksums of samples into buffers. Raises ExchangeError naming a sample that it lacks."""
 
 
 class Network(Protocol):
@@ -64,12 +65,31 @@ class Meter:
 
 
 class Sender:
-    """Answers the requests for one participant's rows."""
+    """Answers the requests for one participant's rows.
 
-    def __init__(self, outbox: Outbox, source: RowSource, cut: Cut, network: Network, executor: Executor) -> None:
+    Parameters
+    ----------
+    outbox
+        Decides which request to answer when.
+    source
+        Where the rows come from.
+    buffers
+        What messages are packed into.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        source: RowSource,
+        buffers: BufferPool,
+        cut: Cut,
+        network: Network,
+        executor: Executor,
+    ) -> None:
         self.meter = Meter()
         self._outbox = outbox
         self._source = source
+        self._buffers = buffers
         self._cut = cut
         self._network = network
         self._executor = executor
@@ -79,15 +99,19 @@ class Sender:
     def begin(self, run_id: int, sends: Mapping[int, SampleIds]) -> None:
         """Start a run in which these samples are owed to these destinations."""
         self.meter = Meter()
+        self._buffers.forget()
         self._sends = sends
-        self._perform(self._outbox.begin(run_id, {to: self._cut.count(len(ids)) for to, ids in sends.items()}))
+        self._perform(
+            self._outbox.begin(run_id, {to: self._cut.count(len(ids)) for to, ids in sends.items()})
+        )
 
     def end(self) -> None:
         """The run is over; what still waits for it is refused."""
         self._perform(self._outbox.end())
 
     def acknowledged(self, message: MessageId) -> None:
-        """A receiver has its message."""
+        """A receiver has its message, so nothing reads its buffer any more."""
+        self._buffers.give_back(message)
         self._perform(self._outbox.acknowledged(message))
 
     async def serve(self, message: MessageId) -> Reply:
@@ -108,7 +132,8 @@ class Sender:
         started = time.perf_counter()
         try:
             loop = asyncio.get_running_loop()
-            rows, checksums = await loop.run_in_executor(self._executor, self._source.pack, sample_ids)
+            rows, checksums = self._buffers.take(message, len(sample_ids))
+            await loop.run_in_executor(self._executor, self._source.pack, sample_ids, rows, checksums)
         except (ExchangeError, DatasetError) as error:
             self.acknowledged(message)
             return {"status": "refused", "reason": f"{type(error).__name__}: {error}", "again": False}
@@ -220,16 +245,21 @@ class Receiver:
                 if reply["status"] != "OK":
                     self._perform(self._inbox.failed(message, reply["reason"], again=reply["again"]))
                     return
-                if message not in self._inbox.outstanding:  # the run was given up meanwhile
-                    return
-                await loop.run_in_executor(
-                    self._executor, self._unpack, sample_ids[first:last], slots[first:last], reply
-                )
+                try:
+                    if message not in self._inbox.outstanding:  # the run was given up meanwhile
+                        return
+                    await loop.run_in_executor(
+                        self._executor, self._unpack, sample_ids[first:last], slots[first:last], reply
+                    )
+                finally:
+                    await self._network.acknowledge(message)
         except (ExchangeError, OSError, asyncio.TimeoutError) as error:
             # A broken connection or a corrupted message is worth asking again; a corrupt chunk is not.
             again = not isinstance(error, DatasetError)
             self._perform(self._inbox.failed(message, f"{type(error).__name__}: {error}", again=again))
-        except Exception as error:  # whatever it is, the scheduler must hear of it, or the epoch would never end
+        except (
+            Exception
+        ) as error:  # whatever it is, the scheduler must hear of it, or the epoch would never end
             logger.exception("dshuffle: %s failed", message)
             self._perform(self._inbox.failed(message, f"{type(error).__name__}: {error}", again=False))
         else:
@@ -237,12 +267,11 @@ class Receiver:
             self._perform(self._inbox.arrived(message))
 
     async def _ask(self, message: MessageId) -> Reply:
-        try:
-            reply = await asyncio.wait_for(self._network.fetch(message), self._timeout)
-        finally:
-            await self._network.acknowledge(message)
+        reply = await asyncio.wait_for(self._network.fetch(message), self._timeout)
         if not isinstance(reply, dict) or "status" not in reply:
-            raise ExchangeError(f"participant {message.sender} does not know dshuffle (its reply was {reply!r})")
+            raise ExchangeError(
+                f"participant {message.sender} does not know dshuffle (its reply was {reply!r})"
+            )
         self.meter.transfer_seconds = time.perf_counter() - self._started
         if reply["status"] == "OK" and not self._network.is_local(message.sender):
             self.meter.received_bytes += reply["rows"].nbytes + reply["checksums"].nbytes

@@ -79,8 +79,8 @@ class Uniform:
 
     References
     ----------
-    Paper 000 says that a node caches up to ``s = floor(alpha q)`` data points (section 2), and not which ones it
-    gives up. Its rates are those of caches of uniformly random content, which this policy keeps up.
+    Paper 000 says that a node caches up to ``s = floor(alpha q)`` data points (section 2), and not which ones
+    it gives up. Its rates are those of caches of uniformly random content, which this policy keeps up.
     """
 
     n_workers: int

@@ -87,7 +87,7 @@ _FAULTS = {
     _SENDER_LACKS: "packet {packet} for worker {worker} has sample {sample}, which its sender {sender} lacks",
     _HELD: "packet {packet} delivers sample {sample} to worker {worker}, which holds it already",
     _TWICE: "packet {packet} delivers sample {sample} to worker {worker} again, after packet {other}",
-    _SAME_PACKET: "packet {packet} has samples {other} and {sample} for worker {worker}: neither is decodable",
+    _SAME_PACKET: "packet {packet} has samples {other} and {sample} for worker {worker}: one too many",
     _LACKS: "worker {worker} cannot decode sample {sample} from packet {packet}: it lacks sample {other}",
     _CIRCULAR: (
         "worker {worker} cannot decode sample {sample} from packet {packet}: "
@@ -101,7 +101,9 @@ _FAULTS = {
 
 
 @numba.njit(nogil=True, cache=True)
-def _find_fault(offsets, samples, destinations, senders, holders, wanted, n_workers):  # type: ignore[no-untyped-def]
+def _find_fault(  # type: ignore[no-untyped-def]
+    offsets, samples, destinations, senders, holders, wanted, n_workers
+):
     """The first fault as (kind, packet, component, other sample or packet)."""
     q, n_packets, n_entries = wanted.size, senders.size, samples.size
     # Components of one sample form a linked list, to find (sample, worker) pairs again.

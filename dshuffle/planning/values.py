@@ -18,14 +18,15 @@ Holders = NDArray[np.uint64]
 Words = NDArray[np.uint64]
 
 
-def as_integer(name: str, value: object, minimum: int, hint: str = "") -> int:
-    """An integer of at least ``minimum``, or :class:`InvalidParameter`."""
+def as_integer(name: str, value: object, minimum: int | None = None, hint: str = "") -> int:
+    """An integer, of at least ``minimum`` if there is one, or :class:`InvalidParameter`."""
+    allowed = "an integer" if minimum is None else f"an integer >= {minimum}"
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise InvalidParameter.of(name, value, f"an integer >= {minimum}", hint) from None
-    if number < minimum:
-        raise InvalidParameter.of(name, value, f"an integer >= {minimum}", hint)
+        raise InvalidParameter.of(name, value, allowed, hint) from None
+    if minimum is not None and number < minimum:
+        raise InvalidParameter.of(name, value, allowed, hint)
     return number
 
 

@@ -46,7 +46,7 @@ def way_colour(place: int) -> str:
 
 
 def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
-    key = ((BLUE, "training"), (VERMILLION, "waiting for data"))
+    key = ((BLUE, "training"), (VERMILLION, "waiting for data"), (GREY, "the rest"))
     chart = _horizontal(measured)
     _stack(
         chart,
@@ -54,15 +54,23 @@ def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
         {
             "training": lambda found: found.training_seconds,
             "waiting for data": lambda found: found.waited_seconds,
+            "the rest": _rest,
         },
         [colour for colour, _ in key],
     )
     return Chart(
         "What an epoch costs",
-        "Seconds of a median epoch: computing, and standing still because the next samples were not there. "
+        "Wall time of a median epoch: tasks of the busiest worker, standing still because the next samples "
+        "were not there, and the rest: round trips, starting tasks, and cores shared with the exchange. "
         "An exchange that hides behind training costs nothing here.",
         key,
         chart,
+    )
+
+
+def _rest(found: Figures) -> float:
+    return max(
+        0.0, (found.epoch_seconds or 0.0) - (found.training_seconds or 0.0) - (found.waited_seconds or 0.0)
     )
 
 
@@ -105,7 +113,7 @@ def _bytes(measured: Mapping[str, Figures]) -> Chart:
     }
     rows = [(label, kind) for label in measured for kind in kinds]
     values = [kinds[kind][1](measured[label]) or 0 for label, kind in rows]
-    chart = _figure(y_range=FactorRange(*reversed(rows), group_padding=0.6), height=_height(measured, 50))
+    chart = _figure(y_range=FactorRange(factors=rows[::-1], group_padding=0.6), height=_height(measured, 50))
     source = ColumnDataSource(
         {
             "row": rows,
@@ -183,7 +191,7 @@ def _lines(ways: tuple[WayResult, ...], x: Callable[[TrainingPoint], float], lab
 
 
 def _horizontal(measured: Mapping[str, Figures]) -> Any:
-    chart = _figure(y_range=FactorRange(*reversed(list(measured))), height=_height(measured, 34))
+    chart = _figure(y_range=FactorRange(factors=list(measured)[::-1]), height=_height(measured, 34))
     chart.x_range.start = 0
     chart.xaxis.axis_label = "seconds"
     return chart
@@ -225,6 +233,7 @@ def _figure(**options: Any) -> Any:
     chart.axis.minor_tick_line_color = None
     chart.grid.name = "grid"
     if isinstance(chart.y_range, FactorRange):
+        chart.yaxis.major_tick_in = 0
         chart.ygrid.grid_line_color = None
         chart.y_range.range_padding = 0.02
         chart.xaxis.formatter = NumeralTickFormatter(format="0.[000]")

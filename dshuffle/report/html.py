@@ -72,7 +72,7 @@ def render_html(comparison: Comparison) -> str:
 {figures}
 </section>
 <section>
-<h2>Error after each epoch</h2>
+<h2>The errors in numbers</h2>
 {_table(("way", *map(str, epochs)), error_rows)}
 </section>
 <section>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -100,11 +101,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """A way in numbers. All but the errors are of the epochs after the first, which is loaded, not exchanged.
+    """A way in numbers: medians of the epochs after the first, which is loaded and not exchanged.
 
+    ``epoch_seconds`` is wall time, from the end of one epoch to that of the next.
     ``None`` stands where a way ran for too few epochs to tell.
     """
 
+    epoch_seconds: float | None
     shuffle_seconds: Spread | None
     training_seconds: float | None
     waited_seconds: float | None
@@ -129,7 +132,9 @@ def figures(way: WayResult) -> Figures:
         return statistics.median(map(value, exchanged)) if exchanged else None
 
     errors = [point.error for point in way.history]
+    walls = [after.seconds - before.seconds for before, after in itertools.pairwise(way.history)]
     return Figures(
+        epoch_seconds=statistics.median(walls) if walls else None,
         shuffle_seconds=Spread.of([record.exchange_seconds for record in exchanged]) if exchanged else None,
         training_seconds=median(lambda record: record.training_seconds),
         waited_seconds=median(lambda record: record.waited_seconds),

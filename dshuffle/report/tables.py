@@ -11,13 +11,13 @@ from rich.text import Text
 from dshuffle.report.summary import Comparison, Spread, WayResult, figures
 from dshuffle.report.units import UNKNOWN, human_bytes, human_count, human_error, human_seconds
 
-TIME_HEADINGS = ("shuffle", "range", "training", "waited", "first error", "last error")
+TIME_HEADINGS = ("epoch", "shuffle", "range", "training", "waited", "last error")
 TRAFFIC_HEADINGS = ("needed", "on the wire", "from the store", "requests")
 CAPTION = (
-    "Medians of the epochs after the first, which is loaded and not exchanged. shuffle: from the start of "
-    "an exchange until every worker is ready, mostly while training. waited: how long training stood "
-    "still for it. needed: samples trained on by a worker that did not hold them. Bytes and requests "
-    "are of one epoch, over all workers."
+    "Medians of the epochs after the first, which is loaded and not exchanged. epoch: wall time. "
+    "shuffle: from the start of an exchange until every worker is ready, mostly while training. "
+    "waited: how long training stood still for it. needed: samples trained on "
+    "by a worker that did not hold them. Bytes and requests are of one epoch, over all workers."
 )
 # So many epochs fit beside the label.
 MOST_ERROR_COLUMNS = 7
@@ -28,11 +28,11 @@ def time_cells(way: WayResult) -> tuple[str, ...]:
     found = figures(way)
     spread = found.shuffle_seconds
     return (
+        human_seconds(found.epoch_seconds),
         human_seconds(None if spread is None else spread.median),
         UNKNOWN if spread is None else _range(spread),
         human_seconds(found.training_seconds),
         human_seconds(found.waited_seconds),
-        human_error(found.first_error),
         human_error(found.last_error),
     )
 

@@ -21,21 +21,23 @@ def human_bytes(value: float | None) -> str:
         if value < 999.5 or unit == "TB":
             break
         value /= 1000
-    return f"{_three_figures(value)} {unit}"
+    return f"{value:.0f} B" if unit == "B" else f"{_three_figures(value)} {unit}"
 
 
 def human_seconds(value: float | None) -> str:
-    """Seconds, milliseconds below a second.
+    """Seconds, milli- or microseconds.
 
     Examples
     --------
-    >>> human_seconds(0.0), human_seconds(0.01234), human_seconds(3.21), human_seconds(125)
-    ('0 s', '12.3 ms', '3.21 s', '125 s')
+    >>> human_seconds(0.0), human_seconds(2.5e-6), human_seconds(0.01234), human_seconds(125)
+    ('0 s', '2.50 µs', '12.3 ms', '125 s')
     """
     if value is None:
         return UNKNOWN
     if value == 0:
         return "0 s"
+    if value < 0.0009995:
+        return f"{_three_figures(value * 1e6)} µs"
     return f"{_three_figures(value * 1000)} ms" if value < 0.9995 else f"{_three_figures(value)} s"
 
 
@@ -77,4 +79,4 @@ def human_ratio(value: float) -> str:
 def _three_figures(value: float) -> str:
     if value < 1:
         return f"{value:.2g}"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}".removesuffix(".00").removesuffix(".0")
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"

@@ -27,22 +27,25 @@ def _speed(measured: list[tuple[WayResult, Figures]]) -> str:
         return "No way that reshuffles everything was run for two epochs or more: none can be the fastest."
     whole.sort(key=lambda pair: pair[0].median)
     (best, fastest), others = whole[0], whole[1:]
-    waited = next(found.waited_seconds for way, found in measured if way is fastest)
-    sentence = (
-        f"“{fastest.label}” took {human_seconds(best.median)} an epoch to reshuffle everything "
-        f"(training stood still for {human_seconds(waited)} of it)"
-    )
+    waited = next(found.waited_seconds or 0.0 for way, found in measured if way is fastest)
+    hidden = waited < 0.01 * best.median
+    cost = "all of it while training" if hidden else f"training stood still for {human_seconds(waited)} of it"
+    sentence = f"“{fastest.label}” took {human_seconds(best.median)} an epoch to reshuffle everything ({cost})"
     if not others:
         return f"{sentence}; no other way of doing so was run."
-    against = []
-    for spread, way in others:
-        if spread.least <= best.greatest:
-            against.append(
-                f"not clearly faster than “{way.label}” ({human_seconds(spread.median)}, ranges overlap)"
-            )
-        else:
-            against.append(f"{human_ratio(spread.median / best.median)} times as fast as “{way.label}”")
-    return f"{sentence}: {_listed(against)}."
+    slower = [
+        f"{human_ratio(spread.median / best.median)} times as fast as “{way.label}”"
+        for spread, way in others
+        if spread.least > best.greatest
+    ]
+    alike = [
+        f"“{way.label}” ({human_seconds(spread.median)})"
+        for spread, way in others
+        if spread.least <= best.greatest
+    ]
+    if alike:
+        slower.append(f"not clearly faster than {_listed(alike)}, whose epochs overlap with its own")
+    return f"{sentence}: {_listed(slower)}."
 
 
 def _worth(measured: list[tuple[WayResult, Figures]]) -> str:
@@ -72,7 +75,8 @@ def _worth(measured: list[tuple[WayResult, Figures]]) -> str:
         else:
             parts.append(
                 f"one shuffle before training did better than reshuffling every epoch "
-                f"({human_error(once[1])} against {human_error(reached)}), so reshuffling was not worth its cost here"
+                f"({human_error(once[1])} against {human_error(reached)}), so reshuffling was not "
+                f"worth its cost here"
             )
     if never is not None:
         if _same(never[1], reached):

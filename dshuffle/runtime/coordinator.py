@@ -155,7 +155,9 @@ class Coordinator:
         )
         for where, reply in zip(there, replies, strict=True):
             if isinstance(reply, BaseException):
-                logger.warning("dshuffle: session %s was not closed on %s: %s", self._spec.session_id, where, reply)
+                logger.warning(
+                    "dshuffle: session %s was not closed on %s: %s", self._spec.session_id, where, reply
+                )
 
     @property
     def _ranks(self) -> range:
@@ -182,7 +184,9 @@ class Coordinator:
             self.break_(
                 error
                 if isinstance(error, WorkerLost)
-                else ClusterError(f"epoch {run.epoch} was ready everywhere and could not be committed: {error}")
+                else ClusterError(
+                    f"epoch {run.epoch} was ready everywhere and could not be committed: {error}"
+                )
             )
             assert self._broken is not None
             raise self._broken from error

@@ -73,10 +73,8 @@ class ServerRows:
         self._lock = threading.Lock()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-server-read")
 
-    def pack(self, sample_ids: NDArray[np.int64]) -> tuple[ByteMatrix, NDArray[np.uint32]]:
-        """Rows and checksums of samples, in the order given; each block is looked up once."""
-        rows = self._layout.empty(len(sample_ids))
-        checksums = np.empty(len(sample_ids), dtype=np.uint32)
+    def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
+        """Put rows and checksums of samples into buffers, in the order given; each block is looked up once."""
         blocks = sample_ids // self._block_rows
         order = np.argsort(blocks, kind="stable")
         present, starts = np.unique(blocks[order], return_index=True)
@@ -85,7 +83,6 @@ class ServerRows:
             within = sample_ids[places] - number * self._block_rows
             rows[places] = block.rows[within]
             checksums[places] = block.checksums[within]
-        return rows, checksums
 
     def close(self) -> None:
         """Stop reading and drop all rows."""

@@ -19,6 +19,7 @@ from distributed import Worker
 from numpy.typing import NDArray
 
 from dshuffle.errors import ExchangeError, StaleEpoch
+from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache import CachePartition, Swap
 from dshuffle.exchange.comms import DaskNetwork
 from dshuffle.exchange.driver import Receiver, Reply, Sender
@@ -94,7 +95,7 @@ class WorkerSession:
         self._executor = executor
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-plan")
         self._dataset = dataset
-        self._planner = EpochPlanner(spec.plan)
+        self._planner = EpochPlanner(spec.plan, checks=rank == 0)  # all compare digests, so one check does
         self._planned: asyncio.Future[Planned] | None = None
         self._run: Run | None = None
         self._view: View | None = None
@@ -113,6 +114,10 @@ class WorkerSession:
         network = DaskNetwork(
             worker, spec.session_id, spec.addresses, serve_here=self.serve, acknowledge_here=self.acknowledge
         )
+
+        def buffers() -> BufferPool:
+            return BufferPool(layout, cut.rows_per_message, settings.window)
+
         self._senders: dict[int, Sender] = {}
         self._server_rows: ServerRows | None = None
         self._cache: CachePartition | None = None
@@ -122,7 +127,7 @@ class WorkerSession:
                 layout, capacity=spec.plan.capacity, incoming=spec.plan.max_incoming, budget=spec.memory_limit
             )
             self._senders[rank] = Sender(
-                Outbox(rank, window=settings.window), self._cache, cut, network, executor
+                Outbox(rank, window=settings.window), self._cache, buffers(), cut, network, executor
             )
             self._receiver = Receiver(
                 Inbox(rank, window=settings.window),
@@ -142,7 +147,7 @@ class WorkerSession:
                 window_bytes=settings.window_bytes * spec.plan.n_workers,
             )
             self._senders[SERVER] = Sender(
-                Outbox(SERVER, window=settings.window), self._server_rows, cut, network, executor
+                Outbox(SERVER, window=settings.window), self._server_rows, buffers(), cut, network, executor
             )
 
     @property
@@ -215,7 +220,11 @@ class WorkerSession:
         """Reply to another participant's request for a message."""
         sender = self._senders.get(message.sender)
         if sender is None:
-            return {"status": "refused", "reason": f"participant {message.sender} is not here", "again": False}
+            return {
+                "status": "refused",
+                "reason": f"participant {message.sender} is not here",
+                "again": False,
+            }
         return await sender.serve(message)
 
     def acknowledge(self, message: MessageId) -> None:

@@ -39,7 +39,9 @@ class Settings:
             raise InvalidParameter.of("dshuffle.message-bytes", self.message_bytes, "at least 1 byte")
         if self.window_bytes < self.message_bytes:
             raise InvalidParameter.of(
-                "dshuffle.window-bytes", self.window_bytes, f"at least one message ({self.message_bytes} bytes)"
+                "dshuffle.window-bytes",
+                self.window_bytes,
+                f"at least one message ({self.message_bytes} bytes)",
             )
         if not self.timeout > 0:
             raise InvalidParameter.of("dshuffle.timeout", self.timeout, "a positive time")

@@ -127,7 +127,12 @@ class DShuffleWorker(WorkerPlugin):
 
 
 def run_on_partition(
-    session_id: str, rank: int, epoch: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    session_id: str,
+    rank: int,
+    epoch: int,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """The Dask task behind :meth:`dshuffle.Epoch.map`: call ``fn`` on the partition of this worker."""
     plugin = get_worker().plugins.get(PLUGIN)

@@ -3,7 +3,8 @@
 from dshuffle.training.cluster import local_cluster
 from dshuffle.training.comparison import Way, compare_ways, default_ways, modest_step, product_of_ways
 from dshuffle.training.datasets import keyed_regression, keyed_weights
-from dshuffle.training.linear_regression import History, compile_kernels, fit_linear_regression
+from dshuffle.training.linear_regression import History, fit_linear_regression
+from dshuffle.training.warmup import compile_kernels
 
 __all__ = [
     "History",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
+from dask.delayed import delayed
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
@@ -60,7 +60,7 @@ def keyed_regression(
         if value < least:
             raise InvalidParameter.of(name, value, f"an integer >= {least}")
     xs, ys = [], []
-    block = dask.delayed(_block, nout=2, pure=True)
+    block = delayed(_block, nout=2, pure=True)
     for start in range(0, n_samples, BLOCK_ROWS):
         rows = min(BLOCK_ROWS, n_samples - start)
         x, y = block(start, rows, n_samples, n_keys, n_dense, seed, sort)

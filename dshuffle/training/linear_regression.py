@@ -4,53 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numba
 import numpy as np
+from distributed import Future
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.report import TrainingPoint
+from dshuffle.runtime import Partition, Shuffler
 
 Weights = NDArray[np.float64]
 
 # Rows that a task holds beside its partition: a few MB at a thousand features.
 BATCH_ROWS = 4096
-
-
-class PartitionLike(Protocol):
-    """What a training task needs of a worker's partition."""
-
-    @property
-    def rank(self) -> int:
-        """The worker's rank."""
-
-    def batches(self, batch_size: int) -> Iterator[dict[str, NDArray[Any]]]:
-        """The rows in this epoch's order, ``batch_size`` at a time, as arrays by name."""
-
-
-class FutureLike(Protocol):
-    """A result that is on its way."""
-
-    def result(self) -> Any:
-        """Wait for it; raise what the task raised."""
-
-
-class EpochLike(Protocol):
-    """What the trainer needs of an epoch."""
-
-    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[FutureLike]:
-        """Run ``fn(partition, *args, **kwargs)`` on every worker."""
-
-
-class ShufflerLike(Protocol):
-    """What the trainer needs of a shuffler."""
-
-    def epochs(self, count: int) -> Iterable[EpochLike]:
-        """The next ``count`` epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +40,7 @@ class History:
 
 
 def fit_linear_regression(
-    shuffler: ShufflerLike,
+    shuffler: Shuffler,
     *,
     epochs: int,
     step: float,
@@ -85,7 +55,7 @@ def fit_linear_regression(
     Parameters
     ----------
     shuffler
-        A :class:`dshuffle.Shuffler`.
+        Any sharding, assignment and delivery.
     epochs
         Passes over the whole dataset.
     step
@@ -153,13 +123,12 @@ def fit_linear_regression(
         points.append(point)
         if on_epoch is not None:
             on_epoch(point)
-    if weights is None:
-        raise InvalidParameter.of("shuffler", shuffler, "one whose epochs(count) yields epochs")
+    assert weights is not None
     return History(points=tuple(points), weights=weights)
 
 
 def local_pass(
-    partition: PartitionLike, weights: Weights | None, step: float, *, features: str = "x", target: str = "y"
+    partition: Partition, weights: Weights | None, step: float, *, features: str = "x", target: str = "y"
 ) -> Weights:
     """One SGD pass over a partition from the common weights (``None``: zeros); a task on each worker."""
     own = None if weights is None else weights.copy()
@@ -174,7 +143,7 @@ def local_pass(
 
 
 def residual(
-    partition: PartitionLike, weights: Weights, *, features: str = "x", target: str = "y"
+    partition: Partition, weights: Weights, *, features: str = "x", target: str = "y"
 ) -> tuple[float, float]:
     """``(||X w - y||^2, ||y||^2)`` over a partition; a task on each worker."""
     wrong = total = 0.0
@@ -210,18 +179,14 @@ def sgd_pass(weights, rows, targets, step):  # type: ignore[no-untyped-def]
             weights[j] -= pull * rows[i, j]
 
 
-def compile_kernels() -> None:
-    """Compile for float32 and float64 rows, so that later processes load the code from numba's cache."""
-    for dtype in (np.float32, np.float64):
-        sgd_pass(np.zeros(1), np.zeros((1, 1), dtype=dtype), np.zeros(1), 0.0)
-
-
 def _regression(
     batch: dict[str, NDArray[Any]], features: str, target: str
 ) -> tuple[NDArray[np.floating[Any]], NDArray[np.float64]]:
     check_regression({name: (array.dtype, array.ndim) for name, array in batch.items()}, features, target)
     # Contiguous and writeable copies where need be: then the kernel has two signatures only.
-    return np.require(batch[features], requirements="CW"), np.require(batch[target], np.float64, "CW")
+    return np.require(batch[features], requirements=["C", "W"]), np.require(
+        batch[target], np.float64, ["C", "W"]
+    )
 
 
 def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: str, target: str) -> None:
@@ -253,7 +218,7 @@ def _distance(weights: Weights, truth: NDArray[np.floating[Any]]) -> float:
     return float(np.linalg.norm(weights - truth) / np.linalg.norm(truth))
 
 
-def _results(futures: list[FutureLike]) -> list[Any]:
+def _results(futures: list[Future[Any]]) -> list[Any]:
     return [future.result() for future in futures]
 
 

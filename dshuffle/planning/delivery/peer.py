@@ -9,7 +9,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.bits import count_holders, group_by, lowest_bit
 from dshuffle.planning.plan import Plan, missing_samples
 from dshuffle.planning.randomness import below, next_word, random_words
-from dshuffle.planning.values import Holders, Ranks
+from dshuffle.planning.values import Holders, Ranks, Samples
 
 
 def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
@@ -33,15 +33,21 @@ def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: in
             "held by a worker to be delivered by 'peer'",
             "Use the delivery 'server' or 'storage' for samples that no worker holds.",
         )
-    scarce_first, _ = group_by(counts, n_workers + 1)
+    choice = counts.max(initial=0) > 1
+    scarce_first = group_by(counts, n_workers + 1)[0] if choice else np.arange(len(needed))
     senders = np.empty(len(needed), dtype=np.int32)
     _pick_senders(holders, needed, scarce_first, n_workers, random_words(1, "peer", seed)[0], senders)
-    # Two stable passes sort by (sender, destination); the samples are ascending already.
-    order, _ = group_by(destinations[needed], n_workers)
-    by_sender, _ = group_by(senders[order], n_workers)
-    order = order[by_sender]
+    order = _by_sender_and_destination(senders, destinations[needed], n_workers)
     samples = needed[order]
     return Plan.uncoded(samples, destinations[samples], senders[order])
+
+
+def _by_sender_and_destination(senders: Ranks, destinations: Ranks, n_workers: int) -> Samples:
+    """Stable, so that samples stay ascending within a flow."""
+    if n_workers <= 256:  # one pass, as long as its counters stay in the cache
+        return group_by(senders * n_workers + destinations, n_workers * n_workers)[0]
+    order, _ = group_by(destinations, n_workers)
+    return order[group_by(senders[order], n_workers)[0]]
 
 
 @numba.njit(nogil=True, cache=True)

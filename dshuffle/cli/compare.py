@@ -1,0 +1,174 @@
+"""``dshuffle compare``: the main job."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from distributed import Client
+from rich.console import Console
+
+from dshuffle.cli.progress import progress_bar
+from dshuffle.errors import ClusterError
+from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
+from dshuffle.store import Dataset, create_dataset, open_dataset
+from dshuffle.training import (
+    Way,
+    compare_ways,
+    compile_kernels,
+    default_ways,
+    keyed_regression,
+    local_cluster,
+    modest_step,
+    product_of_ways,
+)
+from dshuffle.training.facts import without_secrets
+
+DEFAULT_SAMPLES = 100_000
+
+
+@click.command()
+@click.argument("dataset", required=False)
+@click.option(
+    "--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of the local cluster."
+)
+@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
+@click.option(
+    "--assignment", "assignments", multiple=True, help="local, partial:Q or global; again for several."
+)
+@click.option("--delivery", "deliveries", multiple=True, help="peer, server or storage; again for several.")
+@click.option(
+    "--sharding",
+    type=click.Choice(["random", "contiguous"]),
+    help="First assignment of the ways given by --assignment and --delivery.  [default: random]",
+)
+@click.option(
+    "--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: its share]"
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--step", type=float, help="Step of SGD.  [default: 0.02 / mean squared norm of a row]")
+@click.option("--features", default="x", show_default=True, help="The 2-D array of the regression.")
+@click.option("--target", default="y", show_default=True, help="The 1-D array of the regression.")
+@click.option("--scheduler", metavar="ADDRESS", help="A running Dask scheduler, instead of a local cluster.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("dshuffle-report"),
+    show_default=True,
+    help="Folder of the report.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of tables.")
+def compare(
+    dataset: str | None,
+    workers: int,
+    epochs: int,
+    assignments: tuple[str, ...],
+    deliveries: tuple[str, ...],
+    sharding: str | None,
+    cache_fraction: float | None,
+    seed: int,
+    step: float | None,
+    features: str,
+    target: str,
+    scheduler: str | None,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Train a linear regression on DATASET under several ways of shuffling, and compare them.
+
+    Without DATASET one is generated: 100,000 samples of 100 features, sorted by a key. Without --assignment
+    and --delivery the ways are the papers' baselines. The report is written to --output.
+    """
+    if scheduler and not dataset:
+        raise click.UsageError(
+            "--scheduler needs DATASET: its workers may not see a temporary folder of this machine."
+        )
+    if assignments or deliveries:
+        ways = product_of_ways(assignments or ("global",), deliveries or ("peer",), sharding or "random")
+    elif sharding:
+        raise click.UsageError(
+            "--sharding needs --assignment or --delivery: the default ways have their own."
+        )
+    else:
+        ways = default_ways()
+    _make_folder(output)
+    # Compiled here once, the workers find the code on disk.
+    compile_kernels()
+    with _dataset(dataset, seed) as data:
+        chosen_step = modest_step(data, features=features, target=target) if step is None else step
+        with _client(scheduler, workers) as client, progress_bar() as advance:
+            done = 0
+
+            def on_epoch(way: Way, point: TrainingPoint) -> None:
+                nonlocal done
+                done += 1
+                advance(done, len(ways) * epochs, way.label)
+
+            advance(0, len(ways) * epochs, "starting")
+            comparison = compare_ways(
+                client,
+                data,
+                ways,
+                epochs=epochs,
+                step=chosen_step,
+                seed=seed,
+                cache_fraction=cache_fraction,
+                features=features,
+                target=target,
+                command=_command(),
+                on_epoch=on_epoch,
+            )
+    page = write_report(comparison, output)
+    _show(comparison, page, as_json)
+
+
+def _show(comparison: Comparison, page: Path, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(to_dict(comparison, verdict(comparison))))
+    else:
+        console = Console()
+        for table in comparison_tables(comparison):
+            console.print(table)
+        console.print(verdict(comparison), highlight=False, markup=False)
+    click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
+
+
+def _command() -> str:
+    return without_secrets(shlex.join(["dshuffle", *sys.argv[1:]]))
+
+
+def _make_folder(output: Path) -> None:
+    # Before the long run, not after it.
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.UsageError(f"--output {output} cannot be created: {error}") from error
+
+
+@contextmanager
+def _dataset(url: str | None, seed: int) -> Iterator[Dataset]:
+    if url is not None:
+        yield open_dataset(url)
+        return
+    with TemporaryDirectory(prefix="dshuffle-") as folder:
+        yield create_dataset(f"{folder}/keyed-regression.zarr", keyed_regression(DEFAULT_SAMPLES, seed=seed))
+
+
+@contextmanager
+def _client(scheduler: str | None, workers: int) -> Iterator[Client]:
+    if scheduler is None:
+        with local_cluster(workers) as client:
+            yield client
+        return
+    try:
+        client = Client(scheduler)
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"no Dask scheduler answers at {scheduler}: {error}") from error
+    with client:
+        yield client

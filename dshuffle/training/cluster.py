@@ -1,0 +1,57 @@
+"""A local Dask cluster with one more worker than train: the server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from distributed import Client, Nanny, Scheduler, SpecCluster
+from distributed.system import MEMORY_LIMIT
+
+from dshuffle.errors import InvalidParameter
+
+SERVER_RESOURCE = "dshuffle-server"
+
+
+@contextmanager
+def local_cluster(n_workers: int) -> Iterator[Client]:
+    """A client of a new local cluster: processes of one thread each, stopped in the end.
+
+    Parameters
+    ----------
+    n_workers
+        Workers that train. One more has the Dask resource ``dshuffle-server``: it serves the ``server``
+        delivery and never trains. All share the machine's memory equally.
+
+    Raises
+    ------
+    InvalidParameter
+        ``n_workers`` is less than 1.
+    """
+    if n_workers < 1:
+        raise InvalidParameter.of("workers", n_workers, "an integer >= 1")
+    host = "127.0.0.1"
+    # LocalCluster gives all workers the same resources, so the specification is our own.
+    common = {
+        "host": host,
+        "nthreads": 1,
+        "memory_limit": MEMORY_LIMIT // (n_workers + 1),
+        "dashboard": False,
+        "silence_logs": logging.WARNING,
+    }
+    workers: dict[int | str, dict[str, Any]] = {
+        rank: {"cls": Nanny, "options": dict(common)} for rank in range(n_workers)
+    }
+    workers["server"] = {"cls": Nanny, "options": {**common, "resources": {SERVER_RESOURCE: 1}}}
+    scheduler = {
+        "cls": Scheduler,
+        "options": {"host": host, "port": 0, "dashboard": False, "dashboard_address": f"{host}:0"},
+    }
+    with (
+        SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.WARNING) as cluster,
+        Client(cluster) as client,
+    ):
+        client.wait_for_workers(n_workers + 1)
+        yield client

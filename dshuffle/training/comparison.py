@@ -1,0 +1,174 @@
+"""Train the same model on the same data under several ways of shuffling."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from distributed import Client
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import DELIVERIES, SHARDINGS, Local, parse_assignment
+from dshuffle.report import Comparison, TrainingPoint, WayResult
+from dshuffle.runtime import Shuffler
+from dshuffle.store import Dataset
+from dshuffle.training.facts import cluster_facts, dataset_facts, machine_facts, version_facts
+from dshuffle.training.linear_regression import check_regression, fit_linear_regression
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of shuffling: a label for people, and the choices that :class:`dshuffle.Shuffler` takes."""
+
+    label: str
+    assignment: str
+    delivery: str
+    sharding: str
+
+    def __post_init__(self) -> None:
+        parse_assignment(self.assignment)
+        for name, value, known in (
+            ("delivery", self.delivery, DELIVERIES),
+            ("sharding", self.sharding, SHARDINGS),
+        ):
+            if value not in known:
+                raise InvalidParameter.of(name, value, f"one of {', '.join(sorted(known))}")
+
+
+def default_ways() -> tuple[Way, ...]:
+    """The baselines of the papers, from the least shuffling to the most.
+
+    ``partial`` starts from contiguous shards, as its question is whether exchanging a tenth makes up for
+    leaving data where they are stored.
+    """
+    return (
+        Way("local, as stored", "local", "peer", "contiguous"),
+        Way("local, shuffled once", "local", "peer", "random"),
+        Way("partial:0.1 + peer", "partial:0.1", "peer", "contiguous"),
+        Way("global + storage", "global", "storage", "random"),
+        Way("global + server", "global", "server", "random"),
+        Way("global + peer", "global", "peer", "random"),
+    )
+
+
+def product_of_ways(assignments: Sequence[str], deliveries: Sequence[str], sharding: str) -> tuple[Way, ...]:
+    """Every assignment with every delivery; ``local`` moves nothing, so that it comes once.
+
+    Examples
+    --------
+    >>> [way.label for way in product_of_ways(["local", "global"], ["peer", "storage"], "random")]
+    ['local', 'global + peer', 'global + storage']
+    """
+    ways: dict[str, Way] = {}
+    for assignment, delivery in itertools.product(assignments, deliveries):
+        parsed = parse_assignment(assignment)
+        label = str(parsed) if parsed == Local() else f"{parsed} + {delivery}"
+        ways.setdefault(label, Way(label, str(parsed), delivery, sharding))
+    return tuple(ways.values())
+
+
+def modest_step(dataset: Dataset, *, features: str = "x", target: str = "y") -> float:
+    """A step at which SGD converges in a few epochs: 0.02 / the mean squared norm of rows.
+
+    The norm is that of 1,000 rows, evenly apart.
+
+    Raises
+    ------
+    InvalidParameter
+        ``features`` and ``target`` are no regression, or all these rows are zero or not finite.
+    """
+    check_dataset(dataset, features, target)
+    ids = np.linspace(0, dataset.n_samples - 1, min(1000, dataset.n_samples)).astype(np.int64)
+    rows = dataset.read_rows(ids)[features].astype(np.float64)
+    norm = float(np.mean(np.einsum("ij,ij->i", rows, rows)))
+    if not (np.isfinite(norm) and norm > 0):
+        raise InvalidParameter.of("features", features, "an array of finite values that are not all zero")
+    return 0.02 / norm
+
+
+def check_dataset(dataset: Dataset, features: str, target: str) -> None:
+    """Raise :class:`InvalidParameter` unless a linear regression can use these arrays of the dataset."""
+    arrays = {name: (info.dtype, len(info.shape) + 1) for name, info in dataset.arrays.items()}
+    check_regression(arrays, features, target)
+
+
+def compare_ways(
+    client: Client,
+    dataset: Dataset,
+    ways: Sequence[Way],
+    *,
+    epochs: int,
+    step: float,
+    seed: int = 0,
+    cache_fraction: float | None = None,
+    features: str = "x",
+    target: str = "y",
+    command: str = "",
+    on_epoch: Callable[[Way, TrainingPoint], None] | None = None,
+) -> Comparison:
+    """Run every way from the same seed and weights, one after the other.
+
+    Parameters
+    ----------
+    client
+        Client of the cluster that all ways run on.
+    dataset
+        What they train on.
+    ways
+        At least one.
+    epochs, step, features, target
+        See :func:`fit_linear_regression`.
+    seed, cache_fraction
+        See :class:`dshuffle.Shuffler`.
+    command
+        How to run it again, for the report.
+    on_epoch
+        Called after every epoch of every way.
+
+    Notes
+    -----
+    Before anything is measured, two epochs of the last way are run and thrown away: processes load code,
+    connect and fill the page cache once, which would otherwise count against the first way.
+    """
+    if not ways:
+        raise InvalidParameter.of("ways", ways, "at least one way of shuffling")
+    check_dataset(dataset, features, target)
+
+    def run(way: Way, count: int, report: Callable[[TrainingPoint], None] | None) -> WayResult:
+        with Shuffler(
+            client,
+            dataset,
+            assignment=way.assignment,
+            delivery=way.delivery,
+            sharding=way.sharding,
+            cache_fraction=cache_fraction,
+            seed=seed,
+        ) as shuffler:
+            history = fit_linear_regression(
+                shuffler, epochs=count, step=step, features=features, target=target, on_epoch=report
+            )
+        return WayResult(
+            label=way.label,
+            assignment=way.assignment,
+            delivery=way.delivery,
+            sharding=way.sharding,
+            records=tuple(shuffler.records),
+            history=history.points,
+        )
+
+    def reporting(way: Way) -> Callable[[TrainingPoint], None] | None:
+        return None if on_epoch is None else lambda point: on_epoch(way, point)
+
+    run(ways[-1], 2, None)
+    return Comparison(
+        ways=tuple(run(way, epochs, reporting(way)) for way in ways),
+        seed=seed,
+        step=step,
+        command=command,
+        dataset=dataset_facts(dataset),
+        cluster=cluster_facts(client),
+        versions=version_facts(),
+        machine=machine_facts(),
+    )

@@ -1,0 +1,250 @@
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import (
+    SHARDINGS,
+    Global,
+    Local,
+    Partial,
+    epoch_order,
+    first_assignment,
+    next_assignment,
+    parse_assignment,
+)
+
+workers = st.integers(1, 9)
+seeds = st.integers(-(2**70), 2**70)
+fractions = st.decimals(0, 1, places=3).map(float)
+
+
+def sizes(assignment, n):
+    return np.bincount(assignment, minlength=n)
+
+
+def balanced(assignment, n):
+    return np.ptp(sizes(assignment, n)) <= 1 and len(sizes(assignment, n)) == n
+
+
+@st.composite
+def shapes(draw):
+    n = draw(workers)
+    return draw(st.integers(n, 80)), n
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@given(shape=shapes(), seed=seeds)
+def test_first_assignment_is_balanced_and_deterministic(sharding, shape, seed):
+    q, n = shape
+    assignment = first_assignment(sharding, q, n, seed=seed)
+    assert assignment.shape == (q,)
+    assert assignment.dtype == np.int32
+    assert balanced(assignment, n)
+    np.testing.assert_array_equal(assignment, first_assignment(sharding, q, n, seed=seed))
+
+
+@given(shape=shapes())
+def test_contiguous_shares_are_slices_in_rank_order(shape):
+    assignment = first_assignment("contiguous", *shape, seed=0)
+    assert (np.diff(assignment) >= 0).all()
+
+
+@given(shape=shapes(), seed=seeds, epoch=st.integers(1, 10**6))
+def test_global_is_balanced_and_does_not_depend_on_the_past(shape, seed, epoch):
+    q, n = shape
+    one = next_assignment(Global(), first_assignment("random", q, n, seed=1), n, seed=seed, epoch=epoch)
+    other = next_assignment(Global(), first_assignment("contiguous", q, n, seed=2), n, seed=seed, epoch=epoch)
+    assert one.dtype == np.int32
+    assert balanced(one, n)
+    np.testing.assert_array_equal(one, other)
+
+
+@given(shape=shapes(), seed=seeds)
+def test_local_keeps_every_sample_where_it_is(shape, seed):
+    q, n = shape
+    previous = first_assignment("random", q, n, seed=seed)
+    kept = next_assignment(Local(), previous, n, seed=seed, epoch=1)
+    np.testing.assert_array_equal(kept, previous)
+    assert not np.shares_memory(kept, previous)
+
+
+@given(shape=shapes(), seed=seeds, fraction=fractions)
+def test_partial_sends_and_receives_exactly_k(shape, seed, fraction):
+    q, n = shape
+    previous = first_assignment("random", q, n, seed=seed)
+    assignment = next_assignment(Partial(fraction), previous, n, seed=seed, epoch=3)
+    # Algorithm 1's Q * N / M, rounded up in exact decimal arithmetic.
+    k = 0 if n == 1 else min(math.ceil(Fraction(str(fraction)) * q / n), q // n)
+    moved = previous != assignment
+    np.testing.assert_array_equal(np.bincount(previous[moved], minlength=n), np.full(n, k))
+    np.testing.assert_array_equal(np.bincount(assignment[moved], minlength=n), np.full(n, k))
+    np.testing.assert_array_equal(sizes(assignment, n), sizes(previous, n))
+
+
+def test_partial_counts_are_not_off_by_a_float():
+    assert Partial(0.1).n_exchanged(1000, 10) == 10
+    assert Partial(0.1 + 0.2).n_exchanged(1000, 10) == 30
+    assert Partial(1 / 3).n_exchanged(900, 3) == 100
+    assert Partial(1e-15).n_exchanged(1000, 10) == 1
+    assert Partial(0).n_exchanged(1000, 10) == 0
+    assert Partial(1).n_exchanged(1003, 10) == 100
+
+
+def test_partial_destinations_are_uniform_derangements():
+    n, rounds = 4, 3000
+    previous = first_assignment("contiguous", n * rounds, n, seed=0)
+    assignment = next_assignment(Partial(1), previous, n, seed=0, epoch=1)
+    moves = np.zeros((n, n))
+    np.add.at(moves, (previous, assignment), 1)
+    assert np.diag(moves).tolist() == [0] * n
+    off = moves[~np.eye(n, dtype=bool)]
+    # 1000 of each with a standard deviation of 26.
+    assert np.abs(off - 1000).max() < 130
+
+
+def test_partial_draws_the_samples_that_leave_at_random():
+    q, n, epochs = 40, 4, 500
+    previous = first_assignment("contiguous", q, n, seed=0)
+    left = sum(
+        previous != next_assignment(Partial(0.3), previous, n, seed=0, epoch=epoch)
+        for epoch in range(1, epochs)
+    )
+    assert np.abs(left / epochs - 0.3).max() < 0.1
+
+
+def test_global_is_uniform():
+    q, n, epochs = 30, 5, 2000
+    start = first_assignment("contiguous", q, n, seed=0)
+    counts = np.zeros((q, n))
+    together = 0
+    for epoch in range(epochs):
+        assignment = next_assignment(Global(), start, n, seed=0, epoch=epoch)
+        counts[np.arange(q), assignment] += 1
+        together += assignment[0] == assignment[1]
+    # 400 of each with a standard deviation of 18; two samples share a worker with probability 5/29.
+    assert np.abs(counts - 400).max() < 100
+    assert abs(together / epochs - 5 / 29) < 0.04
+
+
+@pytest.mark.parametrize("draw", ["sharding", "global"])
+def test_every_worker_gets_its_turn_with_an_extra_sample(draw):
+    q, n, rounds = 11, 4, 1200
+    start = first_assignment("contiguous", q, n, seed=0)
+    larger = np.zeros(n)
+    for i in range(rounds):
+        if draw == "sharding":
+            assignment = first_assignment("random", q, n, seed=i)
+        else:
+            assignment = next_assignment(Global(), start, n, seed=0, epoch=i)
+        larger += sizes(assignment, n) == 3
+    # Three of four each time: 900 with a standard deviation of 15.
+    assert np.abs(larger - 900).max() < 75
+
+
+@given(ids=st.sets(st.integers(0, 1000)), seed=seeds, epoch=st.integers(0, 99), rank=st.integers(0, 99))
+def test_epoch_order_depends_on_the_set_alone(ids, seed, epoch, rank):
+    ascending = np.array(sorted(ids), dtype=np.int64)
+    order = epoch_order(ascending[::-1], seed=seed, epoch=epoch, rank=rank)
+    np.testing.assert_array_equal(np.sort(order), ascending)
+    np.testing.assert_array_equal(order, epoch_order(ascending, seed=seed, epoch=epoch, rank=rank))
+
+
+def test_epoch_order_changes_with_seed_epoch_and_rank():
+    ids = np.arange(50)
+    orders = {
+        tuple(epoch_order(ids, seed=s, epoch=e, rank=r).tolist())
+        for s in (0, 1)
+        for e in (0, 1)
+        for r in (0, 1)
+    }
+    assert len(orders) == 8
+
+
+def test_golden_values():
+    start = first_assignment("random", 12, 3, seed=7)
+    assert start.tolist() == [2, 0, 0, 1, 2, 0, 2, 1, 1, 1, 0, 2]
+    drawn = next_assignment(Global(), start, 3, seed=7, epoch=1)
+    assert drawn.tolist() == [
+        0,
+        1,
+        0,
+        0,
+        1,
+        0,
+        2,
+        2,
+        1,
+        2,
+        2,
+        1,
+    ]
+    exchanged = next_assignment(Partial(0.5), start, 3, seed=7, epoch=1)
+    assert exchanged.tolist() == [
+        1,
+        0,
+        2,
+        0,
+        2,
+        0,
+        1,
+        1,
+        0,
+        1,
+        2,
+        2,
+    ]
+    assert epoch_order(np.arange(8), seed=7, epoch=1, rank=2).tolist() == [2, 4, 6, 7, 1, 3, 5, 0]
+
+
+@pytest.mark.parametrize(
+    "assignment", [Local(), Global(), Partial(0.3), Partial(1 / 3), Partial(0), Partial(1e-7)]
+)
+def test_parsing_is_the_inverse_of_str(assignment):
+    assert parse_assignment(str(assignment)) == assignment
+    assert parse_assignment(assignment) is assignment
+
+
+def test_str_of_partial():
+    assert str(Partial(0.3)) == "partial:0.3"
+    assert Partial(np.float32(0.5)) == Partial(0.5)
+
+
+@pytest.mark.parametrize(
+    "text", ["locals", "", "partial", "partial:", "partial:x", "partial:1.5", "partial:nan", 3]
+)
+def test_unknown_assignments_list_the_known(text):
+    with pytest.raises(InvalidParameter, match=r"assignment=.*'local', 'global' or 'partial:Q'") as error:
+        parse_assignment(text)
+    assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.0001, math.nan, math.inf, "0.3", None])
+def test_partial_refuses_fractions_outside_0_1(fraction):
+    with pytest.raises(InvalidParameter, match=r"assignment.fraction=.*number in \[0, 1\]"):
+        Partial(fraction)
+
+
+def test_bad_input():
+    with pytest.raises(InvalidParameter, match=r"n_samples=3 .* integer >= 4.*fewer samples than workers"):
+        first_assignment("random", 3, 4, seed=0)
+    with pytest.raises(InvalidParameter, match="n_workers=0"):
+        first_assignment("random", 3, 0, seed=0)
+    with pytest.raises(InvalidParameter, match="n_workers=2\\.0"):
+        first_assignment("random", 3, 2.0, seed=0)
+    with pytest.raises(InvalidParameter, match=r"sharding='rand'.*'contiguous', 'random'"):
+        first_assignment("rand", 4, 2, seed=0)
+    with pytest.raises(InvalidParameter, match=r"previous\[1\]=2 .*worker in \[0, 2\)"):
+        next_assignment(Local(), [0, 2], 2, seed=0, epoch=1)
+    with pytest.raises(InvalidParameter, match=r"previous\[0\]=-1"):
+        next_assignment(Local(), [-1, 2], 2, seed=0, epoch=1)
+    with pytest.raises(InvalidParameter, match=r"previous.dtype='float64'"):
+        next_assignment(Local(), [0.0, 1.0], 2, seed=0, epoch=1)
+    with pytest.raises(InvalidParameter, match=r"previous.shape=\(1, 2\)"):
+        next_assignment(Local(), [[0, 1]], 2, seed=0, epoch=1)
+    with pytest.raises(InvalidParameter, match="assignment='local'"):
+        next_assignment("local", [0, 1], 2, seed=0, epoch=1)

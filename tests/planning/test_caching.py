@@ -1,0 +1,152 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import (
+    CACHINGS,
+    Global,
+    Local,
+    Partial,
+    first_assignment,
+    first_holders,
+    held_by,
+    holders_of,
+    next_assignment,
+)
+
+
+@st.composite
+def shapes(draw):
+    n = draw(st.sampled_from([1, 2, 3, 7, 65]))
+    q = draw(st.integers(n, 3 * n + 20))
+    return q, n, draw(st.integers(-(-q // n), q))
+
+
+def held(holders, n):
+    return [set(np.flatnonzero(held_by(holders, worker)).tolist()) for worker in range(n)]
+
+
+def shares(assignment, n):
+    return [set(np.flatnonzero(assignment == worker).tolist()) for worker in range(n)]
+
+
+@given(shape=shapes(), seed=st.integers())
+def test_first_holders_fill_the_cache_exactly(shape, seed):
+    q, n, capacity = shape
+    assignment = first_assignment("random", q, n, seed=seed)
+    holders = first_holders(assignment, n, capacity, seed=seed)
+    excess = capacity > -(-q // n)
+    for share, cached in zip(shares(assignment, n), held(holders, n), strict=True):
+        assert share <= cached
+        assert len(cached) == (capacity if excess else len(share))
+
+
+@pytest.mark.parametrize("caching", CACHINGS)
+@pytest.mark.parametrize("assignment", [Local(), Partial(0.5), Global()], ids=str)
+@given(shape=shapes(), seed=st.integers())
+def test_policy_contract(caching, assignment, shape, seed):
+    q, n, capacity = shape
+    policy = CACHINGS[caching](n, capacity, seed)
+    ranks = first_assignment("random", q, n, seed=seed)
+    holders = policy.first(ranks)
+    np.testing.assert_array_equal(holders, first_holders(ranks, n, capacity, seed=seed))
+    twin = CACHINGS[caching](n, capacity, seed)
+    twin.first(ranks)
+    for epoch in range(1, 4):
+        before, given_away = held(holders, n), holders.copy()
+        ranks = next_assignment(assignment, ranks, n, seed=seed, epoch=epoch)
+        evolved = policy.evolve(holders, ranks, epoch)
+        np.testing.assert_array_equal(holders, given_away)
+        np.testing.assert_array_equal(evolved, twin.evolve(holders, ranks, epoch))
+        excess = capacity > -(-q // n)
+        for share, old, new in zip(shares(ranks, n), before, held(evolved, n), strict=True):
+            assert share <= new <= old | share
+            assert len(new) == (capacity if excess else len(share))
+        holders = evolved
+
+
+def test_without_excess_workers_hold_their_shares_alone():
+    assignment = first_assignment("random", 10, 4, seed=0)
+    for make in CACHINGS.values():
+        policy = make(4, 3, 0)
+        np.testing.assert_array_equal(policy.first(assignment), holders_of(assignment, 4))
+        moved = next_assignment(Global(), assignment, 4, seed=0, epoch=1)
+        np.testing.assert_array_equal(
+            policy.evolve(holders_of(assignment, 4), moved, 1), holders_of(moved, 4)
+        )
+
+
+def test_caches_that_begin_below_the_capacity_are_filled_by_keeping_everything():
+    assignment = np.array([0, 0, 1, 1])
+    policy = CACHINGS["uniform"](2, 3, 0)
+    evolved = policy.evolve(holders_of(assignment, 2), np.array([0, 1, 0, 1]), 1)
+    assert held(evolved, 2) == [{0, 1, 2}, {1, 2, 3}]
+
+
+def test_first_excess_is_uniform():
+    q, n, rounds = 12, 3, 1500
+    assignment = first_assignment("contiguous", q, n, seed=0)
+    counts = sum(held_by(first_holders(assignment, n, 7, seed=seed), 1).astype(int) for seed in range(rounds))
+    assert (counts[4:8] == rounds).all()
+    # Three of eight: 562 with a standard deviation of 19.
+    others = np.delete(counts, slice(4, 8))
+    assert np.abs(others - rounds * 3 / 8).max() < 100
+
+
+def test_uniform_eviction_is_uniform():
+    n, rounds = 2, 1500
+    before, after = np.array([0] * 4 + [1] * 8), np.array([1] * 4 + [0] * 4 + [1] * 4)
+    holders = holders_of(before, n)
+    kept = sum(
+        held_by(CACHINGS["uniform"](n, 9, seed).evolve(holders, after, 1), 1).astype(int)
+        for seed in range(rounds)
+    )
+    # Worker 1 held 4..11, trains on 0..3 and 8..11 now, and keeps one of 4..7.
+    assert (kept[:4] == rounds).all()
+    assert (kept[8:] == rounds).all()
+    assert np.abs(kept[4:8] - rounds / 4).max() < 90
+
+
+@given(shape=shapes(), seed=st.integers(0, 100), fraction=st.sampled_from([0.3, 1.0]))
+def test_recent_keeps_what_was_trained_on_last(shape, seed, fraction):
+    q, n, capacity = shape
+    policy = CACHINGS["recent"](n, capacity, seed)
+    ranks = first_assignment("random", q, n, seed=seed)
+    trained = {(int(worker), sample): 0 for sample, worker in enumerate(ranks)}
+    holders = policy.first(ranks)
+    for epoch in range(1, 6):
+        ranks = next_assignment(Partial(fraction), ranks, n, seed=seed, epoch=epoch)
+        evolved = policy.evolve(holders, ranks, epoch)
+        for worker, (old, new) in enumerate(zip(held(holders, n), held(evolved, n), strict=True)):
+            share = set(np.flatnonzero(ranks == worker).tolist())
+            kept = [trained.get((worker, sample), -1) for sample in new - share]
+            evicted = [trained.get((worker, sample), -1) for sample in old - new]
+            assert max(evicted, default=-1) <= min(kept, default=epoch)
+        trained |= {(int(worker), sample): epoch for sample, worker in enumerate(ranks)}
+        holders = evolved
+
+
+def test_recent_breaks_ties_at_random():
+    before, after = np.array([0] * 4 + [1] * 8), np.array([1] * 4 + [0] * 4 + [1] * 4)
+    kept = np.zeros(12, dtype=int)
+    for seed in range(400):
+        policy = CACHINGS["recent"](2, 9, seed)
+        policy.first(before)
+        kept += held_by(policy.evolve(holders_of(before, 2), after, 1), 1)
+    assert np.abs(kept[4:8] - 100).max() < 45
+
+
+def test_ages_saturate():
+    policy = CACHINGS["recent"](2, 3, 0)
+    assignment = np.array([0, 0, 1, 1])
+    holders = policy.first(assignment)
+    for epoch in range(1, 300):
+        holders = policy.evolve(holders, assignment, epoch)
+    assert policy.ages.tolist() == [[0, 0, 255, 255], [255, 255, 0, 0]]
+
+
+def test_capacity_below_a_share_is_refused():
+    with pytest.raises(InvalidParameter, match=r"capacity=2 .* at least 3"):
+        first_holders([0, 0, 0, 1, 1], 2, 2, seed=0)

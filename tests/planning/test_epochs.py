@@ -1,0 +1,219 @@
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter, PlanError
+from dshuffle.planning import (
+    CACHINGS,
+    DELIVERIES,
+    SERVER,
+    SHARDINGS,
+    STORE,
+    EpochPlan,
+    EpochPlanner,
+    Global,
+    Local,
+    Partial,
+    Plan,
+    ShufflePlanSpec,
+    epoch_order,
+)
+
+
+def make(n_samples=12, n_workers=3, **changes):
+    fields = {"seed": 0, "assignment": Global(), "delivery": "peer", "sharding": "random"}
+    return ShufflePlanSpec(n_samples, n_workers, **fields | changes)
+
+
+@st.composite
+def specs(draw):
+    n = draw(st.sampled_from([1, 2, 3, 6, 66]))
+    q = draw(st.integers(n, 2 * n + 30))
+    return make(
+        q,
+        n,
+        seed=draw(st.integers()),
+        assignment=draw(st.sampled_from([Local(), Partial(0.3), Partial(1), Global()])),
+        delivery=draw(st.sampled_from(sorted(DELIVERIES))),
+        sharding=draw(st.sampled_from(sorted(SHARDINGS))),
+        caching=draw(st.sampled_from(sorted(CACHINGS))),
+        cache_fraction=draw(st.sampled_from([None, 1 / n, (1 + 1 / n) / 2, 1])),
+    )
+
+
+@given(specs())
+def test_every_epoch_can_be_carried_out(spec):
+    q, n = spec.n_samples, spec.n_workers
+    planner = EpochPlanner(spec)
+    caches = [set() for _ in range(n)]
+    for epoch in range(4):
+        plan = planner.advance() if epoch else planner.load()
+        assert plan is planner.current
+        assert plan.epoch == epoch
+        workers = {rank: plan.for_worker(rank) for rank in [SERVER, *range(n)]}
+        trained, needed, received = [], 0, [set(cache) for cache in caches]
+        for rank in range(n):
+            worker = workers[rank]
+            assert (worker.rank, worker.epoch) == (rank, epoch)
+            incoming = [j for ids in worker.receives.values() for j in ids.tolist()]
+            assert len(incoming) == len(set(incoming))
+            assert not caches[rank] & set(incoming)
+            if epoch:
+                assert len(incoming) <= spec.max_incoming
+            for source, ids in worker.receives.items():
+                assert len(ids) > 0
+                assert ids.dtype == np.int64
+                if source != STORE:
+                    np.testing.assert_array_equal(ids, workers[source].sends[rank])
+                if source >= 0:
+                    assert set(ids.tolist()) <= caches[source]
+            assert all(rank in workers[target].receives for target in worker.sends)
+            needed += len(set(worker.order.tolist()) - caches[rank])
+            received[rank] |= set(incoming)
+            assert set(worker.order.tolist()) <= set(worker.held.tolist()) <= received[rank]
+            assert worker.held.tolist() == sorted(set(worker.held.tolist()))
+            assert len(worker.held) <= spec.capacity
+            trained += worker.order.tolist()
+        assert sorted(trained) == list(range(q))
+        assert plan.n_needed == needed
+        assert len(workers[SERVER].order) == len(workers[SERVER].held) == len(workers[SERVER].receives) == 0
+        caches = [set(workers[rank].held.tolist()) for rank in range(n)]
+
+
+@given(specs())
+def test_two_planners_make_the_same_plans(spec):
+    one, other = EpochPlanner(spec), EpochPlanner(spec)
+    for epoch in range(3):
+        a, b = (planner.advance() if epoch else planner.load() for planner in (one, other))
+        np.testing.assert_array_equal(a.assignment, b.assignment)
+        np.testing.assert_array_equal(a.holders, b.holders)
+        for field in ("offsets", "samples", "destinations", "senders"):
+            np.testing.assert_array_equal(getattr(a.plan, field), getattr(b.plan, field))
+        assert a.digest() == b.digest()
+
+
+def test_digests_tell_plans_apart():
+    specs = [make(seed=0), make(seed=1), make(delivery="server"), make(assignment=Partial(0.5))]
+    planners = [EpochPlanner(spec) for spec in specs]
+    assert len({planner.load().digest() for planner in planners}) == 2
+    assert len({planner.advance().digest() for planner in planners}) == 4
+
+
+@pytest.mark.parametrize("caching", CACHINGS)
+def test_loading_again_begins_again(caching):
+    planner = EpochPlanner(make(caching=caching, cache_fraction=0.6))
+    first = [planner.load(), planner.advance(), planner.advance()]
+    again = [planner.load(), planner.advance(), planner.advance()]
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one.holders, other.holders)
+        np.testing.assert_array_equal(one.plan.senders, other.plan.senders)
+
+
+def test_loading_reads_share_and_excess_from_the_store():
+    spec = make(20, 4, cache_fraction=0.5)
+    plan = EpochPlanner(spec).load()
+    assert plan.n_needed == 20
+    assert plan.plan.n_packets == 4 * 10
+    for rank in range(4):
+        worker = plan.for_worker(rank)
+        assert list(worker.receives) == [STORE]
+        np.testing.assert_array_equal(worker.receives[STORE], worker.held)
+        assert worker.sends == {}
+        np.testing.assert_array_equal(
+            worker.order, epoch_order(np.flatnonzero(plan.assignment == rank), seed=0, epoch=0, rank=rank)
+        )
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_local_epochs_move_nothing_and_change_the_order(delivery):
+    planner = EpochPlanner(make(30, 3, assignment=Local(), delivery=delivery))
+    before = planner.load().for_worker(1)
+    plan = planner.advance()
+    after = plan.for_worker(1)
+    assert plan.n_needed == plan.plan.n_packets == 0
+    assert after.receives == after.sends == plan.for_worker(SERVER).sends == {}
+    assert after.order.tolist() != before.order.tolist()
+    assert sorted(after.order.tolist()) == sorted(before.order.tolist())
+
+
+@pytest.mark.parametrize(
+    ("assignment", "n", "expected"),
+    [
+        (Local(), 3, 0),
+        (Partial(0), 3, 0),
+        (Partial(0.1), 3, 1),
+        (Partial(1), 3, 4),
+        (Global(), 3, 5),
+        (Partial(1), 1, 0),
+    ],
+)
+def test_max_incoming(assignment, n, expected):
+    assert make(14, n, assignment=assignment).max_incoming == expected
+
+
+def test_partial_reaches_its_bound():
+    spec = make(100, 4, assignment=Partial(0.3))
+    planner = EpochPlanner(spec)
+    planner.load()
+    plan = planner.advance()
+    for rank in range(4):
+        assert sum(map(len, plan.for_worker(rank).receives.values())) == spec.max_incoming == 8
+        assert sum(map(len, plan.for_worker(rank).sends.values())) == 8
+
+
+def test_coded_plans_are_not_split_into_rows():
+    plan = Plan(np.array([0, 2]), np.array([0, 1]), np.array([0, 1], np.int32), np.array([SERVER], np.int32))
+    epoch = EpochPlan(1, 0, np.array([0, 1], np.int32), np.array([[1], [2]], np.uint64), plan, 2)
+    with pytest.raises(PlanError, match="coded"):
+        epoch.for_worker(0)
+
+
+def test_a_wrong_plan_is_never_handed_out(monkeypatch):
+    planner = EpochPlanner(make())
+    planner.load()
+    monkeypatch.setitem(DELIVERIES, "peer", lambda *args, **options: Plan.uncoded([], [], []))
+    with pytest.raises(PlanError, match=r"sample \d+ is not delivered to worker \d"):
+        planner.advance()
+    assert planner.current.epoch == 0
+
+
+def test_advancing_before_loading():
+    with pytest.raises(PlanError, match=r"before load\(\)"):
+        EpochPlanner(make()).advance()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_workers": 0}, "n_workers=0 .* >= 1"),
+        ({"n_workers": 1.5}, "n_workers=1.5 .* integer"),
+        ({"n_samples": 2}, "n_samples=2 .* >= 3.*fewer samples than workers"),
+        ({"assignment": "global"}, "assignment='global'.*'partial:Q'"),
+        ({"delivery": "pigeon"}, "delivery='pigeon'.*'peer', 'server', 'storage'"),
+        ({"sharding": "hash"}, "sharding='hash'.*'contiguous', 'random'"),
+        ({"caching": "lru"}, "caching='lru'.*'recent', 'uniform'"),
+        ({"cache_fraction": 0.3}, r"cache_fraction=0.3 .* \[1/3, 1\]"),
+        ({"cache_fraction": 1.1}, "cache_fraction=1.1"),
+        ({"cache_fraction": float("nan")}, "cache_fraction=nan"),
+        ({"seed": 0.5}, "seed=0.5 .* integer"),
+    ],
+)
+def test_bad_specifications(changes, message):
+    with pytest.raises(InvalidParameter, match=message):
+        make(**changes)
+
+
+@pytest.mark.slow
+def test_a_global_epoch_of_a_million_samples_takes_under_half_a_second():
+    planner = EpochPlanner(make(1_000_000, 20))
+    planner.load()
+    planner.advance()
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        planner.advance()
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.5

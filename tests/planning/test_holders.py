@@ -1,0 +1,113 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import as_holders, cache_capacity, demand, held_by, holders_of
+from dshuffle.planning.bits import count_held, count_holders, group_by, holds, lowest_bit, popcount
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_bits_of_a_word(word):
+    assert popcount(np.uint64(word)) == word.bit_count()
+    assert lowest_bit(np.uint64(word)) == (64 if word == 0 else (word & -word).bit_length() - 1)
+
+
+@given(st.lists(st.integers(0, 6)))
+def test_group_by_is_a_stable_sort(keys):
+    order, offsets = group_by(np.array(keys, dtype=np.int32), 7)
+    assert order.tolist() == sorted(range(len(keys)), key=keys.__getitem__)
+    assert offsets.tolist() == [sum(key < k for key in keys) for k in range(8)]
+
+
+@st.composite
+def held(draw):
+    """Sets of samples for each worker, and the masks that say the same."""
+    n = draw(st.sampled_from([1, 2, 5, 63, 64, 65, 130]))
+    q = draw(st.integers(1, 8))
+    sets = [draw(st.sets(st.integers(0, n - 1), max_size=6)) for _ in range(q)]
+    masks = np.zeros((q, math.ceil(n / 64)), dtype=np.uint64)
+    for sample, mask in enumerate(sum(1 << worker for worker in workers) for workers in sets):
+        for word in range(masks.shape[1]):
+            masks[sample, word] = mask >> 64 * word & (2**64 - 1)
+    return n, sets, masks
+
+
+@given(held())
+def test_masks_say_who_holds_what(case):
+    n, sets, masks = case
+    for worker in range(n):
+        expected = [worker in workers for workers in sets]
+        assert held_by(masks, worker).tolist() == expected
+        assert [bool(holds(masks, sample, worker)) for sample in range(len(sets))] == expected
+    assert [count_holders(masks, sample) for sample in range(len(sets))] == [len(workers) for workers in sets]
+    assert count_held(masks, n).tolist() == [sum(k in workers for workers in sets) for k in range(n)]
+    np.testing.assert_array_equal(as_holders(masks, n), masks)
+
+
+@given(held(), st.data())
+def test_demand_is_what_the_destination_lacks(case, data):
+    n, sets, masks = case
+    destinations = [data.draw(st.integers(0, n - 1)) for _ in sets]
+    expected = [sample for sample, worker in enumerate(destinations) if worker not in sets[sample]]
+    needed = demand(masks, destinations, n)
+    assert needed.dtype == np.int64
+    assert needed.tolist() == expected
+
+
+@given(st.integers(1, 130), st.data())
+def test_holders_of_an_assignment(n, data):
+    assignment = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=10))
+    holders = holders_of(assignment, n)
+    assert holders.shape == (len(assignment), math.ceil(n / 64))
+    for sample, owner in enumerate(assignment):
+        assert [k for k in range(n) if holds(holders, sample, k)] == [owner]
+
+
+def test_as_holders_takes_flat_masks_for_up_to_64_workers():
+    flat = np.array([1, 2**63], dtype=np.uint64)
+    assert as_holders(flat, 64).shape == (2, 1)
+    assert as_holders([1, 2], 2).dtype == np.uint64
+    with pytest.raises(InvalidParameter, match=r"holders.shape=\(2,\) .*\(n_samples, 2\) for 65 workers"):
+        as_holders(flat, 65)
+    with pytest.raises(InvalidParameter, match=r"holders.shape=\(1, 2\)"):
+        as_holders([[1, 2]], 2)
+
+
+@pytest.mark.parametrize("masks", [[0.5], [-1], ["a"]])
+def test_as_holders_refuses_other_dtypes(masks):
+    with pytest.raises(InvalidParameter, match=r"holders\.dtype"):
+        as_holders(masks, 2)
+
+
+def test_as_holders_refuses_bits_of_no_worker():
+    with pytest.raises(InvalidParameter, match=r"holders\[1\]=\[4\] .* workers 0 to 1"):
+        as_holders([3, 4], 2)
+    with pytest.raises(InvalidParameter, match=r"holders\[0\]=\[0, 2\]"):
+        as_holders([[0, 2]], 65)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "q", "n", "capacity"),
+    [
+        (None, 10, 3, 4),
+        (0.3, 10, 4, 3),  # 0.3 * 10 is 3 exactly, though the float 0.3 is less than that
+        (0.29, 100, 4, 29),
+        (1 / 3, 10, 3, 4),
+        (1 / 49, 98, 49, 2),
+        (0.5, 11, 4, 5),
+        (1, 11, 4, 11),
+        (1.0, 1, 1, 1),
+    ],
+)
+def test_capacity(alpha, q, n, capacity):
+    assert cache_capacity(alpha, q, n) == capacity
+
+
+@pytest.mark.parametrize("alpha", [0.24, 0, -1, 1.01, math.nan, math.inf, "0.5"])
+def test_capacity_refuses_fractions_outside_1_n_to_1(alpha):
+    with pytest.raises(InvalidParameter, match=r"cache_fraction=.*number in \[1/4, 1\].*own share"):
+        cache_capacity(alpha, 10, 4)

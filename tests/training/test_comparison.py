@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dshuffle
+from dshuffle.errors import InvalidParameter
+from dshuffle.training import (
+    Way,
+    compare_ways,
+    default_ways,
+    keyed_regression,
+    local_cluster,
+    modest_step,
+    product_of_ways,
+)
+from dshuffle.training.facts import without_secrets
+
+
+def test_the_default_ways_are_the_papers_baselines():
+    ways = default_ways()
+    assert [(way.assignment, way.delivery) for way in ways[2:]] == [
+        ("partial:0.1", "peer"),
+        ("global", "storage"),
+        ("global", "server"),
+        ("global", "peer"),
+    ]
+    assert [way.sharding for way in ways[:2]] == ["contiguous", "random"]
+    assert len({way.label for way in ways}) == len(ways)
+
+
+def test_a_product_holds_each_way_once():
+    ways = product_of_ways(
+        ["global", "local", "partial:0.50", "partial:0.5"], ["peer", "server", "peer"], "random"
+    )
+    assert [way.label for way in ways] == [
+        "global + peer",
+        "global + server",
+        "local",
+        "partial:0.5 + peer",
+        "partial:0.5 + server",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "delivery", "known"),
+    [
+        ("globl", "peer", "partial:Q"),
+        ("global", "pear", "peer, server, storage"),
+        ("partial:1.5", "peer", "partial:Q"),
+    ],
+)
+def test_unknown_choices_list_the_known(assignment, delivery, known):
+    with pytest.raises(InvalidParameter, match=known):
+        Way("", assignment, delivery, "random")
+
+
+def test_the_modest_step_follows_the_norm_of_the_rows(tmp_path):
+    x = np.full((3000, 4), 5, np.float32)
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": x, "y": x[:, 0], "zero": 0 * x})
+    assert modest_step(dataset) == pytest.approx(0.02 / 100)
+    with pytest.raises(InvalidParameter, match=r"features='zero'.*not all zero"):
+        modest_step(dataset, features="zero")
+    with pytest.raises(InvalidParameter, match="target='x'"):
+        modest_step(dataset, target="x")
+
+
+def test_passwords_do_not_reach_the_report():
+    assert without_secrets("s3://id:secret@bucket/x a@b.c") == "s3://***@bucket/x a@b.c"
+
+
+@pytest.mark.slow
+def test_all_default_ways_on_a_real_cluster(tmp_path):
+    data = {name: array.compute() for name, array in keyed_regression(2000).items()}
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", data)
+    seen = []
+    with local_cluster(2) as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        assert sorted(bool(worker["resources"].get("dshuffle-server")) for worker in workers) == [
+            False,
+            False,
+            True,
+        ]
+        comparison = compare_ways(
+            client,
+            dataset,
+            default_ways(),
+            epochs=3,
+            step=0.5,
+            seed=5,
+            on_epoch=lambda way, point: seen.append((way.label, point.epoch)),
+        )
+    assert seen == [(way.label, epoch) for way in default_ways() for epoch in range(3)]
+    for way in comparison.ways:
+        assert [record.epoch for record in way.records] == [0, 1, 2]
+        assert {record.n_workers for record in way.records} == {2}, "the server must not train"
+        assert {record.needed > 0 for record in way.records[1:]} == {way.assignment != "local"}
+    results = {way.label: way for way in comparison.ways}
+    assert {record.server for record in results["global + server"].records} == {"dedicated"}
+    final = {label: way.history[-1].error for label, way in results.items()}
+    # The same samples reach the same workers in the same order, whoever carries them.
+    assert final["global + peer"] == final["global + storage"] == final["global + server"]
+    assert final["local, as stored"] > 10 * final["local, shuffled once"]
+    assert comparison.dataset["samples"] == 2000
+    assert comparison.cluster["of them servers"] == 1

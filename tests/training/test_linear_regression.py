@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.linear_model import SGDRegressor
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.training import fit_linear_regression, keyed_regression, keyed_weights
+from dshuffle.training.linear_regression import BATCH_ROWS, sgd_pass
+
+
+def random_regression(n_samples, n_features, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((n_samples, n_features)).astype(dtype)
+    targets = (rows @ rng.standard_normal(n_features) + rng.standard_normal(n_samples)).astype(dtype)
+    return rows, targets
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("step", [0.003, 0.03])
+def test_one_pass_is_that_of_scikit_learn(dtype, step):
+    rows, targets = random_regression(500, 7, dtype)
+    start = np.linspace(-1, 1, 7)
+    # scikit-learn's squared_error is half the square, so that its gradient is that of equation 4.
+    oracle = SGDRegressor(
+        loss="squared_error",
+        penalty=None,
+        learning_rate="constant",
+        eta0=step,
+        shuffle=False,
+        fit_intercept=False,
+        max_iter=1,
+        tol=None,
+    ).fit(rows.astype(np.float64), targets.astype(np.float64), coef_init=start)
+    weights = start.copy()
+    sgd_pass(weights, rows, targets.astype(np.float64), step)
+    np.testing.assert_allclose(weights, oracle.coef_, rtol=1e-5)
+    assert not np.allclose(weights, start, rtol=1e-2)
+
+
+def test_one_worker_and_more_rows_than_a_batch_is_one_plain_pass(fake_shuffler):
+    rows, targets = random_regression(BATCH_ROWS + 100, 3, np.float64)
+    history = fit_linear_regression(
+        fake_shuffler({"x": rows, "y": targets}, n_workers=1), epochs=1, step=0.01
+    )
+    weights = np.zeros(3)
+    for row in np.random.default_rng([0, 0]).permutation(len(rows)):
+        weights -= 0.01 * rows[row] * (rows[row] @ weights - targets[row])
+    np.testing.assert_allclose(history.weights, weights, rtol=1e-9)
+
+
+def test_weights_are_averaged_and_the_error_is_that_of_the_average(fake_shuffler):
+    rows, targets = random_regression(300, 4, np.float32)
+    shuffler = fake_shuffler({"a": rows, "b": targets}, n_workers=3)
+    seen = []
+    truth = np.ones(4)
+    history = fit_linear_regression(
+        shuffler, epochs=2, step=0.01, features="a", target="b", truth=truth, on_epoch=seen.append
+    )
+    common = np.zeros(4)
+    for epoch, point in zip(shuffler.epochs(2), history.points, strict=True):
+        local = [common.copy() for _ in range(3)]
+        for weights, partition in zip(local, epoch.partitions, strict=True):
+            sgd_pass(weights, partition["a"], partition["b"].astype(np.float64), 0.01)
+        common = np.mean(local, axis=0)
+        error = np.linalg.norm(rows @ common - targets) / np.linalg.norm(targets)
+        assert point.error == pytest.approx(error, rel=1e-5)
+        assert point.weight_error == pytest.approx(np.linalg.norm(common - truth) / 2, rel=1e-9)
+    np.testing.assert_allclose(history.weights, common, rtol=1e-12)
+    assert seen == list(history.points)
+    assert [point.epoch for point in seen] == [0, 1]
+    assert 0 < seen[0].seconds <= seen[1].seconds
+
+
+def test_the_step_decays_after_every_epoch(fake_shuffler):
+    arrays = {"x": np.ones((2, 1)), "y": np.ones(2)}
+    history = fit_linear_regression(
+        fake_shuffler(arrays, n_workers=2), epochs=3, step=0.5, step_decay=0.5, truth=np.ones(1)
+    )
+    # One row a worker: each epoch multiplies the error by 1 - step.
+    assert [point.error for point in history.points] == pytest.approx([0.5, 0.5 * 0.75, 0.5 * 0.75 * 0.875])
+
+
+def test_shuffling_decides_on_rows_sorted_by_a_key(fake_shuffler):
+    arrays = {name: array.compute() for name, array in keyed_regression(4000).items()}
+
+    def final_error(assignment, sharding):
+        shuffler = fake_shuffler(arrays, n_workers=20, assignment=assignment, sharding=sharding)
+        history = fit_linear_regression(shuffler, epochs=8, step=1.0, truth=keyed_weights())
+        return history.points[-1].error
+
+    errors = {
+        "stored": final_error("local", "contiguous"),
+        "partial": final_error("partial:0.1", "contiguous"),
+        "once": final_error("local", "random"),
+        "global": final_error("global", "random"),
+    }
+    assert errors["stored"] > 0.3
+    assert 1e-3 < errors["partial"] < 0.1
+    assert errors["once"] < 1e-3
+    assert errors["global"] < 1e-3
+
+
+@pytest.mark.parametrize("step", [3.0, 1e200])
+def test_a_step_that_diverges_says_so(fake_shuffler, step):
+    rows, targets = random_regression(2000, 10, np.float64)
+    with pytest.raises(InvalidParameter, match=r"^step=.*diverged in epoch 0: take a smaller step"):
+        fit_linear_regression(fake_shuffler({"x": rows, "y": targets}), epochs=2, step=step)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_mentioned(fake_shuffler, bad):
+    rows, targets = random_regression(100, 3, np.float32)
+    rows[17, 1] = bad
+    with pytest.raises(InvalidParameter, match="NaN and infinite values in the data"):
+        fit_linear_regression(fake_shuffler({"x": rows, "y": targets}), epochs=1, step=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", 0),
+        ("step", 0.0),
+        ("step", -1.0),
+        ("step", float("nan")),
+        ("step_decay", 0.0),
+        ("step_decay", 1.5),
+    ],
+)
+def test_parameters_out_of_range_are_refused(fake_shuffler, name, value):
+    rows, targets = random_regression(100, 3, np.float32)
+    parameters = {"epochs": 1, "step": 0.01, name: value}
+    with pytest.raises(InvalidParameter, match=f"^{name}={value!r}"):
+        fit_linear_regression(fake_shuffler({"x": rows, "y": targets}), **parameters)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.ones((8, 2))}, "target='y' is not allowed; it must be one of the dataset's arrays: x"),
+        ({"y": np.ones(8)}, "features='x' is not allowed"),
+        ({"x": np.ones(8), "y": np.ones(8)}, "features='x'.*2-D array.*it is 1-D, float64"),
+        ({"x": np.ones((8, 2), int), "y": np.ones(8)}, "features='x'.*it is 2-D, int64"),
+        ({"x": np.ones((8, 2)), "y": np.ones((8, 1))}, "target='y'.*1-D array.*it is 2-D"),
+        ({"x": np.ones((8, 2)), "y": np.zeros(8)}, "target='y'.*other than zero"),
+    ],
+)
+def test_arrays_that_are_no_regression_are_refused(fake_shuffler, arrays, message):
+    with pytest.raises(InvalidParameter, match=message):
+        fit_linear_regression(fake_shuffler(arrays), epochs=1, step=0.1)
