@@ -35,22 +35,16 @@ DEFAULT_SAMPLES = 100_000
 
 @click.command()
 @click.argument("dataset", required=False)
-@click.option(
-    "--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of the local cluster."
-)
+@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of the local cluster.")
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
-@click.option(
-    "--assignment", "assignments", multiple=True, help="local, partial:Q or global; again for several."
-)
+@click.option("--assignment", "assignments", multiple=True, help="local, partial:Q or global; again for several.")
 @click.option("--delivery", "deliveries", multiple=True, help="peer, server or storage; again for several.")
 @click.option(
     "--sharding",
     type=click.Choice(["random", "contiguous"]),
     help="First assignment of the ways given by --assignment and --delivery.  [default: random]",
 )
-@click.option(
-    "--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: its share]"
-)
+@click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: its share]")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--step", type=float, help="Step of SGD.  [default: 0.02 / mean squared norm of a row]")
 @click.option("--features", default="x", show_default=True, help="The 2-D array of the regression.")
@@ -86,15 +80,11 @@ def compare(
     and --delivery the ways are the papers' baselines. The report is written to --output.
     """
     if scheduler and not dataset:
-        raise click.UsageError(
-            "--scheduler needs DATASET: its workers may not see a temporary folder of this machine."
-        )
+        raise click.UsageError("--scheduler needs DATASET: its workers may not see a temporary folder of this machine.")
     if assignments or deliveries:
         ways = product_of_ways(assignments or ("global",), deliveries or ("peer",), sharding or "random")
     elif sharding:
-        raise click.UsageError(
-            "--sharding needs --assignment or --delivery: the default ways have their own."
-        )
+        raise click.UsageError("--sharding needs --assignment or --delivery: the default ways have their own.")
     else:
         ways = default_ways()
     _make_folder(output)

@@ -35,9 +35,7 @@ def dataset() -> None:
     help="Three fifths are a one-hot key.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option(
-    "--chunk-rows", type=click.IntRange(1), help="Samples in a chunk.  [default: chunks of about 4 MiB]"
-)
+@click.option("--chunk-rows", type=click.IntRange(1), help="Samples in a chunk.  [default: chunks of about 4 MiB]")
 @click.option("--overwrite", is_flag=True, help="Replace a dataset at URL.")
 def create(
     url: str, synthetic: str, samples: int, features: int, seed: int, chunk_rows: int | None, overwrite: bool

@@ -41,9 +41,7 @@ class Index:
         missing = self.sample_ids[places] != sample_ids
         if missing.any():
             sample = int(sample_ids[int(np.argmax(missing))])
-            raise ExchangeError(
-                f"sample {sample} is not in this cache partition ({len(self.sample_ids)} samples)"
-            )
+            raise ExchangeError(f"sample {sample} is not in this cache partition ({len(self.sample_ids)} samples)")
         return self.slots[places]
 
 

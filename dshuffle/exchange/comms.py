@@ -51,9 +51,7 @@ class DaskNetwork:
         if self.is_local(message.sender):
             return await self._serve_here(message)
         sender = self._worker.rpc(self._addresses[message.sender])
-        reply: Reply = await sender.dshuffle_fetch(
-            session_id=self._session_id, message=dataclasses.astuple(message)
-        )
+        reply: Reply = await sender.dshuffle_fetch(session_id=self._session_id, message=dataclasses.astuple(message))
         return reply
 
     async def acknowledge(self, message: MessageId) -> None:
@@ -69,6 +67,4 @@ class DaskNetwork:
 
 def as_frames(reply: Reply) -> Reply:
     """Mark the arrays of a reply so that Dask sends their memory as it is, without pickling."""
-    return {
-        key: to_serialize(value) if key in ("rows", "checksums") else value for key, value in reply.items()
-    }
+    return {key: to_serialize(value) if key in ("rows", "checksums") else value for key, value in reply.items()}

@@ -101,9 +101,7 @@ class Sender:
         self.meter = Meter()
         self._buffers.forget()
         self._sends = sends
-        self._perform(
-            self._outbox.begin(run_id, {to: self._cut.count(len(ids)) for to, ids in sends.items()})
-        )
+        self._perform(self._outbox.begin(run_id, {to: self._cut.count(len(ids)) for to, ids in sends.items()}))
 
     def end(self) -> None:
         """The run is over; what still waits for it is refused."""
@@ -253,13 +251,11 @@ class Receiver:
                     )
                 finally:
                     await self._network.acknowledge(message)
-        except (ExchangeError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, ExchangeError, OSError) as error:
             # A broken connection or a corrupted message is worth asking again; a corrupt chunk is not.
             again = not isinstance(error, DatasetError)
             self._perform(self._inbox.failed(message, f"{type(error).__name__}: {error}", again=again))
-        except (
-            Exception
-        ) as error:  # whatever it is, the scheduler must hear of it, or the epoch would never end
+        except Exception as error:  # whatever it is, the scheduler must hear of it, or the epoch would never end
             logger.exception("dshuffle: %s failed", message)
             self._perform(self._inbox.failed(message, f"{type(error).__name__}: {error}", again=False))
         else:
@@ -269,9 +265,7 @@ class Receiver:
     async def _ask(self, message: MessageId) -> Reply:
         reply = await asyncio.wait_for(self._network.fetch(message), self._timeout)
         if not isinstance(reply, dict) or "status" not in reply:
-            raise ExchangeError(
-                f"participant {message.sender} does not know dshuffle (its reply was {reply!r})"
-            )
+            raise ExchangeError(f"participant {message.sender} does not know dshuffle (its reply was {reply!r})")
         self.meter.transfer_seconds = time.perf_counter() - self._started
         if reply["status"] == "OK" and not self._network.is_local(message.sender):
             self.meter.received_bytes += reply["rows"].nbytes + reply["checksums"].nbytes

@@ -105,13 +105,9 @@ class Inbox:
     def begin(self, run_id: int, owed: Mapping[int, int]) -> list[InboxInstruction]:
         """Start a run in which each sender (key) owes so many messages (value)."""
         if self.state is not InboxState.IDLE:
-            raise ExchangeError(
-                f"run {run_id} cannot begin: run {self.run_id} is {self.state.value} on {self.rank}"
-            )
+            raise ExchangeError(f"run {run_id} cannot begin: run {self.run_id} is {self.state.value} on {self.rank}")
         if run_id <= self.run_id:
-            raise ExchangeError(
-                f"run {run_id} cannot begin on {self.rank}: run {self.run_id} was there before"
-            )
+            raise ExchangeError(f"run {run_id} cannot begin on {self.rank}: run {self.run_id} was there before")
         self.run_id = run_id
         self._waiting = {
             sender: deque(MessageId(run_id, sender, self.rank, sequence) for sequence in range(count))

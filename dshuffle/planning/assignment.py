@@ -157,9 +157,7 @@ def first_assignment(sharding: str, n_samples: int, n_workers: int, *, seed: int
     return SHARDINGS[sharding](n_samples, n_workers, seed)
 
 
-def next_assignment(
-    assignment: Assignment, previous: ArrayLike, n_workers: int, *, seed: int, epoch: int
-) -> Ranks:
+def next_assignment(assignment: Assignment, previous: ArrayLike, n_workers: int, *, seed: int, epoch: int) -> Ranks:
     """The assignment of an epoch, from the one before it.
 
     Parameters

@@ -50,9 +50,7 @@ def check_plan(
     if fault == _SOUND:
         return
     if fault == _MISSING:
-        raise PlanError(
-            f"sample {entry} is not delivered to worker {ranks[entry]}, which needs it: no packet has it"
-        )
+        raise PlanError(f"sample {entry} is not delivered to worker {ranks[entry]}, which needs it: no packet has it")
     if fault == _SENDER_UNKNOWN:
         raise PlanError(
             f"packet {packet} is sent by {plan.senders[packet]}, which is neither one of the workers "

@@ -23,6 +23,7 @@ from dshuffle.planning.assignment import (
     first_assignment,
     next_assignment,
 )
+from dshuffle.planning.bits import group_by
 from dshuffle.planning.caching import CACHINGS
 from dshuffle.planning.check import check_plan
 from dshuffle.planning.delivery import DELIVERIES, plan_delivery
@@ -135,7 +136,7 @@ class EpochPlan:
     ----------
     epoch
         From 0, whose exchange is the loading from the store.
-    seed
+    seed, n_workers
         The specification's.
     assignment
         ``(q,)`` int32, the worker that trains on each sample.
@@ -149,6 +150,7 @@ class EpochPlan:
 
     epoch: int
     seed: int
+    n_workers: int
     assignment: Ranks
     holders: Holders
     plan: Plan
@@ -173,7 +175,7 @@ class EpochPlan:
         if plan.n_components != plan.n_packets:
             raise PlanError("a coded plan cannot be split into rows from worker to worker")
         outgoing = np.flatnonzero(plan.senders == rank)
-        sends = _split(plan.samples[outgoing], plan.destinations[outgoing])
+        sends = _split(plan.samples[outgoing], plan.destinations[outgoing], self.n_workers)
         if rank == SERVER:
             nothing = np.empty(0, dtype=np.int64)
             return WorkerPlan(rank, self.epoch, nothing, nothing, {}, sends)
@@ -181,21 +183,18 @@ class EpochPlan:
         return WorkerPlan(
             rank=rank,
             epoch=self.epoch,
-            order=epoch_order(
-                np.flatnonzero(self.assignment == rank), seed=self.seed, epoch=self.epoch, rank=rank
-            ),
+            order=epoch_order(np.flatnonzero(self.assignment == rank), seed=self.seed, epoch=self.epoch, rank=rank),
             held=np.flatnonzero(held_by(self.holders, rank)),
-            receives=_split(plan.samples[incoming], plan.senders[incoming]),
+            receives=_split(plan.samples[incoming], plan.senders[incoming], self.n_workers),
             sends=sends,
         )
 
 
-def _split(samples: Samples, keys: Ranks) -> dict[int, Samples]:
-    """Samples by key, in the order given."""
-    order = np.argsort(keys, kind="stable")
-    ends = np.flatnonzero(np.diff(keys[order])) + 1
-    groups = np.split(order, ends) if len(order) else []
-    return {int(keys[group[0]]): samples[group] for group in groups}
+def _split(samples: Samples, keys: Ranks, n_workers: int) -> dict[int, Samples]:
+    """Samples by key (a rank, SERVER or STORE), in the order given."""
+    order, offsets = group_by(keys - STORE, n_workers - STORE)
+    grouped = samples[order]
+    return {key + STORE: grouped[offsets[key] : offsets[key + 1]] for key in np.flatnonzero(np.diff(offsets)).tolist()}
 
 
 class EpochPlanner:
@@ -234,7 +233,7 @@ class EpochPlanner:
         samples = np.concatenate(held)
         destinations = np.repeat(np.arange(spec.n_workers), [len(ids) for ids in held])
         plan = Plan.uncoded(samples, destinations, np.full(len(samples), STORE))
-        self.current = EpochPlan(0, spec.seed, assignment, holders, plan, spec.n_samples)
+        self.current = EpochPlan(0, spec.seed, spec.n_workers, assignment, holders, plan, spec.n_samples)
         return self.current
 
     def advance(self) -> EpochPlan:
@@ -256,5 +255,5 @@ class EpochPlanner:
             check_plan(plan, last.holders, assignment, n, capacity=spec.capacity)
         holders = self._policy.evolve(last.holders, assignment, epoch)
         n_needed = len(missing_samples(last.holders, assignment))
-        self.current = EpochPlan(epoch, spec.seed, assignment, holders, plan, n_needed)
+        self.current = EpochPlan(epoch, spec.seed, n, assignment, holders, plan, n_needed)
         return self.current

@@ -70,9 +70,7 @@ class Plan:
         if len(self.destinations) != len(self.samples):
             raise PlanError(f"{len(self.samples)} samples do not match {len(self.destinations)} destinations")
         if len(self.offsets) != len(self.senders) + 1:
-            raise PlanError(
-                f"{len(self.offsets)} offsets do not match {len(self.senders)} senders; one more is due"
-            )
+            raise PlanError(f"{len(self.offsets)} offsets do not match {len(self.senders)} senders; one more is due")
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.samples):
             raise PlanError(
                 f"offsets run from {self.offsets[0]} to {self.offsets[-1]}, not from 0 to {len(self.samples)}"

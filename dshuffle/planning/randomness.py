@@ -40,9 +40,7 @@ def random_words(count: int, *path: int | str) -> Words:
     """
     # Every part is written with its kind and length, so that no two paths have the same text; the digest
     # takes negative and huge integers, which SeedSequence does not.
-    parts = [
-        f"s{len(part)}:{part}" if isinstance(part, str) else f"i{operator.index(part)};" for part in path
-    ]
+    parts = [f"s{len(part)}:{part}" if isinstance(part, str) else f"i{operator.index(part)};" for part in path]
     digest = hashlib.sha256("".join(parts).encode()).digest()
     bits = np.random.PCG64(np.random.SeedSequence(int.from_bytes(digest, "little")))
     return np.asarray(bits.random_raw(count), dtype=np.uint64)

@@ -69,9 +69,7 @@ def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
 
 
 def _rest(found: Figures) -> float:
-    return max(
-        0.0, (found.epoch_seconds or 0.0) - (found.training_seconds or 0.0) - (found.waited_seconds or 0.0)
-    )
+    return max(0.0, (found.epoch_seconds or 0.0) - (found.training_seconds or 0.0) - (found.waited_seconds or 0.0))
 
 
 def _phases(measured: Mapping[str, Figures]) -> Chart:
@@ -80,9 +78,7 @@ def _phases(measured: Mapping[str, Figures]) -> Chart:
     whole = ColumnDataSource(
         {
             "way": list(measured),
-            "seconds": [
-                found.shuffle_seconds.median if found.shuffle_seconds else 0.0 for found in measured.values()
-            ],
+            "seconds": [found.shuffle_seconds.median if found.shuffle_seconds else 0.0 for found in measured.values()],
             "text": [
                 human_seconds(found.shuffle_seconds.median if found.shuffle_seconds else None)
                 for found in measured.values()
@@ -122,9 +118,7 @@ def _bytes(measured: Mapping[str, Figures]) -> Chart:
             "text": [human_bytes(value) for value in values],
         }
     )
-    bars = chart.hbar(
-        y="row", right="value", height=0.85, source=source, fill_color="colour", line_color=None
-    )
+    bars = chart.hbar(y="row", right="value", height=0.85, source=source, fill_color="colour", line_color=None)
     chart.add_tools(HoverTool(renderers=[bars], tooltips=[("", "@row: @text")]))
     chart.x_range.start = 0
     chart.xaxis.axis_label = "MB an epoch"
@@ -147,8 +141,7 @@ def _errors(ways: tuple[WayResult, ...]) -> list[Chart]:
     by_epoch.xaxis.ticker.min_interval = 1
     by_time = _lines(ways, lambda point: point.seconds, "seconds since the start")
     caption = (
-        "Relative residual ‖Xw - y‖ / ‖y‖ over the whole dataset, logarithmic; "
-        "lines that coincide hide each other."
+        "Relative residual ‖Xw - y‖ / ‖y‖ over the whole dataset, logarithmic; lines that coincide hide each other."
     )
     return [
         Chart("Error after each epoch", caption, key, by_epoch),
@@ -206,9 +199,7 @@ def _stack(
     columns = {name: [value(found) or 0.0 for found in measured.values()] for name, value in parts.items()}
     texts = {f"{name} text": [human_seconds(second) for second in column] for name, column in columns.items()}
     source = ColumnDataSource({"way": list(measured), **columns, **texts})
-    bars = chart.hbar_stack(
-        list(parts), y="way", height=0.62, fill_color=colours, line_color=None, source=source
-    )
+    bars = chart.hbar_stack(list(parts), y="way", height=0.62, fill_color=colours, line_color=None, source=source)
     for name, renderer in zip(parts, bars, strict=True):
         chart.add_tools(HoverTool(renderers=[renderer], tooltips=[(name, f"@{{{name} text}}")]))
 

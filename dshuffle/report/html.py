@@ -39,9 +39,7 @@ def render_html(comparison: Comparison) -> str:
         (way.label, way_colour(place), (*time_cells(way), *traffic_cells(way)))
         for place, way in enumerate(comparison.ways)
     ]
-    error_rows = [
-        (way.label, way_colour(place), error_cells(way, epochs)) for place, way in enumerate(comparison.ways)
-    ]
+    error_rows = [(way.label, way_colour(place), error_cells(way, epochs)) for place, way in enumerate(comparison.ways)]
     figures = "\n".join(_figure(chart, division) for chart, division in zip(drawn, divisions, strict=True))
     return f"""<!DOCTYPE html>
 <html lang="en">

@@ -182,6 +182,4 @@ def write_records(comparison: Comparison, path: Path) -> None:
     """Write one JSON line for every epoch of every way: the record's fields, and ``way``, the label."""
     with path.open("w", encoding="utf-8") as lines:
         for way in comparison.ways:
-            lines.writelines(
-                json.dumps({"way": way.label, **record.to_dict()}) + "\n" for record in way.records
-            )
+            lines.writelines(json.dumps({"way": way.label, **record.to_dict()}) + "\n" for record in way.records)

@@ -102,6 +102,7 @@ def _table(
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        show_edge=False,
         collapse_padding=True,
     )
     table.add_column("way")

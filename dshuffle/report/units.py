@@ -77,6 +77,7 @@ def human_ratio(value: float) -> str:
 
 
 def _three_figures(value: float) -> str:
+    value = float(f"{value:.3g}")
     if value < 1:
         return f"{value:.2g}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}"

@@ -39,9 +39,7 @@ def _speed(measured: list[tuple[WayResult, Figures]]) -> str:
         if spread.least > best.greatest
     ]
     alike = [
-        f"“{way.label}” ({human_seconds(spread.median)})"
-        for spread, way in others
-        if spread.least <= best.greatest
+        f"“{way.label}” ({human_seconds(spread.median)})" for spread, way in others if spread.least <= best.greatest
     ]
     if alike:
         slower.append(f"not clearly faster than {_listed(alike)}, whose epochs overlap with its own")
@@ -81,8 +79,7 @@ def _worth(measured: list[tuple[WayResult, Figures]]) -> str:
     if never is not None:
         if _same(never[1], reached):
             parts.append(
-                f"leaving every sample where it is stored reached {human_error(never[1])}: "
-                "these data need no shuffling"
+                f"leaving every sample where it is stored reached {human_error(never[1])}: these data need no shuffling"
             )
         else:
             parts.append(f"with every sample left where it is stored the error was {human_error(never[1])}")

@@ -64,9 +64,7 @@ class Coordinator:
     @property
     def participants(self) -> list[int]:
         """Ranks, and the server if it is a worker of its own: one vote each."""
-        return [
-            who for who in self._spec.addresses if who != SERVER or self.members.server_role == "dedicated"
-        ]
+        return [who for who in self._spec.addresses if who != SERVER or self.members.server_role == "dedicated"]
 
     async def open(self) -> None:
         """Set the session up on all members; on a failure, on none."""
@@ -155,9 +153,7 @@ class Coordinator:
         )
         for where, reply in zip(there, replies, strict=True):
             if isinstance(reply, BaseException):
-                logger.warning(
-                    "dshuffle: session %s was not closed on %s: %s", self._spec.session_id, where, reply
-                )
+                logger.warning("dshuffle: session %s was not closed on %s: %s", self._spec.session_id, where, reply)
 
     @property
     def _ranks(self) -> range:
@@ -184,9 +180,7 @@ class Coordinator:
             self.break_(
                 error
                 if isinstance(error, WorkerLost)
-                else ClusterError(
-                    f"epoch {run.epoch} was ready everywhere and could not be committed: {error}"
-                )
+                else ClusterError(f"epoch {run.epoch} was ready everywhere and could not be committed: {error}")
             )
             assert self._broken is not None
             raise self._broken from error

@@ -39,9 +39,7 @@ def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
     workers = sorted(scheduler.workers.values(), key=_by_name)
     server = _find_server(workers, order.server)
     training = [
-        worker
-        for worker in workers
-        if worker is not server and SERVER_RESOURCE not in (worker.resources or {})
+        worker for worker in workers if worker is not server and SERVER_RESOURCE not in (worker.resources or {})
     ]
     if not training and server is not None and order.server is not None:
         training = [server]  # the only worker was named as the server: it does both

@@ -60,9 +60,7 @@ class Partition:
         return len(self._slots)
 
     def __repr__(self) -> str:
-        return (
-            f"<Partition rank={self._rank} epoch={self._epoch} samples={len(self)} arrays={list(self.names)}>"
-        )
+        return f"<Partition rank={self._rank} epoch={self._epoch} samples={len(self)} arrays={list(self.names)}>"
 
     @property
     def rank(self) -> int:

@@ -123,9 +123,7 @@ class DShuffleScheduler(SchedulerPlugin):
     def restart(self, scheduler: Scheduler) -> None:
         """All workers were restarted: no partition is left."""
         for coordinator in self.coordinators.values():
-            coordinator.break_(
-                WorkerLost("the cluster was restarted; every partition is gone. Make a new Shuffler")
-            )
+            coordinator.break_(WorkerLost("the cluster was restarted; every partition is gone. Make a new Shuffler"))
         self.coordinators.clear()
         self._greeted.clear()
 
@@ -134,9 +132,7 @@ class DShuffleScheduler(SchedulerPlugin):
         assert self._scheduler is not None
         assert self._hello is not None
         if not self._scheduler.workers:
-            raise ClusterError(
-                "the cluster has no workers; add some, or wait for them (client.wait_for_workers)"
-            )
+            raise ClusterError("the cluster has no workers; add some, or wait for them (client.wait_for_workers)")
         deadline = asyncio.get_running_loop().time() + min(timeout, 60.0)
         while missing := set(self._scheduler.workers) - self._greeted:
             self._hello.clear()

@@ -280,9 +280,7 @@ class Shuffler:
                 n_workers=self.n_workers,
                 n_samples=n_samples,
                 row_nbytes=row_nbytes,
-                cache_fraction=order.cache_fraction
-                if order.cache_fraction is not None
-                else 1 / self.n_workers,
+                cache_fraction=order.cache_fraction if order.cache_fraction is not None else 1 / self.n_workers,
                 coded_load_bytes=measured["packets"] * row_nbytes if measured["epoch"] else 0,
                 server=self._server_role,
                 training_seconds=max(training_seconds),

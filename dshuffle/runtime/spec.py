@@ -9,8 +9,8 @@ from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError
 from dshuffle.planning import Assignment, ShufflePlanSpec
-from dshuffle.runtime.settings import Settings
 from dshuffle.rows import RowLayout
+from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 
 PLUGIN = "dshuffle"

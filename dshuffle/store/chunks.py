@@ -57,9 +57,7 @@ class StoredArray:
             If it has no axis, or items of variable length.
         """
         if array.ndim == 0:
-            raise DatasetError(
-                f"array {name!r} of {url} has no axis; every array must have samples along its first"
-            )
+            raise DatasetError(f"array {name!r} of {url} has no axis; every array must have samples along its first")
         dtype = array.dtype
         if dtype.hasobject or dtype.kind in "OT":
             raise DatasetError(
@@ -76,10 +74,7 @@ class StoredArray:
     @property
     def band_nbytes(self) -> int:
         """Decoded bytes of a band; its chunks are whole even where they reach beyond the array."""
-        wide = (
-            math.ceil(size / chunk) * chunk
-            for size, chunk in zip(self._shape[1:], self._chunks[1:], strict=True)
-        )
+        wide = (math.ceil(size / chunk) * chunk for size, chunk in zip(self._shape[1:], self._chunks[1:], strict=True))
         return self.info.chunk_rows * math.prod(wide) * self.info.dtype.itemsize
 
     @property

@@ -100,25 +100,15 @@ def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:
     checked = {name: _checked_array(name, value) for name, value in arrays.items()}
     lengths = {name: len(array) for name, array in checked.items()}
     if len(set(lengths.values())) > 1:
-        raise InvalidParameter.of(
-            "arrays", lengths, "arrays of one length", "The first axis is that of the samples."
-        )
+        raise InvalidParameter.of("arrays", lengths, "arrays of one length", "The first axis is that of the samples.")
     if 0 in lengths.values():
         raise InvalidParameter.of("arrays", lengths, "arrays of at least one sample")
     return checked
 
 
 def _checked_array(name: object, value: Any) -> Any:
-    if (
-        not isinstance(name, str)
-        or not name
-        or "/" in name
-        or name.startswith(("__", "."))
-        or name == "zarr.json"
-    ):
-        raise InvalidParameter.of(
-            "array name", name, "a string without '/' that does not start with '__' or '.'"
-        )
+    if not isinstance(name, str) or not name or "/" in name or name.startswith(("__", ".")) or name == "zarr.json":
+        raise InvalidParameter.of("array name", name, "a string without '/' that does not start with '__' or '.'")
     label = f"arrays[{name!r}]"
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidParameter.of(label, "a masked array", "without a mask", "Use its .filled() values.")
@@ -173,9 +163,7 @@ def _checked_chunk_rows(chunk_rows: int | None) -> int | None:
     if chunk_rows is None:
         return None
     if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int | np.integer) or chunk_rows < 1:
-        raise InvalidParameter.of(
-            "chunk_rows", chunk_rows, "an integer >= 1, or None for chunks of about 4 MiB"
-        )
+        raise InvalidParameter.of("chunk_rows", chunk_rows, "an integer >= 1, or None for chunks of about 4 MiB")
     return int(chunk_rows)
 
 

@@ -62,9 +62,7 @@ class Dataset:
         """What reading through this object has cost so far; the difference of two is what lies between."""
         return self._meter.traffic
 
-    def read_rows(
-        self, ids: ArrayLike, *, memory_budget: int = reader.MEMORY_BUDGET
-    ) -> dict[str, NDArray[Any]]:
+    def read_rows(self, ids: ArrayLike, *, memory_budget: int = reader.MEMORY_BUDGET) -> dict[str, NDArray[Any]]:
         """Read samples, each chunk that holds any of them once.
 
         Parameters
@@ -162,9 +160,7 @@ class Dataset:
             raise InvalidParameter.of("memory_budget", memory_budget, "an integer >= 1 (bytes)")
         start = time.perf_counter()
         reader.read_rows(sinks, ids, slots, memory_budget=memory_budget)
-        self._meter.add(
-            StoreTraffic(delivered_bytes=ids.size * self.row_nbytes, seconds=time.perf_counter() - start)
-        )
+        self._meter.add(StoreTraffic(delivered_bytes=ids.size * self.row_nbytes, seconds=time.perf_counter() - start))
 
     def _checked_ids(self, ids: ArrayLike) -> NDArray[np.int64]:
         return _checked_indices("ids", ids, self.n_samples, "samples")
@@ -214,11 +210,7 @@ def open_dataset(url: str | os.PathLike[str], *, storage_options: Mapping[str, A
     url = canonical_url(url)
     found = standing_at(url, storage_options)
     if not found:
-        hint = (
-            " (memory:// URLs exist in the process that made them only)"
-            if url.startswith("memory://")
-            else ""
-        )
+        hint = " (memory:// URLs exist in the process that made them only)" if url.startswith("memory://") else ""
         raise DatasetNotFound(f"nothing stands at {url}{hint}; create_dataset makes a dataset")
     if found != GROUP:
         raise DatasetNotFound(f"{url} is {found}; a dataset is a Zarr group of arrays")
@@ -232,9 +224,7 @@ def open_dataset(url: str | os.PathLike[str], *, storage_options: Mapping[str, A
         raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
     if isinstance(mark, Mapping):
         if not mark.get("complete"):
-            raise DatasetError(
-                f"writing the dataset at {url} was never finished; create it again with overwrite=True"
-            )
+            raise DatasetError(f"writing the dataset at {url} was never finished; create it again with overwrite=True")
         store.absent_is_error = True
     sources = {name: StoredArray.of(url, name, array) for name, array in arrays.items()}
     lengths = {name: array.shape[0] for name, array in arrays.items()}

@@ -61,9 +61,7 @@ class MeteredStore(WrapperStore[Store]):
         self._meter = meter
         self.absent_is_error = False
 
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Fetch, and count."""
         if key.rpartition("/")[2] in _METADATA:
             return await self._store.get(key, prototype, byte_range)

@@ -42,9 +42,7 @@ class Sink:
     offset: int
 
 
-def read_rows(
-    sinks: Iterable[Sink], ids: NDArray[np.int64], slots: NDArray[np.int64], *, memory_budget: int
-) -> None:
+def read_rows(sinks: Iterable[Sink], ids: NDArray[np.int64], slots: NDArray[np.int64], *, memory_budget: int) -> None:
     """Scatter row ``ids[i]`` of every sink's source to row ``slots[i]`` of its matrix."""
     order = np.argsort(ids)
     ids, slots = ids[order], slots[order]
@@ -131,9 +129,7 @@ def spans(ids: NDArray[np.int64], chunk_rows: int, max_bands: int) -> list[tuple
     )
 
 
-async def _read_span(
-    sink: Sink, start: int, stop: int, ids: NDArray[np.int64], slots: NDArray[np.int64]
-) -> None:
+async def _read_span(sink: Sink, start: int, stop: int, ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
     block = await sink.source.read_rows(start, stop)
     arguments = block, ids, start, sink.matrix, sink.offset, slots
     if ids.size * block.shape[1] < _THREAD_NBYTES:

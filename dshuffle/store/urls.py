@@ -33,9 +33,7 @@ def canonical_url(url: str | os.PathLike[str]) -> str:
     if isinstance(url, os.PathLike):
         url = os.fspath(url)
     if not isinstance(url, str) or not url.strip():
-        raise InvalidParameter.of(
-            "url", url, "a path or a URL", 'For example "data/x.zarr" or "s3://bucket/x".'
-        )
+        raise InvalidParameter.of("url", url, "a path or a URL", 'For example "data/x.zarr" or "s3://bucket/x".')
     scheme, separator, rest = url.partition("://")
     if separator and scheme != "file":
         if not rest.strip("/"):
@@ -72,16 +70,12 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None, *, read_only
         if is_local(url):
             return LocalStore(url, read_only=read_only)
         name = url.removeprefix("memory://")
-        return MemoryStore(
-            _MEMORY.get(name, {}) if read_only else _MEMORY.setdefault(name, {}), read_only=read_only
-        )
+        return MemoryStore(_MEMORY.get(name, {}) if read_only else _MEMORY.setdefault(name, {}), read_only=read_only)
     try:
         return FsspecStore.from_url(url, storage_options=dict(storage_options or {}), read_only=read_only)
     except ImportError as exc:
         scheme = url.partition("://")[0]
-        raise DatasetError(
-            f"{url} needs a package that is not installed, to read {scheme}:// URLs: {exc}"
-        ) from exc
+        raise DatasetError(f"{url} needs a package that is not installed, to read {scheme}:// URLs: {exc}") from exc
     except ValueError as exc:
         raise InvalidParameter.of(
             "url",

@@ -82,7 +82,5 @@ def _block(
     x = np.zeros((rows, n_keys + n_dense), dtype=np.float32)
     x[np.arange(rows), keys] = np.sqrt(0.5)
     if n_dense:
-        x[:, n_keys:] = rng.standard_normal((rows, n_dense), dtype=np.float32) * np.float32(
-            np.sqrt(0.5 / n_dense)
-        )
+        x[:, n_keys:] = rng.standard_normal((rows, n_dense), dtype=np.float32) * np.float32(np.sqrt(0.5 / n_dense))
     return x, (x @ keyed_weights(n_keys, n_dense, seed)).astype(np.float32)

@@ -30,8 +30,7 @@ def without_secrets(text: str) -> str:
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     """URL, sizes and arrays of a dataset."""
     arrays = {
-        name: f"{info.dtype} {info.shape}, {info.chunk_rows} rows a chunk"
-        for name, info in dataset.arrays.items()
+        name: f"{info.dtype} {info.shape}, {info.chunk_rows} rows a chunk" for name, info in dataset.arrays.items()
     }
     return {
         "url": without_secrets(dataset.url),

@@ -142,9 +142,7 @@ def local_pass(
     return own
 
 
-def residual(
-    partition: Partition, weights: Weights, *, features: str = "x", target: str = "y"
-) -> tuple[float, float]:
+def residual(partition: Partition, weights: Weights, *, features: str = "x", target: str = "y") -> tuple[float, float]:
     """``(||X w - y||^2, ||y||^2)`` over a partition; a task on each worker."""
     wrong = total = 0.0
     for batch in partition.batches(BATCH_ROWS):
@@ -184,9 +182,7 @@ def _regression(
 ) -> tuple[NDArray[np.floating[Any]], NDArray[np.float64]]:
     check_regression({name: (array.dtype, array.ndim) for name, array in batch.items()}, features, target)
     # Contiguous and writeable copies where need be: then the kernel has two signatures only.
-    return np.require(batch[features], requirements=["C", "W"]), np.require(
-        batch[target], np.float64, ["C", "W"]
-    )
+    return np.require(batch[features], requirements=["C", "W"]), np.require(batch[target], np.float64, ["C", "W"])
 
 
 def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: str, target: str) -> None:
@@ -201,9 +197,7 @@ def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: 
     """
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
         if name not in arrays:
-            raise InvalidParameter.of(
-                parameter, name, f"one of the dataset's arrays: {', '.join(sorted(arrays))}"
-            )
+            raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(sorted(arrays))}")
         dtype, found = arrays[name]
         if dtype not in (np.float32, np.float64) or found != dimensions:
             raise InvalidParameter.of(

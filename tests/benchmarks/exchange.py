@@ -94,8 +94,7 @@ def dataframe_p2p(client: Client, x: np.ndarray, repeats: int) -> dict[str, Any]
     """A DataFrame P2P shuffle of the same rows from persisted partitions, to a random key."""
     rng = np.random.default_rng(0)
     parts = []
-    for first, rows in zip(np.cumsum([0, *[len(p) for p in np.array_split(x, 64)]]), np.array_split(x, 64)):
-        del first
+    for rows in np.array_split(x, 64):
         frame = pd.DataFrame(rows.view(np.float64), columns=[f"c{i}" for i in range(x.shape[1] // 8)])
         frame["key"] = rng.integers(0, 64, len(frame))
         parts.append(dask.delayed(lambda f: f, pure=False)(frame))

@@ -111,8 +111,7 @@ def test_partial_draws_the_samples_that_leave_at_random():
     q, n, epochs = 40, 4, 500
     previous = first_assignment("contiguous", q, n, seed=0)
     left = sum(
-        previous != next_assignment(Partial(0.3), previous, n, seed=0, epoch=epoch)
-        for epoch in range(1, epochs)
+        previous != next_assignment(Partial(0.3), previous, n, seed=0, epoch=epoch) for epoch in range(1, epochs)
     )
     assert np.abs(left / epochs - 0.3).max() < 0.1
 
@@ -156,12 +155,7 @@ def test_epoch_order_depends_on_the_set_alone(ids, seed, epoch, rank):
 
 def test_epoch_order_changes_with_seed_epoch_and_rank():
     ids = np.arange(50)
-    orders = {
-        tuple(epoch_order(ids, seed=s, epoch=e, rank=r).tolist())
-        for s in (0, 1)
-        for e in (0, 1)
-        for r in (0, 1)
-    }
+    orders = {tuple(epoch_order(ids, seed=s, epoch=e, rank=r).tolist()) for s in (0, 1) for e in (0, 1) for r in (0, 1)}
     assert len(orders) == 8
 
 
@@ -201,9 +195,7 @@ def test_golden_values():
     assert epoch_order(np.arange(8), seed=7, epoch=1, rank=2).tolist() == [2, 4, 6, 7, 1, 3, 5, 0]
 
 
-@pytest.mark.parametrize(
-    "assignment", [Local(), Global(), Partial(0.3), Partial(1 / 3), Partial(0), Partial(1e-7)]
-)
+@pytest.mark.parametrize("assignment", [Local(), Global(), Partial(0.3), Partial(1 / 3), Partial(0), Partial(1e-7)])
 def test_parsing_is_the_inverse_of_str(assignment):
     assert parse_assignment(str(assignment)) == assignment
     assert parse_assignment(assignment) is assignment
@@ -214,9 +206,7 @@ def test_str_of_partial():
     assert Partial(np.float32(0.5)) == Partial(0.5)
 
 
-@pytest.mark.parametrize(
-    "text", ["locals", "", "partial", "partial:", "partial:x", "partial:1.5", "partial:nan", 3]
-)
+@pytest.mark.parametrize("text", ["locals", "", "partial", "partial:", "partial:x", "partial:1.5", "partial:nan", 3])
 def test_unknown_assignments_list_the_known(text):
     with pytest.raises(InvalidParameter, match=r"assignment=.*'local', 'global' or 'partial:Q'") as error:
         parse_assignment(text)

@@ -73,9 +73,7 @@ def test_without_excess_workers_hold_their_shares_alone():
         policy = make(4, 3, 0)
         np.testing.assert_array_equal(policy.first(assignment), holders_of(assignment, 4))
         moved = next_assignment(Global(), assignment, 4, seed=0, epoch=1)
-        np.testing.assert_array_equal(
-            policy.evolve(holders_of(assignment, 4), moved, 1), holders_of(moved, 4)
-        )
+        np.testing.assert_array_equal(policy.evolve(holders_of(assignment, 4), moved, 1), holders_of(moved, 4))
 
 
 def test_caches_that_begin_below_the_capacity_are_filled_by_keeping_everything():
@@ -100,8 +98,7 @@ def test_uniform_eviction_is_uniform():
     before, after = np.array([0] * 4 + [1] * 8), np.array([1] * 4 + [0] * 4 + [1] * 4)
     holders = holders_of(before, n)
     kept = sum(
-        held_by(CACHINGS["uniform"](n, 9, seed).evolve(holders, after, 1), 1).astype(int)
-        for seed in range(rounds)
+        held_by(CACHINGS["uniform"](n, 9, seed).evolve(holders, after, 1), 1).astype(int) for seed in range(rounds)
     )
     # Worker 1 held 4..11, trains on 0..3 and 8..11 now, and keeps one of 4..7.
     assert (kept[:4] == rounds).all()

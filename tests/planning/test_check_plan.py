@@ -21,9 +21,7 @@ def make(packets, senders=None):
 
 
 def masks(caches, q):
-    return np.array(
-        [sum(1 << k for k, cache in enumerate(caches) if j in cache) for j in range(q)], dtype=np.uint64
-    )
+    return np.array([sum(1 << k for k, cache in enumerate(caches) if j in cache) for j in range(q)], dtype=np.uint64)
 
 
 # Paper 000, examples 1 to 3, with samples and workers counted from 0.
@@ -188,9 +186,7 @@ def peel(packets, caches):
     known = [set(cache) for cache in caches]
     for k, have in enumerate(known):
         received = [[j for j, _ in packet] for packet in packets if k in {d for _, d in packet}]
-        while news := [
-            unknown[0] for packet in received if len(unknown := [j for j in packet if j not in have]) == 1
-        ]:
+        while news := [unknown[0] for packet in received if len(unknown := [j for j in packet if j not in have]) == 1]:
             have.update(news)
     return known
 

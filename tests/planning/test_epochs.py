@@ -166,7 +166,7 @@ def test_partial_reaches_its_bound():
 
 def test_coded_plans_are_not_split_into_rows():
     plan = Plan(np.array([0, 2]), np.array([0, 1]), np.array([0, 1], np.int32), np.array([SERVER], np.int32))
-    epoch = EpochPlan(1, 0, np.array([0, 1], np.int32), np.array([[1], [2]], np.uint64), plan, 2)
+    epoch = EpochPlan(1, 0, 2, np.array([0, 1], np.int32), np.array([[1], [2]], np.uint64), plan, 2)
     with pytest.raises(PlanError, match="coded"):
         epoch.for_worker(0)
 

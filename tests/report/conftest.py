@@ -21,9 +21,7 @@ WAYS = (
 )
 
 
-def make_record(
-    epoch: int, assignment: str, delivery: str, sharding: str, needed: int, seconds: float
-) -> EpochRecord:
+def make_record(epoch: int, assignment: str, delivery: str, sharding: str, needed: int, seconds: float) -> EpochRecord:
     wire = needed * (ROW_NBYTES + 4) if delivery != "storage" else 0
     store = N_SAMPLES * ROW_NBYTES if delivery == "storage" or epoch == 0 else 0
     return EpochRecord(
@@ -80,9 +78,7 @@ def make_way(
             for epoch in range(epochs)
         ),
         history=tuple(
-            TrainingPoint(
-                epoch=epoch, seconds=(epoch + 1) * (0.3 + seconds), error=max(3e-8, 0.6 * factor**epoch)
-            )
+            TrainingPoint(epoch=epoch, seconds=(epoch + 1) * (0.3 + seconds), error=max(3e-8, 0.6 * factor**epoch))
             for epoch in range(epochs)
         ),
     )

@@ -79,9 +79,7 @@ def test_verify_finds_all(tmp_path: Path) -> None:
     report = verify_dataset(dataset)
     assert not report.ok
     assert report.n_chunks == 8
-    assert [
-        key for message in report.bad for key in ("x/c/0/0", "x/c/3/0", "y/c/0", "y/c/1") if key in message
-    ] == [
+    assert [key for message in report.bad for key in ("x/c/0/0", "x/c/3/0", "y/c/0", "y/c/1") if key in message] == [
         "x/c/0/0",
         "x/c/3/0",
         "y/c/0",

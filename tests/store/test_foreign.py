@@ -57,9 +57,7 @@ def test_big_endian_v2_keeps_its_byte_order(tmp_path: Path) -> None:
     ],
 )
 def test_shards(tmp_path: Path, chunks: tuple[int, ...], shards: tuple[int, ...], requests: int) -> None:
-    array = zarr.create_group(tmp_path / "g").create_array(
-        "x", shape=X.shape, dtype="f8", chunks=chunks, shards=shards
-    )
+    array = zarr.create_group(tmp_path / "g").create_array("x", shape=X.shape, dtype="f8", chunks=chunks, shards=shards)
     array[:] = X
     check(tmp_path / "g", {"x": X})
     dataset = open_dataset(tmp_path / "g")

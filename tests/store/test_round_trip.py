@@ -62,9 +62,7 @@ def datasets(draw: st.DrawFn) -> tuple[dict[str, np.ndarray], int | None, np.nda
     for i in range(draw(st.integers(1, 3))):
         shape = (n, *draw(st.lists(st.integers(0, 3), max_size=2)))
         arrays[f"array {i}"] = values(draw(st.sampled_from(DTYPES)), shape, draw(st.integers(0, 99)))
-    ids = np.array(
-        draw(st.lists(st.integers(0, n - 1), max_size=40)), dtype=draw(st.sampled_from(["i8", "u2"]))
-    )
+    ids = np.array(draw(st.lists(st.integers(0, n - 1), max_size=40)), dtype=draw(st.sampled_from(["i8", "u2"])))
     return arrays, draw(st.none() | st.integers(1, n + 2)), ids
 
 
@@ -116,9 +114,7 @@ def test_dtypes_without_a_zarr_specification_do_not_warn(tmp_path: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("as_given", [np.asarray, da.from_array])
-def test_what_zarr_cannot_express_is_kept_by_value(
-    given_dtype: Any, stored: Any, as_given: Callable[..., Any]
-) -> None:
+def test_what_zarr_cannot_express_is_kept_by_value(given_dtype: Any, stored: Any, as_given: Callable[..., Any]) -> None:
     array = np.arange(12).astype(given_dtype)
     dataset = create_dataset("memory://by-value", {"x": as_given(array)}, chunk_rows=5, overwrite=True)
     assert dataset.arrays["x"].dtype == np.dtype(stored)
@@ -127,9 +123,7 @@ def test_what_zarr_cannot_express_is_kept_by_value(
 
 def test_array_likes_and_the_default_chunk() -> None:
     wide = np.zeros((10, 1 << 18), np.float64)  # 2 MiB a row
-    dataset = create_dataset(
-        "memory://likes", {"x": [[1, 2]] * 10, "y": range(10), "w": wide}, overwrite=True
-    )
+    dataset = create_dataset("memory://likes", {"x": [[1, 2]] * 10, "y": range(10), "w": wide}, overwrite=True)
     assert dataset.arrays["w"].chunk_rows == 2
     assert dataset.arrays["x"].chunk_rows == 10
     assert dataset.read_rows([3, 9])["y"].tolist() == [3, 9]
@@ -146,9 +140,7 @@ def test_dask_arrays_are_written_block_by_block(tmp_path: Any, chunk_rows: int |
         return block + 1
 
     lazy = da.from_array(x, chunks=(3, 8)).map_blocks(watch, meta=np.empty((0, 0)))
-    dataset = create_dataset(
-        tmp_path / "d", {"x": lazy, "y": da.arange(50, chunks=11)}, chunk_rows=chunk_rows
-    )
+    dataset = create_dataset(tmp_path / "d", {"x": lazy, "y": da.arange(50, chunks=11)}, chunk_rows=chunk_rows)
     assert 0 < largest <= 3 * 8 * 8
     read = dataset.read_rows(np.arange(50)[::-1])
     np.testing.assert_array_equal(read["x"], x[::-1] + 1)

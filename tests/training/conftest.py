@@ -56,10 +56,7 @@ class FakeShuffler:
             order = np.random.default_rng([self.seed, epoch]).permutation(n_samples)
             shares = [order[ranks[order] == rank] for rank in range(self.n_workers)]
             yield FakeEpoch(
-                [
-                    Partition(layout, rows, share, share, rank=rank, epoch=epoch)
-                    for rank, share in enumerate(shares)
-                ]
+                [Partition(layout, rows, share, share, rank=rank, epoch=epoch) for rank, share in enumerate(shares)]
             )
 
 

@@ -30,9 +30,7 @@ def test_the_default_ways_are_the_papers_baselines():
 
 
 def test_a_product_holds_each_way_once():
-    ways = product_of_ways(
-        ["global", "local", "partial:0.50", "partial:0.5"], ["peer", "server", "peer"], "random"
-    )
+    ways = product_of_ways(["global", "local", "partial:0.50", "partial:0.5"], ["peer", "server", "peer"], "random")
     assert [way.label for way in ways] == [
         "global + peer",
         "global + server",

@@ -9,11 +9,11 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.bits import count_holders, group_by, lowest_bit
 from dshuffle.planning.plan import Plan, missing_samples
 from dshuffle.planning.randomness import below, next_word, random_words
-from dshuffle.planning.values import Holders, Ranks, Samples
+from dshuffle.planning.values import Holders, Ranks
 
 
 def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
-    """One packet for every needed sample from its least loaded holder, by sender, destination and sample.
+    """One packet for every needed sample from its least loaded holder, by ascending sample.
 
     Samples with few holders choose first and those with many fill the gaps, so that loads differ by next to
     nothing wherever there is a choice: under 1 % of the mean from two holders a sample on. Every worker has
@@ -37,17 +37,7 @@ def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: in
     scarce_first = group_by(counts, n_workers + 1)[0] if choice else np.arange(len(needed))
     senders = np.empty(len(needed), dtype=np.int32)
     _pick_senders(holders, needed, scarce_first, n_workers, random_words(1, "peer", seed)[0], senders)
-    order = _by_sender_and_destination(senders, destinations[needed], n_workers)
-    samples = needed[order]
-    return Plan.uncoded(samples, destinations[samples], senders[order])
-
-
-def _by_sender_and_destination(senders: Ranks, destinations: Ranks, n_workers: int) -> Samples:
-    """Stable, so that samples stay ascending within a flow."""
-    if n_workers <= 256:  # one pass, as long as its counters stay in the cache
-        return group_by(senders * n_workers + destinations, n_workers * n_workers)[0]
-    order, _ = group_by(destinations, n_workers)
-    return order[group_by(senders[order], n_workers)[0]]
+    return Plan.uncoded(needed, destinations[needed], senders)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.records import EpochRecord
+from dshuffle.report import comparison_tables, figures, write_report
+from dshuffle.report.tables import TIME_HEADINGS, TRAFFIC_HEADINGS, time_cells, traffic_cells
+
+
+def with_exchange_seconds(way, seconds):
+    records = [
+        dataclasses.replace(record, exchange_seconds=value) for record, value in zip(way.records, seconds, strict=True)
+    ]
+    return dataclasses.replace(way, records=tuple(records))
+
+
+def test_the_first_epoch_is_loaded_and_counts_in_no_median(comparison):
+    way = with_exchange_seconds(comparison.ways[-1], [99.0, 0.4, 0.1, 0.2, 0.3])
+    found = figures(way)
+    assert found.shuffle_seconds is not None
+    assert found.shuffle_seconds.median == pytest.approx(0.25)
+    assert (found.shuffle_seconds.least, found.shuffle_seconds.greatest) == (0.1, 0.4)
+    assert found.needed == 75_000
+    assert found.store_requests == 0
+    assert found.wire_bytes == sum(way.records[1].wire_received_bytes)
+    assert found.first_error == way.history[0].error
+    assert found.last_error == way.history[-1].error
+    assert found.epoch_seconds == pytest.approx(way.history[3].seconds - way.history[2].seconds)
+
+
+def test_a_way_of_one_epoch_has_errors_and_no_medians(comparison):
+    way = comparison.ways[-1]
+    short = dataclasses.replace(way, records=way.records[:1], history=way.history[:1])
+    found = figures(short)
+    assert found.shuffle_seconds is None
+    assert found.training_seconds is None
+    assert found.epoch_seconds is None
+    assert found.last_error == found.first_error == 0.6
+    assert time_cells(short)[:5] == ("-",) * 5
+    assert traffic_cells(short) == ("-",) * 4
+
+
+def test_ways_with_one_label_are_refused(comparison):
+    with pytest.raises(InvalidParameter, match="different labels"):
+        dataclasses.replace(comparison, ways=(comparison.ways[0], comparison.ways[0]))
+
+
+def test_every_way_has_a_row_in_every_table_and_fits_80_columns(comparison, capsys):
+    tables = comparison_tables(comparison)
+    assert [table.row_count for table in tables] == [6, 6, 6]
+    assert [len(table.columns) for table in tables] == [1 + len(TIME_HEADINGS), 1 + len(TRAFFIC_HEADINGS), 6]
+    console = pytest.importorskip("rich.console").Console(width=80)
+    for table in tables:
+        console.print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("local, shuffled once" in line for line in lines) == 3, "labels must not wrap"
+    assert "…" not in "".join(lines)
+
+
+def test_labels_are_no_markup(comparison, capsys):
+    way = dataclasses.replace(comparison.ways[0], label="[red]x[/red]")
+    pytest.importorskip("rich.console").Console(width=80).print(
+        comparison_tables(dataclasses.replace(comparison, ways=(way,)))[0]
+    )
+    assert "[red]x[/red]" in capsys.readouterr().out
+
+
+def test_the_files_hold_every_record_and_the_figures(comparison, tmp_path):
+    page = write_report(comparison, tmp_path / "new" / "folder")
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    lines = (page.parent / "records.jsonl").read_text().splitlines()
+    assert len(lines) == 30
+    loaded = [json.loads(line) for line in lines]
+    assert [line["way"] for line in loaded[::5]] == [way.label for way in comparison.ways]
+    del loaded[7]["way"]
+    assert EpochRecord.from_json(json.dumps(loaded[7])) == comparison.ways[1].records[2]
+    summary = json.loads((page.parent / "summary.json").read_text())
+    assert summary["seed"] == 7
+    assert summary["command"] == comparison.command
+    assert summary["ways"][5]["figures"]["needed"] == 75_000
+    assert [point["epoch"] for point in summary["ways"][0]["history"]] == [0, 1, 2, 3, 4]
+    assert write_report(comparison, page.parent) == page, "a second report replaces the first"

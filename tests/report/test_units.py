@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from dshuffle.report.units import human_bytes, human_ratio, human_seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(999.4, "999 B"), (999.6, "1.00 kB"), (1e6, "1.00 MB"), (999_600, "1.00 MB"), (2.5e15, "2500 TB")],
+)
+def test_bytes_stay_within_three_figures(value, text):
+    assert human_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0009996, "1.00 ms"),
+        (0.9996, "1.00 s"),
+        (0.9994, "999 ms"),
+        (72e-3, "72.0 ms"),
+        (1e-7, "0.1 µs"),
+        (None, "-"),
+    ],
+)
+def test_seconds_choose_their_unit(value, text):
+    assert human_seconds(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(1.0, "1.0"), (9.94, "9.9"), (9.96, "10"), (12_345_678, "12,000,000")])
+def test_ratios_have_two_figures(value, text):
+    assert human_ratio(value) == text

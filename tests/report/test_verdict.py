@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dshuffle.report import verdict
+
+
+def only(comparison, *labels):
+    return dataclasses.replace(comparison, ways=tuple(way for way in comparison.ways if way.label in labels))
+
+
+def with_error(comparison, label, error):
+    ways = [
+        dataclasses.replace(way, history=(*way.history[:-1], dataclasses.replace(way.history[-1], error=error)))
+        if way.label == label
+        else way
+        for way in comparison.ways
+    ]
+    return dataclasses.replace(comparison, ways=tuple(ways))
+
+
+def with_seconds(comparison, label, seconds):
+    ways = [
+        dataclasses.replace(
+            way,
+            records=tuple(
+                dataclasses.replace(record, exchange_seconds=value, waited_seconds=0.0)
+                for record, value in zip(way.records, seconds, strict=True)
+            ),
+        )
+        if way.label == label
+        else way
+        for way in comparison.ways
+    ]
+    return dataclasses.replace(comparison, ways=tuple(ways))
+
+
+def test_the_fastest_global_way_is_named_with_ratios(comparison):
+    for label, seconds in (("global + peer", 0.2), ("global + server", 0.6), ("global + storage", 0.9)):
+        comparison = with_seconds(comparison, label, [seconds] * 5)
+    assert verdict(comparison).startswith(
+        "“global + peer” took 200 ms an epoch to reshuffle everything (all of it while training): "
+        "3.0 times as fast as “global + server” and 4.5 times as fast as “global + storage”."
+    )
+
+
+def test_local_ways_are_never_the_fastest_shuffle(comparison):
+    text = verdict(only(comparison, "local, as stored", "partial:0.1 + peer"))
+    assert text.startswith("No way that reshuffles everything was run")
+
+
+def test_overlapping_ranges_are_not_called_faster(comparison):
+    comparison = with_seconds(comparison, "global + peer", [9, 0.2, 0.2, 0.2, 0.7])
+    comparison = with_seconds(comparison, "global + server", [9, 0.6, 0.6, 0.6, 0.6])
+    text = verdict(comparison)
+    assert "not clearly faster than “global + server” (600 ms), whose epochs overlap with its own" in text
+    assert "times as fast as “global + storage”" in text
+
+
+def test_time_that_training_stood_still_is_told(comparison):
+    assert "(training stood still for" in verdict(comparison)
+
+
+def test_one_shuffle_that_is_enough_is_told(comparison):
+    text = verdict(with_error(comparison, "local, shuffled once", 5e-7))
+    assert "one shuffle before training reached the same error" in text, "both are rounding"
+    assert "not worth its cost" in text
+    assert text.endswith("with every sample left where it is stored the error was 0.19.")
+
+
+@pytest.mark.parametrize(
+    ("once", "says"),
+    [
+        (0.21, "reached the same error"),
+        (0.4, "reshuffling every epoch paid: its error of 0.2 is 2.0 times smaller than the 0.4"),
+        (0.1, "did better than reshuffling every epoch (0.1 against 0.2)"),
+    ],
+)
+def test_what_reshuffling_was_worth(comparison, once, says):
+    for label in ("global + peer", "global + server", "global + storage"):
+        comparison = with_error(comparison, label, 0.2)
+    assert says in verdict(with_error(comparison, "local, shuffled once", once))
+
+
+def test_data_that_need_no_shuffling(comparison):
+    text = verdict(with_error(comparison, "local, as stored", 1e-8))
+    assert "these data need no shuffling" in text
+
+
+def test_without_a_local_way_there_is_one_sentence(comparison):
+    text = verdict(only(comparison, "global + peer"))
+    assert text.endswith("; no other way of doing so was run.")
