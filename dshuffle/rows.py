@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numba
 import numpy as np
@@ -103,7 +104,7 @@ def _descr(dtype: np.dtype[np.generic]) -> object:
     )
 
 
-def _as_descr(descr: object) -> object:
+def _as_descr(descr: object) -> Any:
     """What :func:`numpy.dtype` takes, from the result of :func:`_descr`."""
     if not isinstance(descr, tuple):
         return descr

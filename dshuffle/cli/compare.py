@@ -11,20 +11,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
-from distributed import Client
 from rich.console import Console
 
 from dshuffle.cli.progress import progress_bar
-from dshuffle.errors import ClusterError
 from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
 from dshuffle.store import Dataset, create_dataset, open_dataset
 from dshuffle.training import (
     Way,
     compare_ways,
     compile_kernels,
+    connect,
     default_ways,
     keyed_regression,
-    local_cluster,
     modest_step,
     product_of_ways,
 )
@@ -92,7 +90,7 @@ def compare(
     compile_kernels()
     with _dataset(dataset, seed) as data:
         chosen_step = modest_step(data, features=features, target=target) if step is None else step
-        with _client(scheduler, workers) as client, progress_bar() as advance:
+        with connect(scheduler, workers) as client, progress_bar() as advance:
             done = 0
 
             def on_epoch(way: Way, point: TrainingPoint) -> None:
@@ -148,17 +146,3 @@ def _dataset(url: str | None, seed: int) -> Iterator[Dataset]:
         return
     with TemporaryDirectory(prefix="dshuffle-") as folder:
         yield create_dataset(f"{folder}/keyed-regression.zarr", keyed_regression(DEFAULT_SAMPLES, seed=seed))
-
-
-@contextmanager
-def _client(scheduler: str | None, workers: int) -> Iterator[Client]:
-    if scheduler is None:
-        with local_cluster(workers) as client:
-            yield client
-        return
-    try:
-        client = Client(scheduler)
-    except (OSError, ValueError) as error:
-        raise ClusterError(f"no Dask scheduler answers at {scheduler}: {error}") from error
-    with client:
-        yield client

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 
 from distributed import Worker
-from distributed.protocol import to_serialize
+from distributed.protocol.serialize import to_serialize
 
 from dshuffle.exchange.driver import Reply
 from dshuffle.exchange.messages import MessageId

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.errors import InvalidParameter, StaleEpoch
+from dshuffle.errors import StaleEpoch
+from dshuffle.planning.values import as_integer
 from dshuffle.rows import ByteMatrix, RowLayout
 
 
@@ -108,9 +109,7 @@ class Partition:
         InvalidParameter
             If ``batch_size`` is not an integer of at least 1.
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-            raise InvalidParameter.of("batch_size", batch_size, "an integer >= 1")
-        return self._batches(int(batch_size), drop_last)
+        return self._batches(as_integer("batch_size", batch_size, 1), drop_last)
 
     def _batches(self, batch_size: int, drop_last: bool) -> Iterator[dict[str, NDArray[Any]]]:
         end = len(self) - len(self) % batch_size if drop_last else len(self)

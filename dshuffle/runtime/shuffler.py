@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import numbers
 import os
 import time
 import uuid
@@ -18,6 +17,7 @@ from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.planning import CACHINGS, DELIVERIES, SERVER, SHARDINGS, Assignment, parse_assignment
+from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.coordinator import task_key_prefix
 from dshuffle.runtime.replies import Reply, unwrap
@@ -42,13 +42,13 @@ class Epoch:
     def __init__(self, shuffler: Shuffler, number: int) -> None:
         self.number = number
         self._shuffler = shuffler
-        self._futures: list[Future] = []
+        self._futures: list[Future[Any]] = []
         self._calls = itertools.count()
 
     def __repr__(self) -> str:
         return f"<Epoch {self.number} of {self._shuffler!r}>"
 
-    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future]:
+    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         """Run ``fn(partition, *args, **kwargs)`` as one Dask task on each worker.
 
         Parameters
@@ -153,8 +153,6 @@ class Shuffler:
         ):
             if value not in known:
                 raise InvalidParameter.of(name, value, f"one of {sorted(known)}")
-        if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
-            raise InvalidParameter.of("seed", seed, "an integer")
         self.records: list[EpochRecord] = []
         self._client = client
         self.dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
@@ -167,7 +165,7 @@ class Shuffler:
             caching=caching,
             sharding=sharding,
             cache_fraction=cache_fraction,
-            seed=int(seed),
+            seed=as_integer("seed", seed),
             memory_limit=_parse_memory_limit(memory_limit),
             server=server,
             settings=Settings.from_config(),
@@ -216,9 +214,7 @@ class Shuffler:
         ExchangeError, WorkerLost
             If an exchange fails for good, or a worker has left the cluster.
         """
-        if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
-            raise InvalidParameter.of("count", count, "an integer >= 1")
-        return self._epochs(int(count))
+        return self._epochs(as_integer("count", count, 1))
 
     def close(self) -> None:
         """Free the cache partitions on all workers. Idempotent; the dataset is untouched."""
@@ -290,7 +286,7 @@ class Shuffler:
 
     def _submit(
         self, epoch: Epoch, call: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[Future]:
+    ) -> list[Future[Any]]:
         if self._closed or epoch is not self._epoch:
             now = "closed" if self._closed else f"on epoch {self._epoch.number if self._epoch else -1}"
             raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}")

@@ -1,6 +1,6 @@
 """Training on shuffled partitions, and the comparison of ways to shuffle."""
 
-from dshuffle.training.cluster import local_cluster
+from dshuffle.training.cluster import connect, local_cluster
 from dshuffle.training.comparison import Way, compare_ways, default_ways, modest_step, product_of_ways
 from dshuffle.training.datasets import keyed_regression, keyed_weights
 from dshuffle.training.linear_regression import History, fit_linear_regression
@@ -11,6 +11,7 @@ __all__ = [
     "Way",
     "compare_ways",
     "compile_kernels",
+    "connect",
     "default_ways",
     "fit_linear_regression",
     "keyed_regression",

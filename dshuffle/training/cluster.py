@@ -1,4 +1,4 @@
-"""A local Dask cluster with one more worker than train: the server."""
+"""Where to run: a scheduler that is there, or a local cluster with one more worker than train, the server."""
 
 from __future__ import annotations
 
@@ -10,9 +10,30 @@ from typing import Any
 from distributed import Client, Nanny, Scheduler, SpecCluster
 from distributed.system import MEMORY_LIMIT
 
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import ClusterError, InvalidParameter
 
 SERVER_RESOURCE = "dshuffle-server"
+
+
+@contextmanager
+def connect(scheduler: str | None, n_workers: int) -> Iterator[Client]:
+    """A client of the scheduler at an address, or where there is none of a new :func:`local_cluster`.
+
+    Raises
+    ------
+    ClusterError
+        No scheduler answers at the address.
+    """
+    if scheduler is None:
+        with local_cluster(n_workers) as client:
+            yield client
+        return
+    try:
+        client = Client(scheduler)
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"no Dask scheduler answers at {scheduler!r}: {error}") from error
+    with client:
+        yield client
 
 
 @contextmanager

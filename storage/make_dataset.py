@@ -1,0 +1,39 @@
+"""Write a large synthetic dataset: a linear regression whose rows are sorted by a key.
+
+    python storage/make_dataset.py /data/keyed.zarr --samples 10_000_000 --features 1000
+
+The rows are drawn block by block by Dask threads, so that memory does not grow with the number of samples.
+"""
+
+from __future__ import annotations
+
+import click
+from dask.diagnostics.progress import ProgressBar
+
+import dshuffle
+from dshuffle.report.units import human_bytes, human_count
+from dshuffle.training import keyed_regression
+
+
+@click.command()
+@click.argument("url")
+@click.option("--samples", type=int, default=1_000_000, show_default=True)
+@click.option("--features", type=click.IntRange(1), default=100, show_default=True, help="Three fifths are a key.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--unsorted", is_flag=True, help="Rows in random order instead of sorted by key.")
+@click.option("--chunk-rows", type=int, help="Samples in a chunk.  [default: chunks of about 4 MiB]")
+@click.option("--overwrite", is_flag=True, help="Replace a dataset at URL.")
+def main(
+    url: str, samples: int, features: int, seed: int, unsorted: bool, chunk_rows: int | None, overwrite: bool
+) -> None:
+    """Write the dataset to URL."""
+    n_keys = max(1, features * 3 // 5)
+    arrays = keyed_regression(samples, n_keys, features - n_keys, seed, sort=not unsorted)
+    with ProgressBar():  # type: ignore[no-untyped-call]
+        dataset = dshuffle.create_dataset(url, arrays, chunk_rows=chunk_rows, overwrite=overwrite)
+    total = human_bytes(dataset.n_samples * dataset.row_nbytes)
+    print(f"{human_count(dataset.n_samples)} samples, {total}: {dataset.url}")
+
+
+if __name__ == "__main__":
+    main()

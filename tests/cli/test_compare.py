@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dshuffle
+from dshuffle.cli import main
+from dshuffle.training import keyed_regression, local_cluster
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["compare", *map(str, arguments)])
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def url(tmp_path):
+    url = tmp_path / "d.zarr"
+    dshuffle.create_dataset(url, keyed_regression(400))
+    return url
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--assignment", "globl"), "assignment='globl'"),
+        (("--delivery", "pear"), "peer, server, storage"),
+        (("--assignment", "partial:2"), "partial:2"),
+        (("nothing.zarr",), "nothing.zarr"),
+    ],
+)
+def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
+    result = run(*options)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--scheduler", "tcp://127.0.0.1:1"), "--scheduler needs DATASET"),
+        (("--sharding", "random"), "--sharding needs --assignment or --delivery"),
+        (("--workers", 0), "--workers"),
+        (("--epochs", "x"), "--epochs"),
+        (("--output", "file"), "--output"),
+    ],
+)
+def test_bad_usage_is_exit_code_2(elsewhere, options, message):
+    (elsewhere / "file").write_text("")
+    result = run(*options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_dataset_that_is_no_regression_names_the_options(elsewhere, tmp_path):
+    dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.ones((9, 2), int), "label": np.ones(9)})
+    result = run(tmp_path / "d.zarr", "--target", "label")
+    assert result.exit_code == 1
+    assert "--features" in result.stderr
+    assert "2-D array of float32 or float64 (it is 2-D, int64)" in result.stderr
+    assert (
+        "it must be one of the dataset's arrays: label, x"
+        in run(tmp_path / "d.zarr").stderr + run(tmp_path / "d.zarr", "--features", "z").stderr
+    )
+
+
+@pytest.mark.slow
+def test_json_is_all_that_stdout_holds(elsewhere, url):
+    result = run(url, "--workers", 2, "--epochs", 2, "--assignment", "global", "--assignment", "local", "--json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert [way["label"] for way in summary["ways"]] == ["global + peer", "local"]
+    assert "“global + peer” took" in summary["verdict"]
+    assert "report.html" in result.stderr
+    assert "global + peer" in result.stderr, "progress is told without a terminal, too"
+    folder = elsewhere / "dshuffle-report"
+    assert {path.name for path in folder.iterdir()} == {"report.html", "records.jsonl", "summary.json"}
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert len((folder / "records.jsonl").read_text().splitlines()) == 4
+    assert list(elsewhere.iterdir()) == [folder], "nothing else is left in the working directory"
+
+
+@pytest.mark.slow
+def test_a_running_scheduler_is_used(elsewhere, url):
+    with local_cluster(2) as client:
+        result = run(
+            url, "--scheduler", client.scheduler.address, "--epochs", 2, "--delivery", "server", "--output", "out"
+        )
+        assert result.exit_code == 0, result.output
+        assert client.status == "running"
+    assert "global + server" in result.stdout
+    record = json.loads((elsewhere / "out" / "records.jsonl").read_text().splitlines()[-1])
+    assert (record["n_workers"], record["server"]) == (2, "dedicated")
+
+
+@pytest.mark.slow
+def test_a_step_that_diverges_is_one_line(elsewhere, url):
+    result = run(url, "--workers", 2, "--epochs", 2, "--step", 1e6, "--delivery", "peer")
+    assert result.exit_code == 1
+    assert "Error: step=1000000.0" in result.stderr
+    assert "take a smaller step" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_default_run(elsewhere, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    result = run()
+    assert result.exit_code == 0, result.output
+    assert {"local, as stored", "local, shuffled once", "partial:0.1 + peer"} <= {
+        line.split("  ")[0] for line in result.stdout.splitlines()
+    }
+    assert "one shuffle before training reached the same error" in " ".join(result.stdout.split())
+    left = [path.name for path in (tmp_path / "temporary").iterdir()]
+    assert not [name for name in left if name.startswith("dshuffle-")], "the generated dataset is removed"
+    shutil.rmtree(elsewhere / "dshuffle-report")
+    assert list(elsewhere.iterdir()) == []

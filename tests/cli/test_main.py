@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import dshuffle
+from dshuffle.cli import COMMANDS, main
+from dshuffle.errors import InvalidParameter
+
+
+def in_a_fresh_interpreter(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+HEAVY = "sorted({'dask', 'distributed', 'zarr', 'numba', 'numpy', 'bokeh'} & {*sys.modules})"
+
+
+@pytest.mark.parametrize("module", ["dshuffle", "dshuffle.cli"])
+def test_importing_loads_nothing_heavy(module):
+    done = in_a_fresh_interpreter(f"import sys, {module}; print({HEAVY})")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_load_nothing_heavy(option):
+    done = in_a_fresh_interpreter(
+        f"import sys, dshuffle.cli\n"
+        f"try: dshuffle.cli.main([{option!r}])\n"
+        f"except SystemExit as exit: print(exit.code, {HEAVY})"
+    )
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+
+
+def test_help_lists_every_command_and_each_has_help():
+    listed = CliRunner().invoke(main, ["--help"])
+    assert listed.exit_code == 0
+    for name in COMMANDS:
+        assert name in listed.stdout
+        assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
+
+
+def test_the_version_is_the_packages():
+    assert CliRunner().invoke(main, ["--version"]).stdout.strip().endswith(version("dshuffle"))
+    assert dshuffle.__version__ == version("dshuffle")
+
+
+def test_an_unknown_command_is_a_usage_error():
+    result = CliRunner().invoke(main, ["compere"])
+    assert result.exit_code == 2
+    assert "No such command 'compere'" in result.stderr
+
+
+def test_our_errors_are_one_line_and_tracebacks_on_demand(tmp_path, monkeypatch):
+    arguments = ["dataset", "info", str(tmp_path / "nothing.zarr")]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert "nothing.zarr" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+    monkeypatch.setenv("DSHUFFLE_DEBUG", "1")
+    assert isinstance(CliRunner().invoke(main, arguments).exception, FileNotFoundError)
+
+
+def test_every_public_name_loads():
+    assert set(dshuffle.__all__) <= set(dir(dshuffle))
+    for name in dshuffle.__all__:
+        assert getattr(dshuffle, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'shuffel'"):
+        _ = dshuffle.shuffel
+
+
+def test_only_our_own_errors_are_caught(monkeypatch):
+    def fail():
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("dshuffle.cli.LazyGroup.get_command", lambda *_: click.command()(fail))
+    assert isinstance(CliRunner().invoke(main, ["x"]).exception, ZeroDivisionError)
+    monkeypatch.setattr(
+        "dshuffle.cli.LazyGroup.get_command",
+        lambda *_: click.command()(lambda: (_ for _ in ()).throw(InvalidParameter.of("a", 1, "2"))),
+    )
+    assert CliRunner().invoke(main, ["x"]).exit_code == 1

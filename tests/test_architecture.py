@@ -1,0 +1,145 @@
+"""The layers of the design: who may import whom, and what must not be loaded."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dshuffle
+
+PACKAGE = Path(dshuffle.__file__).parent
+
+# A module imports from its own package and from rows above; packages of one row are strangers.
+ROWS = [
+    {"errors", "records"},
+    {"planning", "coding", "rows"},
+    {"store", "exchange", "sharding", "report"},
+    {"runtime"},
+    {"training", "integrations"},
+    {"cli"},
+]
+ROW = {name: row for row, names in enumerate(ROWS) for name in names}
+MODULES = {
+    ".".join(("dshuffle", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+def imports(path: Path) -> list[tuple[str, ast.AST | None]]:
+    """Modules that a file imports, each with the function that hides the import, if any."""
+    found = []
+
+    def visit(node: ast.AST, function: ast.AST | None) -> None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = node
+        if isinstance(node, ast.Import):
+            found.extend((alias.name, function) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.append((name if name in MODULES else str(node.module), function))
+        for child in ast.iter_child_nodes(node):
+            visit(child, function)
+
+    visit(ast.parse(path.read_text()), None)
+    return found
+
+
+def part(module: str) -> str | None:
+    """The package or module below ``dshuffle`` to which a module belongs."""
+    pieces = module.split(".")
+    return pieces[1] if pieces[0] == "dshuffle" and len(pieces) > 1 else None
+
+
+def test_every_part_has_a_row():
+    assert {part(module) for module in MODULES} - {None} <= set(ROW)
+    assert len(MODULES) > 30
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"dshuffle"}))
+def test_imports_go_up_the_rows(module):
+    own = part(module)
+    for target, _ in imports(MODULES[module]):
+        other = part(target)
+        if other is not None and other != own:
+            assert ROW[other] < ROW[own], f"{module} imports {target}, which stands in row {ROW[other] + 1}"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_no_import_hides_in_a_function(module):
+    hidden = [(name, where.name) for name, where in imports(MODULES[module]) if where is not None]
+    assert not hidden
+
+
+def test_no_import_circles():
+    edges = {
+        module: {target for target, _ in imports(path) if target in MODULES and target != module}
+        for module, path in MODULES.items()
+    }
+    edges["dshuffle"] = set()  # its names are lazy
+    done: set[str] = set()
+
+    def walk(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, " -> ".join((*above[above.index(module) :], module))
+        if module not in done:
+            for target in edges[module]:
+                walk(target, (*above, module))
+            done.add(module)
+
+    for module in edges:
+        walk(module, ())
+
+
+PURE = {"numpy", "numba", "dshuffle"} | set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if part(m) in ("planning", "coding", "rows", "errors", "records")])
+def test_planning_is_pure(module):
+    assert {name.split(".")[0] for name, _ in imports(MODULES[module])} <= PURE
+
+
+@pytest.mark.parametrize(
+    ("library", "places"),
+    [
+        ("zarr", {"store"}),
+        ("bokeh", {"report"}),
+        ("click", {"cli"}),
+        ("numba", {"planning", "coding", "rows", "store", "training"}),
+    ],
+)
+def test_a_library_has_its_place(library, places):
+    users = {part(m) for m, path in MODULES.items() for name, _ in imports(path) if name.split(".")[0] == library}
+    assert users
+    assert users <= places
+
+
+def test_one_file_calls_rpc():
+    """Sample bytes cross the network in `exchange/comms.py` alone."""
+    users = {m for m, path in MODULES.items() if "worker.rpc(" in path.read_text()}
+    assert users == {"dshuffle.exchange.comms"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import dshuffle", ["dask", "distributed", "zarr", "numba", "bokeh"]),
+        ("import dshuffle.planning", ["dask", "distributed", "zarr", "bokeh"]),
+        ("import dshuffle.cli", ["dask", "distributed", "zarr", "numba", "bokeh"]),
+    ],
+)
+def test_an_import_stays_light(statement, absent):
+    code = f"{statement}; import sys; print([name for name in {absent!r} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_public_names_exist():
+    for name in dshuffle.__all__:
+        assert getattr(dshuffle, name) is not None
+    with pytest.raises(AttributeError, match="no_such_name"):
+        dshuffle.no_such_name  # noqa: B018
