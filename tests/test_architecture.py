@@ -98,7 +98,9 @@ def test_no_import_circles():
 PURE = {"numpy", "numba", "dshuffle"} | set(sys.stdlib_module_names)
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if part(m) in ("planning", "coding", "rows", "errors", "records")])
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if part(m) in ("planning", "coding", "rows", "errors", "records")]
+)
 def test_planning_is_pure(module):
     assert {name.split(".")[0] for name, _ in imports(MODULES[module])} <= PURE
 
@@ -109,7 +111,7 @@ def test_planning_is_pure(module):
         ("zarr", {"store"}),
         ("bokeh", {"report"}),
         ("click", {"cli"}),
-        ("numba", {"planning", "coding", "rows", "store", "training"}),
+        ("numba", {"planning", "coding", "rows", "store", "exchange", "training"}),
     ],
 )
 def test_a_library_has_its_place(library, places):

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from dshuffle.cli.progress import progress_bar
 from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
+from dshuffle.report.tables import CAPTION
 from dshuffle.store import Dataset, create_dataset, open_dataset
 from dshuffle.training import (
     Way,
@@ -122,7 +123,8 @@ def _show(comparison: Comparison, page: Path, as_json: bool) -> None:
     else:
         console = Console()
         for table in comparison_tables(comparison):
-            console.print(table)
+            console.print(table, "")
+        console.print(CAPTION, "", style="dim", highlight=False, markup=False)
         console.print(verdict(comparison), highlight=False, markup=False)
     click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -160,14 +161,34 @@ class CachePartition:
 
     def prepare(self, held: NDArray[np.int64]) -> Swap:
         """The state after a commit that keeps ``held`` (sorted) of what is here and what came in."""
-        ids = np.concatenate([self.index.sample_ids, self._incoming.sample_ids])
-        slots = np.concatenate([self.index.slots, self._incoming.slots])
-        order = np.argsort(ids, kind="stable")
-        kept = Index(held, Index(ids[order], slots[order]).find(held))
+        slots = np.empty(len(held), dtype=np.int64)
         free = np.ones(self.n_slots, dtype=np.bool_)
-        free[kept.slots] = False
-        return Swap(kept, np.flatnonzero(free))
+        here, coming = self.index, self._incoming
+        missing = _merge(here.sample_ids, here.slots, coming.sample_ids, coming.slots, held, slots, free)
+        if missing >= 0:
+            raise ExchangeError(f"sample {int(held[missing])} is to be kept, and neither is here nor came in")
+        return Swap(Index(held, slots), np.flatnonzero(free))
 
     def commit(self, swap: Swap) -> None:
         """Install a prepared state; constant time, so that it can run on an event loop."""
         self.index, self._free, self._incoming = swap.index, swap.free, EMPTY
+
+
+@numba.njit(nogil=True, cache=True)
+def _merge(ids_a, slots_a, ids_b, slots_b, held, slots, free):  # type: ignore[no-untyped-def]
+    """Find ascending ``held`` in two ascending indices in one pass; the position of a missing one, else -1."""
+    a, b = 0, 0
+    for i in range(held.size):
+        sample = held[i]
+        while a < ids_a.size and ids_a[a] < sample:
+            a += 1
+        while b < ids_b.size and ids_b[b] < sample:
+            b += 1
+        if a < ids_a.size and ids_a[a] == sample:
+            slots[i] = slots_a[a]
+        elif b < ids_b.size and ids_b[b] == sample:
+            slots[i] = slots_b[b]
+        else:
+            return i
+        free[slots[i]] = False
+    return -1

@@ -202,9 +202,12 @@ def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Sam
     >>> epoch_order(np.array([30, 10, 20]), seed=0, epoch=1, rank=0)
     array([10, 30, 20])
     """
-    order = np.sort(sample_ids)
-    shuffle(order, "order", seed, epoch, rank)
-    return order
+    return np.sort(sample_ids)[epoch_permutation(len(sample_ids), seed=seed, epoch=epoch, rank=rank)]
+
+
+def epoch_permutation(n_own: int, *, seed: int, epoch: int, rank: int) -> Samples:
+    """:func:`epoch_order` as ``(n_own,)`` int64 positions within the ascending samples."""
+    return permutation(n_own, "order", seed, epoch, rank)
 
 
 def _uniform(n_samples: int, n_workers: int, *path: int | str) -> Ranks:

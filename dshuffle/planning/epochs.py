@@ -19,7 +19,7 @@ from dshuffle.planning.assignment import (
     Global,
     Local,
     Partial,
-    epoch_order,
+    epoch_permutation,
     first_assignment,
     next_assignment,
 )
@@ -109,8 +109,10 @@ class WorkerPlan:
         The worker, or :data:`SERVER`.
     epoch
         The epoch that the exchange leads to.
-    order
-        ``(own,)`` int64, the samples that it trains on, in training order.
+    own
+        Ascending int64, the samples that it trains on.
+    permutation
+        ``(own,)`` int64, positions in ``own`` in the order of training.
     held
         Ascending int64, the samples that it holds once the exchange is committed, its own included.
     receives
@@ -122,10 +124,16 @@ class WorkerPlan:
 
     rank: int
     epoch: int
-    order: Samples
+    own: Samples
+    permutation: Samples
     held: Samples
     receives: dict[int, Samples]
     sends: dict[int, Samples]
+
+    @property
+    def order(self) -> Samples:
+        """``(own,)`` int64, the samples that it trains on, in training order."""
+        return self.own[self.permutation]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,12 +186,14 @@ class EpochPlan:
         sends = _split(plan.samples[outgoing], plan.destinations[outgoing], self.n_workers)
         if rank == SERVER:
             nothing = np.empty(0, dtype=np.int64)
-            return WorkerPlan(rank, self.epoch, nothing, nothing, {}, sends)
+            return WorkerPlan(rank, self.epoch, nothing, nothing, nothing, {}, sends)
         incoming = np.flatnonzero(plan.destinations == rank)
+        own = np.flatnonzero(self.assignment == rank)
         return WorkerPlan(
             rank=rank,
             epoch=self.epoch,
-            order=epoch_order(np.flatnonzero(self.assignment == rank), seed=self.seed, epoch=self.epoch, rank=rank),
+            own=own,
+            permutation=epoch_permutation(len(own), seed=self.seed, epoch=self.epoch, rank=rank),
             held=np.flatnonzero(held_by(self.holders, rank)),
             receives=_split(plan.samples[incoming], plan.senders[incoming], self.n_workers),
             sends=sends,

@@ -76,7 +76,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     epochs = epochs_of(comparison, MOST_ERROR_COLUMNS)
     return [
         _table("Seconds", TIME_HEADINGS, [(way, time_cells(way)) for way in comparison.ways]),
-        _table("Traffic", TRAFFIC_HEADINGS, [(way, traffic_cells(way)) for way in comparison.ways], CAPTION),
+        _table("Traffic", TRAFFIC_HEADINGS, [(way, traffic_cells(way)) for way in comparison.ways]),
         _table(
             "Error after each epoch",
             tuple(map(str, epochs)),
@@ -91,15 +91,11 @@ def _range(spread: Spread) -> str:
     return f"{least.split()[0] if least_unit == greatest_unit else least}-{greatest}"
 
 
-def _table(
-    title: str, headings: Sequence[str], rows: Iterable[tuple[WayResult, tuple[str, ...]]], caption: str = ""
-) -> Table:
+def _table(title: str, headings: Sequence[str], rows: Iterable[tuple[WayResult, tuple[str, ...]]]) -> Table:
     table = Table(
         title=title,
         title_justify="left",
         title_style="bold",
-        caption=caption or None,
-        caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         show_edge=False,

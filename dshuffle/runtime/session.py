@@ -284,7 +284,8 @@ class WorkerSession:
     def _prepare(self, run: Run) -> tuple[Swap, View]:
         assert self._cache is not None
         swap = self._cache.prepare(run.plan.held)
-        return swap, View(run.epoch, run.plan.order, swap.index.find(run.plan.order))
+        slots = swap.index.find(run.plan.own)[run.plan.permutation]
+        return swap, View(run.epoch, run.plan.order, slots)
 
     def _measures(self, run: Run) -> Reply:
         traffic = self._dataset.traffic - self._traffic

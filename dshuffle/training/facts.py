@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from distributed import Client
 
+from dshuffle.report.units import human_bytes
 from dshuffle.store import Dataset
 
 PACKAGES = ("dshuffle", "dask", "distributed", "zarr", "numpy", "numba", "bokeh")
@@ -36,7 +37,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
         "url": without_secrets(dataset.url),
         "samples": dataset.n_samples,
         "bytes a sample": dataset.row_nbytes,
-        "bytes": dataset.n_samples * dataset.row_nbytes,
+        "size": human_bytes(dataset.n_samples * dataset.row_nbytes),
         **{f"array {name}": text for name, text in arrays.items()},
     }
 
@@ -50,7 +51,7 @@ def cluster_facts(client: Client) -> dict[str, Any]:
         "of them servers": sum(bool(worker["resources"]) for worker in workers),
         "hosts": len({worker["host"] for worker in workers}),
         "threads a worker": _range(worker["nthreads"] for worker in workers),
-        "memory a worker": _range(worker["memory_limit"] for worker in workers),
+        "memory a worker": _range(human_bytes(worker["memory_limit"]) for worker in workers),
         "protocol": urlsplit(information["address"]).scheme,
     }
 
@@ -60,7 +61,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": os.cpu_count(),
-        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory": human_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
     }
 
 

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import dask
 import numpy as np
 import pytest
 
 import dshuffle
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.training import (
     Way,
     compare_ways,
+    connect,
     default_ways,
     keyed_regression,
     local_cluster,
@@ -65,6 +67,20 @@ def test_the_modest_step_follows_the_norm_of_the_rows(tmp_path):
 
 def test_passwords_do_not_reach_the_report():
     assert without_secrets("s3://id:secret@bucket/x a@b.c") == "s3://***@bucket/x a@b.c"
+
+
+def test_a_scheduler_that_does_not_answer_is_named():
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "200ms"}),
+        pytest.raises(ClusterError, match=r"no Dask scheduler answers at 'tcp://127\.0\.0\.1:1'"),
+        connect("tcp://127.0.0.1:1", 2),
+    ):
+        pytest.fail("connected to nothing")
+
+
+def test_a_cluster_needs_a_worker():
+    with pytest.raises(InvalidParameter, match="workers=0"), local_cluster(0):
+        pass
 
 
 @pytest.mark.slow

@@ -1,0 +1,31 @@
+"""The scripts of ``pipelines/`` and ``storage/``, run as users run them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(script, *arguments):
+    return subprocess.run(
+        [sys.executable, ROOT / script, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_a_dataset_is_made_and_trained_on(tmp_path):
+    url = tmp_path / "d.zarr"
+    made = run("storage/make_dataset.py", url, "--samples", "2_000", "--features", 20)
+    assert made.returncode == 0, made.stderr
+    assert f"2,000 samples, 168 kB: {url}" in made.stdout
+    trained = run("pipelines/linear_regression.py", url, "--workers", 2, "--epochs", 3)
+    assert trained.returncode == 0, trained.stderr
+    lines = trained.stdout.splitlines()
+    errors = [float(line.split("error ")[1].split(",")[0]) for line in lines[:3]]
+    assert errors[0] > errors[1] > errors[2]
+    assert [line.split(":")[0] for line in lines[3:]] == ["epoch 0 (load)", "epoch 1 (peer)", "epoch 2 (peer)"]
