@@ -103,7 +103,7 @@ class Coordinator:
             self.epoch, self._run = run.epoch, None
             return self._measures(run, replies, waited)
 
-    def report(self, run_id: int, participant: int, rows: int, reason: str | None, **summary: Any) -> None:
+    def report(self, run_id: int, participant: int, reason: str | None, vote: dict[str, Any]) -> None:
         """A member's vote on a run."""
         run = self._run
         if run is None or run.run_id != run_id or run.decided.is_set():
@@ -114,7 +114,7 @@ class Coordinator:
             run.error = ExchangeError(f"epoch {run.epoch} could not be exchanged: {who} ({where}): {reason}")
             run.decided.set()
             return
-        run.votes[participant] = {"rows": rows, **summary}
+        run.votes[participant] = vote
         if len(run.votes) == len(self.participants):
             run.ready_after = time.perf_counter() - run.started
             run.error = self._check_votes(run)

@@ -7,40 +7,35 @@ are handed to executors.
 from __future__ import annotations
 
 import asyncio
-import threading
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from distributed import Worker
 from numpy.typing import NDArray
 
-from dshuffle.errors import ExchangeError, StaleEpoch
+from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
 from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache import CachePartition, Swap
 from dshuffle.exchange.comms import DaskNetwork
-from dshuffle.exchange.driver import Receiver, Reply, Sender
+from dshuffle.exchange.driver import Receiver, Reply, RowSource, Sender
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.messages import Cut, MessageId
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.planning import SERVER, STORE, EpochPlanner, WorkerPlan
+from dshuffle.runtime.gate import EpochGate, View
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.server_rows import ServerRows
 from dshuffle.runtime.spec import SessionSpec
 from dshuffle.store import Dataset
 
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What training sees of the committed epoch: its samples in order, and the slots that hold them."""
-
-    epoch: int
-    sample_ids: NDArray[np.int64]
-    slots: NDArray[np.int64]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +53,17 @@ class Run:
 
     run_id: int
     epoch: int
-    plan: WorkerPlan
-    planned: Planned
+    planned: Planned | None = None
     next_state: tuple[Swap, View] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a worker that trains has and a mere server has not."""
+
+    cache: CachePartition
+    receiver: Receiver
+    gate: EpochGate
 
 
 class WorkerSession:
@@ -92,46 +95,37 @@ class WorkerSession:
         self.rank = rank
         self.epoch = -1
         self._worker = worker
-        self._executor = executor
+        self._loop = asyncio.get_running_loop()
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-plan")
         self._dataset = dataset
-        self._planner = EpochPlanner(spec.plan, checks=rank == 0)  # all compare digests, so one check does
+        # All members compare digests of their plans, so one check is enough.
+        self._planner = EpochPlanner(spec.plan, checks=rank == 0)
         self._planned: asyncio.Future[Planned] | None = None
         self._run: Run | None = None
-        self._view: View | None = None
-        self._gate = threading.Lock()
-        self._readers = 0
-        self._no_readers = asyncio.Event()
-        self._no_readers.set()
-        self._loop = asyncio.get_running_loop()
-        self._training_seconds = 0.0
-        self._traffic = self._dataset.traffic
+        self._traffic = dataset.traffic
         self._background: set[asyncio.Task[None]] = set()
 
-        settings = spec.settings
-        layout = self._dataset.layout
+        settings, layout = spec.settings, dataset.layout
         cut = Cut.of(row_nbytes=layout.nbytes, message_bytes=settings.message_bytes)
         network = DaskNetwork(
             worker, spec.session_id, spec.addresses, serve_here=self.serve, acknowledge_here=self.acknowledge
         )
 
-        def buffers() -> BufferPool:
-            return BufferPool(layout, cut.rows_per_message, settings.window)
+        def sender(participant: int, source: RowSource) -> Sender:
+            outbox = Outbox(participant, window=settings.window)
+            buffers = BufferPool(layout, cut.rows_per_message, settings.window)
+            return Sender(outbox, source, buffers, cut, network, executor)
 
         self._senders: dict[int, Sender] = {}
+        self._seat: Seat | None = None
         self._server_rows: ServerRows | None = None
-        self._cache: CachePartition | None = None
-        self._receiver: Receiver | None = None
         if rank is not None:
-            self._cache = CachePartition(
+            cache = CachePartition(
                 layout, capacity=spec.plan.capacity, incoming=spec.plan.max_incoming, budget=spec.memory_limit
             )
-            self._senders[rank] = Sender(
-                Outbox(rank, window=settings.window), self._cache, buffers(), cut, network, executor
-            )
-            self._receiver = Receiver(
+            receiver = Receiver(
                 Inbox(rank, window=settings.window),
-                self._cache,
+                cache,
                 cut,
                 network,
                 executor,
@@ -140,42 +134,38 @@ class WorkerSession:
                 report=self._report,
                 timeout=settings.timeout,
             )
+            self._seat = Seat(cache, receiver, EpochGate(layout, cache.rows, rank, self._loop))
+            self._senders[rank] = sender(rank, cache)
         if spec.addresses.get(SERVER) == worker.address:
             self._server_rows = ServerRows(
-                self._dataset,
-                budget=spec.memory_limit,
-                window_bytes=settings.window_bytes * spec.plan.n_workers,
+                dataset, budget=spec.memory_limit, window_bytes=settings.window_bytes * spec.plan.n_workers
             )
-            self._senders[SERVER] = Sender(
-                Outbox(SERVER, window=settings.window), self._server_rows, buffers(), cut, network, executor
-            )
+            self._senders[SERVER] = sender(SERVER, self._server_rows)
 
     @property
     def participant(self) -> int:
         """As what this worker votes: its rank, or the server."""
         return SERVER if self.rank is None else self.rank
 
-    # -- the exchange ------------------------------------------------------------------------------------------
+    def partition(self, epoch: int) -> AbstractContextManager[Partition]:
+        """The partition of an epoch, for the length of one task (called from the task's thread)."""
+        seat = self._seat
+        if seat is None:
+            raise StaleEpoch(f"session {self.spec.session_id} has been closed on this worker, or only serves here")
+        return seat.gate.partition(epoch)
+
+    def take_training_seconds(self) -> float:
+        """Seconds that tasks of this session took here since the last call."""
+        return 0.0 if self._seat is None else self._seat.gate.take_training_seconds()
 
     async def begin(self, run_id: int, epoch: int) -> None:
-        """Start an attempt at an epoch's exchange; the scheduler is told when it has succeeded or failed here."""
+        """Start an attempt at an epoch's exchange; the scheduler hears when it has succeeded or failed here."""
         if epoch != self.epoch + 1:
             raise ExchangeError(f"epoch {epoch} cannot be prepared on a worker that is on epoch {self.epoch}")
         if self._run is not None:
             raise ExchangeError(f"run {run_id} cannot begin: run {self._run.run_id} is under way")
-        planned = await self._plan()
-        mine = planned.parts[self.participant]
-        self._run = Run(run_id, epoch, mine, planned)
-        self._traffic = self._dataset.traffic
-        for participant, sender in self._senders.items():
-            sender.begin(run_id, planned.parts[participant].sends)
-        if self._receiver is None or self._cache is None:
-            self._report(run_id, None)
-            return
-        flows = [mine.receives[sender] for sender in mine.receives]
-        incoming = np.concatenate([np.empty(0, np.int64), *flows])
-        slots = await self._loop.run_in_executor(self._planning, self._cache.reserve, incoming)
-        self._receiver.begin(run_id, mine.receives, slots)
+        self._run = Run(run_id, epoch)
+        self._spawn(self._exchange(self._run))
 
     async def commit(self, run_id: int) -> Reply:
         """Swap to the epoch that has been prepared, once no task reads the present one.
@@ -186,45 +176,52 @@ class WorkerSession:
             What this worker measured of the exchange, and the training seconds of the epoch that ended.
         """
         run = self._run
-        if run is None or run.run_id != run_id or (self._receiver is not None and run.next_state is None):
+        if run is None or run.run_id != run_id or (self._seat is not None and run.next_state is None):
             raise ExchangeError(f"run {run_id} cannot be committed: it is not ready here")
         started = time.perf_counter()
-        while not self._swap(run):
-            await self._no_readers.wait()
-        report = self._measures(run)
-        report["commit_seconds"] = time.perf_counter() - started
-        report["training_seconds"] = self.take_training_seconds()
-        return report
+
+        def install() -> None:
+            for sender in self._senders.values():
+                sender.end()
+            if self._seat is not None and run.next_state is not None:
+                self._seat.receiver.commit(run_id)
+                self._seat.cache.commit(run.next_state[0])
+            self.epoch, self._run, self._planned = run.epoch, None, None
+
+        if self._seat is not None and run.next_state is not None:
+            await self._seat.gate.swap(run.next_state[1], install)
+        else:
+            install()
+        return {
+            **self._measures(run),
+            "commit_seconds": time.perf_counter() - started,
+            "training_seconds": self.take_training_seconds(),
+        }
 
     async def abort(self) -> None:
         """Give up the present run; this worker stays on its epoch, and on its plan for the next."""
+        self._run = None
         for sender in self._senders.values():
             sender.end()
-        if self._receiver is not None:
-            await self._receiver.abort()
-        self._run = None
+        if self._seat is not None:
+            await self._seat.receiver.abort()
 
     async def close(self) -> None:
         """Drop everything."""
         await self.abort()
-        if self._planned is not None:
-            await asyncio.wait([self._planned])
+        if self._background:
+            await asyncio.wait(self._background)
         self._planning.shutdown(wait=False)
         if self._server_rows is not None:
             await self._loop.run_in_executor(None, self._server_rows.close)
-        self._cache = self._receiver = self._server_rows = None
+        self._seat = self._server_rows = None
         self._senders = {}
-        self._view = None
 
     async def serve(self, message: MessageId) -> Reply:
         """Reply to another participant's request for a message."""
         sender = self._senders.get(message.sender)
         if sender is None:
-            return {
-                "status": "refused",
-                "reason": f"participant {message.sender} is not here",
-                "again": False,
-            }
+            return {"status": "refused", "reason": f"participant {message.sender} is not here", "again": False}
         return await sender.serve(message)
 
     def acknowledge(self, message: MessageId) -> None:
@@ -233,130 +230,101 @@ class WorkerSession:
         if sender is not None:
             sender.acknowledged(message)
 
-    def _plan(self) -> asyncio.Future[Planned]:
-        """The plan for the next epoch, made once however often its exchange is tried."""
-        if self._planned is None:
+    async def _exchange(self, run: Run) -> None:
+        """Plan, then let the two halves of the exchange go."""
+        if self._planned is None:  # once an epoch, however often its exchange is tried
             self._planned = self._loop.run_in_executor(self._planning, self._make_plan)
-        return self._planned
+        try:
+            run.planned = planned = await self._planned
+        except DShuffleError as error:
+            self._report(run.run_id, f"no plan could be made: {error}")
+            return
+        mine = planned.parts[self.participant]
+        incoming = np.concatenate([np.empty(0, np.int64), *mine.receives.values()])
+        slots = np.empty(0, np.int64)
+        if self._seat is not None:
+            slots = await self._loop.run_in_executor(self._planning, self._seat.cache.reserve, incoming)
+        if self._run is not run:  # given up meanwhile
+            return
+        self._traffic = self._dataset.traffic
+        for participant, sender in self._senders.items():
+            sender.begin(run.run_id, planned.parts[participant].sends)
+        if self._seat is not None:
+            self._seat.receiver.begin(run.run_id, mine.receives, slots)
+        else:
+            self._report(run.run_id, None)
 
     def _make_plan(self) -> Planned:
         started = time.perf_counter()
         plan = self._planner.load() if self.epoch < 0 else self._planner.advance()
-        parts = {participant: plan.for_worker(participant) for participant in self._senders}
         summary = {
             "packets": plan.plan.n_packets,
             "needed": plan.n_needed,
             "expected": plan.plan.n_components,
             "digest": plan.digest(),
         }
+        parts = {participant: plan.for_worker(participant) for participant in self._senders}
         return Planned(parts, summary, time.perf_counter() - started)
 
     def _read_store(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        assert self._cache is not None
-        self._dataset.read_into(self._cache.rows, slots, sample_ids)
-        self._cache.seal(sample_ids, slots)
+        assert self._seat is not None
+        self._dataset.read_into(self._seat.cache.rows, slots, sample_ids)
+        self._seat.cache.seal(sample_ids, slots)
 
-    def _report(self, run_id: int, reason: str | None) -> None:
-        task = self._loop.create_task(self._tell_scheduler(run_id, reason))
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _tell_scheduler(self, run_id: int, reason: str | None) -> None:
+    def _report(self, run_id: int, reason: str | None) -> None:
+        self._spawn(self._vote(run_id, reason))
+
+    async def _vote(self, run_id: int, reason: str | None) -> None:
+        """Prepare the swap if all has arrived, then tell the scheduler how this run stands here."""
         run = self._run
         if run is None or run.run_id != run_id:
             return
-        if reason is None and self._cache is not None:
+        if reason is None and self._seat is not None:
             try:
                 run.next_state = await self._loop.run_in_executor(self._planning, self._prepare, run)
             except ExchangeError as error:
                 reason = f"the rows that arrived are not those of the plan: {error}"
-        rows = self._receiver.meter.rows if self._receiver is not None else 0
-        reply = await self._worker.scheduler.dshuffle_report(
-            session_id=self.spec.session_id,
-            run_id=run_id,
-            participant=self.participant,
-            rows=rows,
-            reason=reason,
-            **run.planned.summary,
-        )
-        unwrap(reply, "the scheduler")
+        vote: dict[str, Any] = {} if run.planned is None else dict(run.planned.summary)
+        vote["rows"] = self._seat.receiver.meter.rows if self._seat is not None else 0
+        try:
+            reply = await self._worker.scheduler.dshuffle_report(
+                session_id=self.spec.session_id,
+                run_id=run_id,
+                participant=self.participant,
+                reason=reason,
+                vote=vote,
+            )
+            unwrap(reply, "the scheduler")
+        except (OSError, DShuffleError) as error:  # Dask closes a worker that has lost its scheduler
+            logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
 
     def _prepare(self, run: Run) -> tuple[Swap, View]:
-        assert self._cache is not None
-        swap = self._cache.prepare(run.plan.held)
-        slots = swap.index.find(run.plan.own)[run.plan.permutation]
-        return swap, View(run.epoch, run.plan.order, slots)
+        assert self._seat is not None
+        assert run.planned is not None
+        mine = run.planned.parts[self.participant]
+        swap = self._seat.cache.prepare(mine.held)
+        return swap, View(run.epoch, mine.order, swap.index.find(mine.own)[mine.permutation])
 
     def _measures(self, run: Run) -> Reply:
+        assert run.planned is not None
         traffic = self._dataset.traffic - self._traffic
-        senders = list(self._senders.items())
-        report: Reply = {
+        sent = {participant: sender.meter for participant, sender in self._senders.items()}
+        meter = None if self._seat is None else self._seat.receiver.meter
+        return {
             "plan_seconds": run.planned.seconds,
-            "gather_seconds": sum(sender.meter.gather_seconds for _, sender in senders),
-            "sent_bytes": sum(sender.meter.sent_bytes for who, sender in senders if who != SERVER),
-            "server_sent_bytes": sum(sender.meter.sent_bytes for who, sender in senders if who == SERVER),
-            "received_bytes": 0,
-            "transfer_seconds": 0.0,
-            "scatter_seconds": 0.0,
+            "gather_seconds": sum(meter.gather_seconds for meter in sent.values()),
+            "sent_bytes": sum(meter.sent_bytes for participant, meter in sent.items() if participant != SERVER),
+            "server_sent_bytes": sent[SERVER].sent_bytes if SERVER in sent else 0,
+            "received_bytes": meter.received_bytes if meter else 0,
+            "transfer_seconds": meter.transfer_seconds if meter else 0.0,
+            "scatter_seconds": meter.scatter_seconds if meter else 0.0,
             "store_requests": traffic.requests,
             "store_bytes": traffic.fetched_bytes,
             "store_delivered_bytes": traffic.delivered_bytes,
             "store_seconds": traffic.seconds,
         }
-        if self._receiver is not None:
-            meter = self._receiver.meter
-            report |= {
-                "received_bytes": meter.received_bytes,
-                "transfer_seconds": meter.transfer_seconds,
-                "scatter_seconds": meter.scatter_seconds,
-            }
-        return report
-
-    # -- what tasks see ----------------------------------------------------------------------------------------
-
-    @contextmanager
-    def partition(self, epoch: int) -> Iterator[Partition]:
-        """The partition of an epoch, for the length of one task; a commit waits until it is given back."""
-        with self._gate:
-            view = self._view
-            if view is None or self._cache is None or view.epoch != epoch or self.epoch != epoch:
-                raise StaleEpoch(
-                    f"a task of epoch {epoch} came to rank {self.rank} when it was on epoch {self.epoch}; gather the "
-                    "futures of an epoch before the iteration moves on"
-                )
-            self._readers += 1
-        assert self.rank is not None
-        partition = Partition(
-            self._cache.layout, self._cache.rows, view.slots, view.sample_ids, rank=self.rank, epoch=epoch
-        )
-        started = time.perf_counter()
-        try:
-            yield partition
-        finally:
-            partition.close()
-            with self._gate:
-                self._training_seconds += time.perf_counter() - started
-                self._readers -= 1
-                if not self._readers:
-                    self._loop.call_soon_threadsafe(self._no_readers.set)
-
-    def take_training_seconds(self) -> float:
-        """Seconds that tasks of this session took here since the last call."""
-        with self._gate:
-            seconds, self._training_seconds = self._training_seconds, 0.0
-        return seconds
-
-    def _swap(self, run: Run) -> bool:
-        """Put the prepared epoch in place, unless a task is reading the present one."""
-        with self._gate:
-            if self._readers:
-                self._no_readers.clear()
-                return False
-            for sender in self._senders.values():
-                sender.end()
-            if self._receiver is not None and self._cache is not None and run.next_state is not None:
-                swap, self._view = run.next_state
-                self._receiver.commit(run.run_id)
-                self._cache.commit(swap)
-            self.epoch, self._run, self._planned = run.epoch, None, None
-            return True

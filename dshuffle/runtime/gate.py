@@ -1,0 +1,98 @@
+"""The gate between training and the exchange: tasks read one epoch, and a commit waits until none does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import StaleEpoch
+from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.runtime.partition import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What training sees of an epoch: its samples in order, and the slots that hold them."""
+
+    epoch: int
+    sample_ids: NDArray[np.int64]
+    slots: NDArray[np.int64]
+
+
+class EpochGate:
+    """Hands out one worker's partition of the present epoch, and lets a commit through between two readers.
+
+    Parameters
+    ----------
+    layout, rows
+        Row layout and cache of the worker.
+    rank
+        The worker.
+    loop
+        The event loop on which commits wait; tasks come from other threads.
+    """
+
+    def __init__(self, layout: RowLayout, rows: ByteMatrix, rank: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._layout = layout
+        self._rows = rows
+        self._rank = rank
+        self._loop = loop
+        self._view: View | None = None
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._no_readers = asyncio.Event()
+        self._training_seconds = 0.0
+
+    @contextmanager
+    def partition(self, epoch: int) -> Iterator[Partition]:
+        """The partition of an epoch, for the length of one task.
+
+        Raises
+        ------
+        StaleEpoch
+            If the worker is on another epoch.
+        """
+        with self._lock:
+            view = self._view
+            if view is None or view.epoch != epoch:
+                now = "none" if view is None else str(view.epoch)
+                raise StaleEpoch(
+                    f"a task of epoch {epoch} came to rank {self._rank} when that was on epoch {now}; it was "
+                    "submitted in an epoch that has ended"
+                )
+            self._readers += 1
+        partition = Partition(self._layout, self._rows, view.slots, view.sample_ids, rank=self._rank, epoch=epoch)
+        started = time.perf_counter()
+        try:
+            yield partition
+        finally:
+            partition.close()
+            with self._lock:
+                self._training_seconds += time.perf_counter() - started
+                self._readers -= 1
+                if not self._readers:
+                    self._loop.call_soon_threadsafe(self._no_readers.set)
+
+    async def swap(self, view: View, install: Callable[[], None]) -> None:
+        """Wait until no task reads, then call ``install`` and show the next epoch; no task comes in between."""
+        while True:
+            with self._lock:
+                if not self._readers:
+                    install()
+                    self._view = view
+                    return
+                self._no_readers.clear()
+            await self._no_readers.wait()
+
+    def take_training_seconds(self) -> float:
+        """Seconds that tasks took here since the last call."""
+        with self._lock:
+            seconds, self._training_seconds = self._training_seconds, 0.0
+        return seconds

@@ -1,0 +1,201 @@
+"""Workers, clients and clusters that go away: an error within seconds, never a wait for ever, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from dshuffle import Shuffler, create_dataset
+from dshuffle.errors import ClusterError, WorkerLost
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+
+@pytest.fixture
+def within():
+    """Run a function that must end soon; the seconds it took."""
+
+    def within(seconds, fn):
+        started = time.monotonic()
+        try:
+            return fn()
+        finally:
+            assert time.monotonic() - started < seconds
+
+    return within
+
+
+def no_restart(client):
+    """From now on lost workers stay lost."""
+
+    def no_restart(dask_worker):
+        dask_worker.auto_restart = False
+
+    client.run(no_restart, nanny=True)
+
+
+def kill(client, rank):
+    """SIGKILL the process of a worker; its address."""
+    worker = next(
+        worker for worker in client.scheduler_info(n_workers=-1)["workers"].values() if str(worker["name"]) == str(rank)
+    )
+    pid = client.run(os.getpid, workers=[worker["address"]] if "address" in worker else None)
+    address, pid = next(iter(pid.items()))
+    os.kill(pid, signal.SIGKILL)
+    return address
+
+
+def address_of(client, rank):
+    return client.run_on_scheduler(
+        lambda dask_scheduler: next(w.address for w in dask_scheduler.workers.values() if str(w.name) == str(rank))
+    )
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_worker_is_killed_while_tasks_run(new_processes, small, ids, orders, sessions_left, within, restart):
+    with new_processes(3) as cluster, Client(cluster) as client:
+        if not restart:
+            no_restart(client)
+        with Shuffler(client, small) as shuffler:
+            epochs = shuffler.epochs(5)
+            client.gather(next(epochs).map(ids))
+            epoch = next(epochs)
+            futures = epoch.map(lambda partition: (time.sleep(1), len(partition))[1])
+            time.sleep(0.3)
+            pid = client.run(os.getpid, workers=[address_of(client, 1)])
+            os.kill(next(iter(pid.values())), signal.SIGKILL)
+            with pytest.raises(WorkerLost, match="rank 1"):
+                within(8, futures[1].result)
+            assert within(5, futures[0].result) > 0  # the others' results are there
+            # A task that comes afterwards must not wait either.
+            with pytest.raises(WorkerLost):
+                within(8, epoch.map(ids)[1].result)
+            with pytest.raises(WorkerLost, match=r"rank 1 \(.*new Shuffler"):
+                within(8, lambda: next(epochs))
+            within(8, shuffler.close)
+        client.wait_for_workers(3 if restart else 2)
+        assert sessions_left(client) == (0, 0)
+        with Shuffler(client, small) as shuffler:
+            assert shuffler.n_workers == (3 if restart else 2)
+            orders(shuffler, 3)
+
+
+@pytest.mark.parametrize("delivery", ["peer", "server"])
+def test_a_worker_is_killed_during_an_exchange(new_processes, tmp_path, within, delivery):
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((60_000, 1024), np.uint8)})
+    with new_processes(3) as cluster, Client(cluster) as client:
+        no_restart(client)
+        rank = 0 if delivery == "server" else 2
+        address = address_of(client, rank)
+        [pid] = client.run(os.getpid, workers=[address]).values()
+        shuffler = Shuffler(client, dataset, delivery=delivery)
+        for epoch in shuffler.epochs(1):
+            client.gather(epoch.map(len))
+        client.sync(client.scheduler.dshuffle_prefetch, session_id=shuffler._order.session_id)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=f"rank {rank}"):
+            within(10, lambda: next(shuffler.epochs(1)))
+        within(10, shuffler.close)
+        within(10, shuffler.close)
+        with Shuffler(client, dataset, delivery=delivery) as shuffler:
+            for epoch in shuffler.epochs(2):
+                assert sum(client.gather(epoch.map(len))) == 60_000
+
+
+def test_the_only_worker_is_killed(new_processes, small, within):
+    with new_processes(1) as cluster, Client(cluster) as client:
+        no_restart(client)
+        shuffler = Shuffler(client, small)
+        epochs = shuffler.epochs(3)
+        [future] = next(epochs).map(lambda partition: time.sleep(60))
+        time.sleep(0.3)
+        [pid] = client.run(os.getpid).values()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost):
+            within(8, future.result)
+        with pytest.raises(WorkerLost):
+            within(8, lambda: next(epochs))
+        within(8, shuffler.close)
+
+
+def test_a_result_that_was_lost_with_its_worker(new_processes, small, ids, within):
+    with new_processes(2) as cluster, Client(cluster) as client:
+        no_restart(client)
+        shuffler = Shuffler(client, small)
+        futures = next(shuffler.epochs(1)).map(ids)
+        while not all(future.done() for future in futures):
+            time.sleep(0.02)
+        [pid] = client.run(os.getpid, workers=[address_of(client, 0)]).values()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost):
+            within(8, lambda: client.gather(futures))
+        within(8, shuffler.close)
+
+
+def test_a_worker_retires(new_processes, small, ids, sessions_left):
+    with new_processes(3) as cluster, Client(cluster) as client:
+        with Shuffler(client, small) as shuffler:
+            epochs = shuffler.epochs(3)
+            client.gather(next(epochs).map(ids))
+            client.retire_workers([address_of(client, 2)])
+            with pytest.raises(WorkerLost, match="rank 2"):
+                next(epochs)
+        assert sessions_left(client) == (0, 0)
+
+
+def test_the_cluster_is_restarted(new_processes, small, ids, orders, sessions_left, within):
+    with new_processes(2) as cluster, Client(cluster) as client:
+        shuffler = Shuffler(client, small)
+        epochs = shuffler.epochs(3)
+        futures = next(epochs).map(ids)
+        client.gather(futures)
+        client.restart()
+        with pytest.raises(ClusterError, match="restarted"):
+            within(8, lambda: next(epochs))
+        within(8, shuffler.close)
+        assert sessions_left(client) == (0, 0)
+        with Shuffler(client, small) as shuffler:
+            orders(shuffler, 2)
+
+
+def test_the_cluster_is_restarted_while_tasks_run(new_processes, small, within):
+    with new_processes(2) as cluster, Client(cluster) as client:
+        shuffler = Shuffler(client, small)
+        epochs = shuffler.epochs(3)
+        next(epochs).map(lambda partition: time.sleep(60))
+        client.restart()
+        with pytest.raises(ClusterError, match="restarted"):
+            within(8, lambda: next(epochs))
+        within(8, shuffler.close)
+
+
+def test_the_client_goes_away_without_closing(processes, small, ids, sessions_left, eventually):
+    client = Client(processes.scheduler.address)
+    shuffler = Shuffler(client, small)
+    client.gather(next(shuffler.epochs(2)).map(ids))
+    assert sessions_left(processes) == (1, 3)
+    client.close()
+    eventually(lambda: sessions_left(processes) == (0, 0))
+    shuffler.close()
+    with pytest.raises(ClusterError, match="closed"):
+        next(shuffler.epochs(1))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_cluster_goes_away(new_processes, small, ids, within, mapped):
+    with new_processes(2) as cluster, Client(cluster) as client:
+        shuffler = Shuffler(client, small)
+        epochs = shuffler.epochs(3)
+        epoch = next(epochs)
+        if mapped:
+            futures = epoch.map(lambda partition: time.sleep(60))  # noqa: F841
+        cluster.close()
+        with pytest.raises(ClusterError):
+            within(15, lambda: next(epochs))
+        within(15, shuffler.close)
+        within(15, shuffler.close)
