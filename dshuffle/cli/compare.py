@@ -124,7 +124,7 @@ def _show(comparison: Comparison, page: Path, as_json: bool) -> None:
         console = Console()
         for table in comparison_tables(comparison):
             console.print(table, "")
-        console.print(CAPTION, "", style="dim", highlight=False, markup=False)
+        console.print(f"{CAPTION}\n", style="dim", highlight=False, markup=False)
         console.print(verdict(comparison), highlight=False, markup=False)
     click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
 

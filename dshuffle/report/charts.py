@@ -62,7 +62,7 @@ def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
         "What an epoch costs",
         "Wall time of a median epoch: tasks of the busiest worker, standing still because the next samples "
         "were not there, and the rest: round trips, starting tasks, and cores shared with the exchange. "
-        "An exchange that hides behind training costs nothing here.",
+        "An exchange costs what its bar is longer than the local ones.",
         key,
         chart,
     )

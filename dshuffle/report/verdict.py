@@ -27,10 +27,10 @@ def _speed(measured: list[tuple[WayResult, Figures]]) -> str:
         return "No way that reshuffles everything was run for two epochs or more: none can be the fastest."
     whole.sort(key=lambda pair: pair[0].median)
     (best, fastest), others = whole[0], whole[1:]
-    waited = next(found.waited_seconds or 0.0 for way, found in measured if way is fastest)
-    hidden = waited < 0.01 * best.median
-    cost = "all of it while training" if hidden else f"training stood still for {human_seconds(waited)} of it"
-    sentence = f"“{fastest.label}” took {human_seconds(best.median)} an epoch to reshuffle everything ({cost})"
+    sentence = (
+        f"“{fastest.label}” took {human_seconds(best.median)} an epoch to reshuffle everything "
+        f"({_cost(measured, fastest)})"
+    )
     if not others:
         return f"{sentence}; no other way of doing so was run."
     slower = [
@@ -44,6 +44,18 @@ def _speed(measured: list[tuple[WayResult, Figures]]) -> str:
     if alike:
         slower.append(f"not clearly faster than {_listed(alike)}, whose epochs overlap with its own")
     return f"{sentence}: {_listed(slower)}."
+
+
+def _cost(measured: list[tuple[WayResult, Figures]], fastest: WayResult) -> str:
+    """What the exchange cost the training that it ran beside."""
+    found = next(found for way, found in measured if way is fastest)
+    without = [
+        other.epoch_seconds for way, other in measured if way.assignment == "local" and other.epoch_seconds is not None
+    ]
+    if without and found.epoch_seconds is not None:
+        # Waiting alone would hide that exchange and training share cores.
+        return f"epochs took {human_seconds(found.epoch_seconds)} with it, {human_seconds(min(without))} without"
+    return f"training stood still for {human_seconds(found.waited_seconds)} of it"
 
 
 def _worth(measured: list[tuple[WayResult, Figures]]) -> str:

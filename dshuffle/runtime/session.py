@@ -100,7 +100,7 @@ class WorkerSession:
         self._dataset = dataset
         # All members compare digests of their plans, so one check is enough.
         self._planner = EpochPlanner(spec.plan, checks=rank == 0)
-        self._planned: asyncio.Future[Planned] | None = None
+        self._plans: dict[int, asyncio.Future[Planned]] = {}
         self._run: Run | None = None
         self._traffic = dataset.traffic
         self._background: set[asyncio.Task[None]] = set()
@@ -186,7 +186,8 @@ class WorkerSession:
             if self._seat is not None and run.next_state is not None:
                 self._seat.receiver.commit(run_id)
                 self._seat.cache.commit(run.next_state[0])
-            self.epoch, self._run, self._planned = run.epoch, None, None
+            self._plans.pop(run.epoch)
+            self.epoch, self._run = run.epoch, None
 
         if self._seat is not None and run.next_state is not None:
             await self._seat.gate.swap(run.next_state[1], install)
@@ -232,10 +233,8 @@ class WorkerSession:
 
     async def _exchange(self, run: Run) -> None:
         """Plan, then let the two halves of the exchange go."""
-        if self._planned is None:  # once an epoch, however often its exchange is tried
-            self._planned = self._loop.run_in_executor(self._planning, self._make_plan)
         try:
-            run.planned = planned = await self._planned
+            run.planned = planned = await self._plan(run.epoch)
         except DShuffleError as error:
             self._report(run.run_id, f"no plan could be made: {error}")
             return
@@ -254,9 +253,15 @@ class WorkerSession:
         else:
             self._report(run.run_id, None)
 
+    def _plan(self, epoch: int) -> asyncio.Future[Planned]:
+        """The plan of an epoch, made once however often its exchange is tried."""
+        if epoch not in self._plans:
+            self._plans[epoch] = self._loop.run_in_executor(self._planning, self._make_plan)
+        return self._plans[epoch]
+
     def _make_plan(self) -> Planned:
         started = time.perf_counter()
-        plan = self._planner.load() if self.epoch < 0 else self._planner.advance()
+        plan = self._planner.load() if self._planner.current is None else self._planner.advance()
         summary = {
             "packets": plan.plan.n_packets,
             "needed": plan.n_needed,
@@ -300,6 +305,9 @@ class WorkerSession:
                 vote=vote,
             )
             unwrap(reply, "the scheduler")
+            if reason is None:
+                # Plans depend on seeds alone, so the next one is made while others still exchange or train.
+                await self._plan(run.epoch + 1)
         except (OSError, DShuffleError) as error:  # Dask closes a worker that has lost its scheduler
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
 
