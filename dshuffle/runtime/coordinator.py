@@ -130,7 +130,6 @@ class Coordinator:
                 "a new Shuffler on the workers that are left"
             )
         )
-        self._redirect_tasks(address)
 
     def break_(self, error: DShuffleError) -> None:
         """End the session: whoever waits for it gets the error."""
@@ -247,23 +246,12 @@ class Coordinator:
         try:
             reply = await getattr(self._scheduler.rpc(address), op)(**message)
         except OSError as error:
-            raise ClusterError(f"worker {address} cannot be reached: {error}") from error
+            raise WorkerLost(f"worker {address} cannot be reached: {error}") from error
         try:
             return unwrap(reply, f"worker {address}")
         except DShuffleError as error:
             raise type(error)(f"worker {address}: {error}") from error
 
-    def _redirect_tasks(self, address: str) -> None:
-        """Let tasks that are pinned to a lost worker run anywhere: they find no partition there and say so.
 
-        Dask would keep them in the state ``no-worker`` for ever.
-        """
-        prefix = task_key_prefix(self._spec.session_id)
-        for key, task in self._scheduler.tasks.items():
-            if str(key).startswith(prefix) and task.worker_restrictions == {address}:
-                task.worker_restrictions = None
-
-
-def task_key_prefix(session_id: str) -> str:
-    """With what the keys of a session's tasks begin."""
-    return f"dshuffle-{session_id}-"
+TASK_PREFIX = "dshuffle-partition-"
+"""With what the keys of tasks begin that run on a partition."""
