@@ -16,6 +16,7 @@ COMMANDS = {
         "Train under several ways of shuffling and say which is the fastest.",
     ),
     "dataset": ("dshuffle.cli.dataset", "Create, describe and verify datasets."),
+    "plan": ("dshuffle.cli.plan", "Count the packets that each delivery needs, without a cluster."),
 }
 
 

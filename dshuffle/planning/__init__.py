@@ -7,10 +7,12 @@ version.
 
 from dshuffle.planning.assignment import (
     SHARDINGS,
+    Aligned,
     Assignment,
     Global,
     Local,
     Partial,
+    draw_assignment,
     epoch_order,
     first_assignment,
     next_assignment,
@@ -23,6 +25,7 @@ from dshuffle.planning.epochs import EpochPlan, EpochPlanner, ShufflePlanSpec, W
 from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
 from dshuffle.planning.plan import SERVER, STORE, Plan, demand
 from dshuffle.planning.randomness import choose, permutation, random_words
+from dshuffle.planning.shuffle_matrix import leftover_matrix, shuffle_matrix
 
 __all__ = [
     "CACHINGS",
@@ -30,6 +33,7 @@ __all__ = [
     "SERVER",
     "SHARDINGS",
     "STORE",
+    "Aligned",
     "Assignment",
     "CachingPolicy",
     "DeliveryPlanner",
@@ -46,14 +50,17 @@ __all__ = [
     "check_plan",
     "choose",
     "demand",
+    "draw_assignment",
     "epoch_order",
     "first_assignment",
     "first_holders",
     "held_by",
     "holders_of",
+    "leftover_matrix",
     "next_assignment",
     "parse_assignment",
     "permutation",
     "plan_delivery",
     "random_words",
+    "shuffle_matrix",
 ]

@@ -1,7 +1,7 @@
 """Which worker trains on which sample: the first assignment, and how each epoch's follows from the last.
 
 Every assignment is balanced (partition sizes differ by at most one) and a function of (seed, epoch, n) and,
-for ``local`` and ``partial``, of the assignment before it.
+for ``local`` and ``partial``, of the assignment before it; ``aligned`` also looks at who holds what.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.aligned import draw_aligned
 from dshuffle.planning.bits import group_by
+from dshuffle.planning.holders import as_holders
+from dshuffle.planning.plan import SERVER, Plan
 from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
-from dshuffle.planning.values import Ranks, Samples, as_integer, as_ranks, as_ratio
+from dshuffle.planning.values import Holders, Ranks, Samples, as_integer, as_ranks, as_ratio
 
-KNOWN_ASSIGNMENTS = "'local', 'global' or 'partial:Q' with Q in [0, 1]"
+KNOWN_ASSIGNMENTS = "'local', 'global', 'aligned', or with Q in [0, 1] 'partial:Q' or 'aligned:Q'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,46 @@ class Partial:
 
 
 @dataclass(frozen=True, slots=True)
+class Aligned:
+    """A random draw over all samples every epoch, or over a part, made so that coded deliveries pack perfectly.
+
+    To training it is what ``global`` is; only the packets are fewer, with the caching policy ``even`` by far.
+
+    Parameters
+    ----------
+    fraction
+        Q in [0, 1]. Below 1, every worker puts as many of its samples into the draw as ``partial`` exchanges, and gets
+        as many out of it, of which about 1/n were its own.
+
+    Examples
+    --------
+    >>> str(Aligned()), str(Aligned(0.3))
+    ('aligned', 'aligned:0.3')
+    """
+
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        as_ratio("assignment.fraction", self.fraction, Fraction(0))
+        object.__setattr__(self, "fraction", float(self.fraction))
+
+    def __str__(self) -> str:
+        return "aligned" if self.fraction == 1 else f"aligned:{self.fraction}"
+
+    def most_drawn(self, n_samples: int, n_workers: int) -> int:
+        """Samples that a worker gets out of the draw, at most.
+
+        Examples
+        --------
+        >>> Aligned().most_drawn(1001, 10), Aligned(0.1).most_drawn(1001, 10)
+        (101, 11)
+        """
+        if self.fraction == 1:
+            return -(-n_samples // n_workers)
+        return Partial(self.fraction).n_exchanged(n_samples, n_workers)
+
+
+@dataclass(frozen=True, slots=True)
 class Global:
     """A fresh uniform draw over all samples every epoch."""
 
@@ -81,7 +124,7 @@ class Global:
         return "global"
 
 
-Assignment = Local | Partial | Global
+Assignment = Local | Partial | Global | Aligned
 
 
 def parse_assignment(assignment: str | Assignment) -> Assignment:
@@ -97,19 +140,27 @@ def parse_assignment(assignment: str | Assignment) -> Assignment:
     >>> parse_assignment("partial:0.3")
     Partial(fraction=0.3)
     """
-    if isinstance(assignment, Local | Partial | Global):
+    if isinstance(assignment, Assignment):
         return assignment
-    if assignment == "local":
-        return Local()
-    if assignment == "global":
-        return Global()
-    if isinstance(assignment, str) and assignment.startswith("partial:"):
+    if isinstance(assignment, str):
+        name, _, fraction = assignment.partition(":")
         try:
-            return Partial(float(assignment.removeprefix("partial:")))
+            match name:
+                case "partial":
+                    return Partial(float(fraction))
+                case "aligned" if fraction:
+                    return Aligned(float(fraction))
         except ValueError:
             # InvalidParameter is a ValueError too; either way the user typed the whole text, so show it
             # whole.
             raise InvalidParameter.of("assignment", assignment, KNOWN_ASSIGNMENTS) from None
+        match assignment:
+            case "local":
+                return Local()
+            case "global":
+                return Global()
+            case "aligned":
+                return Aligned()
     raise InvalidParameter.of("assignment", assignment, KNOWN_ASSIGNMENTS)
 
 
@@ -157,18 +208,33 @@ def first_assignment(sharding: str, n_samples: int, n_workers: int, *, seed: int
     return SHARDINGS[sharding](n_samples, n_workers, seed)
 
 
-def next_assignment(assignment: Assignment, previous: ArrayLike, n_workers: int, *, seed: int, epoch: int) -> Ranks:
+def next_assignment(
+    assignment: Assignment,
+    previous: ArrayLike,
+    n_workers: int,
+    *,
+    seed: int,
+    epoch: int,
+    holders: ArrayLike | None = None,
+) -> Ranks:
     """The assignment of an epoch, from the one before it.
 
     Parameters
     ----------
     previous
         ``(q,)`` integers: the assignment of epoch ``epoch - 1``.
+    holders
+        ``(q, words)`` masks of who holds what in epoch ``epoch - 1``; only ``aligned`` needs them.
 
     Returns
     -------
     (q,) int32
         The worker that trains on each sample in ``epoch``.
+
+    Raises
+    ------
+    InvalidParameter
+        If there are no holders for ``aligned``, or an array has a wrong shape or range.
 
     References
     ----------
@@ -182,15 +248,38 @@ def next_assignment(assignment: Assignment, previous: ArrayLike, n_workers: int,
     >>> next_assignment(Partial(0.5), [0, 0, 0, 0, 1, 1, 1, 1], 2, seed=0, epoch=1)
     array([0, 0, 1, 1, 0, 1, 0, 1], dtype=int32)
     """
+    return draw_assignment(assignment, previous, n_workers, seed=seed, epoch=epoch, holders=holders)[0]
+
+
+def draw_assignment(
+    assignment: Assignment,
+    previous: ArrayLike,
+    n_workers: int,
+    *,
+    seed: int,
+    epoch: int,
+    holders: ArrayLike | None = None,
+) -> tuple[Ranks, Plan | None]:
+    """:func:`next_assignment` and, with ``aligned``, the perfect packets that it was drawn with.
+
+    They deliver a part of what is needed, and are the ``start`` of :func:`~dshuffle.planning.plan_delivery`.
+    """
     n_workers = as_integer("n_workers", n_workers, 1)
     ranks = as_ranks("previous", previous, n_workers)
     match assignment:
         case Global():
-            return _uniform(len(ranks), n_workers, "global", seed, epoch)
+            return _uniform(len(ranks), n_workers, "global", seed, epoch), None
         case Partial():
-            return _exchange(ranks, n_workers, assignment.n_exchanged(len(ranks), n_workers), seed, epoch)
+            return _exchange(ranks, n_workers, assignment.n_exchanged(len(ranks), n_workers), seed, epoch), None
+        case Aligned():
+            if holders is None:
+                raise InvalidParameter.of("holders", None, "the masks of who holds what for the assignment 'aligned'")
+            masks = as_holders(holders, n_workers)
+            if len(masks) != len(ranks):
+                raise InvalidParameter.of("holders.shape", masks.shape, f"those of {len(ranks)} samples")
+            return _align(assignment, ranks, masks, n_workers, seed, epoch)
         case Local():
-            return ranks.copy()
+            return ranks.copy(), None
     raise InvalidParameter.of("assignment", assignment, KNOWN_ASSIGNMENTS)
 
 
@@ -212,12 +301,35 @@ def epoch_permutation(n_own: int, *, seed: int, epoch: int, rank: int) -> Sample
 
 def _uniform(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
     """A uniform balanced draw: the multiset of ranks, shuffled."""
+    ranks = np.repeat(np.arange(n_workers, dtype=np.int32), _sizes(n_samples, n_workers, *path))
+    shuffle(ranks, *path)
+    return ranks
+
+
+def _sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
     sizes = np.full(n_workers, n_samples // n_workers)
     # Always giving the first workers the samples left over would make them slower in every epoch.
     sizes[permutation(n_workers, "extra", *path)[: n_samples % n_workers]] += 1
-    ranks = np.repeat(np.arange(n_workers, dtype=np.int32), sizes)
-    shuffle(ranks, *path)
-    return ranks
+    return sizes
+
+
+def _align(
+    assignment: Aligned, previous: Ranks, holders: Holders, n_workers: int, seed: int, epoch: int
+) -> tuple[Ranks, Plan]:
+    if assignment.fraction == 1:
+        pool = np.arange(len(previous))
+        room = _sizes(len(previous), n_workers, "aligned", seed, epoch)
+    else:
+        count = assignment.most_drawn(len(previous), n_workers)
+        order, offsets = group_by(previous, n_workers)
+        owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(n_workers)]
+        pool = np.concatenate([choose(own, count, "aligned", seed, epoch, rank) for rank, own in enumerate(owns)])
+        room = np.full(n_workers, count)
+    drawn = draw_aligned(holders[pool], room, seed, epoch)
+    ranks = previous.copy()
+    ranks[pool] = drawn.destinations
+    senders = np.full(len(drawn.offsets) - 1, SERVER, dtype=np.int32)
+    return ranks, Plan(drawn.offsets, pool[drawn.members], drawn.destinations[drawn.members], senders)
 
 
 def _exchange(previous: Ranks, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:

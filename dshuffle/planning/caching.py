@@ -2,9 +2,9 @@
 
 A policy is made for one shuffle and carried from epoch to epoch. After an exchange a worker may keep anything
 that it held before or has just received; it must keep its new share; the rest is evicted down to the
-capacity. Workers are loaded to the brim in epoch 0 and therefore hold exactly ``capacity`` samples ever
-after. Where the capacity is no more than the largest partition there is no excess, and every worker holds
-just its share.
+capacity. Workers are loaded to the brim in epoch 0 and therefore hold exactly ``capacity`` samples ever after
+(with ``even`` a few less now and then). Where the capacity is no more than the largest partition there is no excess,
+and every worker holds just its share.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.errors import InvalidParameter
-from dshuffle.planning.holders import add_holders, as_holders, held_by, holders_of
+from dshuffle.planning.even import Even
+from dshuffle.planning.holders import add_holders, as_holders, has_excess, held_by, holders_of
 from dshuffle.planning.randomness import choose, permutation
 from dshuffle.planning.values import Holders, Ranks, Samples, as_ranks
 
@@ -57,20 +57,13 @@ def first_holders(assignment: ArrayLike, n_workers: int, capacity: int, *, seed:
     """
     ranks = as_ranks("assignment", assignment, n_workers)
     holders = holders_of(ranks, n_workers)
-    if _has_excess(len(ranks), n_workers, capacity):
+    if has_excess(len(ranks), n_workers, capacity):
         for worker in range(n_workers):
             others = np.flatnonzero(ranks != worker)
             room = capacity - (len(ranks) - len(others))
             chosen = choose(others, min(room, len(others)), "excess", seed, worker)
             holders[chosen, worker // 64] |= np.uint64(1 << worker % 64)
     return holders
-
-
-def _has_excess(n_samples: int, n_workers: int, capacity: int) -> bool:
-    partition = -(-n_samples // n_workers)
-    if capacity < partition:
-        raise InvalidParameter.of("capacity", capacity, f"at least {partition}, the largest partition")
-    return capacity > partition
 
 
 @dataclass
@@ -94,7 +87,7 @@ class Uniform:
     def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
         """See :class:`CachingPolicy`."""
         ranks = as_ranks("assignment", assignment, self.n_workers)
-        if not _has_excess(len(ranks), self.n_workers, self.capacity):
+        if not has_excess(len(ranks), self.n_workers, self.capacity):
             return holders_of(ranks, self.n_workers)
         evolved = as_holders(holders, self.n_workers).copy()
         for worker in range(self.n_workers):
@@ -125,14 +118,14 @@ class Recent(Uniform):
 
     def first(self, assignment: Ranks) -> Holders:
         """See :class:`CachingPolicy`."""
-        if _has_excess(len(assignment), self.n_workers, self.capacity):
+        if has_excess(len(assignment), self.n_workers, self.capacity):
             self.ages = np.full((self.n_workers, len(assignment)), 255, dtype=np.uint8)
             self.ages[assignment, np.arange(len(assignment))] = 0
         return super().first(assignment)
 
     def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
         """See :class:`CachingPolicy`."""
-        if _has_excess(len(assignment), self.n_workers, self.capacity):
+        if has_excess(len(assignment), self.n_workers, self.capacity):
             np.minimum(self.ages, 254, out=self.ages)
             self.ages += 1
             self.ages[assignment, np.arange(len(assignment))] = 0
@@ -145,5 +138,5 @@ class Recent(Uniform):
         return youngest_first[len(excess) - count :]
 
 
-CACHINGS: dict[str, Callable[[int, int, int], CachingPolicy]] = {"uniform": Uniform, "recent": Recent}
+CACHINGS: dict[str, Callable[[int, int, int], CachingPolicy]] = {"uniform": Uniform, "recent": Recent, "even": Even}
 """Caching policies: name -> maker from (n_workers, capacity, seed)."""

@@ -15,18 +15,19 @@ from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.planning.assignment import (
     KNOWN_ASSIGNMENTS,
     SHARDINGS,
+    Aligned,
     Assignment,
     Global,
     Local,
     Partial,
+    draw_assignment,
     epoch_permutation,
     first_assignment,
-    next_assignment,
 )
 from dshuffle.planning.bits import group_by
 from dshuffle.planning.caching import CACHINGS
 from dshuffle.planning.check import check_plan
-from dshuffle.planning.delivery import DELIVERIES, plan_delivery
+from dshuffle.planning.delivery import check_delivery, plan_delivery
 from dshuffle.planning.holders import cache_capacity, held_by
 from dshuffle.planning.plan import SERVER, STORE, Plan, missing_samples
 from dshuffle.planning.randomness import random_words
@@ -75,12 +76,12 @@ class ShufflePlanSpec:
         as_integer("n_workers", self.n_workers, 1)
         as_integer("n_samples", self.n_samples, self.n_workers, "There are fewer samples than workers.")
         as_integer("seed", self.seed)
-        if not isinstance(self.assignment, Local | Partial | Global):
+        if not isinstance(self.assignment, Assignment):
             raise InvalidParameter.of("assignment", self.assignment, KNOWN_ASSIGNMENTS)
-        for name, known in (("delivery", DELIVERIES), ("sharding", SHARDINGS), ("caching", CACHINGS)):
+        for name, known in (("sharding", SHARDINGS), ("caching", CACHINGS)):
             if getattr(self, name) not in known:
                 raise InvalidParameter.of(name, getattr(self, name), f"one of {sorted(known)}")
-        cache_capacity(self.cache_fraction, self.n_samples, self.n_workers)
+        check_delivery(self.delivery, self.n_workers, excess=self.capacity > -(-self.n_samples // self.n_workers))
 
     @property
     def capacity(self) -> int:
@@ -97,6 +98,8 @@ class ShufflePlanSpec:
                 return self.assignment.n_exchanged(self.n_samples, self.n_workers)
             case Global():
                 return -(-self.n_samples // self.n_workers)
+            case Aligned():
+                return self.assignment.most_drawn(self.n_samples, self.n_workers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,9 +261,11 @@ class EpochPlanner:
         if last is None:
             raise PlanError("advance() was called before load(): there is no epoch to go on from")
         n, epoch = spec.n_workers, last.epoch + 1
-        assignment = next_assignment(spec.assignment, last.assignment, n, seed=spec.seed, epoch=epoch)
+        assignment, packets = draw_assignment(
+            spec.assignment, last.assignment, n, seed=spec.seed, epoch=epoch, holders=last.holders
+        )
         seed = int(random_words(1, "delivery", spec.seed, epoch)[0])
-        plan = plan_delivery(spec.delivery, last.holders, assignment, n, seed=seed)
+        plan = plan_delivery(spec.delivery, last.holders, assignment, n, seed=seed, start=packets)
         if self.checks:
             check_plan(plan, last.holders, assignment, n, capacity=spec.capacity)
         holders = self._policy.evolve(last.holders, assignment, epoch)

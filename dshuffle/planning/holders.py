@@ -118,6 +118,20 @@ def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int)
     return max(partition, alpha.numerator * n_samples // alpha.denominator)
 
 
+def has_excess(n_samples: int, n_workers: int, capacity: int) -> bool:
+    """Whether workers with this capacity hold more than their shares.
+
+    Raises
+    ------
+    InvalidParameter
+        If a share is more than they may hold.
+    """
+    partition = -(-n_samples // n_workers)
+    if capacity < partition:
+        raise InvalidParameter.of("capacity", capacity, f"at least {partition}, the largest partition")
+    return capacity > partition
+
+
 @numba.njit(nogil=True, cache=True)
 def add_holders(holders, ranks):  # type: ignore[no-untyped-def]
     """Set, in place, the bit of worker ``ranks[j]`` for every sample j."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import (
     SHARDINGS,
+    Aligned,
     Global,
     Local,
     Partial,
@@ -195,7 +196,10 @@ def test_golden_values():
     assert epoch_order(np.arange(8), seed=7, epoch=1, rank=2).tolist() == [2, 4, 6, 7, 1, 3, 5, 0]
 
 
-@pytest.mark.parametrize("assignment", [Local(), Global(), Partial(0.3), Partial(1 / 3), Partial(0), Partial(1e-7)])
+@pytest.mark.parametrize(
+    "assignment",
+    [Local(), Global(), Partial(0.3), Partial(1 / 3), Partial(0), Partial(1e-7), Aligned(), Aligned(0.3), Aligned(0)],
+)
 def test_parsing_is_the_inverse_of_str(assignment):
     assert parse_assignment(str(assignment)) == assignment
     assert parse_assignment(assignment) is assignment
@@ -206,17 +210,23 @@ def test_str_of_partial():
     assert Partial(np.float32(0.5)) == Partial(0.5)
 
 
-@pytest.mark.parametrize("text", ["locals", "", "partial", "partial:", "partial:x", "partial:1.5", "partial:nan", 3])
+@pytest.mark.parametrize(
+    "text",
+    ["locals", "", "partial", "partial:", "partial:x", "partial:1.5", "partial:nan", "aligned:", "aligned:2", "a:1", 3],
+)
 def test_unknown_assignments_list_the_known(text):
-    with pytest.raises(InvalidParameter, match=r"assignment=.*'local', 'global' or 'partial:Q'") as error:
+    with pytest.raises(
+        InvalidParameter, match=r"assignment=.*'local', 'global', 'aligned', .* 'partial:Q' or 'aligned:Q'"
+    ) as error:
         parse_assignment(text)
     assert repr(text) in str(error.value)
 
 
+@pytest.mark.parametrize("kind", [Partial, Aligned])
 @pytest.mark.parametrize("fraction", [-0.1, 1.0001, math.nan, math.inf, "0.3", None])
-def test_partial_refuses_fractions_outside_0_1(fraction):
+def test_fractions_outside_0_1_are_refused(kind, fraction):
     with pytest.raises(InvalidParameter, match=r"assignment.fraction=.*number in \[0, 1\]"):
-        Partial(fraction)
+        kind(fraction)
 
 
 def test_bad_input():

@@ -12,6 +12,7 @@ from dshuffle.planning import (
     SERVER,
     SHARDINGS,
     STORE,
+    Aligned,
     EpochPlan,
     EpochPlanner,
     Global,
@@ -29,22 +30,24 @@ def make(n_samples=12, n_workers=3, **changes):
 
 
 @st.composite
-def specs(draw):
-    n = draw(st.sampled_from([1, 2, 3, 6, 66]))
+def specs(draw, deliveries=tuple(DELIVERIES)):
+    delivery = draw(st.sampled_from(sorted(deliveries)))
+    n = draw(st.sampled_from([1, 2, 3, 6, 64 if delivery in ("coded", "ubershuffle") else 66]))
     q = draw(st.integers(n, 2 * n + 30))
+    fractions = [None, 1 / n] if delivery == "leftover" else [None, 1 / n, (1 + 1 / n) / 2, 1]
     return make(
         q,
         n,
         seed=draw(st.integers()),
-        assignment=draw(st.sampled_from([Local(), Partial(0.3), Partial(1), Global()])),
-        delivery=draw(st.sampled_from(sorted(DELIVERIES))),
+        assignment=draw(st.sampled_from([Local(), Partial(0.3), Partial(1), Global(), Aligned(), Aligned(0.3)])),
+        delivery=delivery,
         sharding=draw(st.sampled_from(sorted(SHARDINGS))),
         caching=draw(st.sampled_from(sorted(CACHINGS))),
-        cache_fraction=draw(st.sampled_from([None, 1 / n, (1 + 1 / n) / 2, 1])),
+        cache_fraction=draw(st.sampled_from(fractions)),
     )
 
 
-@given(specs())
+@given(specs(["storage", "peer", "server"]))
 def test_every_epoch_can_be_carried_out(spec):
     q, n = spec.n_samples, spec.n_workers
     planner = EpochPlanner(spec)
@@ -148,6 +151,9 @@ def test_local_epochs_move_nothing_and_change_the_order(delivery):
         (Partial(1), 3, 4),
         (Global(), 3, 5),
         (Partial(1), 1, 0),
+        (Aligned(), 3, 5),
+        (Aligned(0.1), 3, 1),
+        (Aligned(0), 3, 0),
     ],
 )
 def test_max_incoming(assignment, n, expected):
@@ -193,8 +199,10 @@ def test_advancing_before_loading():
         ({"n_samples": 2}, "n_samples=2 .* >= 3.*fewer samples than workers"),
         ({"assignment": "global"}, "assignment='global'.*'partial:Q'"),
         ({"delivery": "pigeon"}, "delivery='pigeon'.*'peer', 'server', 'storage'"),
+        ({"delivery": "coded", "n_workers": 65, "n_samples": 65}, "n_workers=65 .*at most 64 .*'coded'.*'clique'"),
+        ({"delivery": "leftover", "cache_fraction": 0.5}, "delivery='leftover' .*with excess.*'ubershuffle'"),
         ({"sharding": "hash"}, "sharding='hash'.*'contiguous', 'random'"),
-        ({"caching": "lru"}, "caching='lru'.*'recent', 'uniform'"),
+        ({"caching": "lru"}, "caching='lru'.*'even', 'recent', 'uniform'"),
         ({"cache_fraction": 0.3}, r"cache_fraction=0.3 .* \[1/3, 1\]"),
         ({"cache_fraction": 1.1}, "cache_fraction=1.1"),
         ({"cache_fraction": float("nan")}, "cache_fraction=nan"),

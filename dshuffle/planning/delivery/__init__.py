@@ -8,9 +8,13 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.delivery.clique import plan_clique
+from dshuffle.planning.delivery.coded import plan_coded
+from dshuffle.planning.delivery.leftover import plan_leftover
 from dshuffle.planning.delivery.peer import plan_peer
 from dshuffle.planning.delivery.server import plan_server
 from dshuffle.planning.delivery.storage import plan_storage
+from dshuffle.planning.delivery.ubershuffle import plan_ubershuffle
 from dshuffle.planning.holders import as_holders
 from dshuffle.planning.plan import Plan
 from dshuffle.planning.values import as_integer, as_ranks
@@ -25,12 +29,49 @@ DELIVERIES: dict[str, DeliveryPlanner] = {
     "storage": plan_storage,
     "peer": plan_peer,
     "server": plan_server,
+    "coded": plan_coded,
+    "ubershuffle": plan_ubershuffle,
+    "leftover": plan_leftover,
+    "clique": plan_clique,
 }
 """Deliveries: name -> planner."""
 
+_GOES_ON = frozenset({"clique"})
+"""Deliveries that can go on from packets that they are given."""
+
+
+def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
+    """Refuse a delivery that is unknown, or that cannot serve so many workers or such caches.
+
+    Parameters
+    ----------
+    excess
+        Whether workers hold more than their shares.
+
+    Raises
+    ------
+    InvalidParameter
+        Saying what to use instead.
+    """
+    if name not in DELIVERIES:
+        raise InvalidParameter.of("delivery", name, f"one of {sorted(DELIVERIES)}")
+    if name in ("coded", "ubershuffle") and n_workers > 64:
+        hint = "The sets of holders of more workers hardly ever repeat. Use 'clique', or 'peer' or 'server'."
+        raise InvalidParameter.of("n_workers", n_workers, f"at most 64 for the delivery {name!r}", hint)
+    if name == "leftover" and excess:
+        hint = "With a cache fraction above 1/n use 'clique' or 'ubershuffle'."
+        raise InvalidParameter.of("delivery", name, "one for caches with excess", hint)
+
 
 def plan_delivery(
-    name: str, holders: ArrayLike, destinations: ArrayLike, n_workers: int, *, seed: int = 0, **options: Any
+    name: str,
+    holders: ArrayLike,
+    destinations: ArrayLike,
+    n_workers: int,
+    *,
+    seed: int = 0,
+    start: Plan | None = None,
+    **options: Any,
 ) -> Plan:
     """Plan how every worker gets the samples that it is to train on and does not hold.
 
@@ -46,6 +87,9 @@ def plan_delivery(
         Number of workers.
     seed
         Breaks ties, where the delivery has any.
+    start
+        Good packets that are known beforehand, such as those of an ``aligned`` assignment. A delivery may go on from
+        them, as ``clique`` does, or make its own plan.
     options
         Those of the delivery.
 
@@ -61,11 +105,12 @@ def plan_delivery(
     >>> plan.samples, plan.destinations, plan.senders
     (array([0, 2]), array([1, 0], dtype=int32), array([0, 1], dtype=int32))
     """
-    if name not in DELIVERIES:
-        raise InvalidParameter.of("delivery", name, f"one of {sorted(DELIVERIES)}")
     n_workers = as_integer("n_workers", n_workers, 1)
+    check_delivery(name, n_workers)
     masks = as_holders(holders, n_workers)
     ranks = as_ranks("destinations", destinations, n_workers)
     if len(masks) != len(ranks):
         raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), as holders has")
+    if start is not None and name in _GOES_ON:
+        options["start"] = start
     return DELIVERIES[name](masks, ranks, n_workers, seed=seed, **options)

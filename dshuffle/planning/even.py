@@ -1,0 +1,217 @@
+"""``even``: every sample is cached by the same number of workers, and every set of workers by as many samples.
+
+Coded packets are full where the tables of holder sets are even. Chance leaves them uneven, by the square root of
+what is in them; this policy fills them evenly instead, and stays random in everything that does not show in counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.planning.bits import count_held, count_holders, holds, lowest_bit
+from dshuffle.planning.holders import as_holders, has_excess, holders_of
+from dshuffle.planning.plan import missing_samples
+from dshuffle.planning.randomness import below, next_word, permutation, random_words
+from dshuffle.planning.values import Holders, Ranks, Words, as_ranks
+
+
+@dataclass
+class Even:
+    """Keep the number of holders of every sample, and let the holder leave whose going makes sets most even.
+
+    With c = n * capacity / q, every sample has c holders; where c is no integer, some have floor(c) and the others
+    ceil(c), so that the caches are full all the same. When a sample moves to a worker that does not hold it, that
+    worker joins its holders and one of the old ones leaves: one whose cache is too full and, among those, the one that
+    leaves the sample with the rarest set of holders, at random if there are several.
+
+    No worker ever holds more than the capacity: in the end a worker that is too full changes places with one that left
+    another sample, or gives a sample up without replacement (a handful an epoch, if any; such a sample keeps all
+    holders when it next moves).
+
+    References
+    ----------
+    Ours; papers 000 and 001 leave the choice of what to evict open.
+    """
+
+    n_workers: int
+    capacity: int
+    seed: int
+
+    def first(self, assignment: Ranks) -> Holders:
+        """See :class:`CachingPolicy`. Caches fill in rounds, in each of which every sample gets one more holder."""
+        ranks = as_ranks("assignment", assignment, self.n_workers)
+        holders = holders_of(ranks, self.n_workers)
+        if not has_excess(len(ranks), self.n_workers, self.capacity):
+            return holders
+        names = self._names()
+        for nth in range(2, -(-self.n_workers * self.capacity // len(ranks)) + 1):
+            order = permutation(len(ranks), "even", self.seed, -nth)
+            state = random_words(1, "even", self.seed, -nth)[0]
+            _add_round(holders, order, self.capacity, self.n_workers, names, _counters(len(ranks)), state)
+        return holders
+
+    def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
+        """See :class:`CachingPolicy`."""
+        ranks = as_ranks("assignment", assignment, self.n_workers)
+        if not has_excess(len(ranks), self.n_workers, self.capacity):
+            return holders_of(ranks, self.n_workers)
+        evolved = as_holders(holders, self.n_workers).copy()
+        moved = missing_samples(evolved, ranks)
+        moved = moved[permutation(len(moved), "even", self.seed, epoch)]
+        loads = count_held(evolved, self.n_workers)
+        state = random_words(1, "even", self.seed, epoch)[0]
+        left = _move(evolved, ranks, moved, loads, self.capacity, self._names(), _counters(len(ranks)), state)
+        if loads.max() > self.capacity:
+            _change_places(evolved, moved, left, ranks, loads, self.capacity)
+        if loads.max() > self.capacity:
+            _give_up(evolved, permutation(len(ranks), "spare", self.seed, epoch), ranks, loads, self.capacity)
+        return evolved
+
+    def _names(self) -> Words:
+        """A random word for every worker; the name of a set is the XOR of its workers' words."""
+        return random_words(self.n_workers, "sets")
+
+
+def _counters(n_samples: int) -> NDArray[np.int32]:
+    """Counters of samples by the lowest bits of the name of their set.
+
+    Two sets that share a counter, which few do, are told apart by nobody: they just count as one.
+    """
+    return np.zeros(1 << (4 * n_samples).bit_length(), dtype=np.int32)
+
+
+@numba.njit(nogil=True, cache=True)
+def _name(holders, sample, names):  # type: ignore[no-untyped-def]
+    name = np.uint64(0)
+    for word in range(holders.shape[1]):
+        rest = holders[sample, word]
+        while rest != 0:
+            name ^= names[word * 64 + lowest_bit(rest)]
+            rest &= rest - np.uint64(1)
+    return name
+
+
+@numba.njit(nogil=True, cache=True)
+def _toggle(holders, sample, worker):  # type: ignore[no-untyped-def]
+    holders[sample, worker >> 6] ^= np.uint64(1) << np.uint64(worker & 63)
+
+
+@numba.njit(nogil=True, cache=True)
+def _add_round(holders, order, capacity, n_workers, names, counters, state):  # type: ignore[no-untyped-def]
+    """Give every sample one more holder, of a few that are drawn the one that makes the rarest set."""
+    room = capacity - count_held(holders, n_workers)
+    open_workers = np.flatnonzero(room > 0)
+    n_open = open_workers.size
+    mask = np.uint64(counters.size - 1)
+    for sample in order:
+        name = _name(holders, sample, names)
+        best = np.int64(-1)
+        for i in range(8):
+            if n_open == 0:
+                return
+            # Eight at random, or all where there are no more.
+            state, word = next_word(state)
+            worker = open_workers[below(word, n_open) if n_open > 8 else i % n_open]
+            if holds(holders, sample, worker):
+                continue
+            if best < 0 or counters[(name ^ names[worker]) & mask] < counters[(name ^ names[best]) & mask]:
+                best = worker
+        if best < 0:
+            continue
+        counters[(name ^ names[best]) & mask] += 1
+        _toggle(holders, sample, best)
+        room[best] -= 1
+        if room[best] == 0:
+            open_workers[:n_open][open_workers[:n_open] == best] = open_workers[n_open - 1]
+            n_open -= 1
+
+
+@numba.njit(nogil=True, cache=True)
+def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # type: ignore[no-untyped-def]
+    """Let the destinations of the moved samples join and old holders leave; returns who left, or -1 for nobody.
+
+    ``loads`` are kept up to date.
+    """
+    mask = np.uint64(counters.size - 1)
+    spare = capacity * loads.size - loads.sum()
+    fewest = capacity * loads.size // ranks.size
+    most = fewest + (capacity * loads.size % ranks.size > 0)
+    lacking = 0
+    for sample in range(ranks.size):
+        counters[_name(holders, sample, names) & mask] += 1
+        lacking += max(fewest - count_holders(holders, sample), 0)
+    left = np.full(moved.size, -1, dtype=np.int32)
+    for sample in moved:
+        loads[ranks[sample]] += 1
+    for i in range(moved.size):
+        sample = moved[i]
+        name = _name(holders, sample, names)
+        counters[name & mask] -= 1
+        name ^= names[ranks[sample]]
+        size = count_holders(holders, sample)
+        if spare > 0 and (size < fewest or (size < most and spare > lacking)):
+            spare -= 1
+            lacking -= size < fewest
+        elif size > 0:
+            best, ties, best_full, best_count = np.int64(-1), 0, False, np.int32(0)
+            for word in range(holders.shape[1]):
+                rest = holders[sample, word]
+                while rest != 0:
+                    worker = word * 64 + lowest_bit(rest)
+                    rest &= rest - np.uint64(1)
+                    full = loads[worker] > capacity
+                    count = counters[(name ^ names[worker]) & mask]
+                    if best < 0 or full > best_full or (full == best_full and count < best_count):
+                        best, ties, best_full, best_count = worker, 1, full, count
+                    elif full == best_full and count == best_count:
+                        ties += 1
+                        state, random = next_word(state)
+                        if below(random, ties) == 0:
+                            best = worker
+            left[i] = best
+            loads[best] -= 1
+            name ^= names[best]
+            _toggle(holders, sample, best)
+        _toggle(holders, sample, ranks[sample])
+        counters[name & mask] += 1
+    return left
+
+
+@numba.njit(nogil=True, cache=True)
+def _change_places(holders, moved, left, ranks, loads, capacity):  # type: ignore[no-untyped-def]
+    """Take back who left a sample and has room, for a holder that is too full."""
+    for i in range(moved.size):
+        if left[i] < 0 or loads[left[i]] >= capacity:
+            continue
+        for word in range(holders.shape[1]):
+            rest = holders[moved[i], word]
+            while rest != 0:
+                worker = word * 64 + lowest_bit(rest)
+                rest &= rest - np.uint64(1)
+                if loads[worker] > capacity and worker != ranks[moved[i]]:
+                    _toggle(holders, moved[i], worker)
+                    _toggle(holders, moved[i], left[i])
+                    loads[worker] -= 1
+                    loads[left[i]] += 1
+                    rest = np.uint64(0)
+                    left[i] = worker
+            if loads[left[i]] >= capacity:
+                break
+
+
+@numba.njit(nogil=True, cache=True)
+def _give_up(holders, order, ranks, loads, capacity):  # type: ignore[no-untyped-def]
+    """Let workers that are too full drop samples that they do not train on."""
+    for sample in order:
+        for word in range(holders.shape[1]):
+            rest = holders[sample, word]
+            while rest != 0:
+                worker = word * 64 + lowest_bit(rest)
+                rest &= rest - np.uint64(1)
+                if loads[worker] > capacity and worker != ranks[sample]:
+                    _toggle(holders, sample, worker)
+                    loads[worker] -= 1

@@ -1,0 +1,61 @@
+"""Paper 001's scheme for caches without excess against its bounds: random shuffles, and the worst one, for 2 to 20 workers.
+
+    python pipelines/worst_case.py [--samples-per-worker 380] [--shuffles 20]
+
+Prints a row for each number of workers: packets of `leftover` on the worst-case shuffle (equation 49) beside the worst
+case's rate (Theorem 3), and on random shuffles beside Theorem 1's rate and the lower bound of Theorem 2, with `clique`
+for comparison. "exact" counts the random shuffles on which the plan has exactly Theorem 1's packets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from dshuffle.planning import first_assignment, holders_of, plan_delivery, shuffle_matrix
+from dshuffle.planning.bounds import leftover_lower_bound, leftover_rate, worst_case_rate, worst_case_shuffle
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples-per-worker", type=int, default=380)
+    parser.add_argument("--shuffles", type=int, default=20)
+    options = parser.parse_args()
+    table = Table("workers", "worst case", "its rate", "random", "Theorem 1", "exact", "lower bound", "clique", "uncoded")
+    for n in track(range(2, 21), "planning"):
+        q = n * options.samples_per_worker
+        owners, destinations = worst_case_shuffle(q, n)
+        worst = plan_delivery("leftover", holders_of(owners, n), destinations, n).n_packets
+        packets, rates, bounds, cliques, needed = [], [], [], [], []
+        for seed in range(options.shuffles):
+            owners = first_assignment("random", q, n, seed=2 * seed)
+            destinations = first_assignment("random", q, n, seed=2 * seed + 1)
+            holders = holders_of(owners, n)
+            matrix = shuffle_matrix(owners, destinations, n)
+            packets.append(plan_delivery("leftover", holders, destinations, n).n_packets)
+            cliques.append(plan_delivery("clique", holders, destinations, n).n_packets)
+            rates.append(leftover_rate(matrix))
+            bounds.append(leftover_lower_bound(matrix))
+            needed.append(int((owners != destinations).sum()))
+        exact = sum(made == rate for made, rate in zip(packets, rates, strict=True))
+        means = [statistics.fmean(values) for values in (packets, rates, bounds, cliques, needed)]
+        table.add_row(
+            str(n),
+            f"{worst:,}",
+            f"{worst_case_rate(q, n):,.0f}",
+            f"{means[0]:,.1f}",
+            f"{means[1]:,.1f}",
+            f"{exact} of {options.shuffles}",
+            f"{means[2]:,.1f}",
+            f"{means[3]:,.1f}",
+            f"{means[4]:,.1f}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import (
+    CACHINGS,
+    Aligned,
+    EpochPlanner,
+    Global,
+    Local,
+    ShufflePlanSpec,
+    cache_capacity,
+    check_plan,
+    demand,
+    draw_assignment,
+    first_assignment,
+    first_holders,
+    next_assignment,
+    plan_delivery,
+)
+
+
+@st.composite
+def situations(draw):
+    n = draw(st.sampled_from([1, 2, 3, 8, 20, 70]))
+    q = draw(st.integers(n, 3 * n + 60))
+    seed = draw(st.integers())
+    previous = first_assignment("random", q, n, seed=seed)
+    capacity = draw(st.integers(-(-q // n), q))
+    caching = draw(st.sampled_from(sorted(CACHINGS)))
+    return n, previous, CACHINGS[caching](n, capacity, seed).first(previous)
+
+
+@given(situations(), st.integers(), st.sampled_from([0, 0.3, 1]))
+def test_draws_are_balanced_and_their_packets_perfect(situation, seed, fraction):
+    n, previous, holders = situation
+    assignment = Aligned(fraction)
+    ranks, packets = draw_assignment(assignment, previous, n, seed=seed, epoch=4, holders=holders)
+    assert ranks.dtype == np.int32
+    counts = np.bincount(ranks, minlength=n)
+    assert np.ptp(counts) <= 1
+    if fraction < 1:
+        np.testing.assert_array_equal(counts, np.bincount(previous, minlength=n))
+        assert (ranks != previous).sum() <= n * assignment.most_drawn(len(ranks), n)
+    start, length = packets.offsets[:-1], np.diff(packets.offsets)
+    np.testing.assert_array_equal(length, np.bitwise_count(holders[packets.samples[start]]).sum(axis=1) + 1)
+    for delivery in ("clique", "peer"):
+        plan = plan_delivery(delivery, holders, ranks, n, start=packets)
+        check_plan(plan, holders, ranks, n)
+    again = next_assignment(assignment, previous, n, seed=seed, epoch=4, holders=holders.copy())
+    np.testing.assert_array_equal(ranks, again)
+
+
+def test_draws_differ_by_seed_epoch_and_holders():
+    previous = first_assignment("random", 60, 5, seed=0)
+    holders = [first_holders(previous, 5, 24, seed=seed) for seed in (0, 1)]
+    draws = {
+        tuple(next_assignment(Aligned(), previous, 5, seed=seed, epoch=epoch, holders=held).tolist())
+        for seed in (0, 1)
+        for epoch in (1, 2)
+        for held in holders
+    }
+    assert len(draws) == 8
+
+
+def test_every_worker_gets_its_turn_with_an_extra_sample():
+    previous = first_assignment("contiguous", 11, 4, seed=0)
+    holders = first_holders(previous, 4, 6, seed=0)
+    larger = np.zeros(4)
+    for epoch in range(1200):
+        ranks = next_assignment(Aligned(), previous, 4, seed=0, epoch=epoch, holders=holders)
+        larger += np.bincount(ranks, minlength=4) == 3
+    # Three of four each time: 900 with a standard deviation of 15.
+    assert np.abs(larger - 900).max() < 75
+
+
+def trace(assignment, q, n, alpha, epochs, caching="even"):
+    """``(epochs, q)`` assignments."""
+    policy = CACHINGS[caching](n, cache_capacity(alpha, q, n), 0)
+    ranks = first_assignment("random", q, n, seed=0)
+    holders = policy.first(ranks)
+    steps = [ranks]
+    for epoch in range(1, epochs):
+        ranks = next_assignment(assignment, ranks, n, seed=0, epoch=epoch, holders=holders)
+        holders = policy.evolve(holders, ranks, epoch)
+        steps.append(ranks)
+    return np.array(steps)
+
+
+def transitions(steps, n, lag):
+    counts = np.zeros((len(steps) - lag, n, n))
+    for epoch in range(len(steps) - lag):
+        np.add.at(counts[epoch], (steps[epoch], steps[epoch + lag]), 1)
+    return counts
+
+
+SHAPES = [(2000, 10, 0.3), (200, 5, 0.4), (1000, 20, 0.2)]
+
+
+@pytest.fixture(scope="module", params=["aligned", "global"])
+def traces(request):
+    assignment = {"aligned": Aligned(), "global": Global()}[request.param]
+    return {(q, n): trace(assignment, q, n, alpha, 150) for q, n, alpha in SHAPES}
+
+
+@pytest.mark.parametrize(("q", "n", "_alpha"), SHAPES)
+def test_destinations_of_every_sample_are_uniform(traces, q, n, _alpha):
+    steps = traces[q, n]
+    counts = np.array([(steps == worker).sum(axis=0) for worker in range(n)])
+    expected = len(steps) / n
+    # Chi-square over its mean. A sample that returned twice as often as it should would have it at about 2.
+    assert 0.85 < ((counts - expected) ** 2).sum() / expected / (q * (n - 1)) < 1.2
+
+
+@pytest.mark.parametrize(("q", "n", "_alpha"), SHAPES)
+@pytest.mark.parametrize("lag", [1, 2, 3])
+def test_a_sample_comes_back_as_often_as_by_chance(traces, q, n, _alpha, lag):
+    counts = transitions(traces[q, n], n, lag).sum(axis=0)
+    came_back = np.trace(counts) / counts.sum() * n
+    deviation = np.sqrt(n / counts.sum())
+    assert abs(came_back - 1) < 0.06 + 3 * deviation
+
+
+@pytest.mark.parametrize(("q", "n", "_alpha"), SHAPES)
+def test_workers_exchange_samples_evenly(traces, q, n, _alpha):
+    counts = transitions(traces[q, n], n, 1).sum(axis=0)
+    # A Poisson count's standard deviation is the root of its mean.
+    assert counts.std() / np.sqrt(counts.mean()) < 1.35
+
+
+@pytest.mark.parametrize(("q", "n", "_alpha"), SHAPES)
+@pytest.mark.parametrize("lag", [1, 2])
+def test_two_samples_meet_again_as_often_as_by_chance(traces, q, n, _alpha, lag):
+    counts = transitions(traces[q, n], n, lag)
+    together = counts.sum(axis=2)
+    again = (counts * (counts - 1)).sum() / (together * (together - 1)).sum()
+    assert again / ((q / n - 1) / (q - 1)) == pytest.approx(1, abs=0.035)
+
+
+def test_samples_stay_with_a_holder_as_often_as_by_chance():
+    q, n = 20_000, 20
+    previous = first_assignment("random", q, n, seed=0)
+    holders = CACHINGS["even"](n, 4000, 0).first(previous)
+    ranks = next_assignment(Aligned(), previous, n, seed=0, epoch=1, holders=holders)
+    # A share of c / n = 1 / 5, exactly but for the samples left over at the end.
+    assert len(demand(holders, ranks, n)) == pytest.approx(16_000, abs=20)
+    assert (previous == ranks).sum() == pytest.approx(1000, abs=130)
+
+
+def planner(q, alpha, assignment, delivery="clique", caching="even"):
+    spec = ShufflePlanSpec(q, 20, 0, assignment, delivery, "random", caching, alpha)
+    made = EpochPlanner(spec)
+    made.load()
+    return made
+
+
+def test_next_to_all_packets_are_perfect_where_samples_abound():
+    made = planner(20_000, 0.1, Aligned())
+    for _ in range(5):
+        plan = made.advance().plan
+    sizes = Counter(np.diff(plan.offsets).tolist())
+    assert sizes[3] > 0.97 * plan.n_packets
+
+
+def test_fewer_packets_than_any_code_needs_for_a_uniform_draw():
+    made = planner(10_000, 0.2, Aligned())
+    for _ in range(5):
+        epoch = made.advance()
+    assert epoch.n_needed == pytest.approx(8000, abs=20)
+    # The exact bound for a uniform draw is 2040.
+    assert epoch.plan.n_packets <= 1880
+    coded = [plan_delivery("coded", *_uniform(10_000, 0.2), 20).n_packets]
+    assert epoch.plan.n_packets < 0.4 * coded[0]
+
+
+def _uniform(q, alpha):
+    previous = first_assignment("random", q, 20, seed=0)
+    holders = first_holders(previous, 20, int(alpha * q), seed=0)
+    return holders, next_assignment(Global(), previous, 20, seed=0, epoch=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("q", "alpha", "packets", "seconds"),
+    [(10**5, 0.2, 16_700, 0.1), (10**5, 0.1, 30_400, 0.1), (10**6, 0.2, 162_000, 0.3)],
+)
+def test_packets_and_seconds_after_five_epochs(q, alpha, packets, seconds):
+    made = planner(q, alpha, Aligned())
+    for _ in range(5):
+        before, plan = made.current, made.advance().plan
+        start = time.thread_time()
+        ranks, perfect = draw_assignment(
+            Aligned(), before.assignment, 20, seed=0, epoch=before.epoch + 1, holders=before.holders
+        )
+        plan_delivery("clique", before.holders, ranks, 20, start=perfect)
+        took = time.thread_time() - start
+    assert plan.n_packets <= packets
+    assert took < seconds
+
+
+@pytest.mark.slow
+def test_many_workers_pack_perfectly_too():
+    spec = ShufflePlanSpec(10**6, 256, 0, Aligned(), "clique", "random", "even", 2 / 256)
+    made = EpochPlanner(spec)
+    made.load()
+    epoch = made.advance()
+    assert epoch.n_needed > 2.9 * epoch.plan.n_packets
+
+
+@pytest.mark.parametrize("caching", ["uniform", "recent"])
+def test_other_caching_policies_gain_less(caching):
+    packets = {}
+    for assignment in (Aligned(), Global()):
+        made = planner(10_000, 0.1, assignment, caching=caching)
+        for _ in range(3):
+            epoch = made.advance()
+        packets[assignment] = epoch.plan.n_packets
+    assert packets[Aligned()] < 0.95 * packets[Global()]
+
+
+def test_without_excess_all_packets_are_pairs():
+    spec = ShufflePlanSpec(10_000, 10, 0, Aligned(), "clique", "random")
+    made = EpochPlanner(spec)
+    made.load()
+    epoch = made.advance()
+    assert epoch.plan.n_packets <= 0.505 * epoch.n_needed
+
+
+def test_bad_input():
+    with pytest.raises(InvalidParameter, match=r"holders=None .*'aligned'"):
+        next_assignment(Aligned(), [0, 1], 2, seed=0, epoch=1)
+    with pytest.raises(InvalidParameter, match=r"holders.shape=\(3, 1\) .* 2 samples"):
+        next_assignment(Aligned(), [0, 1], 2, seed=0, epoch=1, holders=[1, 2, 1])
+    with pytest.raises(InvalidParameter, match=r"holders\[1\]=\[4\]"):
+        next_assignment(Aligned(), [0, 1], 2, seed=0, epoch=1, holders=[1, 4])
+    assert next_assignment(Local(), [0, 1], 2, seed=0, epoch=1, holders=None).tolist() == [0, 1]
+
+
+def test_golden_values():
+    previous = first_assignment("random", 12, 4, seed=7)
+    holders = first_holders(previous, 4, 6, seed=7)
+    drawn = next_assignment(Aligned(), previous, 4, seed=7, epoch=1, holders=holders)
+    assert drawn.tolist() == []
+    part, packets = draw_assignment(Aligned(0.6), previous, 4, seed=7, epoch=1, holders=holders)
+    assert part.tolist() == []
+    assert packets.samples.tolist() == []

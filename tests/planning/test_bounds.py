@@ -1,0 +1,233 @@
+"""The papers' rates against their own sums, against plans, and against brute force."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import (
+    DELIVERIES,
+    Global,
+    bounds,
+    demand,
+    first_assignment,
+    first_holders,
+    holders_of,
+    next_assignment,
+    plan_delivery,
+    shuffle_matrix,
+)
+
+
+@st.composite
+def instances(draw, most_workers, most_samples, most_holders=None):
+    n = draw(st.integers(1, most_workers))
+    rank = st.integers(0, n - 1)
+    sets = draw(st.lists(st.sets(rank, max_size=most_holders), max_size=most_samples))
+    destinations = draw(st.lists(rank, min_size=len(sets), max_size=len(sets)))
+    masks = np.array([sum(1 << worker for worker in workers) for workers in sets], dtype=np.uint64)
+    return n, sets, masks, np.array(destinations, dtype=np.int64)
+
+
+def counted(order, sets, destinations):
+    """The needed samples whose holders all come after their destination."""
+    place = {worker: i for i, worker in enumerate(order)}
+    return sum(all(place[k] > place[d] for k in workers) for workers, d in zip(sets, destinations, strict=True))
+
+
+@settings(max_examples=60)
+@given(instances(6, 15))
+def test_lower_bounds_are_those_over_all_orders(instance):
+    n, sets, masks, destinations = instance
+    counts = [counted(order, sets, destinations) for order in itertools.permutations(range(n))]
+    assert bounds.lower_bound(masks, destinations, n) == max(counts)
+    assert bounds.average_lower_bound(masks, destinations, n) == pytest.approx(sum(counts) / len(counts))
+
+
+def fewest_linear_packets(sets, destinations):
+    """The fewest XORs from which all destinations can solve for what they need: the minrank, by brute force.
+
+    Row j of a matrix stands for what sample j's destination has to find among the combinations sent: sample j,
+    plus any samples that it holds. The packets have to span one such row for every needed sample.
+    """
+    needed = [j for j, d in enumerate(destinations) if d not in sets[j]]
+    known = [[i for i, other in enumerate(needed) if destinations[j] in sets[other]] for j in needed]
+    choices = [
+        [
+            (1 << row) | sum(1 << i for i in chosen)
+            for size in range(len(ids) + 1)
+            for chosen in itertools.combinations(ids, size)
+        ]
+        for row, ids in enumerate(known)
+    ]
+    return min(rank(rows) for rows in itertools.product(*choices))
+
+
+def rank(rows):
+    basis = []
+    for row in rows:
+        for vector in basis:
+            row = min(row, row ^ vector)
+        if row:
+            basis.append(row)
+    return len(basis)
+
+
+@settings(max_examples=60)
+@given(instances(4, 4))
+def test_bound_optimum_and_plans_in_this_order(instance):
+    n, sets, masks, destinations = instance
+    best = fewest_linear_packets(sets, destinations)
+    assert math.ceil(bounds.average_lower_bound(masks, destinations, n) - 1e-9) <= best
+    assert bounds.lower_bound(masks, destinations, n) <= best
+    for name in sorted(DELIVERIES):
+        try:
+            plan = plan_delivery(name, masks, destinations, n)
+        except InvalidParameter:
+            # 'peer' needs a holder, 'leftover' no more than one.
+            continue
+        assert best <= plan.n_packets
+
+
+def test_the_bound_is_tight_where_the_brute_force_says_so():
+    # Three workers in a circle: two packets, and the average says no more than 1.5.
+    assert fewest_linear_packets([{1}, {2}, {0}], [0, 1, 2]) == 2
+    assert bounds.lower_bound([0b010, 0b100, 0b001], [0, 1, 2], 3) == 2
+    assert bounds.average_lower_bound([0b010, 0b100, 0b001], [0, 1, 2], 3) == 1.5
+
+
+@pytest.mark.parametrize(("n", "capacity"), [(2, 600), (5, 300), (20, 100), (20, 999), (64, 20)])
+def test_coded_rate_has_the_papers_closed_form(n, capacity):
+    q = 1000
+    p = (capacity - q / n) / (q - q / n)
+    closed = q / (n * p) ** 2 * ((1 - p) ** (n + 1) + (n - 1) * p * (1 - p) - (1 - p) ** 2)
+    assert bounds.coded_rate(q, n, capacity) == pytest.approx(closed, rel=1e-6)
+
+
+def test_coded_rate_without_excess_is_one_of_pairs():
+    # Every pair of workers exchanges q / n**2 samples each way.
+    assert bounds.coded_rate(1000, 10, 100) == pytest.approx(45 * 10)
+    assert bounds.coded_rate(1000, 10, 1000) == 0
+    assert bounds.coded_rate(1000, 1, 1000) == 0
+
+
+@pytest.mark.parametrize("capacity", [5_000, 20_000, 55_000])
+def test_rates_are_the_means_of_random_shuffles(capacity):
+    q, n = 100_000, 20
+    previous = first_assignment("random", q, n, seed=1)
+    holders = first_holders(previous, n, capacity, seed=1)
+    destinations = next_assignment(Global(), previous, n, seed=1, epoch=1)
+    average = bounds.average_lower_bound(holders, destinations, n)
+    assert average == pytest.approx(bounds.coded_rate(q, n, capacity), rel=0.01)
+    assert len(demand(holders, destinations, n)) == pytest.approx(bounds.uncoded_rate(q, capacity), rel=0.01)
+    bound = bounds.lower_bound(holders, destinations, n)
+    assert average <= bound <= 1.1 * average
+
+
+def test_times():
+    assert bounds.uncoded_seconds(1000, 0.2, 100) == 8
+    assert bounds.broadcast_seconds(1000, 20, 0.2, 100) == 2
+    assert bounds.multicast_seconds(1000, 20, 0.2, 100) == pytest.approx(2 * 39 / 20)
+    assert bounds.uncoded_rate(1000, 200) == 800
+    # Corollary 3 is the limit of Theorem 2.
+    assert bounds.coded_rate(10**6, 200, 200_000) == pytest.approx(
+        bounds.broadcast_seconds(10**6, 200, 0.2, 1), rel=0.05
+    )
+
+
+def over_orders(matrix):
+    n = len(matrix)
+    return max(
+        sum(matrix[order[i]][order[j]] for i in range(n) for j in range(i + 1, n))
+        for order in itertools.permutations(range(n))
+    )
+
+
+@settings(max_examples=40)
+@given(instances(5, 20, most_holders=1))
+def test_leftover_lower_bound_is_equation_21(instance):
+    n, sets, _, destinations = instance
+    assume(all(sets))
+    matrix = shuffle_matrix(np.array([k for (k,) in sets], dtype=np.int64), destinations, n)
+    assert bounds.leftover_lower_bound(matrix) == over_orders(matrix.tolist())
+
+
+def test_example_1():
+    matrix = [[2, 1, 2], [2, 1, 2], [1, 3, 1]]
+    assert bounds.leftover_rate(matrix) == bounds.leftover_lower_bound(matrix) == 6
+
+
+@pytest.mark.parametrize("n", range(1, 21))
+def test_worst_case(n):
+    q = 12 * n
+    owners, destinations = bounds.worst_case_shuffle(q, n)
+    matrix = shuffle_matrix(owners, destinations, n)
+    assert matrix.tolist() == [[12 * (j == (i + 1) % n) for j in range(n)] for i in range(n)]
+    assert bounds.worst_case_rate(q, n) == bounds.leftover_rate(matrix) == 12 * (n - 1)
+    if n <= 12:
+        assert bounds.leftover_lower_bound(matrix) == 12 * (n - 1)
+    assert plan_delivery("leftover", holders_of(owners, n), destinations, n).n_packets == 12 * (n - 1)
+
+
+@given(st.integers(2, 6), st.integers(1, 4), st.integers(0, 2**32))
+def test_no_shuffle_is_worse_than_the_worst(n, share, seed):
+    q = n * share
+    owners, destinations = (first_assignment("random", q, n, seed=seed + i) for i in range(2))
+    matrix = shuffle_matrix(owners, destinations, n)
+    assert bounds.leftover_lower_bound(matrix) <= bounds.leftover_rate(matrix) <= bounds.worst_case_rate(q, n)
+
+
+@pytest.mark.parametrize(("n", "exchanged"), [(1, 0), *itertools.product([2, 3, 4, 6, 12], [0, 1])])
+def test_shuffling_error_in_whole_numbers(n, exchanged):
+    q = 12
+    share, rest = q // n, q - q // n
+    f = math.factorial
+    sigma = f(share) * f(rest) // f(rest - exchanged) * f(share) // f(share - exchanged) * f(rest)
+    # Equation 10 halved, as equation 7 has it, absolute value and all.
+    error = (abs(Fraction(1, f(q)) - Fraction(1, sigma)) * sigma + Fraction(f(q) - sigma, f(q))) / 2
+    assert bounds.shuffling_error(q, n, exchanged / share) == pytest.approx(float(error), abs=1e-12)
+
+
+def test_shuffling_error_does_not_overflow():
+    assert bounds.shuffling_error(10**9, 10**6, 0.0) == 1
+    # Equation 9 exceeds q! here.
+    assert bounds.shuffling_error(1_200_000, 4, 1.0) == 0
+    assert bounds.shuffling_error(10**12, 1, 0.0) == 0
+
+
+def test_bad_input():
+    holders, destinations = np.array([1, 2], dtype=np.uint64), [1, 0]
+    with pytest.raises(InvalidParameter, match=r"n_workers=21 .*at most 20.*average_lower_bound"):
+        bounds.lower_bound(holders, destinations, 21)
+    assert bounds.average_lower_bound(holders, destinations, 21) == 1
+    for bound in (bounds.lower_bound, bounds.average_lower_bound):
+        with pytest.raises(InvalidParameter, match="n_workers=0"):
+            bound(holders, destinations, 0)
+        with pytest.raises(InvalidParameter, match=r"destinations.shape=\(1,\)"):
+            bound(holders, [0], 2)
+        with pytest.raises(InvalidParameter, match=r"destinations\[0\]=2"):
+            bound(holders, [2, 0], 2)
+    with pytest.raises(InvalidParameter, match=r"capacity=4 .*in \[5, 10\]"):
+        bounds.coded_rate(10, 2, 4)
+    with pytest.raises(InvalidParameter, match=r"capacity=11 .*in \[1, 10\]"):
+        bounds.uncoded_rate(10, 11)
+    with pytest.raises(InvalidParameter, match=r"n_samples=1 .*fewer samples than workers"):
+        bounds.coded_rate(1, 2, 1)
+    with pytest.raises(InvalidParameter, match=r"cache_fraction=0.1 .*\[1/2, 1\]"):
+        bounds.broadcast_seconds(10, 2, 0.1, 1)
+    for speed in (0, -1, math.inf, math.nan, "fast"):
+        with pytest.raises(InvalidParameter, match="rows_per_second="):
+            bounds.uncoded_seconds(10, 0.5, speed)
+    with pytest.raises(InvalidParameter, match=r"shuffle\[:, 0\].sum\(\)=0 .*must be 1,"):
+        bounds.leftover_rate([[0, 1], [0, 0]])
+    with pytest.raises(InvalidParameter, match=r"n_samples=7 .*a multiple of the 2 workers"):
+        bounds.worst_case_shuffle(7, 2)
+    with pytest.raises(InvalidParameter, match=r"fraction=0.5 .*single worker"):
+        bounds.shuffling_error(7, 1, 0.5)
+    with pytest.raises(InvalidParameter, match=r"fraction=1.5 .*in \[0, 1\]"):
+        bounds.shuffling_error(7, 2, 1.5)

@@ -1,0 +1,215 @@
+import itertools
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import (
+    Global,
+    Plan,
+    cache_capacity,
+    check_plan,
+    demand,
+    first_assignment,
+    first_holders,
+    next_assignment,
+    plan_delivery,
+)
+from dshuffle.planning.bounds import lower_bound
+from dshuffle.planning.delivery.cycles import find_cycles
+
+SERVER = -1
+
+
+def fresh(q, n, alpha, seed=0):
+    """Holders with uniformly random excess and the next uniform assignment."""
+    previous = first_assignment("random", q, n, seed=seed)
+    holders = first_holders(previous, n, cache_capacity(alpha, q, n), seed=seed)
+    return holders, next_assignment(Global(), previous, n, seed=seed, epoch=1)
+
+
+def needed(holders, destinations, n):
+    return len(demand(holders, destinations, n))
+
+
+@st.composite
+def instances(draw):
+    """Masks of any holders, also of none, and destinations."""
+    n = draw(st.integers(1, 8))
+    q = draw(st.integers(0, 40))
+    masks = draw(st.lists(st.integers(0, 2**n - 1), min_size=q, max_size=q))
+    destinations = draw(st.lists(st.integers(0, n - 1), min_size=q, max_size=q))
+    return n, np.array(masks, dtype=np.uint64), np.array(destinations, dtype=np.int64)
+
+
+@given(instances(), st.integers())
+def test_never_more_packets_than_ubershuffle_nor_fewer_than_possible(instance, seed):
+    n, masks, destinations = instance
+    plan = plan_delivery("clique", masks, destinations, n, seed=seed)
+    check_plan(plan, masks, destinations, n)
+    assert plan.n_packets >= lower_bound(masks, destinations, n)
+    for depth in (1, 2, n):
+        assert plan.n_packets <= plan_delivery("ubershuffle", masks, destinations, n, depth=depth).n_packets
+
+
+def fewest_cliques(samples, masks, destinations):
+    """The least number of packets without cycles, by trying all."""
+    if not samples:
+        return 0
+    first, *others = samples
+    best = len(samples)
+    for size in range(len(others) + 1):
+        for chosen in itertools.combinations(others, size):
+            packet = (first, *chosen)
+            if all(
+                destinations[a] != destinations[b] and masks[a] >> destinations[b] & 1
+                for a, b in itertools.permutations(packet, 2)
+            ):
+                rest = [sample for sample in others if sample not in chosen]
+                best = min(best, 1 + fewest_cliques(rest, masks, destinations))
+    return best
+
+
+def test_small_plans_are_nearly_always_the_best():
+    rng = np.random.default_rng(0)
+    ours = best = 0
+    for seed in range(150):
+        n, q = 5, 8
+        masks, destinations = rng.integers(0, 2**n, q), rng.integers(0, n, q)
+        samples = demand(masks, destinations, n).tolist()
+        ours += plan_delivery("clique", masks, destinations, n, seed=seed).n_packets
+        best += fewest_cliques(samples, masks.tolist(), destinations.tolist())
+    assert ours <= 1.005 * best
+
+
+@pytest.mark.parametrize(
+    ("n", "q", "alpha", "multiple"), [(20, 10_000, 0.2, 1.25), (20, 10_000, 0.5, 1.46), (8, 100_000, 0.2, 1.01)]
+)
+def test_packets_against_the_exact_bound(n, q, alpha, multiple):
+    holders, destinations = fresh(q, n, alpha)
+    plan = plan_delivery("clique", holders, destinations, n)
+    check_plan(plan, holders, destinations, n)
+    assert plan.n_packets <= multiple * lower_bound(holders, destinations, n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("q", "alpha", "multiple", "seconds"),
+    [(10**6, 0.2, 1.055, 2), (10**6, 0.5, 1.21, 2), (10**5, 0.2, 1.13, 0.2), (10**5, 0.5, 1.34, 0.2)],
+)
+def test_large_plans_against_the_exact_bound_and_the_clock(q, alpha, multiple, seconds):
+    holders, destinations = fresh(q, 20, alpha)
+    plan_delivery("clique", *fresh(3000, 20, alpha), 20)
+    start = time.thread_time()
+    plan = plan_delivery("clique", holders, destinations, 20)
+    took = time.thread_time() - start
+    check_plan(plan, holders, destinations, 20)
+    assert plan.n_packets <= multiple * lower_bound(holders, destinations, 20)
+    assert plan.n_packets <= plan_delivery("ubershuffle", holders, destinations, 20).n_packets
+    assert took < seconds
+
+
+@pytest.mark.parametrize("n", [20, 64])
+@pytest.mark.parametrize("alpha", [0, 0.08, 0.15, 0.35, 0.7])
+def test_fewer_packets_than_ubershuffle_where_only_one_is_tried(n, alpha):
+    holders, destinations = fresh(30_000, n, max(alpha, 1 / n))
+    plan = plan_delivery("clique", holders, destinations, n)
+    check_plan(plan, holders, destinations, n)
+    assert plan.n_packets <= plan_delivery("ubershuffle", holders, destinations, n).n_packets
+
+
+@pytest.mark.parametrize(
+    ("n", "q", "gain"),
+    [
+        (256, 20_000, 1.7),
+        pytest.param(256, 10**6, 2.2, marks=pytest.mark.slow),
+        pytest.param(1024, 10**6, 1.9, marks=pytest.mark.slow),
+    ],
+)
+def test_more_than_64_workers_gain_too(n, q, gain):
+    holders, destinations = fresh(q, n, 4 / n)
+    plan = plan_delivery("clique", holders, destinations, n)
+    check_plan(plan, holders, destinations, n)
+    assert needed(holders, destinations, n) >= gain * plan.n_packets
+
+
+@given(st.integers(1, 60), st.integers(2, 70), st.data())
+def test_every_sample_to_one_worker_is_sent_alone(q, n, data):
+    masks = np.zeros((q, -(-n // 64)), dtype=np.uint64)
+    masks[:, 0] = data.draw(st.lists(st.sampled_from([0, 2]), min_size=q, max_size=q))
+    assert plan_delivery("clique", masks, np.zeros(q, int), n).n_packets == q
+
+
+@given(st.integers(2, 70), st.data())
+def test_cycles_are_cycles(n, data):
+    size = data.draw(st.integers(0, 40))
+    sets = data.draw(st.lists(st.sets(st.integers(0, n - 1), max_size=3), min_size=size, max_size=size))
+    workers = data.draw(st.lists(st.integers(0, n - 1), min_size=size, max_size=size))
+    masks = np.zeros((size, -(-n // 64)), dtype=np.uint64)
+    for sample, holders in enumerate(sets):
+        holders.discard(workers[sample])
+        for worker in holders:
+            masks[sample, worker // 64] |= np.uint64(1 << worker % 64)
+    members, offsets = find_cycles(masks, np.array(workers, dtype=np.int64), n)
+    assert len(set(members.tolist())) == len(members)
+    for a, b in itertools.pairwise(offsets):
+        cycle = members[a:b].tolist()
+        assert len(cycle) >= 2
+        for sample, following in zip(cycle, cycle[1:] + cycle[:1], strict=True):
+            assert workers[sample] in sets[following]
+    # Nothing is left that would close a cycle of two.
+    left = set(range(size)) - set(members.tolist())
+    assert not any(workers[a] in sets[b] and workers[b] in sets[a] for a, b in itertools.combinations(left, 2))
+
+
+def test_a_cycle_of_five_takes_four_packets():
+    holders = [1 << worker for worker in range(5)]
+    destinations = [1, 2, 3, 4, 0]
+    plan = plan_delivery("clique", holders, destinations, 5)
+    check_plan(plan, holders, destinations, 5)
+    assert plan.n_packets == 4
+
+
+@pytest.mark.parametrize(("n", "q"), [(3, 500), (6, 2000), (12, 5000), (20, 1000)])
+def test_without_excess_cycles_beat_leftover_coding(n, q):
+    holders, destinations = fresh(q, n, 1 / n)
+    plan = plan_delivery("clique", holders, destinations, n)
+    check_plan(plan, holders, destinations, n)
+    assert plan.n_packets <= plan_delivery("leftover", holders, destinations, n).n_packets
+    assert plan.n_packets <= 1.01 * lower_bound(holders, destinations, n)
+
+
+def test_start_is_kept():
+    holders, destinations = fresh(2000, 6, 0.4)
+    first = plan_delivery("clique", holders, destinations, 6, seed=1)
+    cut = first.offsets[100]
+    start = Plan(first.offsets[:101], first.samples[:cut], first.destinations[:cut], first.senders[:100])
+    plan = plan_delivery("clique", holders, destinations, 6, seed=2, start=start)
+    check_plan(plan, holders, destinations, 6)
+    np.testing.assert_array_equal(plan.offsets[:101], start.offsets)
+    np.testing.assert_array_equal(plan.samples[:cut], start.samples)
+    assert plan_delivery("clique", holders, destinations, 6, start=first).n_packets == first.n_packets
+    other = plan_delivery("peer", holders, destinations, 6, start=start)
+    np.testing.assert_array_equal(other.samples, plan_delivery("peer", holders, destinations, 6).samples)
+
+
+@pytest.mark.parametrize("samples", [[0, 0], [2], [7]])
+def test_a_start_that_delivers_something_else_is_refused(samples):
+    start = Plan.uncoded(samples, [1] * len(samples), [SERVER] * len(samples))
+    with pytest.raises(InvalidParameter, match="start=.*twice"):
+        plan_delivery("clique", [1, 1, 2], [1, 1, 1], 2, start=start)
+
+
+def test_golden_plan():
+    holders, destinations = fresh(12, 4, 0.5, seed=3)
+    plan = plan_delivery("clique", holders, destinations, 4, seed=3)
+    assert plan.offsets.tolist() == []
+    assert plan.samples.tolist() == []
+    assert plan.destinations.tolist() == []
+    large = plan_delivery("clique", *fresh(30_000, 20, 0.3, seed=3), 20, seed=3)
+    assert (large.n_packets, large.samples[::3000].tolist()) == ()
+    many = plan_delivery("clique", *fresh(3000, 100, 0.03, seed=3), 100, seed=3)
+    assert (many.n_packets, many.samples[::500].tolist()) == ()

@@ -1,0 +1,173 @@
+"""``leftover`` against paper 001: its example, and Theorem 1's rate for every shuffle."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import (
+    SERVER,
+    bounds,
+    check_plan,
+    first_assignment,
+    holders_of,
+    leftover_matrix,
+    plan_delivery,
+    shuffle_matrix,
+)
+
+
+def shuffle(matrix):
+    """Owners and destinations with this shuffle matrix."""
+    n = len(matrix)
+    return np.divmod(np.repeat(np.arange(n * n), np.ravel(matrix)), n)
+
+
+def plan(owners, destinations, n, seed=0):
+    holders = holders_of(owners, n)
+    made = plan_delivery("leftover", holders, destinations, n, seed=seed)
+    check_plan(made, holders, destinations, n)
+    assert set(made.senders.tolist()) <= {SERVER}
+    assert np.diff(made.offsets).max(initial=1) <= 2
+    return made
+
+
+def arcs(n, *pairs):
+    matrix = np.zeros((n, n), dtype=np.int64)
+    for i, j in pairs:
+        matrix[i, j] += 1
+    return matrix
+
+
+def packets(made):
+    pairs = list(zip(made.samples.tolist(), made.destinations.tolist(), strict=True))
+    return [pairs[a:b] for a, b in itertools.pairwise(made.offsets.tolist())]
+
+
+def test_example_1():
+    matrix = np.array([[2, 1, 2], [2, 1, 2], [1, 3, 1]])
+    owners, destinations = shuffle(matrix)
+    assert plan_delivery("server", holders_of(owners, 3), destinations, 3).n_packets == 11
+    assert plan_delivery("coded", holders_of(owners, 3), destinations, 3).n_packets == 7
+    assert plan(owners, destinations, 3).n_packets == 6
+    assert bounds.leftover_lower_bound(matrix) == 6
+
+
+@st.composite
+def shuffles(draw):
+    """Workers, and the same shares before and after in any order."""
+    n = draw(st.integers(1, 7))
+    shares = draw(st.lists(st.integers(0, 5), min_size=n, max_size=n))
+    owners = [worker for worker, share in enumerate(shares) for _ in range(share)]
+    return n, np.array(owners, dtype=np.int64), np.array(draw(st.permutations(owners)), dtype=np.int64)
+
+
+@given(shuffles(), st.integers())
+def test_the_rate_is_theorem_1s(instance, seed):
+    n, owners, destinations = instance
+    assert plan(owners, destinations, n, seed).n_packets == bounds.leftover_rate(
+        shuffle_matrix(owners, destinations, n)
+    )
+
+
+@pytest.mark.parametrize("n", range(2, 13))
+@pytest.mark.parametrize("share", [1, 2, 5, 100])
+def test_the_rate_on_random_shuffles(n, share):
+    for seed in range(5):
+        owners, destinations = (first_assignment("random", n * share, n, seed=2 * seed + i) for i in range(2))
+        matrix = shuffle_matrix(owners, destinations, n)
+        assert plan(owners, destinations, n).n_packets == bounds.leftover_rate(matrix)
+
+
+def closed_trails(leftovers, hub):
+    """The most closed trails through a hub without a common arc, by brute force."""
+
+    def walk(node, matrix):
+        best = 0
+        for other in np.flatnonzero(matrix[node]):
+            rest = matrix.copy()
+            rest[node, other] -= 1
+            best = max(best, 1 + walk(hub, rest) if other == hub else walk(other, rest))
+        return best
+
+    return walk(hub, leftovers)
+
+
+@given(st.integers(2, 5), st.data())
+def test_shares_that_change_their_sizes(n, data):
+    pair = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))
+    owners, destinations = np.array(data.draw(st.lists(pair, min_size=1, max_size=9))).T
+    matrix = shuffle_matrix(owners, destinations, n)
+    leftovers = leftover_matrix(matrix)
+    pairs = np.triu(np.maximum(matrix, matrix.T), k=1).sum()
+    most = max(closed_trails(leftovers, worker) for worker in range(n))
+    assert pairs - most <= plan(owners, destinations, n).n_packets <= pairs
+
+
+def test_the_worker_with_the_most_leftovers_may_be_on_no_trail():
+    # Worker 0 gets two samples and gives two, but its sources get none and its sinks give none.
+    matrix = arcs(8, (1, 0), (2, 0), (0, 3), (0, 4), (5, 6), (6, 7), (7, 5))
+    assert plan(*shuffle(matrix), 8).n_packets == 6
+
+
+def test_as_many_decoding_steps_as_the_circle_is_long():
+    owners, destinations = shuffle(arcs(5, (0, 1), (1, 2), (2, 3), (3, 4), (4, 0)))
+    made = plan(owners, destinations, 5)
+    assert made.n_packets == 4
+    # The ignored worker gets a sample out of every packet, all others just their own.
+    assert sorted(np.bincount(made.destinations).tolist()) == [1, 1, 1, 1, 4]
+
+
+def test_short_ways_for_the_ignored_worker():
+    # Three triangles through worker 6, and a circle from worker 1 back to itself that would make one of them longer.
+    triangles = [(6, 0), (0, 1), (1, 6), *2 * [(6, 4), (4, 5), (5, 6)]]
+    made = plan(*shuffle(arcs(7, *triangles, (1, 2), (2, 3), (3, 1))), 7)
+    assert made.n_packets == 3 * 2 + 3
+    assert np.bincount(made.destinations)[6] == 3 * 2
+
+
+def test_circles_elsewhere_go_alone():
+    made = plan(*shuffle(arcs(6, (0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3))), 6)
+    assert sorted(np.diff(made.offsets).tolist()) == [1, 1, 1, 2, 2]
+
+
+def test_the_seed_chooses_the_ignored_worker():
+    owners, destinations = shuffle(arcs(3, (0, 1), (1, 2), (2, 0)))
+    ignored = {int(np.argmax(np.bincount(plan(owners, destinations, 3, seed).destinations))) for seed in range(50)}
+    assert ignored == {0, 1, 2}
+
+
+def test_more_than_64_workers():
+    n = 130
+    owners, destinations = (first_assignment("random", 40 * n, n, seed=seed) for seed in range(2))
+    matrix = shuffle_matrix(owners, destinations, n)
+    assert plan(owners, destinations, n).n_packets == bounds.leftover_rate(matrix)
+
+
+def test_samples_that_nobody_holds_go_alone():
+    holders, destinations = [0, 0b010, 0b100, 0b001, 0, 0, 0b010], [0, 0, 1, 2, 2, 1, 0]
+    made = plan_delivery("leftover", holders, destinations, 3)
+    check_plan(made, holders, destinations, 3)
+    assert made.n_packets == 6
+    assert [packet for packet in packets(made) if len(packet) == 1] == [[(6, 0)], [(0, 0)], [(5, 1)], [(4, 2)]]
+
+
+def test_golden_plan():
+    owners, destinations = (first_assignment("random", 12, 4, seed=seed) for seed in (5, 6))
+    # Three pairs, and a trail from worker 0 to 1, to 3 and back.
+    assert packets(plan(owners, destinations, 4, seed=7)) == [
+        [(9, 0), (11, 2)],
+        [(8, 1), (3, 3)],
+        [(2, 2), (7, 3)],
+        [(1, 1), (4, 0)],
+        [(4, 3), (10, 0)],
+    ]
+
+
+@pytest.mark.parametrize(("holders", "sample"), [([1, 3, 2], 1), ([1, 2, 7], 2)])
+def test_excess_is_refused(holders, sample):
+    with pytest.raises(InvalidParameter, match=rf"holders\[{sample}\]=.*without excess.*'clique' or 'ubershuffle'"):
+        plan_delivery("leftover", holders, [1, 1, 1], 3)
