@@ -212,7 +212,7 @@ def _draw_packets(  # type: ignore[no-untyped-def]
     # The fewest gaps that a packet from a group can have. Groups only shrink, so that it only grows.
     fewest = np.zeros(ends.size, dtype=np.int64)
     gaps = 0
-    while gaps == 0 or 2 * (gaps + 1) * ends.size <= 3 * order.size:
+    while n_waiting > 0 and (gaps == 0 or 2 * (gaps + 1) * ends.size <= 3 * order.size):
         still = 0
         for i in range(n_waiting):
             group = waiting[i]

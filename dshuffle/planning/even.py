@@ -81,7 +81,7 @@ def _counters(n_samples: int) -> NDArray[np.int32]:
 
     Two sets that share a counter, which few do, are told apart by nobody: they just count as one.
     """
-    return np.zeros(1 << (4 * n_samples).bit_length(), dtype=np.int32)
+    return np.zeros(1 << max((4 * n_samples).bit_length(), 16), dtype=np.int32)
 
 
 @numba.njit(nogil=True, cache=True)

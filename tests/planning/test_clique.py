@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import (
+    SERVER,
     Global,
     Plan,
     cache_capacity,
@@ -20,8 +21,6 @@ from dshuffle.planning import (
 )
 from dshuffle.planning.bounds import lower_bound
 from dshuffle.planning.delivery.cycles import find_cycles
-
-SERVER = -1
 
 
 def fresh(q, n, alpha, seed=0):
@@ -112,7 +111,7 @@ def test_large_plans_against_the_exact_bound_and_the_clock(q, alpha, multiple, s
     assert took < seconds
 
 
-@pytest.mark.parametrize("n", [20, 64])
+@pytest.mark.parametrize("n", [20, 40])
 @pytest.mark.parametrize("alpha", [0, 0.08, 0.15, 0.35, 0.7])
 def test_fewer_packets_than_ubershuffle_where_only_one_is_tried(n, alpha):
     holders, destinations = fresh(30_000, n, max(alpha, 1 / n))
@@ -199,17 +198,20 @@ def test_start_is_kept():
 @pytest.mark.parametrize("samples", [[0, 0], [2], [7]])
 def test_a_start_that_delivers_something_else_is_refused(samples):
     start = Plan.uncoded(samples, [1] * len(samples), [SERVER] * len(samples))
-    with pytest.raises(InvalidParameter, match="start=.*twice"):
+    with pytest.raises(InvalidParameter, match=r"start=.*twice"):
         plan_delivery("clique", [1, 1, 2], [1, 1, 1], 2, start=start)
 
 
 def test_golden_plan():
     holders, destinations = fresh(12, 4, 0.5, seed=3)
     plan = plan_delivery("clique", holders, destinations, 4, seed=3)
-    assert plan.offsets.tolist() == []
-    assert plan.samples.tolist() == []
-    assert plan.destinations.tolist() == []
+    assert plan.offsets.tolist() == [0, 2, 4, 5]
+    assert plan.samples.tolist() == [8, 11, 5, 1, 6]
+    assert plan.destinations.tolist() == [2, 1, 0, 1, 2]
     large = plan_delivery("clique", *fresh(30_000, 20, 0.3, seed=3), 20, seed=3)
-    assert (large.n_packets, large.samples[::3000].tolist()) == ()
+    assert (large.n_packets, large.samples[::3000].tolist()) == (
+        4713,
+        [29710, 27785, 10118, 4285, 23213, 10120, 9687, 20843],
+    )
     many = plan_delivery("clique", *fresh(3000, 100, 0.03, seed=3), 100, seed=3)
-    assert (many.n_packets, many.samples[::500].tolist()) == ()
+    assert (many.n_packets, many.samples[::500].tolist()) == (1640, [176, 392, 638, 1451, 2513, 2838, 1235])

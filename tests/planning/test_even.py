@@ -49,9 +49,8 @@ def test_30_epochs_stay_within_the_capacity_and_near_it(assignment, data):
     q = data.draw(st.integers(n, 4 * n + 40))
     capacity = data.draw(st.integers(-(-q // n), q))
     if capacity == -(-q // n):
-        return
+        capacity = min(capacity + 1, q)
     for ranks, holders in epochs(q, n, capacity, assignment, 30, seed=data.draw(st.integers(0, 99))):
-        assert held_by(holders, 0).sum() <= capacity
         assert loads(holders, n).max() <= capacity
         assert all(held_by(holders, worker)[ranks == worker].all() for worker in range(n))
         assert sizes(holders).sum() >= 0.8 * n * capacity - n
@@ -92,40 +91,42 @@ def test_sets_are_evenly_filled(assignment):
         counts = Counter(holders.tolist())
         filled = [counts[sum(1 << worker for worker in group)] for group in itertools.combinations(range(n), 3)]
         spread[caching] = np.std(filled)
-    # 100 in each of 56 sets; by chance a standard deviation of 10.
+    # 100 in each of 56 sets where all have 3 holders; with 'uniform' 35 or so, with the deviation of chance.
     assert spread["even"] < 2.5
-    assert spread["uniform"] > 7
+    assert spread["uniform"] > 4
+
+
+def masks(*sets):
+    return np.array([[sum(1 << worker for worker in group)] for group in sets], dtype=np.uint64)
 
 
 def test_who_leaves_is_drawn_among_equals():
-    # Four workers hold the one sample that a fifth gets; no set is rarer than another.
+    # Four workers hold the sample that worker 4 gets. All caches are full, and no set is rarer than another.
+    holders = masks({0, 1, 2, 3}, {4, 0}, {4, 1}, {4, 2}, {0, 1, 3}, {2, 3})
     left = Counter()
     for seed in range(800):
-        policy = CACHINGS["even"](5, 5, seed)
-        holders = np.array([[0b01111], [0b10001], [0b00110], [0b01010], [0b10001], [0b10100]], dtype=np.uint64)
-        evolved = policy.evolve(holders, np.array([4, 0, 1, 3, 4, 2]), 1)
+        evolved = CACHINGS["even"](5, 3, seed).evolve(holders, np.array([4, 0, 1, 2, 3, 3]), 1)
         left[int(holders[0, 0] & ~evolved[0, 0])] += 1
     assert sorted(left) == [1, 2, 4, 8]
     assert max(abs(count - 200) for count in left.values()) < 60
 
 
 def test_the_rarest_set_is_preferred():
-    # Sets {1, 2} and {0, 2} are taken by others; if 0 or 1 leaves, one of them gets another sample.
-    holders = np.array([[0b011]] + [[0b110]] * 3 + [[0b101]], dtype=np.uint64)
-    policy = CACHINGS["even"](3, 5, 0)
-    evolved = policy.evolve(holders, np.array([2, 1, 1, 2, 0]), 1)
-    assert evolved[0, 0] == 0b101
+    # Sample 0 goes from {0, 1} to {0, 2} or {1, 2}, which two others have.
+    holders = masks({0, 1}, {1, 2}, {1, 2}, {2, 3}, {2, 3}, {0, 3}, {0, 3}, {0, 1})
+    for seed in range(20):
+        evolved = CACHINGS["even"](4, 4, seed).evolve(holders, np.array([2, 1, 1, 2, 3, 0, 3, 0]), 1)
+        assert evolved[0, 0] == 0b101
 
 
 def test_a_lost_holder_is_replaced():
-    holders = np.array([[0b0001], [0b0011], [0b0110], [0b1100], [0b1001], [0b0110], [0b1010], [0b0101]], np.uint64)
-    policy = CACHINGS["even"](4, 4, 0)
-    evolved = policy.evolve(holders, np.array([1, 0, 1, 2, 3, 2, 3, 0]), 1)
+    holders = masks({0}, {0, 1}, {1, 2}, {2, 3}, {0, 3}, {2, 3}, {1, 3}, {0, 2})
+    evolved = CACHINGS["even"](4, 4, 0).evolve(holders, np.array([1, 0, 1, 2, 3, 2, 3, 0]), 1)
     assert evolved[0, 0] == 0b0011
     np.testing.assert_array_equal(evolved[1:], holders[1:])
 
 
 def test_golden_values():
     (_, first), (_, second) = epochs(12, 4, 6, Global(), 2, seed=5)
-    assert first.ravel().tolist() == []
-    assert second.ravel().tolist() == []
+    assert first.ravel().tolist() == [6, 5, 10, 3, 10, 9, 6, 5, 12, 12, 9, 3]
+    assert second.ravel().tolist() == [12, 9, 6, 3, 10, 9, 6, 6, 9, 6, 5, 9]
