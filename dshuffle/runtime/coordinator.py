@@ -231,6 +231,8 @@ class Coordinator:
 
     async def _tell_all(self, op: str, **message: Any) -> dict[int, Reply]:
         """Send to all participants at once; the first error is raised when all have answered."""
+        if self._broken is not None:
+            raise self._broken
         replies = await asyncio.gather(
             *(self._tell(self._spec.addresses[who], op, **message) for who in self.participants),
             return_exceptions=True,
@@ -251,7 +253,3 @@ class Coordinator:
             return unwrap(reply, f"worker {address}")
         except DShuffleError as error:
             raise type(error)(f"worker {address}: {error}") from error
-
-
-TASK_PREFIX = "dshuffle-partition-"
-"""With what the keys of tasks begin that run on a partition."""

@@ -15,11 +15,11 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
-from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.runtime.coordinator import Coordinator
 from dshuffle.runtime.membership import choose_members
 from dshuffle.runtime.replies import Reply, replying
-from dshuffle.runtime.spec import PLUGIN, PROTOCOL, ShuffleOrder
+from dshuffle.runtime.spec import PLUGIN, PROTOCOL, TASK_PREFIX, ShuffleOrder
 from dshuffle.runtime.worker import DShuffleWorker
 
 logger = logging.getLogger(__name__)
@@ -102,16 +102,25 @@ class DShuffleScheduler(SchedulerPlugin):
         await self._wait_for_hello(order.settings.timeout)
         members = choose_members(self._scheduler, order)
         coordinator = Coordinator(self._scheduler, members, order.client_id)
-        await coordinator.open()
-        self.coordinators[order.session_id] = coordinator
+        self.coordinators[order.session_id] = coordinator  # from now on it hears of members and clients that go
+        try:
+            await coordinator.open()
+        except DShuffleError:
+            self.coordinators.pop(order.session_id, None)
+            raise
         return {"addresses": members.spec.addresses, "server": members.server_role, "plan": members.spec.plan}
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Break the sessions of a worker that has gone, and free tasks that wait for it."""
+        """Break the sessions of a worker that has gone."""
         self._greeted.discard(worker)
         for coordinator in self.coordinators.values():
             if worker in coordinator.members.spec.addresses.values():
                 coordinator.lose(worker)
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Notice a task that no worker can run."""
+        if finish == "no-worker" and str(key).startswith(TASK_PREFIX):
+            asyncio.get_running_loop().call_soon(self._fail_if_lost, key)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Close the sessions of a client that has gone without closing them."""
@@ -126,6 +135,23 @@ class DShuffleScheduler(SchedulerPlugin):
             coordinator.break_(WorkerLost("the cluster was restarted; every partition is gone. Make a new Shuffler"))
         self.coordinators.clear()
         self._greeted.clear()
+
+    def _fail_if_lost(self, key: Any) -> None:
+        """Fail a task whose worker has gone: Dask would have it wait for that worker for ever."""
+        assert self._scheduler is not None
+        task = self._scheduler.tasks.get(key)
+        pinned_to = set() if task is None else task.worker_restrictions or set()
+        if task is None or task.state != "no-worker" or pinned_to & self._scheduler.workers.keys():
+            return  # its worker is there, and only paused
+        error = WorkerLost(
+            f"the worker that owned rank {key.rsplit('-', 1)[1]} ({', '.join(pinned_to)}) has left the cluster, and "
+            "its partition with it"
+        )
+        stimulus_id = f"dshuffle-worker-lost-{key}"
+        recommendations = self._scheduler.transition(
+            key, "erred", exception=dumps(error), exception_text=str(error), cause=key, stimulus_id=stimulus_id
+        )
+        self._scheduler.transitions(recommendations, stimulus_id=stimulus_id)
 
     async def _wait_for_hello(self, timeout: float) -> None:
         """Wait until every worker of the cluster has set the worker plugin up."""

@@ -54,7 +54,8 @@ class Run:
     run_id: int
     epoch: int
     planned: Planned | None = None
-    next_state: tuple[Swap, View] | None = None
+    prepared: asyncio.Future[tuple[Swap, View]] | None = None
+    ready: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,21 +177,21 @@ class WorkerSession:
             What this worker measured of the exchange, and the training seconds of the epoch that ended.
         """
         run = self._run
-        if run is None or run.run_id != run_id or (self._seat is not None and run.next_state is None):
+        if run is None or run.run_id != run_id or not run.ready:
             raise ExchangeError(f"run {run_id} cannot be committed: it is not ready here")
         started = time.perf_counter()
 
         def install() -> None:
             for sender in self._senders.values():
                 sender.end()
-            if self._seat is not None and run.next_state is not None:
+            if self._seat is not None and run.prepared is not None:
                 self._seat.receiver.commit(run_id)
-                self._seat.cache.commit(run.next_state[0])
+                self._seat.cache.commit(run.prepared.result()[0])
             self._plans.pop(run.epoch)
             self.epoch, self._run = run.epoch, None
 
-        if self._seat is not None and run.next_state is not None:
-            await self._seat.gate.swap(run.next_state[1], install)
+        if self._seat is not None and run.prepared is not None:
+            await self._seat.gate.swap(run.prepared.result()[1], install)
         else:
             install()
         return {
@@ -235,14 +236,15 @@ class WorkerSession:
         """Plan, then let the two halves of the exchange go."""
         try:
             run.planned = planned = await self._plan(run.epoch)
-        except DShuffleError as error:
-            self._report(run.run_id, f"no plan could be made: {error}")
+            mine = planned.parts[self.participant]
+            incoming = np.concatenate([np.empty(0, np.int64), *mine.receives.values()])
+            slots = np.empty(0, np.int64)
+            if self._seat is not None:
+                slots = await self._loop.run_in_executor(self._planning, self._seat.cache.reserve, incoming)
+        except Exception as error:  # whatever it is, the scheduler must hear of it, or the epoch would never end
+            logger.exception("dshuffle: no plan for epoch %d", run.epoch)
+            self._report(run.run_id, f"no plan could be made: {type(error).__name__}: {error}")
             return
-        mine = planned.parts[self.participant]
-        incoming = np.concatenate([np.empty(0, np.int64), *mine.receives.values()])
-        slots = np.empty(0, np.int64)
-        if self._seat is not None:
-            slots = await self._loop.run_in_executor(self._planning, self._seat.cache.reserve, incoming)
         if self._run is not run:  # given up meanwhile
             return
         self._traffic = self._dataset.traffic
@@ -250,18 +252,23 @@ class WorkerSession:
             sender.begin(run.run_id, planned.parts[participant].sends)
         if self._seat is not None:
             self._seat.receiver.begin(run.run_id, mine.receives, slots)
+            # The slots are known, so the index of the next epoch can be made while its rows arrive.
+            run.prepared = self._loop.run_in_executor(self._planning, self._prepare, mine, run.epoch)
         else:
             self._report(run.run_id, None)
 
     def _plan(self, epoch: int) -> asyncio.Future[Planned]:
-        """The plan of an epoch, made once however often its exchange is tried."""
-        if epoch not in self._plans:
-            self._plans[epoch] = self._loop.run_in_executor(self._planning, self._make_plan)
+        """The plan of an epoch, made once however often its exchange is tried (unless making it failed)."""
+        plan = self._plans.get(epoch)
+        if plan is None or (plan.done() and plan.exception() is not None):
+            self._plans[epoch] = self._loop.run_in_executor(self._planning, self._make_plan, epoch)
         return self._plans[epoch]
 
-    def _make_plan(self) -> Planned:
+    def _make_plan(self, epoch: int) -> Planned:
         started = time.perf_counter()
-        plan = self._planner.load() if self._planner.current is None else self._planner.advance()
+        plan = self._planner.current or self._planner.load()
+        if plan.epoch < epoch:  # else what came after planning failed the last time
+            plan = self._planner.advance()
         summary = {
             "packets": plan.plan.n_packets,
             "needed": plan.n_needed,
@@ -285,15 +292,17 @@ class WorkerSession:
         self._spawn(self._vote(run_id, reason))
 
     async def _vote(self, run_id: int, reason: str | None) -> None:
-        """Prepare the swap if all has arrived, then tell the scheduler how this run stands here."""
+        """Tell the scheduler how this run stands here: ready, if all has arrived and the swap is prepared."""
         run = self._run
         if run is None or run.run_id != run_id:
             return
-        if reason is None and self._seat is not None:
+        if reason is None and run.prepared is not None:
             try:
-                run.next_state = await self._loop.run_in_executor(self._planning, self._prepare, run)
-            except ExchangeError as error:
-                reason = f"the rows that arrived are not those of the plan: {error}"
+                await run.prepared
+            except Exception as error:
+                logger.exception("dshuffle: run %d cannot be committed", run_id)
+                reason = f"the next index could not be made: {type(error).__name__}: {error}"
+        run.ready = reason is None
         vote: dict[str, Any] = {} if run.planned is None else dict(run.planned.summary)
         vote["rows"] = self._seat.receiver.meter.rows if self._seat is not None else 0
         try:
@@ -311,12 +320,10 @@ class WorkerSession:
         except (OSError, DShuffleError) as error:  # Dask closes a worker that has lost its scheduler
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
 
-    def _prepare(self, run: Run) -> tuple[Swap, View]:
+    def _prepare(self, mine: WorkerPlan, epoch: int) -> tuple[Swap, View]:
         assert self._seat is not None
-        assert run.planned is not None
-        mine = run.planned.parts[self.participant]
         swap = self._seat.cache.prepare(mine.held)
-        return swap, View(run.epoch, mine.order, swap.index.find(mine.own)[mine.permutation])
+        return swap, View(epoch, mine.order, swap.index.find(mine.own)[mine.permutation])
 
     def _measures(self, run: Run) -> Reply:
         assert run.planned is not None

@@ -19,11 +19,10 @@ from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.planning import CACHINGS, DELIVERIES, SERVER, SHARDINGS, Assignment, parse_assignment
 from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
-from dshuffle.runtime.coordinator import task_key_prefix
 from dshuffle.runtime.replies import Reply, unwrap
 from dshuffle.runtime.scheduler import DShuffleScheduler
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.spec import DatasetReference, ShuffleOrder
+from dshuffle.runtime.spec import TASK_PREFIX, DatasetReference, ShuffleOrder
 from dshuffle.runtime.worker import run_on_partition
 from dshuffle.store import Dataset, open_dataset
 
@@ -118,7 +117,7 @@ class Shuffler:
     ...     return float(partition["x"].mean())
     >>> with (
     ...     tempfile.TemporaryDirectory() as folder,
-    ...     Client(n_workers=2, processes=False, dashboard_address=None) as client,
+    ...     Client(n_workers=2, processes=False, dashboard_address=":0") as client,
     ... ):
     ...     dataset = dshuffle.create_dataset(f"{folder}/d.zarr", {"x": np.arange(10.0)})
     ...     with dshuffle.Shuffler(client, dataset) as shuffler:
@@ -146,12 +145,14 @@ class Shuffler:
             raise InvalidParameter.of(
                 "client", client, "a synchronous Client", "Call dshuffle from a thread of its own."
             )
+        if client.status != "running":
+            raise ClusterError(f"the Dask client is {client.status}; make a new one")
         for name, value, known in (
             ("delivery", delivery, DELIVERIES),
             ("caching", caching, CACHINGS),
             ("sharding", sharding, SHARDINGS),
         ):
-            if value not in known:
+            if not isinstance(value, str) or value not in known:
                 raise InvalidParameter.of(name, value, f"one of {sorted(known)}")
         self.records: list[EpochRecord] = []
         self._client = client
@@ -300,7 +301,7 @@ class Shuffler:
                 fn,
                 list(args),
                 kwargs,
-                key=f"{task_key_prefix(session_id)}{epoch.number}-{call}-{rank}",
+                key=f"{TASK_PREFIX}{session_id}-{epoch.number}-{call}-{rank}",
                 workers=[self._addresses[rank]],
                 allow_other_workers=False,
                 pure=False,

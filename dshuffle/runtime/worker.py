@@ -21,6 +21,7 @@ from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import SERVER
 from dshuffle.rows import checksum_rows
 from dshuffle.runtime.budget import check_budget
+from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap
 from dshuffle.runtime.session import WorkerSession
 from dshuffle.runtime.spec import PLUGIN, PROTOCOL, SessionSpec
@@ -138,10 +139,12 @@ def run_on_partition(
     plugin = get_worker().plugins.get(PLUGIN)
     session = plugin.sessions.get(session_id) if isinstance(plugin, DShuffleWorker) else None
     if session is None or session.rank != rank:
-        # The scheduler plugin sends tasks of a lost worker here, lest they wait for it for ever.
         raise WorkerLost(f"the worker that owned rank {rank} has left the cluster; its partition is gone")
     with session.partition(epoch) as partition:
-        return fn(partition, *args, **kwargs)
+        result = fn(partition, *args, **kwargs)
+    if isinstance(result, Partition):
+        raise TypeError("a Partition lives on its worker and cannot be sent; return arrays instead")
+    return result
 
 
 def _warm_up() -> None:

@@ -44,7 +44,7 @@ def new_processes():
     return lambda n_workers: LocalCluster(n_workers=n_workers, processes=True, **OPTIONS)
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def cluster_of():
     """Make a cluster of named workers, in this process and over TCP: ``{name: options}``."""
 

@@ -32,22 +32,7 @@ def within():
 
 def no_restart(client):
     """From now on lost workers stay lost."""
-
-    def no_restart(dask_worker):
-        dask_worker.auto_restart = False
-
-    client.run(no_restart, nanny=True)
-
-
-def kill(client, rank):
-    """SIGKILL the process of a worker; its address."""
-    worker = next(
-        worker for worker in client.scheduler_info(n_workers=-1)["workers"].values() if str(worker["name"]) == str(rank)
-    )
-    pid = client.run(os.getpid, workers=[worker["address"]] if "address" in worker else None)
-    address, pid = next(iter(pid.items()))
-    os.kill(pid, signal.SIGKILL)
-    return address
+    client.run(lambda dask_worker: dask_worker.close_gracefully(), nanny=True)
 
 
 def address_of(client, rank):
