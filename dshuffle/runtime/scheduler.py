@@ -108,7 +108,7 @@ class DShuffleScheduler(SchedulerPlugin):
         except DShuffleError:
             self.coordinators.pop(order.session_id, None)
             raise
-        return {"addresses": members.spec.addresses, "server": members.server_role, "plan": members.spec.plan}
+        return {"addresses": members.spec.addresses, "server": members.server_role}
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Break the sessions of a worker that has gone."""

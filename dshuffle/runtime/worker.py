@@ -16,10 +16,11 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.exchange.cache import CachePartition
 from dshuffle.exchange.comms import as_frames
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import SERVER
-from dshuffle.rows import checksum_rows
+from dshuffle.rows import RowLayout
 from dshuffle.runtime.budget import check_budget
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap
@@ -148,4 +149,10 @@ def run_on_partition(
 
 
 def _warm_up() -> None:
-    checksum_rows(np.zeros((1, 9), np.uint8), np.zeros(1, np.int64))
+    """One exchange with itself, of one row."""
+    cache = CachePartition(RowLayout.of({"x": (np.dtype("u1"), (9,))}), capacity=1, incoming=1)
+    sample = np.zeros(1, np.int64)
+    slots = cache.reserve(sample)
+    cache.seal(sample, slots)
+    cache.commit(cache.prepare(sample))
+    cache.unpack(sample, cache.reserve(sample), cache.rows[:1].copy(), cache.checksums[:1].copy())

@@ -93,6 +93,23 @@ def test_a_budget_that_is_too_small(threads, small, sessions_left):
         assert len(list(shuffler.epochs(2))) == 2
 
 
+def test_the_budget_is_a_part_of_the_workers_own_memory(cluster_of, small):
+    no_pause = {f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause")}
+    with (
+        dask.config.set(no_pause),
+        cluster_of({name: {"memory_limit": 153_333} for name in "abc"}) as cluster,
+        Client(cluster) as client,
+    ):
+        # 334 rows and room for as many take 61,456 bytes, and 60 % of the limit is more than that.
+        with Shuffler(client, small) as shuffler:
+            assert len(list(shuffler.epochs(2))) == 2
+        with (
+            dask.config.set({"dshuffle.memory-fraction": 0.4}),
+            pytest.raises(CacheBudgetError, match=r"needs 61456 bytes on each of 3.*memory_limit allows 61333"),
+        ):
+            Shuffler(client, small)
+
+
 def test_fewer_samples_than_workers(threads, tmp_path, sessions_left):
     dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros(4)})
     with pytest.raises(InvalidParameter, match=r"n_samples=4 is not allowed.*>= 5.*fewer samples than workers"):
@@ -239,5 +256,3 @@ def test_whatever_goes_wrong_while_planning_is_heard_of(threads, small, orders, 
     with Shuffler(threads, small, delivery="peer") as shuffler:
         expected = orders(shuffler, len(shuffler.records) + 4)
     assert any(np.array_equal(seen[0][0], epoch[0]) for epoch in expected)
-
-

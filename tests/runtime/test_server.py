@@ -20,8 +20,6 @@ def with_server(cluster_of):
         yield client
 
 
-
-
 @pytest.fixture
 def trained_by():
     """A task function: the name of the worker that it runs on."""
@@ -91,6 +89,7 @@ def test_nobody_is_left_to_train(cluster_of, small):
             Shuffler(client, small, delivery="server")
 
 
+@pytest.mark.slow
 def test_the_server_holds_what_its_budget_allows(with_server, tmp_path, orders, sessions_left):
     # Twelve blocks of 8 MiB, of which ten fit: the server reads ahead and drops what it cannot keep.
     x = np.arange(96_000)[:, None].repeat(125, axis=1)
