@@ -117,7 +117,9 @@ def _as_descr(descr: object) -> Any:
     }
 
 
-def checksum_rows(rows: ByteMatrix, sample_ids: NDArray[np.int64]) -> NDArray[np.uint32]:
+def checksum_rows(
+    rows: ByteMatrix, sample_ids: NDArray[np.int64], slots: NDArray[np.integer] | None = None
+) -> NDArray[np.uint32]:
     """A 32-bit checksum of every row, bound to its sample.
 
     The sample's number enters the sum, so that a right row under a wrong number is noticed as well. It guards
@@ -129,6 +131,8 @@ def checksum_rows(rows: ByteMatrix, sample_ids: NDArray[np.int64]) -> NDArray[np
         ``(n, nbytes)`` byte matrix; the last axis must be contiguous.
     sample_ids
         ``(n,)`` sample of each row.
+    slots
+        ``(n,)`` where each row stands in ``rows``, if not one after the other.
 
     Examples
     --------
@@ -137,8 +141,8 @@ def checksum_rows(rows: ByteMatrix, sample_ids: NDArray[np.int64]) -> NDArray[np
     >>> bool(a != b)
     True
     """
-    out = np.empty(len(rows), dtype=np.uint32)
-    _checksum_all(*_words(rows), sample_ids, out)
+    out = np.empty(len(sample_ids), dtype=np.uint32)
+    _checksum_all(*_words(rows), np.arange(len(out)) if slots is None else slots, sample_ids, out)
     return out
 
 
@@ -196,9 +200,9 @@ def _checksum(words, tail, sample_id):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _checksum_all(words, tail, sample_ids, out):  # type: ignore[no-untyped-def]
+def _checksum_all(words, tail, slots, sample_ids, out):  # type: ignore[no-untyped-def]
     for i in range(out.size):
-        out[i] = _checksum(words[i], tail[i], sample_ids[i])
+        out[i] = _checksum(words[slots[i]], tail[slots[i]], sample_ids[i])
 
 
 @numba.njit(nogil=True, cache=True)

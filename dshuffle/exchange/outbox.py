@@ -114,8 +114,12 @@ class Outbox:
         return instructions
 
     def end(self) -> list[OutboxInstruction]:
-        """The run is committed or aborted: whatever still waits for it is refused."""
+        """The run is committed or aborted: whatever waits is refused.
+
+        That includes requests that came before this sender had heard of their run. No later run can begin anywhere
+        before all members have ended this one, and a request kept for a session that closes would wait for ever.
+        """
         self._open = False
         self._in_flight.clear()
         waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
-        return [instruction for message in waiting for instruction in self.request(message)]
+        return [Refuse(message, f"participant {self.sender} has ended its run") for message in waiting]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +105,7 @@ class WorkerSession:
         self._plans: dict[int, asyncio.Future[Planned]] = {}
         self._run: Run | None = None
         self._traffic = dataset.traffic
+        self._stop_reading = threading.Event()
         self._background: set[asyncio.Task[None]] = set()
 
         settings, layout = spec.settings, dataset.layout
@@ -138,10 +140,18 @@ class WorkerSession:
             self._seat = Seat(cache, receiver, EpochGate(layout, cache.rows, rank, self._loop))
             self._senders[rank] = sender(rank, cache)
         if spec.addresses.get(SERVER) == worker.address:
+            budget = spec.memory_limit
+            if budget is not None and self._seat is not None:  # it serves beside training, from one budget
+                budget -= CachePartition.nbytes_for(layout, self._seat.cache.n_slots)
             self._server_rows = ServerRows(
-                dataset, budget=spec.memory_limit, window_bytes=settings.window_bytes * spec.plan.n_workers
+                dataset, budget=budget, window_bytes=settings.window_bytes * spec.plan.n_workers
             )
             self._senders[SERVER] = sender(SERVER, self._server_rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the cache partition may come to take."""
+        return 0 if self._seat is None else CachePartition.nbytes_for(self._dataset.layout, self._seat.cache.n_slots)
 
     @property
     def participant(self) -> int:
@@ -206,14 +216,18 @@ class WorkerSession:
         for sender in self._senders.values():
             sender.end()
         if self._seat is not None:
+            stop, self._stop_reading = self._stop_reading, threading.Event()
+            stop.set()  # reading from a slow store would go on for long, and for nothing
             await self._seat.receiver.abort()
 
     async def close(self) -> None:
         """Drop everything."""
         await self.abort()
-        if self._background:
-            await asyncio.wait(self._background)
-        self._planning.shutdown(wait=False)
+        for task in self._background:
+            task.cancel()
+        for plan in self._plans.values():
+            plan.cancel()
+        self._planning.shutdown(wait=False, cancel_futures=True)
         if self._server_rows is not None:
             await self._loop.run_in_executor(None, self._server_rows.close)
         self._seat = self._server_rows = None
@@ -235,16 +249,17 @@ class WorkerSession:
     async def _exchange(self, run: Run) -> None:
         """Plan, then let the two halves of the exchange go."""
         try:
-            run.planned = planned = await self._plan(run.epoch)
-            mine = planned.parts[self.participant]
-            incoming = np.concatenate([np.empty(0, np.int64), *mine.receives.values()])
-            slots = np.empty(0, np.int64)
-            if self._seat is not None:
-                slots = await self._loop.run_in_executor(self._planning, self._seat.cache.reserve, incoming)
+            await self._start(run)
         except Exception as error:  # whatever it is, the scheduler must hear of it, or the epoch would never end
-            logger.exception("dshuffle: no plan for epoch %d", run.epoch)
-            self._report(run.run_id, f"no plan could be made: {type(error).__name__}: {error}")
-            return
+            logger.exception("dshuffle: run %d could not start", run.run_id)
+            self._report(run.run_id, f"the exchange could not start: {type(error).__name__}: {error}")
+
+    async def _start(self, run: Run) -> None:
+        run.planned = planned = await self._plan(run.epoch)
+        mine = planned.parts[self.participant]
+        slots = np.empty(0, np.int64)
+        if self._seat is not None:
+            slots = await self._loop.run_in_executor(self._planning, self._reserve, mine)
         if self._run is not run:  # given up meanwhile
             return
         self._traffic = self._dataset.traffic
@@ -279,9 +294,11 @@ class WorkerSession:
         return Planned(parts, summary, time.perf_counter() - started)
 
     def _read_store(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        assert self._seat is not None
-        self._dataset.read_into(self._seat.cache.rows, slots, sample_ids)
-        self._seat.cache.seal(sample_ids, slots)
+        seat = self._seat
+        assert seat is not None
+        stop = self._stop_reading  # of this run: an abort replaces it
+        self._dataset.read_into(seat.cache.rows, slots, sample_ids, stop=stop.is_set)
+        seat.cache.seal(sample_ids, slots)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -314,11 +331,17 @@ class WorkerSession:
                 vote=vote,
             )
             unwrap(reply, "the scheduler")
-            if reason is None:
-                # Plans depend on seeds alone, so the next one is made while others still exchange or train.
-                await self._plan(run.epoch + 1)
         except (OSError, DShuffleError) as error:  # Dask closes a worker that has lost its scheduler
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
+            return
+        if reason is None and self._run is run:
+            # Plans depend on seeds alone, so the next one is made while others still exchange or train. Should that
+            # fail, the epoch that needs it says so.
+            self._plan(run.epoch + 1)
+
+    def _reserve(self, mine: WorkerPlan) -> NDArray[np.int64]:
+        assert self._seat is not None
+        return self._seat.cache.reserve(np.concatenate([np.empty(0, np.int64), *mine.receives.values()]))
 
     def _prepare(self, mine: WorkerPlan, epoch: int) -> tuple[Swap, View]:
         assert self._seat is not None

@@ -93,11 +93,17 @@ class DShuffleWorker(WorkerPlugin):
         }
         # Kernels are loaded (or compiled, once a machine) before the first rows arrive, off the event loop.
         await asyncio.get_running_loop().run_in_executor(self._executor, _warm_up)
-        reply = await worker.scheduler.dshuffle_hello(worker=worker.address, protocol=PROTOCOL)
-        unwrap(reply, "the scheduler")
+
+        async def protocol() -> Reply | None:
+            return {"protocol": PROTOCOL} if isinstance(worker.plugins.get(PLUGIN), DShuffleWorker) else None
+
+        # From here on this worker counts; the hello spares the scheduler asking again.
+        worker.handlers["dshuffle_protocol"] = protocol
+        unwrap(await worker.scheduler.dshuffle_hello(), "the scheduler")
 
     async def teardown(self, worker: Worker) -> None:
         """Drop all sessions."""
+        worker.handlers.pop("dshuffle_protocol", None)
         sessions, self.sessions = list(self.sessions.values()), {}
         for session in sessions:
             await session.close()
@@ -112,7 +118,8 @@ class DShuffleWorker(WorkerPlugin):
         ranks = [who for who, where in spec.addresses.items() if where == address and who != SERVER]
         limit = self._worker.memory_manager.memory_limit
         if spec.memory_limit is None and limit:
-            spec = spec.with_memory_limit(int(spec.settings.memory_fraction * limit))
+            taken = sum(session.nbytes for session in self.sessions.values())
+            spec = spec.with_memory_limit(max(0, int(spec.settings.memory_fraction * limit) - taken))
         if ranks:
             check_budget(spec.plan, spec.dataset.layout, spec.memory_limit)
         dataset = await asyncio.get_running_loop().run_in_executor(self._executor, spec.dataset.open)
@@ -149,10 +156,10 @@ def run_on_partition(
 
 
 def _warm_up() -> None:
-    """One exchange with itself, of one row."""
-    cache = CachePartition(RowLayout.of({"x": (np.dtype("u1"), (9,))}), capacity=1, incoming=1)
-    sample = np.zeros(1, np.int64)
-    slots = cache.reserve(sample)
-    cache.seal(sample, slots)
-    cache.commit(cache.prepare(sample))
-    cache.unpack(sample, cache.reserve(sample), cache.rows[:1].copy(), cache.checksums[:1].copy())
+    """One exchange with itself, of two rows."""
+    samples = np.arange(2)
+    for nbytes in (8, 12):  # rows of whole words and others are kernels of their own
+        cache = CachePartition(RowLayout.of({"x": (np.dtype("u1"), (nbytes,))}), capacity=2, incoming=2)
+        cache.seal(samples, cache.reserve(samples))
+        cache.commit(cache.prepare(samples))
+        cache.unpack(samples, cache.reserve(samples), cache.rows[:2].copy(), cache.checksums[:2].copy())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from distributed import Client
@@ -33,9 +35,12 @@ def test_another_cluster_gives_the_same_orders(processes, small, orders, cluster
     with Shuffler(processes, small, seed=3) as shuffler:
         expected = orders(shuffler, 3)
     # Ranks follow names, not the order in which workers have come.
-    with cluster_of({2: {}, 0: {}, 1: {}}) as cluster, Client(cluster) as client:
-        with Shuffler(client, small, seed=3) as shuffler:
-            assert same(orders(shuffler, 3), expected)
+    with (
+        cluster_of({2: {}, 0: {}, 1: {}}) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small, seed=3) as shuffler,
+    ):
+        assert same(orders(shuffler, 3), expected)
 
 
 def test_a_second_call_of_epochs_goes_on(threads, small, orders):
@@ -51,7 +56,7 @@ def test_a_second_call_of_epochs_goes_on(threads, small, orders):
 def test_the_order_changes_every_epoch(threads, small, orders, assignment):
     with Shuffler(threads, small, assignment=assignment) as shuffler:
         seen = orders(shuffler, 3)
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in pairwise(seen):
         for a, b in zip(before, after, strict=True):
             assert not np.array_equal(a, b)
             assert not np.array_equal(a, np.sort(a))

@@ -84,9 +84,12 @@ def test_a_server_that_is_nobody(with_server, small, sessions_left):
 
 
 def test_nobody_is_left_to_train(cluster_of, small):
-    with cluster_of({"a": RESOURCE}) as cluster, Client(cluster) as client:
-        with pytest.raises(ClusterError, match="none of the 1 workers is left to train.*dshuffle-server"):
-            Shuffler(client, small, delivery="server")
+    with (
+        cluster_of({"a": RESOURCE}) as cluster,
+        Client(cluster) as client,
+        pytest.raises(ClusterError, match=r"none of the 1 workers is left to train.*dshuffle-server"),
+    ):
+        Shuffler(client, small, delivery="server")
 
 
 @pytest.mark.slow

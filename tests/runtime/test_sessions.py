@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from itertools import zip_longest
 
@@ -32,6 +33,22 @@ def test_two_at_once(threads, tmp_path, small, ids, sessions_left):
         for epoch in second.epochs(1):
             assert sum(threads.gather(epoch.map(len))) == 777
     assert sessions_left(threads) == (0, 0)
+
+
+def test_another_client_may_be_the_current_one(threads, cluster_of, small):
+    """Dask's own wait() would take the client that was made last, and wait on the wrong event loop."""
+
+    def one_raises(partition):
+        time.sleep(0.2 * partition.rank)
+        if partition.rank == 0:
+            raise ZeroDivisionError
+
+    with Shuffler(threads, small) as shuffler, cluster_of({}) as cluster, Client(cluster):
+        for epoch in shuffler.epochs(2):
+            futures = epoch.map(one_raises)
+            with pytest.raises(ZeroDivisionError):
+                threads.gather(futures)  # at once, while the others still train
+    assert all(record.training_seconds >= 0.8 for record in shuffler.records)
 
 
 def test_closing_frees_all_and_may_be_repeated(threads, small, ids, sessions_left, monkeypatch):
@@ -127,12 +144,15 @@ def test_the_scheduler_does_the_same_whatever_the_number_of_samples(cluster_of, 
 
     for n_samples in (1_000, 100_000):
         dataset = create_dataset(str(tmp_path / f"{n_samples}.zarr"), {"y": np.arange(n_samples)})
-        with cluster_of({"0": {}, "1": {}, "2": {}}) as cluster, Client(cluster) as client:
-            with Shuffler(client, dataset) as shuffler:
-                assert len(list(shuffler.epochs(1))) == 1
-                client.run_on_scheduler(count)
-                assert len(list(shuffler.epochs(5))) == 5
-                counts[n_samples] = client.run_on_scheduler(lambda dask_scheduler: dict(dask_scheduler.tally))
+        with (
+            cluster_of({"0": {}, "1": {}, "2": {}}) as cluster,
+            Client(cluster) as client,
+            Shuffler(client, dataset) as shuffler,
+        ):
+            assert len(list(shuffler.epochs(1))) == 1
+            client.run_on_scheduler(count)
+            assert len(list(shuffler.epochs(5))) == 5
+            counts[n_samples] = client.run_on_scheduler(lambda dask_scheduler: dict(dask_scheduler.tally))
     few, many = counts[1_000], counts[100_000]
     few_bytes, many_bytes = few.pop("bytes"), many.pop("bytes")
     assert few == many

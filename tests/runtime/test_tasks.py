@@ -67,7 +67,7 @@ def test_batch_sizes_that_are_none(shuffler, batch_size):
     def at_once(partition):
         partition.batches(batch_size)  # not only when the first batch is asked for
 
-    with pytest.raises(InvalidParameter, match="batch_size=.*is not allowed; it must be an integer >= 1"):
+    with pytest.raises(InvalidParameter, match=r"batch_size=.*is not allowed; it must be an integer >= 1"):
         run_once(shuffler, at_once)
 
 

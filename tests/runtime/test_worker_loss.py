@@ -122,8 +122,8 @@ def test_a_result_that_was_lost_with_its_worker(new_processes, small, ids, withi
         within(8, shuffler.close)
 
 
-def test_a_worker_retires(new_processes, small, ids, sessions_left):
-    with new_processes(3) as cluster, Client(cluster) as client:
+def test_a_worker_retires(cluster_of, small, ids, sessions_left):
+    with cluster_of({"0": {}, "1": {}, "2": {}}) as cluster, Client(cluster) as client:
         with Shuffler(client, small) as shuffler:
             epochs = shuffler.epochs(3)
             client.gather(next(epochs).map(ids))
@@ -133,12 +133,14 @@ def test_a_worker_retires(new_processes, small, ids, sessions_left):
         assert sessions_left(client) == (0, 0)
 
 
-def test_the_cluster_is_restarted(new_processes, small, ids, orders, sessions_left, within):
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_cluster_is_restarted(new_processes, small, ids, orders, sessions_left, within, busy):
     with new_processes(2) as cluster, Client(cluster) as client:
         shuffler = Shuffler(client, small)
         epochs = shuffler.epochs(3)
-        futures = next(epochs).map(ids)
-        client.gather(futures)
+        futures = next(epochs).map((lambda partition: time.sleep(60)) if busy else ids)
+        if not busy:
+            client.gather(futures)
         client.restart()
         with pytest.raises(ClusterError, match="restarted"):
             within(8, lambda: next(epochs))
@@ -146,17 +148,6 @@ def test_the_cluster_is_restarted(new_processes, small, ids, orders, sessions_le
         assert sessions_left(client) == (0, 0)
         with Shuffler(client, small) as shuffler:
             orders(shuffler, 2)
-
-
-def test_the_cluster_is_restarted_while_tasks_run(new_processes, small, within):
-    with new_processes(2) as cluster, Client(cluster) as client:
-        shuffler = Shuffler(client, small)
-        epochs = shuffler.epochs(3)
-        next(epochs).map(lambda partition: time.sleep(60))
-        client.restart()
-        with pytest.raises(ClusterError, match="restarted"):
-            within(8, lambda: next(epochs))
-        within(8, shuffler.close)
 
 
 def test_the_client_goes_away_without_closing(processes, small, ids, sessions_left, eventually):
@@ -171,14 +162,14 @@ def test_the_client_goes_away_without_closing(processes, small, ids, sessions_le
         next(shuffler.epochs(1))
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_the_cluster_goes_away(new_processes, small, ids, within, mapped):
-    with new_processes(2) as cluster, Client(cluster) as client:
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_cluster_goes_away(cluster_of, small, ids, within, busy):
+    with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
         shuffler = Shuffler(client, small)
         epochs = shuffler.epochs(3)
-        epoch = next(epochs)
-        if mapped:
-            futures = epoch.map(lambda partition: time.sleep(60))  # noqa: F841
+        futures = next(epochs).map((lambda partition: time.sleep(3)) if busy else ids)
+        if not busy:
+            client.gather(futures)
         cluster.close()
         with pytest.raises(ClusterError):
             within(15, lambda: next(epochs))
