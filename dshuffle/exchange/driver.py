@@ -107,6 +107,10 @@ class Sender:
         """The run is over; what still waits for it is refused."""
         self._perform(self._outbox.end())
 
+    def close(self) -> None:
+        """No run will follow; whoever waits for one is refused."""
+        self._perform(self._outbox.close())
+
     def acknowledged(self, message: MessageId) -> None:
         """A receiver has its message, so nothing reads its buffer any more."""
         self._buffers.give_back(message)

@@ -114,12 +114,14 @@ class Outbox:
         return instructions
 
     def end(self) -> list[OutboxInstruction]:
-        """The run is committed or aborted: whatever waits is refused.
-
-        That includes requests that came before this sender had heard of their run. No later run can begin anywhere
-        before all members have ended this one, and a request kept for a session that closes would wait for ever.
-        """
+        """The run is committed or aborted: whatever still waits for it is refused."""
         self._open = False
         self._in_flight.clear()
         waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
-        return [Refuse(message, f"participant {self.sender} has ended its run") for message in waiting]
+        return [instruction for message in waiting for instruction in self.request(message)]
+
+    def close(self) -> list[OutboxInstruction]:
+        """There will be no more runs: who waits for one is refused, or would wait for ever."""
+        refused = self.end()
+        waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
+        return refused + [Refuse(message, f"participant {self.sender} has left") for message in waiting]

@@ -223,6 +223,8 @@ class WorkerSession:
     async def close(self) -> None:
         """Drop everything."""
         await self.abort()
+        for sender in self._senders.values():
+            sender.close()
         for task in self._background:
             task.cancel()
         for plan in self._plans.values():

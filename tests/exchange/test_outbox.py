@@ -125,3 +125,13 @@ def test_acknowledgements_that_never_come_hold_the_window_until_the_run_ends() -
 def test_a_window_holds_at_least_one_message() -> None:
     with pytest.raises(InvalidParameter, match="window=0"):
         Outbox(0, window=0)
+
+
+def test_closing_refuses_requests_for_runs_that_never_begin():
+    outbox = Outbox(0, window=2)
+    outbox.begin(1, {1: 1})
+    early = MessageId(2, 0, 1, 0)
+    assert outbox.request(early) == []
+    assert outbox.end() == []
+    assert outbox.close() == [Refuse(early, "participant 0 has left")]
+    assert outbox.close() == []
