@@ -55,14 +55,14 @@ def test_a_worker_is_killed_while_tasks_run(new_processes, small, ids, orders, s
             pid = client.run(os.getpid, workers=[address_of(client, 1)])
             os.kill(next(iter(pid.values())), signal.SIGKILL)
             with pytest.raises(WorkerLost, match="rank 1"):
-                within(8, futures[1].result)
-            assert within(5, futures[0].result) > 0  # the others' results are there
+                within(20, futures[1].result)
+            assert within(20, futures[0].result) > 0  # the others' results are there
             # A task that comes afterwards must not wait either.
             with pytest.raises(WorkerLost):
-                within(8, epoch.map(ids)[1].result)
+                within(20, epoch.map(ids)[1].result)
             with pytest.raises(WorkerLost, match=r"rank 1 \(.*new Shuffler"):
-                within(8, lambda: next(epochs))
-            within(8, shuffler.close)
+                within(20, lambda: next(epochs))
+            within(20, shuffler.close)
         client.wait_for_workers(3 if restart else 2)
         assert sessions_left(client) == (0, 0)
         with Shuffler(client, small) as shuffler:
@@ -84,9 +84,9 @@ def test_a_worker_is_killed_during_an_exchange(new_processes, tmp_path, within, 
         client.sync(client.scheduler.dshuffle_prefetch, session_id=shuffler._order.session_id)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match=f"rank {rank}"):
-            within(10, lambda: next(shuffler.epochs(1)))
-        within(10, shuffler.close)
-        within(10, shuffler.close)
+            within(20, lambda: next(shuffler.epochs(1)))
+        within(20, shuffler.close)
+        within(20, shuffler.close)
         with Shuffler(client, dataset, delivery=delivery) as shuffler:
             for epoch in shuffler.epochs(2):
                 assert sum(client.gather(epoch.map(len))) == 60_000
@@ -102,10 +102,10 @@ def test_the_only_worker_is_killed(new_processes, small, within):
         [pid] = client.run(os.getpid).values()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost):
-            within(8, future.result)
+            within(20, future.result)
         with pytest.raises(WorkerLost):
-            within(8, lambda: next(epochs))
-        within(8, shuffler.close)
+            within(20, lambda: next(epochs))
+        within(20, shuffler.close)
 
 
 def test_a_result_that_was_lost_with_its_worker(new_processes, small, ids, within):
@@ -118,8 +118,8 @@ def test_a_result_that_was_lost_with_its_worker(new_processes, small, ids, withi
         [pid] = client.run(os.getpid, workers=[address_of(client, 0)]).values()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost):
-            within(8, lambda: client.gather(futures))
-        within(8, shuffler.close)
+            within(20, lambda: client.gather(futures))
+        within(20, shuffler.close)
 
 
 def test_a_worker_retires(cluster_of, small, ids, sessions_left):
@@ -143,8 +143,8 @@ def test_the_cluster_is_restarted(new_processes, small, ids, orders, sessions_le
             client.gather(futures)
         client.restart()
         with pytest.raises(ClusterError, match="restarted"):
-            within(8, lambda: next(epochs))
-        within(8, shuffler.close)
+            within(20, lambda: next(epochs))
+        within(20, shuffler.close)
         assert sessions_left(client) == (0, 0)
         with Shuffler(client, small) as shuffler:
             orders(shuffler, 2)
@@ -172,6 +172,6 @@ def test_the_cluster_goes_away(cluster_of, small, ids, within, busy):
             client.gather(futures)
         cluster.close()
         with pytest.raises(ClusterError):
-            within(15, lambda: next(epochs))
-        within(15, shuffler.close)
-        within(15, shuffler.close)
+            within(20, lambda: next(epochs))
+        within(20, shuffler.close)
+        within(20, shuffler.close)
