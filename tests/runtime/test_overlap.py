@@ -47,9 +47,12 @@ def test_an_epoch_takes_little_longer_than_its_training(processes, large, delive
         alone = epoch_seconds(processes, no_exchange, 6, training)
         both = epoch_seconds(processes, shuffler, 7, training)
     records = shuffler.records[-5:]
-    # Without any overlap it would be about 1.67 times.
-    assert both <= 1.25 * alone, (both, alone, exchange)
-    assert median(record.waited_seconds for record in records) <= 0.1 * training, records
+    # On a busy machine exchanges may meanwhile take longer than the training that was to hide them.
+    exchange = median(record.exchange_seconds for record in records)
+    longer = max(alone, exchange)
+    # Without any overlap it would be the sum: about 1.67 times.
+    assert both <= 1.25 * longer, (both, alone, exchange)
+    assert median(record.waited_seconds for record in records) <= longer - training + 0.15 * training, records
     for record in records:
         assert training <= record.training_seconds <= both + 0.2
 
