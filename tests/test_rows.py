@@ -121,16 +121,14 @@ def python_checksum(row: bytes, sample_id: int) -> int:
 
     whole = len(row) // 8
     words = [int.from_bytes(row[8 * i : 8 * i + 8], "little") for i in range(whole)]
-    chains = [step(sample_id, 1)]
-    chains += [step(chains[0], 2), step(chains[0], 3), step(chains[0], 4)]
-    in_fours = whole // 4 * 4
-    for i, word in enumerate(words[:in_fours]):
-        chains[i % 4] = step(chains[i % 4], word)
-    for word in words[in_fours:]:
-        chains[0] = step(chains[0], word)
+    keys = np.random.PCG64(0x9E3779B97F4A7C15).random_raw(whole).tolist() if whole else []
+    h = 0
+    for word, key in zip(words, keys, strict=True):
+        h += ((word ^ key) & 0xFFFFFFFF) * ((word ^ key) >> 32)
+    h = step(h & MASK, sample_id)
     for byte in row[8 * whole :]:
-        chains[1] = step(chains[1], byte)
-    h = step(step(step(chains[0], chains[1]), chains[2]), chains[3])
+        h = step(h, byte)
+    h = step(h, 1)
     return (h ^ h >> 32) & 0xFFFFFFFF
 
 

@@ -276,7 +276,8 @@ class Receiver:
 
     async def _ask(self, message: MessageId) -> Reply:
         try:
-            reply = await asyncio.wait_for(self._network.fetch(message), self._timeout)
+            async with asyncio.timeout(self._timeout):
+                reply = await self._network.fetch(message)
         except TimeoutError as error:
             raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
         if not isinstance(reply, dict) or "status" not in reply:

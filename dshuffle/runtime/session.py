@@ -348,7 +348,9 @@ class WorkerSession:
     def _prepare(self, mine: WorkerPlan, epoch: int) -> tuple[Swap, View]:
         assert self._seat is not None
         swap = self._seat.cache.prepare(mine.held)
-        return swap, View(epoch, mine.order, swap.index.find(mine.own)[mine.permutation])
+        # Without excess a worker holds what it trains on, and needs no search.
+        own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
+        return swap, View(epoch, mine.order, own[mine.permutation])
 
     def _measures(self, run: Run) -> Reply:
         assert run.planned is not None

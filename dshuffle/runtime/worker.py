@@ -42,7 +42,7 @@ class DShuffleWorker(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         """Register the handlers, then say hello to the scheduler."""
         self._worker = worker
-        self._executor = ThreadPoolExecutor(4, thread_name_prefix="dshuffle")
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle")
 
         def plugin() -> DShuffleWorker:
             found = worker.plugins.get(PLUGIN)
