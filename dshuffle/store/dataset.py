@@ -226,7 +226,9 @@ def open_dataset(url: str | os.PathLike[str], *, storage_options: Mapping[str, A
     found = standing_at(url, storage_options)
     if not found:
         hint = " (memory:// URLs exist in the process that made them only)" if url.startswith("memory://") else ""
-        raise DatasetNotFound(f"nothing stands at {url}{hint}; create_dataset makes a dataset")
+        raise DatasetNotFound(
+            f"nothing stands at {url}{hint}; make a dataset with create_dataset (dshuffle dataset create)"
+        )
     if found != GROUP:
         raise DatasetNotFound(f"{url} is {found}; a dataset is a Zarr group of arrays")
     meter = Meter()
