@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 
 from dshuffle.cli.progress import progress_bar
+from dshuffle.planning import ShufflePlanSpec, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
 from dshuffle.report.tables import CAPTION
 from dshuffle.store import Dataset, create_dataset, open_dataset
@@ -28,6 +29,7 @@ from dshuffle.training import (
     product_of_ways,
 )
 from dshuffle.training.facts import without_secrets
+from dshuffle.training.linear_regression import check_step
 
 DEFAULT_SAMPLES = 100_000
 
@@ -90,7 +92,18 @@ def compare(
     # Compiled here once, the workers find the code on disk.
     compile_kernels()
     with _dataset(dataset, seed) as data:
-        chosen_step = modest_step(data, features=features, target=target) if step is None else step
+        chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
+        if scheduler is None:  # what can be known before a cluster is started need not wait for it
+            for way in ways:
+                ShufflePlanSpec(
+                    data.n_samples,
+                    workers,
+                    seed,
+                    parse_assignment(way.assignment),
+                    way.delivery,
+                    way.sharding,
+                    cache_fraction=cache_fraction,
+                )
         with connect(scheduler, workers) as client, progress_bar() as advance:
             done = 0
 

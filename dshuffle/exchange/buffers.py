@@ -41,8 +41,6 @@ class BufferPool:
         A message that is packed again (its first reply was lost) gets new room: Dask may still hold the old.
         """
         buffer = self._idle.pop() if self._idle else self._new(n_rows)
-        if len(buffer[0]) < n_rows:
-            buffer = self._new(n_rows)
         self._in_use[message] = buffer
         return buffer[0][:n_rows], buffer[1][:n_rows]
 

@@ -124,10 +124,7 @@ class CachePartition:
 
     def seal(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Take the checksums of rows that were just read from the store: they travel with the rows from now on."""
-        step = 4096  # bounds the copy of scattered rows
-        for first in range(0, len(slots), step):
-            part = slots[first : first + step]
-            self.checksums[part] = checksum_rows(self.rows[part], sample_ids[first : first + step])
+        self.checksums[slots] = checksum_rows(self.rows, sample_ids, slots)
 
     def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
         """Gather rows and checksums of held samples into contiguous buffers."""

@@ -23,7 +23,7 @@ from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache import CachePartition
 from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, ReportFailed, ReportReady
 from dshuffle.exchange.messages import Cut, MessageId
-from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Send
+from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
 from dshuffle.rows import ByteMatrix
 
 logger = logging.getLogger(__name__)
@@ -107,6 +107,10 @@ class Sender:
         """The run is over; what still waits for it is refused."""
         self._perform(self._outbox.end())
 
+    def close(self) -> None:
+        """No run will follow; whoever waits for one is refused."""
+        self._perform(self._outbox.close())
+
     def acknowledged(self, message: MessageId) -> None:
         """A receiver has its message, so nothing reads its buffer any more."""
         self._buffers.give_back(message)
@@ -114,15 +118,17 @@ class Sender:
 
     async def serve(self, message: MessageId) -> Reply:
         """Reply to a request as soon as the state machine lets it through."""
-        if message in self._answers:
-            return {"status": "refused", "reason": "asked for twice at the same time", "again": True}
+        earlier = self._answers.get(message)
+        if earlier is not None and not earlier.done():  # its asker has timed out while it waited, and asks again
+            earlier.set_result(Refuse(message, "asked for again"))
         answer: asyncio.Future[OutboxInstruction] = asyncio.get_running_loop().create_future()
         self._answers[message] = answer
         try:
             self._perform(self._outbox.request(message))
             instruction = await answer
         finally:
-            del self._answers[message]
+            if self._answers.get(message) is answer:
+                del self._answers[message]
         if not isinstance(instruction, Send):
             return {"status": "refused", "reason": instruction.reason, "again": False}
         first, last = self._cut.bounds(message.sequence, len(self._sends[message.destination]))
@@ -190,6 +196,7 @@ class Receiver:
         self._timeout = timeout
         self._flows: dict[int, tuple[SampleIds, NDArray[np.int64]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._touching: set[asyncio.Future[None]] = set()
         self._started = 0.0
 
     def begin(self, run_id: int, receives: Mapping[int, SampleIds], slots: NDArray[np.int64]) -> None:
@@ -214,8 +221,10 @@ class Receiver:
     async def abort(self) -> None:
         """Give the run up; returns when nothing of it can touch the cache partition any more."""
         self._inbox.abort()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        while self._touching:
+            await asyncio.wait(self._touching)
+        for task in self._tasks:  # what waits for the network may wait long: for a worker that has gone
+            task.cancel()
 
     def _perform(self, instructions: list[InboxInstruction]) -> None:
         for instruction in instructions:
@@ -230,11 +239,10 @@ class Receiver:
                     self._report(run_id, reason)
 
     async def _fetch(self, message: MessageId) -> None:
-        loop = asyncio.get_running_loop()
         sample_ids, slots = self._flows[message.sender]
         try:
             if message.sender == self._store:
-                await loop.run_in_executor(self._executor, self._read_store, sample_ids, slots)
+                await self._touch_cache(self._read_store, sample_ids, slots)
                 n_rows = len(sample_ids)
             else:
                 first, last = self._cut.bounds(message.sequence, len(sample_ids))
@@ -243,14 +251,12 @@ class Receiver:
                 if reply["status"] != "OK":
                     self._perform(self._inbox.failed(message, reply["reason"], again=reply["again"]))
                     return
-                try:
-                    if message not in self._inbox.outstanding:  # the run was given up meanwhile
-                        return
-                    await loop.run_in_executor(
-                        self._executor, self._unpack, sample_ids[first:last], slots[first:last], reply
-                    )
-                finally:
-                    await self._network.acknowledge(message)
+                if message not in self._inbox.outstanding:  # the run was given up meanwhile
+                    return
+                await self._touch_cache(self._unpack, sample_ids[first:last], slots[first:last], reply)
+                # Not if it was corrupted: the request that follows may overtake the acknowledgement, which would
+                # then free the buffer that the message is being packed into anew.
+                await self._network.acknowledge(message)
         except (TimeoutError, ExchangeError, OSError) as error:
             # A broken connection or a corrupted message is worth asking again; a corrupt chunk is not.
             again = not isinstance(error, DatasetError)
@@ -262,8 +268,18 @@ class Receiver:
             self.meter.rows += n_rows
             self._perform(self._inbox.arrived(message))
 
+    async def _touch_cache(self, fn: Callable[..., None], *args: Any) -> None:
+        future = asyncio.get_running_loop().run_in_executor(self._executor, fn, *args)
+        self._touching.add(future)
+        future.add_done_callback(self._touching.discard)
+        await future
+
     async def _ask(self, message: MessageId) -> Reply:
-        reply = await asyncio.wait_for(self._network.fetch(message), self._timeout)
+        try:
+            async with asyncio.timeout(self._timeout):
+                reply = await self._network.fetch(message)
+        except TimeoutError as error:
+            raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
         if not isinstance(reply, dict) or "status" not in reply:
             raise ExchangeError(f"participant {message.sender} does not know dshuffle (its reply was {reply!r})")
         self.meter.transfer_seconds = time.perf_counter() - self._started

@@ -3,11 +3,16 @@
 Requests come in any order, and may come before this sender has heard of the run: a receiver whose scheduler message
 was faster. They wait then. Requests of an older run are refused, those beyond the window wait for an
 acknowledgement; so the packed bytes that a sender holds are bounded whatever the receivers do.
+
+An acknowledgement that is lost holds its place until the message is asked for again or the run ends. That cannot
+block a run for ever: whoever waits for the place asks in vain until its attempts are used up, which fails the run, and
+the next one begins with an empty window. TCP loses an acknowledgement only along with the connection, so nothing
+finer is worth having.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -60,7 +65,7 @@ class Outbox:
         self.run_id = -1
         self._open = False
         self._owed: dict[int, int] = {}
-        self._waiting: deque[MessageId] = deque()
+        self._waiting: OrderedDict[MessageId, None] = OrderedDict()  # each once, however often it is asked for
         self._in_flight: set[MessageId] = set()
 
     @property
@@ -74,7 +79,7 @@ class Outbox:
         self._open = True
         self._owed = dict(owed)
         self._in_flight.clear()
-        early, self._waiting = self._waiting, deque()
+        early, self._waiting = self._waiting, OrderedDict[MessageId, None]()
         return [instruction for message in early for instruction in self.request(message)]
 
     def request(self, message: MessageId) -> list[OutboxInstruction]:
@@ -84,7 +89,7 @@ class Outbox:
         if message.run_id < self.run_id or (message.run_id == self.run_id and not self._open):
             return [Refuse(message, f"stale: participant {self.sender} is past run {message.run_id}")]
         if message.run_id > self.run_id:
-            self._waiting.append(message)
+            self._waiting[message] = None
             return []
         owed = self._owed.get(message.destination, 0)
         if not 0 <= message.sequence < owed:
@@ -93,7 +98,7 @@ class Outbox:
             # A message in flight that is asked for again was lost on its way: it keeps its place in the window.
             self._in_flight.add(message)
             return [Send(message)]
-        self._waiting.append(message)
+        self._waiting[message] = None
         return []
 
     def acknowledged(self, message: MessageId) -> list[OutboxInstruction]:
@@ -105,12 +110,18 @@ class Outbox:
         for _ in range(len(self._waiting)):
             if len(self._in_flight) >= self.window:
                 break
-            instructions.extend(self.request(self._waiting.popleft()))
+            instructions.extend(self.request(self._waiting.popitem(last=False)[0]))
         return instructions
 
     def end(self) -> list[OutboxInstruction]:
         """The run is committed or aborted: whatever still waits for it is refused."""
         self._open = False
         self._in_flight.clear()
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
         return [instruction for message in waiting for instruction in self.request(message)]
+
+    def close(self) -> list[OutboxInstruction]:
+        """There will be no more runs: who waits for one is refused, or would wait for ever."""
+        refused = self.end()
+        waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
+        return refused + [Refuse(message, f"participant {self.sender} has left") for message in waiting]

@@ -68,6 +68,8 @@ def _worth(measured: list[tuple[WayResult, Figures]]) -> str:
         return ""
     reached = min(error for _, error in whole)
     epochs = max(len(way.history) for way, _ in errors)
+    if epochs < 2:  # the first epoch is only loaded: nothing has been reshuffled yet
+        return ""
     parts = []
     if once is not None:
         if _same(once[1], reached):

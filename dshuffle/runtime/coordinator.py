@@ -58,6 +58,7 @@ class Coordinator:
         self._spec = members.spec
         self._runs = 0
         self._run: Run | None = None
+        self._answer: dict[str, Any] = {}
         self._broken: DShuffleError | None = None
         self._lock = asyncio.Lock()
 
@@ -68,19 +69,17 @@ class Coordinator:
 
     async def open(self) -> None:
         """Set the session up on all members; on a failure, on none."""
-        try:
-            await self._tell_all("dshuffle_open", spec=ToPickle(self._spec))
-        except DShuffleError:
-            await self.close()
-            raise
+        await self._tell_all("dshuffle_open", spec=ToPickle(self._spec))
 
     async def begin(self) -> None:
         """Start the next epoch's exchange unless it is under way."""
         async with self._lock:
             await self._begin()
 
-    async def advance(self) -> dict[str, Any]:
-        """Wait for the next epoch's exchange, have all members swap, and say what was measured.
+    async def advance(self, epoch: int) -> dict[str, Any]:
+        """Wait for an epoch's exchange, have all members swap to it, and say what was measured.
+
+        A client that did not get the answer asks again for the same epoch, and gets it without another swap.
 
         Raises
         ------
@@ -90,6 +89,10 @@ class Coordinator:
             If a member has left; the session is at its end.
         """
         async with self._lock:
+            if epoch == self.epoch and self._broken is None:
+                return dict(self._answer)
+            if epoch != self.epoch + 1:
+                raise ClusterError(f"epoch {epoch} was asked for, and the workers are on epoch {self.epoch}")
             asked = time.perf_counter()
             run = await self._begin()
             await run.decided.wait()
@@ -100,8 +103,9 @@ class Coordinator:
                     await self._tell_all("dshuffle_abort")
                 raise run.error
             replies = await self._commit(run)
+            self._answer = self._measures(run, replies, waited)
             self.epoch, self._run = run.epoch, None
-            return self._measures(run, replies, waited)
+            return dict(self._answer)
 
     def report(self, run_id: int, participant: int, reason: str | None, vote: dict[str, Any]) -> None:
         """A member's vote on a run."""
@@ -231,13 +235,17 @@ class Coordinator:
 
     async def _tell_all(self, op: str, **message: Any) -> dict[int, Reply]:
         """Send to all participants at once; the first error is raised when all have answered."""
+        if self._broken is not None:
+            raise self._broken
         replies = await asyncio.gather(
             *(self._tell(self._spec.addresses[who], op, **message) for who in self.participants),
             return_exceptions=True,
         )
         for reply in replies:
-            if isinstance(reply, BaseException):
+            if isinstance(reply, DShuffleError):
                 raise self._broken or reply
+            if isinstance(reply, BaseException):
+                raise ClusterError(f"{op} failed: {type(reply).__name__}: {reply}") from reply
         return dict(zip(self.participants, replies, strict=True))  # type: ignore[arg-type]
 
     async def _tell(self, address: str, op: str, **message: Any) -> Reply:
@@ -251,7 +259,3 @@ class Coordinator:
             return unwrap(reply, f"worker {address}")
         except DShuffleError as error:
             raise type(error)(f"worker {address}: {error}") from error
-
-
-TASK_PREFIX = "dshuffle-partition-"
-"""With what the keys of tasks begin that run on a partition."""

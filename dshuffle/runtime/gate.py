@@ -67,8 +67,8 @@ class EpochGate:
                     f"a task of epoch {epoch} came to rank {self._rank} when that was on epoch {now}; it was "
                     "submitted in an epoch that has ended"
                 )
+            partition = Partition(self._layout, self._rows, view.slots, view.sample_ids, rank=self._rank, epoch=epoch)
             self._readers += 1
-        partition = Partition(self._layout, self._rows, view.slots, view.sample_ids, rank=self._rank, epoch=epoch)
         started = time.perf_counter()
         try:
             yield partition

@@ -81,4 +81,4 @@ def _find_server(workers: list[WorkerState], wanted: str | None) -> WorkerState 
 def _by_name(worker: WorkerState) -> tuple[bool, int, str, str]:
     """Numbers by value, before all other names; addresses settle ties."""
     name = str(worker.name)
-    return not name.isdigit(), int(name) if name.isdigit() else 0, name, worker.address
+    return not name.isdecimal(), int(name) if name.isdecimal() else 0, name, worker.address

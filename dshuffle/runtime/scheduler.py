@@ -7,6 +7,7 @@ membership), so a message names an epoch and nothing more.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,11 +16,11 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
-from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.runtime.coordinator import Coordinator
 from dshuffle.runtime.membership import choose_members
 from dshuffle.runtime.replies import Reply, replying
-from dshuffle.runtime.spec import PLUGIN, PROTOCOL, ShuffleOrder
+from dshuffle.runtime.spec import PLUGIN, PROTOCOL, TASK_PREFIX, ShuffleOrder
 from dshuffle.runtime.worker import DShuffleWorker
 
 logger = logging.getLogger(__name__)
@@ -33,30 +34,27 @@ class DShuffleScheduler(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.coordinators: dict[str, Coordinator] = {}
-        self._greeted: set[str] = set()
-        self._hello: asyncio.Event | None = None
         self._scheduler: Scheduler | None = None
+        self._hello: asyncio.Event | None = None
 
     async def start(self, scheduler: Scheduler) -> None:
         """Register the handlers, then install the worker plugin on all workers, present and future."""
         self._scheduler = scheduler
-        self._hello = asyncio.Event()
+        # Two clients that come first at the same time both start a plugin; they share what the first one set up.
+        first = scheduler.extensions.setdefault(PLUGIN, self)
+        self.coordinators = first.coordinators
+        self._hello = first._hello = first._hello or asyncio.Event()
 
-        async def hello(worker: str, protocol: int) -> None:
-            if protocol != PROTOCOL:
-                raise ClusterError(
-                    f"worker {worker} speaks protocol {protocol} and the scheduler {PROTOCOL}: install the same "
-                    "version of dshuffle on both"
-                )
-            self._greeted.add(worker)
+        async def hello() -> None:
+            """A worker has become ready: whoever waits for it asks again."""
             assert self._hello is not None
             self._hello.set()
 
         async def open_session(order: ShuffleOrder) -> Reply:
             return await self.open(order)
 
-        async def advance(session_id: str) -> Reply:
-            return {"epoch": await self.coordinator(session_id).advance()}
+        async def advance(session_id: str, epoch: int) -> Reply:
+            return {"epoch": await self.coordinator(session_id).advance(epoch)}
 
         async def prefetch(session_id: str) -> None:
             await self.coordinator(session_id).begin()
@@ -99,19 +97,30 @@ class DShuffleScheduler(SchedulerPlugin):
     async def open(self, order: ShuffleOrder) -> Reply:
         """Give out ranks and set the session up on every member, or on none."""
         assert self._scheduler is not None
-        await self._wait_for_hello(order.settings.timeout)
+        await self._wait_for_workers(order.settings.timeout)
         members = choose_members(self._scheduler, order)
         coordinator = Coordinator(self._scheduler, members, order.client_id)
-        await coordinator.open()
-        self.coordinators[order.session_id] = coordinator
-        return {"addresses": members.spec.addresses, "server": members.server_role, "plan": members.spec.plan}
+        self.coordinators[order.session_id] = coordinator  # from now on it hears of members and clients that go
+        try:
+            await coordinator.open()
+            if order.session_id not in self.coordinators:  # its client has gone while the workers were opening it
+                raise ClusterError(f"session {order.session_id} was closed before it was open")
+        except DShuffleError:
+            self.coordinators.pop(order.session_id, None)
+            await coordinator.close()
+            raise
+        return {"addresses": members.spec.addresses, "server": members.server_role}
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Break the sessions of a worker that has gone, and free tasks that wait for it."""
-        self._greeted.discard(worker)
+        """Break the sessions of a worker that has gone."""
         for coordinator in self.coordinators.values():
             if worker in coordinator.members.spec.addresses.values():
                 coordinator.lose(worker)
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Notice a task that no worker can run."""
+        if finish == "no-worker" and str(key).startswith(TASK_PREFIX):
+            asyncio.get_running_loop().call_soon(self._fail_if_lost, key)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Close the sessions of a client that has gone without closing them."""
@@ -125,23 +134,53 @@ class DShuffleScheduler(SchedulerPlugin):
         for coordinator in self.coordinators.values():
             coordinator.break_(WorkerLost("the cluster was restarted; every partition is gone. Make a new Shuffler"))
         self.coordinators.clear()
-        self._greeted.clear()
 
-    async def _wait_for_hello(self, timeout: float) -> None:
-        """Wait until every worker of the cluster has set the worker plugin up."""
+    def _fail_if_lost(self, key: Any) -> None:
+        """Fail a task whose worker has gone: Dask would have it wait for that worker for ever."""
+        assert self._scheduler is not None
+        task = self._scheduler.tasks.get(key)
+        pinned_to = set() if task is None else task.worker_restrictions or set()
+        if task is None or task.state != "no-worker" or pinned_to & self._scheduler.workers.keys():
+            return  # its worker is there, and only paused
+        error = WorkerLost(
+            f"the worker that owned rank {key.rsplit('-', 1)[1]} ({', '.join(pinned_to)}) has left the cluster, and "
+            "its partition with it"
+        )
+        stimulus_id = f"dshuffle-worker-lost-{key}"
+        recommendations = self._scheduler.transition(
+            key, "erred", exception=dumps(error), exception_text=str(error), cause=key, stimulus_id=stimulus_id
+        )
+        self._scheduler.transitions(recommendations, stimulus_id=stimulus_id)
+
+    async def _wait_for_workers(self, timeout: float) -> None:
+        """Wait until every worker of the cluster has set the worker plugin up.
+
+        The scheduler asks, so that it need not remember who said hello to which plugin; a hello only makes it ask
+        at once.
+        """
         assert self._scheduler is not None
         assert self._hello is not None
-        if not self._scheduler.workers:
-            raise ClusterError("the cluster has no workers; add some, or wait for them (client.wait_for_workers)")
-        deadline = asyncio.get_running_loop().time() + min(timeout, 60.0)
-        while missing := set(self._scheduler.workers) - self._greeted:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(timeout, 60.0)
+        while True:
             self._hello.clear()
-            left = deadline - asyncio.get_running_loop().time()
-            try:
-                await asyncio.wait_for(self._hello.wait(), max(left, 0.001))
-            except TimeoutError:
+            if not self._scheduler.workers:
+                raise ClusterError("the cluster has no workers; add some, or wait for them (client.wait_for_workers)")
+            replies = await self._scheduler.broadcast(msg={"op": "dshuffle_protocol"}, on_error="return")
+            missing = [address for address, reply in replies.items() if not isinstance(reply, dict)]
+            if not missing:
+                break
+            if loop.time() > deadline:
                 raise ClusterError(
-                    f"dshuffle could not be set up on {len(missing)} of {len(self._scheduler.workers)} workers, "
-                    f"among them {sorted(missing)[0]}: is dshuffle installed there, in the same version? "
-                    "The worker's log has the reason"
-                ) from None
+                    f"dshuffle could not be set up on {len(missing)} of {len(replies)} workers, among them "
+                    f"{sorted(missing)[0]}: is dshuffle installed there, in the same version? The worker's log has the "
+                    "reason"
+                )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hello.wait(), 0.5)
+        for address, reply in replies.items():
+            if reply.get("protocol") != PROTOCOL:
+                raise ClusterError(
+                    f"worker {address} speaks protocol {reply.get('protocol')} and the scheduler {PROTOCOL}: install "
+                    "the same version of dshuffle on both"
+                )

@@ -7,6 +7,7 @@ reader fills ahead of the requests. So each chunk beyond the budget is read once
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,7 +55,9 @@ class ServerRows:
         self._dataset = dataset
         self._layout: RowLayout = dataset.layout
         row_bytes = dataset.row_nbytes + SLOT_OVERHEAD
-        chunk_rows = max(info.chunk_rows for info in dataset.arrays.values())
+        # Blocks are whole chunks of the array that has most of the bytes; chunks of labels may span the dataset.
+        widest = max(dataset.arrays.values(), key=lambda info: info.dtype.itemsize * math.prod(info.shape))
+        chunk_rows = widest.chunk_rows
         self._block_rows = max(1, -(-BLOCK_BYTES // row_bytes // chunk_rows)) * chunk_rows
         n_blocks = -(-dataset.n_samples // self._block_rows)
         block_bytes = min(self._block_rows, dataset.n_samples) * row_bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +55,8 @@ class Run:
     run_id: int
     epoch: int
     planned: Planned | None = None
-    next_state: tuple[Swap, View] | None = None
+    prepared: asyncio.Future[tuple[Swap, View]] | None = None
+    ready: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class WorkerSession:
         self._plans: dict[int, asyncio.Future[Planned]] = {}
         self._run: Run | None = None
         self._traffic = dataset.traffic
+        self._stop_reading = threading.Event()
         self._background: set[asyncio.Task[None]] = set()
 
         settings, layout = spec.settings, dataset.layout
@@ -137,10 +140,18 @@ class WorkerSession:
             self._seat = Seat(cache, receiver, EpochGate(layout, cache.rows, rank, self._loop))
             self._senders[rank] = sender(rank, cache)
         if spec.addresses.get(SERVER) == worker.address:
+            budget = spec.memory_limit
+            if budget is not None and self._seat is not None:  # it serves beside training, from one budget
+                budget -= CachePartition.nbytes_for(layout, self._seat.cache.n_slots)
             self._server_rows = ServerRows(
-                dataset, budget=spec.memory_limit, window_bytes=settings.window_bytes * spec.plan.n_workers
+                dataset, budget=budget, window_bytes=settings.window_bytes * spec.plan.n_workers
             )
             self._senders[SERVER] = sender(SERVER, self._server_rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the cache partition may come to take."""
+        return 0 if self._seat is None else CachePartition.nbytes_for(self._dataset.layout, self._seat.cache.n_slots)
 
     @property
     def participant(self) -> int:
@@ -176,21 +187,21 @@ class WorkerSession:
             What this worker measured of the exchange, and the training seconds of the epoch that ended.
         """
         run = self._run
-        if run is None or run.run_id != run_id or (self._seat is not None and run.next_state is None):
+        if run is None or run.run_id != run_id or not run.ready:
             raise ExchangeError(f"run {run_id} cannot be committed: it is not ready here")
         started = time.perf_counter()
 
         def install() -> None:
             for sender in self._senders.values():
                 sender.end()
-            if self._seat is not None and run.next_state is not None:
+            if self._seat is not None and run.prepared is not None:
                 self._seat.receiver.commit(run_id)
-                self._seat.cache.commit(run.next_state[0])
+                self._seat.cache.commit(run.prepared.result()[0])
             self._plans.pop(run.epoch)
             self.epoch, self._run = run.epoch, None
 
-        if self._seat is not None and run.next_state is not None:
-            await self._seat.gate.swap(run.next_state[1], install)
+        if self._seat is not None and run.prepared is not None:
+            await self._seat.gate.swap(run.prepared.result()[1], install)
         else:
             install()
         return {
@@ -205,14 +216,20 @@ class WorkerSession:
         for sender in self._senders.values():
             sender.end()
         if self._seat is not None:
+            stop, self._stop_reading = self._stop_reading, threading.Event()
+            stop.set()  # reading from a slow store would go on for long, and for nothing
             await self._seat.receiver.abort()
 
     async def close(self) -> None:
         """Drop everything."""
         await self.abort()
-        if self._background:
-            await asyncio.wait(self._background)
-        self._planning.shutdown(wait=False)
+        for sender in self._senders.values():
+            sender.close()
+        for task in self._background:
+            task.cancel()
+        for plan in self._plans.values():
+            plan.cancel()
+        self._planning.shutdown(wait=False, cancel_futures=True)
         if self._server_rows is not None:
             await self._loop.run_in_executor(None, self._server_rows.close)
         self._seat = self._server_rows = None
@@ -234,15 +251,17 @@ class WorkerSession:
     async def _exchange(self, run: Run) -> None:
         """Plan, then let the two halves of the exchange go."""
         try:
-            run.planned = planned = await self._plan(run.epoch)
-        except DShuffleError as error:
-            self._report(run.run_id, f"no plan could be made: {error}")
-            return
+            await self._start(run)
+        except Exception as error:  # whatever it is, the scheduler must hear of it, or the epoch would never end
+            logger.exception("dshuffle: run %d could not start", run.run_id)
+            self._report(run.run_id, f"the exchange could not start: {type(error).__name__}: {error}")
+
+    async def _start(self, run: Run) -> None:
+        run.planned = planned = await self._plan(run.epoch)
         mine = planned.parts[self.participant]
-        incoming = np.concatenate([np.empty(0, np.int64), *mine.receives.values()])
         slots = np.empty(0, np.int64)
         if self._seat is not None:
-            slots = await self._loop.run_in_executor(self._planning, self._seat.cache.reserve, incoming)
+            slots = await self._loop.run_in_executor(self._planning, self._reserve, mine)
         if self._run is not run:  # given up meanwhile
             return
         self._traffic = self._dataset.traffic
@@ -250,18 +269,23 @@ class WorkerSession:
             sender.begin(run.run_id, planned.parts[participant].sends)
         if self._seat is not None:
             self._seat.receiver.begin(run.run_id, mine.receives, slots)
+            # The slots are known, so the index of the next epoch can be made while its rows arrive.
+            run.prepared = self._loop.run_in_executor(self._planning, self._prepare, mine, run.epoch)
         else:
             self._report(run.run_id, None)
 
     def _plan(self, epoch: int) -> asyncio.Future[Planned]:
-        """The plan of an epoch, made once however often its exchange is tried."""
-        if epoch not in self._plans:
-            self._plans[epoch] = self._loop.run_in_executor(self._planning, self._make_plan)
+        """The plan of an epoch, made once however often its exchange is tried (unless making it failed)."""
+        plan = self._plans.get(epoch)
+        if plan is None or (plan.done() and plan.exception() is not None):
+            self._plans[epoch] = self._loop.run_in_executor(self._planning, self._make_plan, epoch)
         return self._plans[epoch]
 
-    def _make_plan(self) -> Planned:
+    def _make_plan(self, epoch: int) -> Planned:
         started = time.perf_counter()
-        plan = self._planner.load() if self._planner.current is None else self._planner.advance()
+        plan = self._planner.current or self._planner.load()
+        if plan.epoch < epoch:  # else what came after planning failed the last time
+            plan = self._planner.advance()
         summary = {
             "packets": plan.plan.n_packets,
             "needed": plan.n_needed,
@@ -272,9 +296,11 @@ class WorkerSession:
         return Planned(parts, summary, time.perf_counter() - started)
 
     def _read_store(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        assert self._seat is not None
-        self._dataset.read_into(self._seat.cache.rows, slots, sample_ids)
-        self._seat.cache.seal(sample_ids, slots)
+        seat = self._seat
+        assert seat is not None
+        stop = self._stop_reading  # of this run: an abort replaces it
+        self._dataset.read_into(seat.cache.rows, slots, sample_ids, stop=stop.is_set)
+        seat.cache.seal(sample_ids, slots)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -285,15 +311,17 @@ class WorkerSession:
         self._spawn(self._vote(run_id, reason))
 
     async def _vote(self, run_id: int, reason: str | None) -> None:
-        """Prepare the swap if all has arrived, then tell the scheduler how this run stands here."""
+        """Tell the scheduler how this run stands here: ready, if all has arrived and the swap is prepared."""
         run = self._run
         if run is None or run.run_id != run_id:
             return
-        if reason is None and self._seat is not None:
+        if reason is None and run.prepared is not None:
             try:
-                run.next_state = await self._loop.run_in_executor(self._planning, self._prepare, run)
-            except ExchangeError as error:
-                reason = f"the rows that arrived are not those of the plan: {error}"
+                await run.prepared
+            except Exception as error:
+                logger.exception("dshuffle: run %d cannot be committed", run_id)
+                reason = f"the next index could not be made: {type(error).__name__}: {error}"
+        run.ready = reason is None
         vote: dict[str, Any] = {} if run.planned is None else dict(run.planned.summary)
         vote["rows"] = self._seat.receiver.meter.rows if self._seat is not None else 0
         try:
@@ -305,18 +333,24 @@ class WorkerSession:
                 vote=vote,
             )
             unwrap(reply, "the scheduler")
-            if reason is None:
-                # Plans depend on seeds alone, so the next one is made while others still exchange or train.
-                await self._plan(run.epoch + 1)
         except (OSError, DShuffleError) as error:  # Dask closes a worker that has lost its scheduler
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
+            return
+        if reason is None and self._run is run:
+            # Plans depend on seeds alone, so the next one is made while others still exchange or train. Should that
+            # fail, the epoch that needs it says so.
+            self._plan(run.epoch + 1)
 
-    def _prepare(self, run: Run) -> tuple[Swap, View]:
+    def _reserve(self, mine: WorkerPlan) -> NDArray[np.int64]:
         assert self._seat is not None
-        assert run.planned is not None
-        mine = run.planned.parts[self.participant]
+        return self._seat.cache.reserve(np.concatenate([np.empty(0, np.int64), *mine.receives.values()]))
+
+    def _prepare(self, mine: WorkerPlan, epoch: int) -> tuple[Swap, View]:
+        assert self._seat is not None
         swap = self._seat.cache.prepare(mine.held)
-        return swap, View(run.epoch, mine.order, swap.index.find(mine.own)[mine.permutation])
+        # Without excess a worker holds what it trains on, and needs no search.
+        own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
+        return swap, View(epoch, mine.order, own[mine.permutation])
 
     def _measures(self, run: Run) -> Reply:
         assert run.planned is not None

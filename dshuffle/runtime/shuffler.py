@@ -19,11 +19,10 @@ from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.planning import CACHINGS, DELIVERIES, SERVER, SHARDINGS, Assignment, parse_assignment
 from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
-from dshuffle.runtime.coordinator import task_key_prefix
 from dshuffle.runtime.replies import Reply, unwrap
 from dshuffle.runtime.scheduler import DShuffleScheduler
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.spec import DatasetReference, ShuffleOrder
+from dshuffle.runtime.spec import TASK_PREFIX, DatasetReference, ShuffleOrder
 from dshuffle.runtime.worker import run_on_partition
 from dshuffle.store import Dataset, open_dataset
 
@@ -118,7 +117,7 @@ class Shuffler:
     ...     return float(partition["x"].mean())
     >>> with (
     ...     tempfile.TemporaryDirectory() as folder,
-    ...     Client(n_workers=2, processes=False, dashboard_address=None) as client,
+    ...     Client(n_workers=2, processes=False, dashboard_address=":0") as client,
     ... ):
     ...     dataset = dshuffle.create_dataset(f"{folder}/d.zarr", {"x": np.arange(10.0)})
     ...     with dshuffle.Shuffler(client, dataset) as shuffler:
@@ -140,18 +139,20 @@ class Shuffler:
         sharding: str = "random",
         seed: int = 0,
         memory_limit: int | str | None = None,
-        server: str | None = None,
+        server: str | int | None = None,
     ) -> None:
         if client.asynchronous:
             raise InvalidParameter.of(
                 "client", client, "a synchronous Client", "Call dshuffle from a thread of its own."
             )
+        if client.status != "running":
+            raise ClusterError(f"the Dask client is {client.status}; make a new one")
         for name, value, known in (
             ("delivery", delivery, DELIVERIES),
             ("caching", caching, CACHINGS),
             ("sharding", sharding, SHARDINGS),
         ):
-            if value not in known:
+            if not isinstance(value, str) or value not in known:
                 raise InvalidParameter.of(name, value, f"one of {sorted(known)}")
         self.records: list[EpochRecord] = []
         self._client = client
@@ -167,14 +168,19 @@ class Shuffler:
             cache_fraction=cache_fraction,
             seed=as_integer("seed", seed),
             memory_limit=_parse_memory_limit(memory_limit),
-            server=server,
+            server=None if server is None else str(server),
             settings=Settings.from_config(),
         )
         self._closed = True  # until it is open
         self._epoch: Epoch | None = None
+        self._next = 0
         self._measured: dict[str, Any] = {}
         client.register_plugin(DShuffleScheduler())
-        opened = self._ask("dshuffle_open", order=ToPickle(self._order))
+        try:
+            opened = self._ask("dshuffle_open", order=ToPickle(self._order))
+        except KeyboardInterrupt:  # the scheduler does not know of it, and would keep the session
+            self._ask("dshuffle_close", session_id=self._order.session_id)
+            raise
         self._closed = False
         self._addresses: dict[int, str] = dict(opened["addresses"])
         self._server_role: str = opened["server"]
@@ -190,6 +196,10 @@ class Shuffler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._epoch is not None and self._client.status == "running":
+            # Whoever leaves by an error, or by Ctrl-C, does not want to wait for the tasks of this epoch.
+            self._client.cancel(self._epoch._futures)
+            self._epoch._futures.clear()
         self.close()
 
     def epochs(self, count: int) -> Iterator[Epoch]:
@@ -230,7 +240,8 @@ class Shuffler:
     def _epochs(self, count: int) -> Iterator[Epoch]:
         for left in reversed(range(count)):
             self._wait_for_tasks()
-            reply = self._ask("dshuffle_advance", session_id=self._order.session_id)["epoch"]
+            reply = self._ask("dshuffle_advance", session_id=self._order.session_id, epoch=self._next)["epoch"]
+            self._next += 1
             self._record(reply.pop("training_seconds_before"))
             self._measured = reply
             self._epoch = Epoch(self, reply["epoch"])
@@ -254,9 +265,13 @@ class Shuffler:
                 self._record(reply["training_seconds"])
 
     def _wait_for_tasks(self) -> None:
-        if self._epoch is not None and self._epoch._futures:
-            wait([future for future in self._epoch._futures if not future.cancelled()])
-            self._epoch._futures.clear()
+        if self._epoch is None:
+            return
+        pending = [future for future in self._epoch._futures if not future.done()]
+        if pending:
+            with self._client.as_current():  # not whichever client was made last
+                wait(pending)
+        self._epoch._futures.clear()
 
     def _record(self, training_seconds: list[float]) -> None:
         """Put the record of the epoch that has ended together from what was measured before and during it."""
@@ -300,7 +315,7 @@ class Shuffler:
                 fn,
                 list(args),
                 kwargs,
-                key=f"{task_key_prefix(session_id)}{epoch.number}-{call}-{rank}",
+                key=f"{TASK_PREFIX}{session_id}-{epoch.number}-{call}-{rank}",
                 workers=[self._addresses[rank]],
                 allow_other_workers=False,
                 pure=False,

@@ -16,6 +16,9 @@ from dshuffle.store import Dataset
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin, of the worker plugin and prefix of all handlers."""
 
+TASK_PREFIX = "dshuffle-partition-"
+"""With what the keys begin of the tasks that run on a partition; they end with its rank."""
+
 PROTOCOL = 1
 """Raised whenever messages between processes change; a worker of another protocol is refused."""
 

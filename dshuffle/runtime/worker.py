@@ -16,11 +16,13 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.exchange.cache import CachePartition
 from dshuffle.exchange.comms import as_frames
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import SERVER
-from dshuffle.rows import checksum_rows
+from dshuffle.rows import RowLayout
 from dshuffle.runtime.budget import check_budget
+from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap
 from dshuffle.runtime.session import WorkerSession
 from dshuffle.runtime.spec import PLUGIN, PROTOCOL, SessionSpec
@@ -40,7 +42,7 @@ class DShuffleWorker(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         """Register the handlers, then say hello to the scheduler."""
         self._worker = worker
-        self._executor = ThreadPoolExecutor(4, thread_name_prefix="dshuffle")
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle")
 
         def plugin() -> DShuffleWorker:
             found = worker.plugins.get(PLUGIN)
@@ -91,11 +93,17 @@ class DShuffleWorker(WorkerPlugin):
         }
         # Kernels are loaded (or compiled, once a machine) before the first rows arrive, off the event loop.
         await asyncio.get_running_loop().run_in_executor(self._executor, _warm_up)
-        reply = await worker.scheduler.dshuffle_hello(worker=worker.address, protocol=PROTOCOL)
-        unwrap(reply, "the scheduler")
+
+        async def protocol() -> Reply | None:
+            return {"protocol": PROTOCOL} if isinstance(worker.plugins.get(PLUGIN), DShuffleWorker) else None
+
+        # From here on this worker counts; the hello spares the scheduler asking again.
+        worker.handlers["dshuffle_protocol"] = protocol
+        unwrap(await worker.scheduler.dshuffle_hello(), "the scheduler")
 
     async def teardown(self, worker: Worker) -> None:
         """Drop all sessions."""
+        worker.handlers.pop("dshuffle_protocol", None)
         sessions, self.sessions = list(self.sessions.values()), {}
         for session in sessions:
             await session.close()
@@ -110,7 +118,8 @@ class DShuffleWorker(WorkerPlugin):
         ranks = [who for who, where in spec.addresses.items() if where == address and who != SERVER]
         limit = self._worker.memory_manager.memory_limit
         if spec.memory_limit is None and limit:
-            spec = spec.with_memory_limit(int(spec.settings.memory_fraction * limit))
+            taken = sum(session.nbytes for session in self.sessions.values())
+            spec = spec.with_memory_limit(max(0, int(spec.settings.memory_fraction * limit) - taken))
         if ranks:
             check_budget(spec.plan, spec.dataset.layout, spec.memory_limit)
         dataset = await asyncio.get_running_loop().run_in_executor(self._executor, spec.dataset.open)
@@ -138,11 +147,19 @@ def run_on_partition(
     plugin = get_worker().plugins.get(PLUGIN)
     session = plugin.sessions.get(session_id) if isinstance(plugin, DShuffleWorker) else None
     if session is None or session.rank != rank:
-        # The scheduler plugin sends tasks of a lost worker here, lest they wait for it for ever.
         raise WorkerLost(f"the worker that owned rank {rank} has left the cluster; its partition is gone")
     with session.partition(epoch) as partition:
-        return fn(partition, *args, **kwargs)
+        result = fn(partition, *args, **kwargs)
+    if isinstance(result, Partition):
+        raise TypeError("a Partition lives on its worker and cannot be sent; return arrays instead")
+    return result
 
 
 def _warm_up() -> None:
-    checksum_rows(np.zeros((1, 9), np.uint8), np.zeros(1, np.int64))
+    """One exchange with itself, of two rows."""
+    samples = np.arange(2)
+    for nbytes in (8, 12):  # rows of whole words and others are kernels of their own
+        cache = CachePartition(RowLayout.of({"x": (np.dtype("u1"), (nbytes,))}), capacity=2, incoming=2)
+        cache.seal(samples, cache.reserve(samples))
+        cache.commit(cache.prepare(samples))
+        cache.unpack(samples, cache.reserve(samples), cache.rows[:2].copy(), cache.checksums[:2].copy())

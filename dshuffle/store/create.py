@@ -170,7 +170,7 @@ def _checked_chunk_rows(chunk_rows: int | None) -> int | None:
 def _refuse_what_stands_there(url: str, overwrite: bool, storage_options: Mapping[str, Any] | None) -> None:
     found = standing_at(url, storage_options)
     if found == GROUP and not overwrite:
-        raise DatasetExists(f"{url} exists already; give overwrite=True to replace it")
+        raise DatasetExists(f"{url} exists already; replace it with overwrite=True (--overwrite)")
     if found not in ("", GROUP, "an empty folder"):
         raise DatasetExists(f"{url} is {found}; only a Zarr group is ever replaced, so choose another place")
 

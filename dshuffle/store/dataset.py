@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -103,7 +103,13 @@ class Dataset:
         return result
 
     def read_into(
-        self, rows: ByteMatrix, slots: ArrayLike, ids: ArrayLike, *, memory_budget: int = reader.MEMORY_BUDGET
+        self,
+        rows: ByteMatrix,
+        slots: ArrayLike,
+        ids: ArrayLike,
+        *,
+        memory_budget: int = reader.MEMORY_BUDGET,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         """Read samples ``ids`` into ``rows[slots]`` of a packed byte matrix, each chunk once.
 
@@ -120,9 +126,13 @@ class Dataset:
             ``(n,)`` integers in ``[0, n_samples)``.
         memory_budget
             Bytes of chunks in flight at a time; a larger chunk still goes through, alone.
+        stop
+            Asked before each chunk; once it says yes, no more are read.
 
         Raises
         ------
+        DatasetError
+            If ``stop`` said yes.
         InvalidParameter
             If the matrix does not fit the layout, or a slot or an id does not exist.
         CorruptChunk
@@ -151,15 +161,20 @@ class Dataset:
         fields = self.layout.dtype.fields
         assert fields is not None
         sinks = [reader.Sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
-        self._read(sinks, samples, places, memory_budget)
+        self._read(sinks, samples, places, memory_budget, stop)
 
     def _read(
-        self, sinks: list[reader.Sink], ids: NDArray[np.int64], slots: NDArray[np.int64], memory_budget: int
+        self,
+        sinks: list[reader.Sink],
+        ids: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        memory_budget: int,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         if isinstance(memory_budget, bool) or not isinstance(memory_budget, int) or memory_budget < 1:
             raise InvalidParameter.of("memory_budget", memory_budget, "an integer >= 1 (bytes)")
         start = time.perf_counter()
-        reader.read_rows(sinks, ids, slots, memory_budget=memory_budget)
+        reader.read_rows(sinks, ids, slots, memory_budget=memory_budget, stop=stop)
         self._meter.add(StoreTraffic(delivered_bytes=ids.size * self.row_nbytes, seconds=time.perf_counter() - start))
 
     def _checked_ids(self, ids: ArrayLike) -> NDArray[np.int64]:
@@ -211,7 +226,9 @@ def open_dataset(url: str | os.PathLike[str], *, storage_options: Mapping[str, A
     found = standing_at(url, storage_options)
     if not found:
         hint = " (memory:// URLs exist in the process that made them only)" if url.startswith("memory://") else ""
-        raise DatasetNotFound(f"nothing stands at {url}{hint}; create_dataset makes a dataset")
+        raise DatasetNotFound(
+            f"nothing stands at {url}{hint}; make a dataset with create_dataset (dshuffle dataset create)"
+        )
     if found != GROUP:
         raise DatasetNotFound(f"{url} is {found}; a dataset is a Zarr group of arrays")
     meter = Meter()

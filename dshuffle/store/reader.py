@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from zarr.core.sync import sync
 
+from dshuffle.errors import DatasetError
 from dshuffle.rows import ByteMatrix
 from dshuffle.store.chunks import StoredArray
 
@@ -42,13 +43,27 @@ class Sink:
     offset: int
 
 
-def read_rows(sinks: Iterable[Sink], ids: NDArray[np.int64], slots: NDArray[np.int64], *, memory_budget: int) -> None:
+def read_rows(
+    sinks: Iterable[Sink],
+    ids: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    *,
+    memory_budget: int,
+    stop: Callable[[], bool] | None = None,
+) -> None:
     """Scatter row ``ids[i]`` of every sink's source to row ``slots[i]`` of its matrix."""
     order = np.argsort(ids)
     ids, slots = ids[order], slots[order]
     span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
     jobs = (job for sink in sinks for job in _jobs(sink, ids, slots, span_nbytes))
-    sync(run_bounded(jobs, memory_budget))
+    sync(run_bounded(jobs if stop is None else _until(stop, jobs), memory_budget))
+
+
+def _until(stop: Callable[[], bool], jobs: Iterable[Job]) -> Iterator[Job]:
+    for job in jobs:
+        if stop():
+            raise DatasetError("reading was given up: nobody needs these samples any more")
+        yield job
 
 
 def cost(decoded_nbytes: int) -> int:

@@ -11,8 +11,7 @@ from distributed import Client, Nanny, Scheduler, SpecCluster
 from distributed.system import MEMORY_LIMIT
 
 from dshuffle.errors import ClusterError, InvalidParameter
-
-SERVER_RESOURCE = "dshuffle-server"
+from dshuffle.runtime.membership import SERVER_RESOURCE
 
 
 @contextmanager

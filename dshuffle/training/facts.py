@@ -6,12 +6,14 @@ import importlib.metadata
 import os
 import platform
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
 from distributed import Client
 
 from dshuffle.report.units import human_bytes
+from dshuffle.runtime.membership import SERVER_RESOURCE
 from dshuffle.store import Dataset
 
 PACKAGES = ("dshuffle", "dask", "distributed", "zarr", "numpy", "numba", "bokeh")
@@ -48,10 +50,10 @@ def cluster_facts(client: Client) -> dict[str, Any]:
     workers = information["workers"].values()
     return {
         "workers": len(workers),
-        "of them servers": sum(bool(worker["resources"]) for worker in workers),
+        "of them servers": sum(SERVER_RESOURCE in (worker["resources"] or {}) for worker in workers),
         "hosts": len({worker["host"] for worker in workers}),
         "threads a worker": _range(worker["nthreads"] for worker in workers),
-        "memory a worker": _range(human_bytes(worker["memory_limit"]) for worker in workers),
+        "memory a worker": _range((worker["memory_limit"] for worker in workers), human_bytes),
         "protocol": urlsplit(information["address"]).scheme,
     }
 
@@ -73,6 +75,7 @@ def version_facts() -> dict[str, str]:
     }
 
 
-def _range(values: Any) -> Any:
-    least, *_, greatest = sorted([*values] * 2)
+def _range(values: Iterable[Any], name: Callable[[Any], Any] = lambda value: value) -> Any:
+    known = sorted(values)
+    least, greatest = name(known[0]), name(known[-1])
     return least if least == greatest else f"{least} to {greatest}"

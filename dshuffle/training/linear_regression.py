@@ -94,8 +94,7 @@ def fit_linear_regression(
     """
     if epochs < 1:
         raise InvalidParameter.of("epochs", epochs, "an integer >= 1")
-    if not (math.isfinite(step) and step > 0):
-        raise InvalidParameter.of("step", step, "a finite number > 0")
+    check_step(step)
     if not 0 < step_decay <= 1:
         raise InvalidParameter.of("step_decay", step_decay, "in (0, 1]")
     started = time.perf_counter()
@@ -197,7 +196,12 @@ def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: 
     """
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
         if name not in arrays:
-            raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(sorted(arrays))}")
+            raise InvalidParameter.of(
+                parameter,
+                name,
+                f"one of the dataset's arrays: {', '.join(sorted(arrays))}",
+                f"Name another with {parameter}= (--{parameter}).",
+            )
         dtype, found = arrays[name]
         if dtype not in (np.float32, np.float64) or found != dimensions:
             raise InvalidParameter.of(
@@ -214,6 +218,19 @@ def _distance(weights: Weights, truth: NDArray[np.floating[Any]]) -> float:
 
 def _results(futures: list[Future[Any]]) -> list[Any]:
     return [future.result() for future in futures]
+
+
+def check_step(step: float) -> float:
+    """The step, if it is one.
+
+    Raises
+    ------
+    InvalidParameter
+        If it is not a finite number above 0.
+    """
+    if not (math.isfinite(step) and step > 0):
+        raise InvalidParameter.of("step", step, "a finite number > 0")
+    return step
 
 
 def _diverged(step: float, epoch: int) -> InvalidParameter:

@@ -32,7 +32,7 @@ def processes():
 def threads():
     """Five workers that are threads of this process."""
     with (
-        LocalCluster(n_workers=5, processes=False, **OPTIONS) as cluster,
+        LocalCluster(n_workers=5, processes=False, memory_limit=0, **OPTIONS) as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -44,12 +44,13 @@ def new_processes():
     return lambda n_workers: LocalCluster(n_workers=n_workers, processes=True, **OPTIONS)
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def cluster_of():
     """Make a cluster of named workers, in this process and over TCP: ``{name: options}``."""
 
     def cluster_of(workers):
-        common = {"host": "127.0.0.1", "nthreads": 1, "dashboard": False, "memory_limit": "1 GiB"}
+        # No limits: workers that share a process each count all of its memory, and would be paused.
+        common = {"host": "127.0.0.1", "nthreads": 1, "dashboard": False, "memory_limit": 0}
         return SpecCluster(
             workers={name: {"cls": Worker, "options": {**common, **options}} for name, options in workers.items()},
             scheduler={"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, **HTTP}},

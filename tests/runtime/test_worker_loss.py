@@ -32,22 +32,7 @@ def within():
 
 def no_restart(client):
     """From now on lost workers stay lost."""
-
-    def no_restart(dask_worker):
-        dask_worker.auto_restart = False
-
-    client.run(no_restart, nanny=True)
-
-
-def kill(client, rank):
-    """SIGKILL the process of a worker; its address."""
-    worker = next(
-        worker for worker in client.scheduler_info(n_workers=-1)["workers"].values() if str(worker["name"]) == str(rank)
-    )
-    pid = client.run(os.getpid, workers=[worker["address"]] if "address" in worker else None)
-    address, pid = next(iter(pid.items()))
-    os.kill(pid, signal.SIGKILL)
-    return address
+    client.run(lambda dask_worker: dask_worker.close_gracefully(), nanny=True)
 
 
 def address_of(client, rank):
@@ -70,14 +55,14 @@ def test_a_worker_is_killed_while_tasks_run(new_processes, small, ids, orders, s
             pid = client.run(os.getpid, workers=[address_of(client, 1)])
             os.kill(next(iter(pid.values())), signal.SIGKILL)
             with pytest.raises(WorkerLost, match="rank 1"):
-                within(8, futures[1].result)
-            assert within(5, futures[0].result) > 0  # the others' results are there
+                within(20, futures[1].result)
+            assert within(20, futures[0].result) > 0  # the others' results are there
             # A task that comes afterwards must not wait either.
             with pytest.raises(WorkerLost):
-                within(8, epoch.map(ids)[1].result)
+                within(20, epoch.map(ids)[1].result)
             with pytest.raises(WorkerLost, match=r"rank 1 \(.*new Shuffler"):
-                within(8, lambda: next(epochs))
-            within(8, shuffler.close)
+                within(20, lambda: next(epochs))
+            within(20, shuffler.close)
         client.wait_for_workers(3 if restart else 2)
         assert sessions_left(client) == (0, 0)
         with Shuffler(client, small) as shuffler:
@@ -99,9 +84,9 @@ def test_a_worker_is_killed_during_an_exchange(new_processes, tmp_path, within, 
         client.sync(client.scheduler.dshuffle_prefetch, session_id=shuffler._order.session_id)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match=f"rank {rank}"):
-            within(10, lambda: next(shuffler.epochs(1)))
-        within(10, shuffler.close)
-        within(10, shuffler.close)
+            within(20, lambda: next(shuffler.epochs(1)))
+        within(20, shuffler.close)
+        within(20, shuffler.close)
         with Shuffler(client, dataset, delivery=delivery) as shuffler:
             for epoch in shuffler.epochs(2):
                 assert sum(client.gather(epoch.map(len))) == 60_000
@@ -117,10 +102,10 @@ def test_the_only_worker_is_killed(new_processes, small, within):
         [pid] = client.run(os.getpid).values()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost):
-            within(8, future.result)
+            within(20, future.result)
         with pytest.raises(WorkerLost):
-            within(8, lambda: next(epochs))
-        within(8, shuffler.close)
+            within(20, lambda: next(epochs))
+        within(20, shuffler.close)
 
 
 def test_a_result_that_was_lost_with_its_worker(new_processes, small, ids, within):
@@ -133,12 +118,12 @@ def test_a_result_that_was_lost_with_its_worker(new_processes, small, ids, withi
         [pid] = client.run(os.getpid, workers=[address_of(client, 0)]).values()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost):
-            within(8, lambda: client.gather(futures))
-        within(8, shuffler.close)
+            within(20, lambda: client.gather(futures))
+        within(20, shuffler.close)
 
 
-def test_a_worker_retires(new_processes, small, ids, sessions_left):
-    with new_processes(3) as cluster, Client(cluster) as client:
+def test_a_worker_retires(cluster_of, small, ids, sessions_left):
+    with cluster_of({"0": {}, "1": {}, "2": {}}) as cluster, Client(cluster) as client:
         with Shuffler(client, small) as shuffler:
             epochs = shuffler.epochs(3)
             client.gather(next(epochs).map(ids))
@@ -148,30 +133,21 @@ def test_a_worker_retires(new_processes, small, ids, sessions_left):
         assert sessions_left(client) == (0, 0)
 
 
-def test_the_cluster_is_restarted(new_processes, small, ids, orders, sessions_left, within):
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_cluster_is_restarted(new_processes, small, ids, orders, sessions_left, within, busy):
     with new_processes(2) as cluster, Client(cluster) as client:
         shuffler = Shuffler(client, small)
         epochs = shuffler.epochs(3)
-        futures = next(epochs).map(ids)
-        client.gather(futures)
+        futures = next(epochs).map((lambda partition: time.sleep(60)) if busy else ids)
+        if not busy:
+            client.gather(futures)
         client.restart()
         with pytest.raises(ClusterError, match="restarted"):
-            within(8, lambda: next(epochs))
-        within(8, shuffler.close)
+            within(20, lambda: next(epochs))
+        within(20, shuffler.close)
         assert sessions_left(client) == (0, 0)
         with Shuffler(client, small) as shuffler:
             orders(shuffler, 2)
-
-
-def test_the_cluster_is_restarted_while_tasks_run(new_processes, small, within):
-    with new_processes(2) as cluster, Client(cluster) as client:
-        shuffler = Shuffler(client, small)
-        epochs = shuffler.epochs(3)
-        next(epochs).map(lambda partition: time.sleep(60))
-        client.restart()
-        with pytest.raises(ClusterError, match="restarted"):
-            within(8, lambda: next(epochs))
-        within(8, shuffler.close)
 
 
 def test_the_client_goes_away_without_closing(processes, small, ids, sessions_left, eventually):
@@ -186,16 +162,16 @@ def test_the_client_goes_away_without_closing(processes, small, ids, sessions_le
         next(shuffler.epochs(1))
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_the_cluster_goes_away(new_processes, small, ids, within, mapped):
-    with new_processes(2) as cluster, Client(cluster) as client:
+@pytest.mark.parametrize("busy", [False, True])
+def test_the_cluster_goes_away(cluster_of, small, ids, within, busy):
+    with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
         shuffler = Shuffler(client, small)
         epochs = shuffler.epochs(3)
-        epoch = next(epochs)
-        if mapped:
-            futures = epoch.map(lambda partition: time.sleep(60))  # noqa: F841
+        futures = next(epochs).map((lambda partition: time.sleep(3)) if busy else ids)
+        if not busy:
+            client.gather(futures)
         cluster.close()
         with pytest.raises(ClusterError):
-            within(15, lambda: next(epochs))
-        within(15, shuffler.close)
-        within(15, shuffler.close)
+            within(20, lambda: next(epochs))
+        within(20, shuffler.close)
+        within(20, shuffler.close)

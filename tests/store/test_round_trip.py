@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -140,7 +141,8 @@ def test_dask_arrays_are_written_block_by_block(tmp_path: Any, chunk_rows: int |
         return block + 1
 
     lazy = da.from_array(x, chunks=(3, 8)).map_blocks(watch, meta=np.empty((0, 0)))
-    dataset = create_dataset(tmp_path / "d", {"x": lazy, "y": da.arange(50, chunks=11)}, chunk_rows=chunk_rows)
+    with dask.config.set(scheduler="threads"):  # in this process, whatever client another test has open
+        dataset = create_dataset(tmp_path / "d", {"x": lazy, "y": da.arange(50, chunks=11)}, chunk_rows=chunk_rows)
     assert 0 < largest <= 3 * 8 * 8
     read = dataset.read_rows(np.arange(50)[::-1])
     np.testing.assert_array_equal(read["x"], x[::-1] + 1)

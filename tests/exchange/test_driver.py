@@ -1,0 +1,315 @@
+"""Senders and receivers: what arrives is byte-exact, and what cannot arrive fails a run with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dshuffle.errors import CorruptChunk, DatasetError
+from dshuffle.exchange.driver import Reply
+from dshuffle.exchange.messages import MessageId
+
+SERVER, STORE = -1, -2
+PEERS = (0, 1, 2)
+REASONS = [  # what the faulty network does, three times to one message
+    "OSError: request lost (attempt 3 of 3)",
+    "TimeoutError: reply lost (attempt 3 of 3)",
+    "OSError: acknowledgement lost (attempt 3 of 3)",
+    "arrived corrupted (attempt 3 of 3)",
+    "does not know dshuffle (its reply was None) (attempt 3 of 3)",
+]
+
+
+def corrupted(reply: Reply, rng: random.Random) -> Reply:
+    rows = reply["rows"].copy()  # as it is on the wire, not in the sender's buffer
+    rows[rng.randrange(len(rows)), rng.randrange(rows.shape[1])] ^= 1 << rng.randrange(8)
+    return {**reply, "rows": rows}
+
+
+# -- what arrives --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("over", ["local", "wire"])
+@pytest.mark.parametrize("seed", range(8))
+def test_partitions_are_byte_exact_and_nothing_is_sent_twice(new_cluster: Any, seed: int, over: str) -> None:
+    rng = random.Random(seed)
+    # One attempt, and replies that wait before they are read: a buffer used again too early would fail the run.
+    n_ranks, window, server_at = rng.randint(1, 4), rng.randint(1, 3), rng.choice([SERVER, 0])
+    cluster = new_cluster(seed, n_ranks=n_ranks, window=window, attempts=1, server_at=server_at)
+
+    async def slowly(message: MessageId) -> Reply:
+        await cluster.pause()
+        reply = await getattr(cluster, over)(message)
+        await cluster.pause()
+        return reply
+
+    async def scenario() -> None:
+        cluster.carry = slowly
+        for run_id in range(2, 6):
+            cluster.asked.clear()
+            cluster.acknowledged.clear()
+            assert await cluster.exchange(run_id) == dict.fromkeys(cluster.ranks)
+            assert cluster.asked == cluster.acknowledged == Counter(cluster.messages())
+            sent = sum(peer.sender.meter.sent_bytes for peer in cluster.participants.values())
+            received = sum(peer.receiver.meter.received_bytes for peer in cluster.ranks.values())
+            flows = [(who, to, ids) for who in cluster.participants for to, ids in cluster.sends[who].items()]
+            n_sent = sum(len(ids) for who, to, ids in flows if (who, to) != (SERVER, server_at))
+            assert sent == received == n_sent * (cluster.truth.rows.shape[1] + 4)
+            cluster.commit()
+            n_samples, ranks = len(cluster.truth.rows), sorted(cluster.ranks)
+            cluster.plan(np.array([rng.choice(ranks) for _ in range(n_samples)]), None)
+
+    cluster.play(scenario)
+
+
+@pytest.mark.parametrize("over", ["local", "wire"])
+@pytest.mark.parametrize("seed", range(15))
+def test_under_faults_a_run_is_right_or_fails_with_its_reason(new_cluster: Any, seed: int, over: str) -> None:
+    cluster, rng = new_cluster(seed), random.Random(seed)
+    chance = rng.choice([0.02, 0.1, 0.3])
+    carry_acknowledgement = cluster.carry_acknowledgement
+
+    async def faulty(message: MessageId) -> Reply:
+        await cluster.pause()
+        fault = rng.choice(["request lost", "reply lost", "corrupted", "unknown"]) if rng.random() < chance else None
+        if fault == "request lost":
+            raise OSError(fault)
+        if fault == "unknown":
+            return None  # type: ignore[return-value]
+        reply = await getattr(cluster, over)(message)
+        await cluster.pause()
+        if fault == "reply lost":
+            raise TimeoutError(fault)
+        return corrupted(reply, rng) if fault and reply["status"] == "OK" else reply
+
+    async def acknowledge(message: MessageId) -> None:
+        if rng.random() < chance / 4:
+            raise OSError("acknowledgement lost")
+        await carry_acknowledgement(message)
+
+    async def scenario() -> None:
+        cluster.carry = faulty
+        cluster.carry_acknowledgement = acknowledge
+        for run_id in range(2, 8):
+            votes = await cluster.exchange(run_id)
+            failures = [reason for reason in votes.values() if reason is not None]
+            if not failures:
+                cluster.commit()
+                return
+            assert all(any(why in reason for why in REASONS) for reason in failures), failures
+            assert all(reason.startswith(f"run {run_id}, ") for reason in failures)
+            await cluster.abort()
+        cluster.carry, cluster.carry_acknowledgement = cluster.wire, carry_acknowledgement
+        assert await cluster.exchange(run_id + 1) == dict.fromkeys(cluster.ranks)
+        cluster.commit()
+
+    cluster.play(scenario)
+
+
+def test_a_corrupted_message_is_fetched_again_and_acknowledged_once(new_cluster: Any) -> None:
+    cluster = new_cluster(senders=PEERS)
+
+    async def first_corrupted(message: MessageId) -> Reply:
+        reply = await cluster.wire(message)
+        return corrupted(reply, cluster.rng) if cluster.asked[message] == 1 else reply
+
+    async def late(message: MessageId) -> None:
+        # Another request of the same receiver may overtake it: it must not name rows that are still to be packed.
+        asyncio.get_running_loop().call_later(0.01, cluster.participants[message.sender].sender.acknowledged, message)
+        cluster.acknowledged[message] += 1
+
+    async def scenario() -> None:
+        cluster.carry, cluster.carry_acknowledgement = first_corrupted, late
+        await cluster.exchange(2)
+        assert cluster.asked == Counter({message: 2 for message in cluster.messages()})
+        assert cluster.acknowledged == Counter(cluster.messages())
+        cluster.commit()
+
+    cluster.play(scenario)
+
+
+# -- what fails ----------------------------------------------------------------------------------------------------
+
+
+def failure(cluster: Any, carry: Callable[[MessageId], Awaitable[Reply]]) -> str:
+    """Why a run over such a network fails."""
+
+    async def scenario() -> str:
+        cluster.carry = carry
+        votes = await cluster.exchange(2)
+        await cluster.abort()
+        # What made it fail is gone: the next run is committed.
+        cluster.carry = cluster.wire
+        await cluster.exchange(3)
+        cluster.commit()
+        return next(reason for reason in votes.values() if reason is not None)
+
+    return str(cluster.play(scenario))
+
+
+def test_a_message_that_is_always_corrupted_names_its_sample(new_cluster: Any) -> None:
+    cluster = new_cluster(senders=PEERS)
+
+    async def carry(message: MessageId) -> Reply:
+        reply = await cluster.wire(message)
+        if message.sequence:
+            return reply
+        return {**reply, "rows": np.where(np.arange(len(reply["rows"]))[:, None] == 1, 0, reply["rows"])}
+
+    reason = failure(cluster, carry)
+    samples = [int(ids[1]) for flows in cluster.sends.values() for ids in flows.values() if len(ids) > 1]
+    assert any(f"ChecksumMismatch: the row of sample {sample} arrived corrupted" in reason for sample in samples)
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (None, "participant {} does not know dshuffle (its reply was None) (attempt 3 of 3)"),
+        ({}, "participant {} does not know dshuffle (its reply was {{}}) (attempt 3 of 3)"),
+        ({"status": "refused", "reason": "closed", "again": False}, "closed (attempt 1 of 3)"),
+        ({"status": "refused", "reason": "busy", "again": True}, "busy (attempt 3 of 3)"),
+    ],
+)
+def test_an_unusable_reply_is_the_reason(new_cluster: Any, reply: Reply, words: str) -> None:
+    async def carry(message: MessageId) -> Reply:
+        return reply
+
+    reason = failure(new_cluster(senders=PEERS), carry)
+    assert any(words.format(sender) in reason for sender in PEERS), reason
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt"), [(ConnectionResetError("cut off"), 3), (RuntimeError("a bug"), 1), (MemoryError("full"), 1)]
+)
+def test_an_error_is_the_reason(new_cluster: Any, error: Exception, attempt: int) -> None:
+    async def carry(message: MessageId) -> Reply:
+        raise error
+
+    reason = failure(new_cluster(senders=PEERS), carry)
+    assert f"{type(error).__name__}: {error} (attempt {attempt} of 3)" in reason
+
+
+def test_a_reply_that_never_comes_times_out(new_cluster: Any) -> None:
+    async def carry(message: MessageId) -> Reply:
+        return await asyncio.get_running_loop().create_future()
+
+    reason = failure(new_cluster(senders=PEERS, timeout=0.2), carry)
+    assert "TimeoutError: no reply within 0.2 s (attempt 3 of 3)" in reason
+
+
+def test_a_sender_that_lacks_a_row_is_not_asked_again(new_cluster: Any) -> None:
+    cluster = new_cluster(senders=PEERS)
+
+    async def scenario() -> None:
+        sender, flows = next((who, flows) for who, flows in cluster.sends.items() if flows)
+        rank = next(iter(flows))
+        missing = next(sample for sample in cluster.next_held[rank] if sample not in cluster.ranks[sender].held)
+        flows[rank] = np.array([missing])
+        votes = await cluster.exchange(2)
+        assert f"ExchangeError: sample {missing} is not in this cache partition" in (votes[rank] or "")
+        assert "(attempt 1 of 3)" in (votes[rank] or "")
+        assert MessageId(2, sender, rank, 0) not in cluster.ranks[sender].outbox.in_flight
+
+    cluster.play(scenario)
+
+
+# -- what waits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("over", ["local", "wire"])
+def test_who_asks_again_while_waiting_for_the_window_is_answered_in_the_end(new_cluster: Any, over: str) -> None:
+    cluster = new_cluster(n_samples=20, n_ranks=2, senders=(SERVER,), window=1, attempts=1000, timeout=0.05)
+    held_back: list[MessageId] = []
+
+    async def late(message: MessageId) -> None:
+        held_back.append(message)
+        await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        cluster.carry = getattr(cluster, over)
+        cluster.carry_acknowledgement = late
+        await cluster.begin(2)
+        while not cluster.decided.is_set():
+            await asyncio.sleep(0.12)  # long enough for the others to give up waiting, twice
+            message = held_back.pop(0)
+            assert max(cluster.asked.values()) < 50, "refused at once, and asked for again at once"
+            cluster.participants[SERVER].sender.acknowledged(message)
+            assert len(cluster.participants[SERVER].outbox.in_flight) <= 1
+        cluster.commit()
+        assert max(cluster.asked.values()) > 1
+
+    cluster.play(scenario)
+
+
+def test_requests_before_the_run_wait_for_it_and_after_it_are_refused(new_cluster: Any) -> None:
+    cluster = new_cluster()
+
+    async def scenario() -> None:
+        early = MessageId(3, SERVER, 0, 10**6)
+        sender = cluster.participants[SERVER].sender
+        request = asyncio.ensure_future(sender.serve(early))
+        await cluster.exchange(2)
+        cluster.commit()
+        assert not request.done()
+        sender.begin(3, {0: np.arange(5)})
+        assert await request == {"status": "refused", "reason": "this run owes 0 2 messages", "again": False}
+        for run_id in (1, 2):
+            reply = await sender.serve(MessageId(run_id, SERVER, 0, 0))
+            assert reply["reason"] == f"stale: participant -1 is past run {run_id}"
+            assert not reply["again"]
+
+    cluster.play(scenario)
+
+
+# -- the store -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error", [CorruptChunk("chunk 7 of array 'x'"), DatasetError("it is gone"), ValueError("a bug")], ids=repr
+)
+def test_what_the_store_cannot_give_is_not_asked_for_again(new_cluster: Any, error: Exception) -> None:
+    cluster = new_cluster(senders=(STORE, *PEERS))
+
+    def fail(*_: object) -> None:
+        cluster.reads += 1
+        raise error
+
+    async def scenario() -> None:
+        cluster.read_store = fail
+        votes = await cluster.exchange(2)
+        await cluster.abort()
+        reasons = [reason for reason in votes.values() if reason]
+        assert reasons
+        assert all(f"{type(error).__name__}: {error} (attempt 1 of 3)" in reason for reason in reasons)
+        assert cluster.reads <= len(cluster.ranks)
+        del cluster.read_store
+        await cluster.exchange(3)
+        cluster.commit()
+
+    cluster.play(scenario)
+
+
+def test_a_store_that_stumbles_is_read_again(new_cluster: Any) -> None:
+    cluster = new_cluster(senders=(STORE,))
+    read_store = cluster.read_store
+
+    def stumble(reader: Any, sample_ids: np.ndarray, slots: np.ndarray) -> None:
+        reader.cache.rows[slots[0]] = 0
+        if cluster.reads < 2:
+            cluster.reads += 1
+            raise ConnectionResetError("by peer")
+        read_store(reader, sample_ids, slots)
+
+    async def scenario() -> None:
+        cluster.read_store = stumble
+        await cluster.exchange(2)
+        cluster.commit()
+
+    cluster.play(scenario)
+    assert cluster.reads == 2 + 3

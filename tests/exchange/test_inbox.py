@@ -1,0 +1,188 @@
+"""The transition table of inbox.py, row by row, and the order in which an inbox asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from dshuffle.errors import ExchangeError, InvalidParameter
+from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReportFailed, ReportReady
+from dshuffle.exchange.messages import MessageId
+
+
+def started(owed: Mapping[int, int], *, window: int = 4, rank: int = 0, run_id: int = 1) -> Inbox:
+    inbox = Inbox(rank, window=window)
+    inbox.begin(run_id, owed)
+    return inbox
+
+
+def asked(instructions: list[InboxInstruction]) -> list[tuple[int, int]]:
+    """(sender, sequence) of each request; nothing but requests may be there."""
+    assert all(isinstance(instruction, Fetch) for instruction in instructions)
+    return [(i.message.sender, i.message.sequence) for i in instructions if isinstance(i, Fetch)]
+
+
+M0, M1 = MessageId(1, 5, 0, 0), MessageId(1, 5, 0, 1)
+
+
+class TestTransitions:
+    """One test a row of the table."""
+
+    def test_idle_begin_to_receiving(self) -> None:
+        inbox = Inbox(0, window=4)
+        assert inbox.state is InboxState.IDLE
+        assert inbox.begin(1, {5: 2}) == [Fetch(M0), Fetch(M1)]
+        assert inbox.state is InboxState.RECEIVING
+
+    @pytest.mark.parametrize("owed", [{}, {5: 0, 6: 0}])
+    def test_idle_begin_to_ready_when_nothing_is_owed(self, owed: dict[int, int]) -> None:
+        inbox = Inbox(0, window=4)
+        assert inbox.begin(1, owed) == [ReportReady(1)]
+        assert inbox.state is InboxState.READY
+
+    def test_receiving_arrived_not_the_last(self) -> None:
+        inbox = started({5: 2})
+        assert inbox.arrived(M1) == []
+        assert inbox.state is InboxState.RECEIVING
+        assert inbox.outstanding == {M0}
+
+    def test_receiving_arrived_the_last(self) -> None:
+        inbox = started({5: 2})
+        inbox.arrived(M1)
+        assert inbox.arrived(M0) == [ReportReady(1)]
+        assert inbox.state is InboxState.READY
+
+    def test_receiving_failed_with_attempts_left(self) -> None:
+        inbox = started({5: 1})
+        assert inbox.failed(M0, "lost") == [Fetch(M0)]
+        assert inbox.failed(M0, "lost") == [Fetch(M0)]
+        assert inbox.state is InboxState.RECEIVING
+        assert inbox.arrived(M0) == [ReportReady(1)]
+
+    def test_receiving_failed_without_attempts_left(self) -> None:
+        inbox = started({5: 2})
+        inbox.failed(M0, "lost")
+        inbox.failed(M1, "another one's failures do not count")
+        inbox.failed(M0, "lost")
+        assert inbox.failed(M0, "cut off") == [ReportFailed(1, "run 1, 5 -> 0, message 0: cut off (attempt 3 of 3)")]
+        assert inbox.state is InboxState.FAILED
+
+    def test_receiving_failed_and_not_worth_another(self) -> None:
+        inbox = started({5: 1})
+        [report] = inbox.failed(M0, "no such rows", again=False)
+        assert report == ReportFailed(1, "run 1, 5 -> 0, message 0: no such rows (attempt 1 of 3)")
+        assert inbox.state is InboxState.FAILED
+
+    def test_ready_commit_to_idle(self) -> None:
+        inbox = started({})
+        inbox.commit(1)
+        assert inbox.state is InboxState.IDLE
+        assert inbox.begin(2, {}) == [ReportReady(2)]
+
+    def idle(self) -> Inbox:
+        return Inbox(0, window=4)
+
+    def receiving(self) -> Inbox:
+        return started({5: 2, 6: 9})
+
+    def ready(self) -> Inbox:
+        return started({})
+
+    def failed(self) -> Inbox:
+        inbox = started({5: 2})
+        inbox.failed(M0, "lost", again=False)
+        return inbox
+
+    @pytest.mark.parametrize("state", [idle, receiving, ready, failed])
+    def test_any_abort_to_idle(self, state: Callable[[object], Inbox]) -> None:
+        inbox = state(self)
+        assert inbox.state is InboxState(state.__name__)
+        inbox.abort()
+        assert inbox.state is InboxState.IDLE
+        assert not inbox.outstanding
+        # Nothing of the aborted run is left: the next one asks for what it is owed, and for nothing else.
+        assert asked(inbox.begin(2, {7: 1})) == [(7, 0)]
+        assert inbox.arrived(MessageId(2, 7, 0, 0)) == [ReportReady(2)]
+
+    @pytest.mark.parametrize("state", [receiving, ready, failed])
+    def test_begin_within_a_run_is_refused(self, state: Callable[[object], Inbox]) -> None:
+        inbox = state(self)
+        with pytest.raises(ExchangeError, match=f"run 2 cannot begin: run 1 is {state.__name__} on 0"):
+            inbox.begin(2, {5: 1})
+        assert inbox.run_id == 1
+
+    @pytest.mark.parametrize("state", [idle, receiving, failed])
+    def test_commit_when_not_ready_is_refused(self, state: Callable[[object], Inbox]) -> None:
+        inbox = state(self)
+        with pytest.raises(ExchangeError, match=f"run 1 cannot be committed on 0: run -?1 is {state.__name__}"):
+            inbox.commit(1)
+        assert inbox.state is InboxState(state.__name__)
+
+    @pytest.mark.parametrize("state", [idle, ready, failed])
+    def test_late_messages_change_nothing(self, state: Callable[[object], Inbox]) -> None:
+        inbox = state(self)
+        assert inbox.arrived(M0) == []
+        assert inbox.failed(M1, "late", again=False) == []
+        assert inbox.state is InboxState(state.__name__)
+
+
+def test_a_commit_of_another_run_is_refused() -> None:
+    inbox = started({})
+    with pytest.raises(ExchangeError, match="run 2 cannot be committed"):
+        inbox.commit(2)
+    assert inbox.state is InboxState.READY
+
+
+@pytest.mark.parametrize("run_id", [1, 0])
+def test_a_run_begins_once(run_id: int) -> None:
+    inbox = started({})
+    inbox.commit(1)
+    with pytest.raises(ExchangeError, match=f"run {run_id} cannot begin on 0: run 1 was there before"):
+        inbox.begin(run_id, {5: 1})
+    assert inbox.state is InboxState.IDLE
+
+
+def test_a_message_counts_once() -> None:
+    inbox = started({5: 2})
+    inbox.arrived(M0)
+    assert inbox.arrived(M0) == []
+    assert inbox.failed(M0, "a timeout that came too late") == []
+    assert inbox.state is InboxState.RECEIVING
+    assert inbox.arrived(M1) == [ReportReady(1)]
+
+
+def test_messages_of_another_run_change_nothing() -> None:
+    inbox = started({5: 1}, run_id=2)
+    assert inbox.arrived(M0) == []
+    assert inbox.failed(M0, "late", again=False) == []
+    assert inbox.outstanding == {MessageId(2, 5, 0, 0)}
+
+
+def test_a_message_that_was_not_asked_for_yet_does_not_count() -> None:
+    inbox = started({5: 2}, window=1)
+    assert inbox.arrived(M1) == []
+    assert asked(inbox.arrived(M0)) == [(5, 1)]
+
+
+def test_senders_take_turns_and_the_window_holds() -> None:
+    inbox = Inbox(1, window=3)
+    # Rank 1 starts with the sender behind it; the server (-1) and rank 0 come last.
+    first = inbox.begin(1, {0: 1, 3: 2, -1: 1, 2: 3})
+    assert asked(first) == [(2, 0), (3, 0), (-1, 0)]
+    order = []
+    while inbox.state is InboxState.RECEIVING:
+        assert len(inbox.outstanding) <= 3
+        order += [i for i in inbox.arrived(min(inbox.outstanding)) if isinstance(i, Fetch)]
+    assert asked(list(order)) == [(0, 0), (2, 1), (3, 1), (2, 2)]
+
+
+def test_a_failed_message_keeps_its_sender_and_comes_before_the_rest() -> None:
+    inbox = started({5: 3}, window=1)
+    assert asked(inbox.failed(M0, "lost")) == [(5, 0)]
+    assert asked(inbox.arrived(M0)) == [(5, 1)]
+
+
+def test_a_window_holds_at_least_one_message() -> None:
+    with pytest.raises(InvalidParameter, match="window=0"):
+        Inbox(0, window=0)

@@ -1,0 +1,137 @@
+"""What an outbox answers, keeps waiting and refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.outbox import Outbox, Refuse, Send
+
+
+def message(sequence: int, *, run_id: int = 1, destination: int = 2, sender: int = 0) -> MessageId:
+    return MessageId(run_id, sender, destination, sequence)
+
+
+def started(window: int = 2, owed: int = 9, run_id: int = 1) -> Outbox:
+    outbox = Outbox(0, window=window)
+    assert outbox.begin(run_id, {2: owed}) == []
+    return outbox
+
+
+def test_requests_beyond_the_window_wait_for_acknowledgements_in_their_order() -> None:
+    outbox = started(window=2)
+    assert [outbox.request(message(i)) for i in (4, 1, 3, 0)] == [[Send(message(4))], [Send(message(1))], [], []]
+    assert outbox.in_flight == {message(4), message(1)}
+    assert outbox.acknowledged(message(1)) == [Send(message(3))]
+    assert outbox.acknowledged(message(4)) == [Send(message(0))]
+    assert outbox.in_flight == {message(3), message(0)}
+
+
+def test_requests_that_come_before_the_run_are_answered_when_it_begins() -> None:
+    outbox = Outbox(0, window=2)
+    early = [message(0), message(7), message(1), message(2), message(0, run_id=2)]
+    assert [outbox.request(m) for m in early] == [[]] * 5
+    [sent, refused, also_sent] = outbox.begin(1, {2: 3})
+    assert [sent, also_sent] == [Send(message(0)), Send(message(1))]
+    assert refused == Refuse(message(7), "this run owes 2 3 messages")
+    assert outbox.acknowledged(message(0)) == [Send(message(2))]
+    # The request for the run after this one still waits.
+    outbox.end()
+    assert outbox.begin(2, {2: 1}) == [Send(message(0, run_id=2))]
+
+
+def test_early_requests_of_a_run_that_never_began_here_are_refused_by_the_next() -> None:
+    outbox = Outbox(0, window=2)
+    outbox.request(message(0, run_id=1))
+    assert outbox.begin(2, {2: 1}) == [Refuse(message(0, run_id=1), "stale: participant 0 is past run 1")]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_older_run_is_refused(ended: bool) -> None:
+    outbox = started(run_id=3)
+    if ended:
+        outbox.end()
+    for run_id in (0, 2) + (3,) * ended:
+        [refusal] = outbox.request(message(0, run_id=run_id))
+        assert refusal == Refuse(message(0, run_id=run_id), f"stale: participant 0 is past run {run_id}")
+    assert not outbox.in_flight
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (message(9), "this run owes 2 9 messages"),
+        (message(-1), "this run owes 2 9 messages"),
+        (message(0, destination=4), "this run owes 4 0 messages"),
+        (message(0, sender=5), "asked of participant 0"),
+    ],
+)
+def test_a_refusal_names_the_reason(bad: MessageId, reason: str) -> None:
+    outbox = started()
+    assert outbox.request(bad) == [Refuse(bad, reason)]
+    assert not outbox.in_flight
+
+
+def test_a_lost_reply_is_repeated_without_taking_more_of_the_window() -> None:
+    outbox = started(window=1)
+    outbox.request(message(0))
+    assert outbox.request(message(0)) == [Send(message(0))]
+    assert outbox.in_flight == {message(0)}
+    assert outbox.request(message(1)) == []
+    assert outbox.acknowledged(message(0)) == [Send(message(1))]
+
+
+def test_a_message_waits_once_however_often_it_is_asked_for() -> None:
+    outbox = started(window=1)
+    outbox.request(message(0))
+    assert [outbox.request(message(1)), outbox.request(message(1))] == [[], []]
+    assert outbox.acknowledged(message(0)) == [Send(message(1))]
+    assert outbox.acknowledged(message(1)) == []
+    assert not outbox.in_flight
+
+
+def test_a_repeated_acknowledgement_frees_nothing_twice() -> None:
+    outbox = started(window=2)
+    for sequence in range(5):
+        outbox.request(message(sequence))
+    assert outbox.acknowledged(message(0)) == [Send(message(2))]
+    assert outbox.acknowledged(message(0)) == []
+    assert outbox.acknowledged(message(0, run_id=0)) == []
+    assert outbox.in_flight == {message(1), message(2)}
+
+
+def test_the_end_refuses_what_waits_and_leaves_nothing_behind() -> None:
+    outbox = started(window=1)
+    for sequence in range(3):
+        outbox.request(message(sequence))
+    assert outbox.end() == [Refuse(message(i), "stale: participant 0 is past run 1") for i in (1, 2)]
+    assert not outbox.in_flight
+    assert outbox.acknowledged(message(0)) == []  # too late
+    assert outbox.end() == []
+    assert outbox.begin(2, {2: 1}) == []
+    assert outbox.request(message(0, run_id=2)) == [Send(message(0, run_id=2))]
+
+
+def test_acknowledgements_that_never_come_hold_the_window_until_the_run_ends() -> None:
+    outbox = started(window=1)
+    outbox.request(message(0))
+    assert outbox.request(message(1)) == []
+    outbox.end()
+    outbox.begin(2, {2: 1})
+    assert outbox.request(message(0, run_id=2)) == [Send(message(0, run_id=2))]
+
+
+def test_a_window_holds_at_least_one_message() -> None:
+    with pytest.raises(InvalidParameter, match="window=0"):
+        Outbox(0, window=0)
+
+
+def test_closing_refuses_requests_for_runs_that_never_begin():
+    outbox = Outbox(0, window=2)
+    outbox.begin(1, {1: 1})
+    early = MessageId(2, 0, 1, 0)
+    assert outbox.request(early) == []
+    assert outbox.end() == []
+    assert outbox.close() == [Refuse(early, "participant 0 has left")]
+    assert outbox.close() == []

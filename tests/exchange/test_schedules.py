@@ -1,0 +1,317 @@
+"""Both state machines of all participants under random schedules of delays, losses, duplicates and aborts.
+
+The wire is a bag from which anything may be delivered, lost or duplicated at any time. What must hold is checked
+after every event against plain sets kept beside the machines.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReportFailed, ReportReady
+from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
+
+SERVER = -1
+ATTEMPTS = 3
+FAULTS = {"lose": 0.2, "duplicate": 0.3, "corrupt": 0.1, "abort": 0.02}
+
+
+@dataclass
+class Peer:
+    """One participant and what the oracle knows of its present run; the server has no inbox."""
+
+    outbox: Outbox
+    inbox: Inbox | None
+    begun: bool = False
+    asked: Counter[MessageId] = field(default_factory=Counter)
+    counted: set[MessageId] = field(default_factory=set)
+    vote: str | None = None
+
+
+class World:
+    """Participants, the wire between them, and a scheduler that begins, aborts and commits runs."""
+
+    def __init__(self, rng: random.Random, seen: Counter[str]) -> None:
+        self.rng, self.seen = rng, seen
+        n_ranks = rng.randint(1, 5)
+        self.window_in, self.window_out = rng.randint(1, 4), rng.randint(1, 4)
+        self.peers = {
+            rank: Peer(
+                Outbox(rank, window=self.window_out),
+                Inbox(rank, window=self.window_in, attempts=ATTEMPTS) if rank != SERVER else None,
+            )
+            for rank in range(rng.choice([0, SERVER]), n_ranks)
+        }
+        self.run_id = 0
+        self.aborting: set[int] = set()
+        self.wire: list[tuple[str, MessageId]] = []
+        self.unanswered: set[MessageId] = set()
+        self.new_run()
+
+    # -- the scheduler -----------------------------------------------------------------------------------------
+
+    def new_run(self) -> None:
+        self.run_id += 1
+        receivers = [rank for rank, peer in self.peers.items() if peer.inbox]
+        self.owed = {
+            (sender, to): self.rng.choice([0, 1, 1, 2, 7])
+            for sender in self.peers
+            for to in receivers
+            if sender != to and self.rng.random() < 0.8
+        }
+        for peer in self.peers.values():
+            peer.begun, peer.vote, peer.asked, peer.counted = False, None, Counter(), set()
+
+    def begin(self, rank: int) -> None:
+        peer, outbox = self.peers[rank], self.peers[rank].outbox
+        peer.begun = True
+        self.seen["early"] += any(message.sender == rank for message in self.unanswered)
+        sends = {to: count for (sender, to), count in self.owed.items() if sender == rank}
+        self.answer(outbox.begin(self.run_id, sends))
+        # Whatever was asked before this run, for this run or an older one, has its answer now, or a full window.
+        for message in self.unanswered:
+            if message.sender == rank:
+                assert message.run_id == self.run_id
+                assert len(outbox.in_flight) == self.window_out
+        if peer.inbox is None:
+            peer.vote = "ready"
+        else:
+            receives = {sender: count for (sender, to), count in self.owed.items() if to == rank}
+            self.ask(rank, peer.inbox.begin(self.run_id, receives))
+
+    def abort(self, rank: int) -> None:
+        peer = self.peers[rank]
+        peer.vote = "aborted"
+        self.end(rank)
+        if peer.inbox is not None:
+            peer.inbox.abort()
+            assert peer.inbox.state is InboxState.IDLE
+            assert not peer.inbox.outstanding
+        self.aborting.discard(rank)
+        if not self.aborting:
+            self.seen["aborted"] += 1
+            self.new_run()
+
+    def commit(self) -> None:
+        for rank, peer in self.peers.items():
+            self.end(rank)
+            if peer.inbox is not None:
+                peer.inbox.commit(self.run_id)
+        self.seen["committed"] += 1
+        self.new_run()
+
+    def end(self, rank: int) -> None:
+        outbox = self.peers[rank].outbox
+        self.answer(outbox.end())
+        assert not outbox.in_flight
+        # Only what asks for a run that never began here may still wait.
+        assert all(m.run_id > outbox.run_id for m in self.unanswered if m.sender == rank)
+
+    # -- what the drivers do with instructions -----------------------------------------------------------------
+
+    def answer(self, instructions: Sequence[OutboxInstruction]) -> None:
+        for instruction in instructions:
+            message = instruction.message
+            outbox = self.peers[message.sender].outbox
+            assert message in self.unanswered, "answered twice, or unasked"
+            self.unanswered.discard(message)
+            match instruction:
+                case Send():
+                    assert message.run_id == outbox.run_id == self.run_id, "rows of a stale run"
+                    assert message.sequence < self.owed[message.sender, message.destination]
+                    assert message in outbox.in_flight
+                    self.wire.append(("rows", message))
+                case Refuse(_, reason):
+                    assert message.run_id <= outbox.run_id
+                    assert reason == f"stale: participant {message.sender} is past run {message.run_id}"
+                    self.seen["stale refused"] += 1
+                    self.wire.append(("refused", message))
+
+    def ask(self, rank: int, instructions: Sequence[InboxInstruction]) -> None:
+        peer = self.peers[rank]
+        for instruction in instructions:
+            assert peer.vote is None, "instructions after the vote"
+            match instruction:
+                case Fetch(message):
+                    assert (message.run_id, message.destination) == (self.run_id, rank)
+                    assert message not in peer.counted, "asked for although it has arrived"
+                    peer.asked[message] += 1
+                    assert peer.asked[message] <= ATTEMPTS
+                    self.wire.append(("request", message))
+                case ReportReady(run_id):
+                    assert run_id == self.run_id
+                    assert peer.counted == {
+                        MessageId(run_id, sender, rank, sequence)
+                        for (sender, to), count in self.owed.items()
+                        if to == rank
+                        for sequence in range(count)
+                    }
+                    peer.vote = "ready"
+                case ReportFailed(run_id, reason):
+                    assert run_id == self.run_id
+                    assert reason.startswith(f"run {run_id}, ")
+                    peer.vote = reason
+                    self.seen["failed"] += 1
+
+    # -- what the wire does ------------------------------------------------------------------------------------
+
+    def deliver(self, kind: str, message: MessageId, *, corrupt: bool = False) -> None:
+        sender, inbox = self.peers[message.sender], self.peers[message.destination].inbox
+        assert inbox is not None
+        match kind:
+            case "request":
+                self.unanswered.add(message)
+                self.answer(sender.outbox.request(message))
+            case "acknowledgement":
+                self.answer(sender.outbox.acknowledged(message))
+            case "rows" if corrupt:
+                self.fail(message, "corrupted", again=True)
+            case "rows":
+                counts = inbox.state is InboxState.RECEIVING and message in inbox.outstanding
+                peer = self.peers[message.destination]
+                if counts:
+                    assert message not in peer.counted, "counted twice"
+                    peer.counted.add(message)
+                else:
+                    self.seen["late or twice"] += 1
+                instructions = inbox.arrived(message)
+                assert counts or not instructions
+                self.ask(message.destination, instructions)
+                self.wire.append(("acknowledgement", message))
+            case "refused":
+                self.fail(message, "refused", again=False)
+
+    def fail(self, message: MessageId, reason: str, *, again: bool) -> None:
+        inbox = self.peers[message.destination].inbox
+        assert inbox is not None
+        before = inbox.outstanding
+        instructions = inbox.failed(message, reason, again=again)
+        assert message in before or not instructions
+        self.seen["asked again"] += Fetch(message) in instructions
+        self.ask(message.destination, instructions)
+
+    def check(self) -> None:
+        for peer in self.peers.values():
+            assert len(peer.outbox.in_flight) <= self.window_out
+            assert all(message.run_id == peer.outbox.run_id for message in peer.outbox.in_flight)
+            if peer.inbox is not None:
+                assert len(peer.inbox.outstanding) <= self.window_in
+                assert not peer.inbox.outstanding & peer.counted
+                assert (peer.inbox.state is InboxState.READY) == (peer.vote == "ready")
+
+    # -- what happens next -------------------------------------------------------------------------------------
+
+    def step(self, *, lose: float = 0.0, duplicate: float = 0.0, corrupt: float = 0.0, abort: float = 0.0) -> None:
+        """One event; time-outs strike when nothing else can happen, and at random where messages get lost."""
+        rng = self.rng
+        late = [rank for rank, peer in self.peers.items() if not peer.begun and rank not in self.aborting]
+        outstanding = [m for peer in self.peers.values() if peer.inbox for m in sorted(peer.inbox.outstanding)]
+        if self.aborting:
+            if not self.wire or rng.random() < 0.2:
+                self.abort(rng.choice(sorted(self.aborting)))
+                return
+        elif rng.random() < abort or any(peer.vote not in (None, "ready") for peer in self.peers.values()):
+            self.aborting = set(self.peers)
+            return
+        elif late and (not self.wire or rng.random() < 0.3):
+            self.begin(rng.choice(late))
+            return
+        elif all(peer.vote == "ready" for peer in self.peers.values()):
+            self.commit()
+            return
+        if outstanding and (not self.wire or rng.random() < lose / 10):
+            self.seen["timed out"] += 1
+            self.fail(rng.choice(outstanding), "timed out", again=True)
+            return
+        if self.wire:
+            place = rng.randrange(len(self.wire))
+            kind, message = self.wire[place]
+            if rng.random() >= duplicate:
+                self.wire[place] = self.wire[-1]
+                self.wire.pop()
+            if rng.random() < lose:
+                self.seen[f"lost {kind}"] += 1
+                return
+            self.deliver(kind, message, corrupt=rng.random() < corrupt)
+
+    def finish(self) -> Counter[str]:
+        """Steps without further faults until the present run is decided; many times more than it can need."""
+        run_id, seen = self.run_id, Counter(self.seen)
+        for _ in range(20_000):
+            if self.run_id != run_id:
+                return self.seen - seen
+            self.step()
+            self.check()
+        raise AssertionError(f"run {run_id} is deadlocked: {self.peers}")
+
+
+@pytest.fixture(scope="module")
+def seen() -> Counter[str]:
+    """What has happened under all schedules of the module."""
+    return Counter()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_schedules(seed: int, seen: Counter[str]) -> None:
+    rng = random.Random(seed)
+    for _ in range(8):
+        world = World(rng, seen)
+        faults = {name: rng.choice([0.0, high / 10, high]) for name, high in FAULTS.items()}
+        for _ in range(250):
+            world.step(**faults)
+            world.check()
+        # However the messages have been lost so far, the run comes to an end, and the next one is as good as new.
+        world.finish()
+        world.wire.clear()
+        assert world.finish()["committed"] == 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_without_losses_a_run_is_committed_and_nothing_times_out(seed: int, seen: Counter[str]) -> None:
+    world = World(random.Random(seed), seen)
+    for _ in range(5):
+        happened = world.finish()
+        assert happened["committed"] == 1
+        assert not happened["timed out"] + happened["failed"] + happened["asked again"]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_sender_whose_acknowledgements_are_all_lost_fails_the_run_and_does_not_hang(
+    seed: int, seen: Counter[str]
+) -> None:
+    world = World(random.Random(seed), seen)
+    for _ in range(20):
+        run_id = world.run_id
+        for _ in range(5_000):
+            world.step()
+            world.check()
+            world.wire = [(kind, message) for kind, message in world.wire if kind != "acknowledgement"]
+            if world.run_id != run_id:
+                break
+        assert world.run_id == run_id + 1, "deadlocked"
+    # With acknowledgements the same participants are as good as new.
+    world.finish()
+    assert world.finish()["committed"] == 1
+
+
+def test_the_schedules_saw_everything(seen: Counter[str]) -> None:
+    """Runs last: the tests above are worth nothing if the faults they are about do not happen."""
+    kinds = ["request", "rows", "acknowledgement", "refused"]
+    for what in [
+        "early",
+        "aborted",
+        "committed",
+        "failed",
+        "stale refused",
+        "late or twice",
+        "asked again",
+        "timed out",
+        *(f"lost {kind}" for kind in kinds),
+    ]:
+        assert seen[what] >= 20, seen

@@ -1,0 +1,135 @@
+"""A sender's answers to requests that come twice, in vain or too late, and what becomes of its buffers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from dshuffle.exchange.buffers import BufferPool
+from dshuffle.exchange.driver import Reply, Sender
+from dshuffle.exchange.messages import Cut, MessageId
+from dshuffle.exchange.outbox import Outbox
+from dshuffle.rows import RowLayout
+
+LAYOUT = RowLayout.of({"x": (np.dtype("i8"), ())})
+SAMPLES = np.arange(100, 108)  # four messages of two rows
+
+
+class Source:
+    """The row of a sample is its number. Nobody else is asked: it also stands in for the network."""
+
+    def pack(self, sample_ids: np.ndarray, rows: np.ndarray, checksums: np.ndarray) -> None:
+        LAYOUT.column(rows, "x")[:] = sample_ids
+
+    def is_local(self, participant: int) -> bool:
+        return False
+
+
+def play(scenario: Callable[[Sender], Awaitable[None]], *, window: int) -> None:
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            pool = BufferPool(LAYOUT, 2, window)
+            sender = Sender(Outbox(0, window=window), Source(), pool, Cut(2), Source(), executor)  # type: ignore[arg-type]
+            sender.begin(1, {1: SAMPLES})
+            await asyncio.wait_for(scenario(sender), 10)
+
+    asyncio.run(main())
+
+
+def message(sequence: int, run_id: int = 1) -> MessageId:
+    return MessageId(run_id, 0, 1, sequence)
+
+
+async def asking(sender: Sender, sequence: int, run_id: int = 1) -> asyncio.Task[Reply]:
+    """A request that has reached the sender."""
+    task = asyncio.ensure_future(sender.serve(message(sequence, run_id)))
+    await asyncio.sleep(0)
+    return task
+
+
+def samples_of(reply: Reply) -> list[int]:
+    assert reply["status"] == "OK", reply
+    return LAYOUT.column(reply["rows"], "x").tolist()
+
+
+def test_who_asks_again_while_waiting_takes_the_place_of_the_request_before() -> None:
+    async def scenario(sender: Sender) -> None:
+        await sender.serve(message(0))
+        waiting = [await asking(sender, 1) for _ in range(3)]
+        for abandoned in waiting[:-1]:
+            assert await abandoned == {"status": "refused", "reason": "asked for again", "again": False}
+        assert not waiting[-1].done()
+        sender.acknowledged(message(0))
+        assert samples_of(await waiting[-1]) == [102, 103]
+
+    play(scenario, window=1)
+
+
+def test_a_place_in_the_window_is_not_given_to_who_has_gone_away() -> None:
+    async def scenario(sender: Sender) -> None:
+        await sender.serve(message(0))
+        abandoned = [await asking(sender, 1), await asking(sender, 2)]
+        waiting = await asking(sender, 3)
+        for task in abandoned:
+            task.cancel()
+        await asyncio.wait(abandoned)
+        sender.acknowledged(message(0))
+        assert samples_of(await waiting) == [106, 107]
+
+    play(scenario, window=1)
+
+
+def test_who_waits_when_the_run_ends_is_refused() -> None:
+    async def scenario(sender: Sender) -> None:
+        await sender.serve(message(0))
+        waiting, early = await asking(sender, 1), await asking(sender, 0, run_id=2)
+        sender.end()
+        assert await waiting == {"status": "refused", "reason": "stale: participant 0 is past run 1", "again": False}
+        assert not early.done()
+        sender.begin(2, {1: SAMPLES[::-1]})
+        assert samples_of(await early) == [107, 106]
+
+    play(scenario, window=1)
+
+
+def test_two_messages_share_a_buffer_only_after_the_first_is_acknowledged() -> None:
+    async def scenario(sender: Sender) -> None:
+        first, second = await sender.serve(message(0)), await sender.serve(message(1))
+        assert not np.shares_memory(first["rows"], second["rows"])
+        assert samples_of(first) == [100, 101]
+        sender.acknowledged(message(0))
+        third = await sender.serve(message(2))
+        assert np.shares_memory(first["rows"], third["rows"])
+        assert (samples_of(second), samples_of(third)) == ([102, 103], [104, 105])
+
+    play(scenario, window=2)
+
+
+def test_a_message_that_is_asked_for_again_is_packed_beside_the_reply_that_was_slow() -> None:
+    async def scenario(sender: Sender) -> None:
+        slow, again = await sender.serve(message(0)), await sender.serve(message(0))
+        assert not np.shares_memory(slow["rows"], again["rows"])
+        sender.acknowledged(message(0))
+        for sequence in (1, 2, 3):  # the buffer of the slow reply is never used again: it may still be on its way
+            reply = await sender.serve(message(sequence))
+            assert not np.shares_memory(reply["rows"], slow["rows"])
+            sender.acknowledged(message(sequence))
+        assert samples_of(slow) == [100, 101]
+
+    play(scenario, window=1)
+
+
+def test_buffers_that_were_never_acknowledged_are_let_go_by_the_next_run() -> None:
+    async def scenario(sender: Sender) -> None:
+        rows = weakref.ref((await sender.serve(message(0)))["rows"].base)
+        sender.end()
+        sender.begin(2, {1: SAMPLES})
+        gc.collect()
+        assert rows() is None
+
+    play(scenario, window=1)

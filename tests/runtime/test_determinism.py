@@ -1,0 +1,69 @@
+"""The samples of every rank and their order are a function of (seed, epoch, workers) and of nothing else."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from dshuffle import Shuffler
+
+
+def same(first, second):
+    return all(
+        np.array_equal(a, b)
+        for epoch_a, epoch_b in zip(first, second, strict=True)
+        for a, b in zip(epoch_a, epoch_b, strict=True)
+    )
+
+
+@pytest.mark.parametrize("assignment", ["local", "partial:0.3", "global"])
+def test_the_same_seed_gives_the_same_orders_and_another_does_not(threads, small, orders, assignment):
+    runs = []
+    for seed, delivery in ((5, "peer"), (5, "storage"), (6, "peer")):
+        with Shuffler(threads, small, assignment=assignment, delivery=delivery, seed=seed) as shuffler:
+            runs.append(orders(shuffler, 3))
+    assert same(runs[0], runs[1])
+    for epoch in range(3):
+        assert not same(runs[0][epoch : epoch + 1], runs[2][epoch : epoch + 1])
+
+
+@pytest.mark.slow
+def test_another_cluster_gives_the_same_orders(processes, small, orders, cluster_of):
+    with Shuffler(processes, small, seed=3) as shuffler:
+        expected = orders(shuffler, 3)
+    # Ranks follow names, not the order in which workers have come.
+    with (
+        cluster_of({2: {}, 0: {}, 1: {}}) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small, seed=3) as shuffler,
+    ):
+        assert same(orders(shuffler, 3), expected)
+
+
+def test_a_second_call_of_epochs_goes_on(threads, small, orders):
+    with Shuffler(threads, small, seed=9) as shuffler:
+        at_once = orders(shuffler, 4)
+    with Shuffler(threads, small, seed=9) as shuffler:
+        in_two = orders(shuffler, 1) + orders(shuffler, 3)
+        assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3]
+    assert same(at_once, in_two)
+
+
+@pytest.mark.parametrize("assignment", ["local", "global"])
+def test_the_order_changes_every_epoch(threads, small, orders, assignment):
+    with Shuffler(threads, small, assignment=assignment) as shuffler:
+        seen = orders(shuffler, 3)
+    for before, after in pairwise(seen):
+        for a, b in zip(before, after, strict=True):
+            assert not np.array_equal(a, b)
+            assert not np.array_equal(a, np.sort(a))
+            assert np.array_equal(np.sort(a), np.sort(b)) == (assignment == "local")
+
+
+def test_contiguous_sharding_starts_with_consecutive_samples(threads, small, orders):
+    with Shuffler(threads, small, assignment="local", sharding="contiguous") as shuffler:
+        for part, rank in zip(orders(shuffler, 1)[0], range(5), strict=True):
+            assert np.array_equal(np.sort(part), np.arange(200 * rank, 200 * rank + 200))

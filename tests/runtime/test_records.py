@@ -1,0 +1,136 @@
+"""What an epoch needed, moved and took, as recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from dshuffle import Shuffler, create_dataset
+from dshuffle.planning import DELIVERIES, EpochPlanner, ShufflePlanSpec, parse_assignment
+from dshuffle.records import EpochRecord
+
+CHECKSUM_NBYTES = 4
+
+
+@pytest.mark.parametrize("delivery", sorted(DELIVERIES))
+@pytest.mark.parametrize("assignment", ["local", "partial:0.25", "global"])
+@pytest.mark.parametrize("cache_fraction", [None, 0.5])
+def test_records_say_what_was_planned_and_moved(threads, small, ids, delivery, assignment, cache_fraction):
+    started = time.perf_counter()
+    with Shuffler(
+        threads,
+        small,
+        assignment=assignment,
+        delivery=delivery,
+        cache_fraction=cache_fraction,
+        caching="recent",
+        sharding="contiguous",
+        seed=4,
+    ) as shuffler:
+        for epoch in shuffler.epochs(3):
+            threads.gather(epoch.map(ids))
+    seconds = time.perf_counter() - started
+    planner = EpochPlanner(
+        ShufflePlanSpec(
+            1000,
+            5,
+            seed=4,
+            assignment=parse_assignment(assignment),
+            delivery=delivery,
+            sharding="contiguous",
+            caching="recent",
+            cache_fraction=cache_fraction,
+        )
+    )
+    first, *others = shuffler.records
+    assert [record.epoch for record in shuffler.records] == [0, 1, 2]
+    assert [record.run_id for record in shuffler.records] == [1, 2, 3]
+
+    load = planner.load()
+    assert first.delivery == "load"
+    assert first.needed == load.n_needed == 1000
+    assert first.packets == load.plan.n_packets
+    assert first.store_delivered_bytes == load.plan.n_packets * 64
+    assert first.store_requests > 0
+    assert first.store_bytes > 0
+    assert first.wire_bytes == first.coded_load_bytes == first.server_sent_bytes == 0
+
+    for record in others:
+        planned = planner.advance()
+        moved = planned.plan.n_packets * (64 + CHECKSUM_NBYTES)
+        assert record.delivery == delivery
+        assert record.assignment == assignment
+        assert (record.caching, record.sharding) == ("recent", "contiguous")
+        assert (record.n_workers, record.n_samples, record.row_nbytes) == (5, 1000, 64)
+        assert record.cache_fraction == (cache_fraction or 0.2)
+        assert record.needed == planned.n_needed
+        assert record.packets == planned.plan.n_packets
+        assert record.coded_load_bytes == record.packets * 64
+        assert (record.needed == 0) == (assignment == "local")
+        assert len(record.wire_sent_bytes) == len(record.wire_received_bytes) == 5
+        if delivery == "peer":
+            assert sum(record.wire_sent_bytes) == sum(record.wire_received_bytes) == moved
+            assert record.server_sent_bytes == record.store_bytes == record.store_requests == 0
+            assert record.server == ""
+        elif delivery == "storage":
+            assert record.wire_bytes == sum(record.wire_sent_bytes) == record.server_sent_bytes == 0
+            assert record.store_delivered_bytes == record.needed * 64
+            assert (record.store_bytes > 0) == (record.store_requests > 0) == (record.needed > 0)
+        else:
+            to_rank_0 = len(planned.for_worker(0).receives.get(-1, ()))
+            assert record.server == "beside rank 0"
+            assert sum(record.wire_sent_bytes) == 0
+            assert record.wire_received_bytes[0] == 0
+            assert record.server_sent_bytes == record.wire_bytes == moved - to_rank_0 * (64 + CHECKSUM_NBYTES)
+        for field in dataclasses.fields(record):
+            if field.name.endswith("_seconds"):
+                value = getattr(record, field.name)
+                assert isinstance(value, float), field.name
+                assert 0 <= value < seconds, field.name
+
+    for record in shuffler.records:
+        line = record.to_json()
+        assert "\n" not in line
+        assert EpochRecord.from_json(line) == record
+
+
+def test_an_epoch_is_recorded_when_it_has_ended(threads, small, ids):
+    with Shuffler(threads, small) as shuffler:
+        for number, epoch in enumerate(shuffler.epochs(3)):
+            threads.gather(epoch.map(ids))
+            assert [record.epoch for record in shuffler.records] == list(range(number))
+        assert len(shuffler.records) == 3
+    assert len(shuffler.records) == 3
+
+
+def test_an_iteration_that_is_left_is_recorded_up_to_there(threads, small, ids):
+    with Shuffler(threads, small) as shuffler:
+        for epoch in shuffler.epochs(10):
+            threads.gather(epoch.map(ids))
+            if epoch.number == 1:
+                break
+    assert [record.epoch for record in shuffler.records] == [0, 1]
+
+
+def test_training_seconds_are_those_of_the_slowest_worker(threads, small):
+    def work(partition):
+        time.sleep(0.3 if partition.rank == 2 else 0.05)
+
+    with Shuffler(threads, small) as shuffler:
+        for epoch in shuffler.epochs(2):
+            threads.gather(epoch.map(work))
+            threads.gather(epoch.map(work))
+    assert all(0.6 <= record.training_seconds < 1.2 for record in shuffler.records)
+
+
+def test_waiting_is_recorded(threads, tmp_path):
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((30_000, 1024), np.uint8)})
+    with Shuffler(threads, dataset, delivery="storage") as shuffler:
+        for _ in shuffler.epochs(3):
+            pass  # nothing hides the exchange
+    for record in shuffler.records:
+        assert 0 < record.waited_seconds <= record.exchange_seconds + 0.5
+    assert sum(record.waited_seconds for record in shuffler.records[1:]) > 0.01

@@ -1,0 +1,256 @@
+"""Bad input and things that go wrong: a clear error, everybody still where they were, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+from dshuffle import Partial, Shuffler, create_dataset
+from dshuffle.errors import (
+    CacheBudgetError,
+    ClusterError,
+    DatasetNotFound,
+    ExchangeError,
+    InvalidParameter,
+)
+from dshuffle.planning import EpochPlanner
+from dshuffle.runtime.worker import DShuffleWorker
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"assignment": "globall"}, r"assignment='globall' is not allowed.*'local', 'global' or 'partial:Q'"),
+        ({"assignment": "partial:1.5"}, r"1\.5.*\[0, 1\]"),
+        ({"assignment": "partial:-0.1"}, r"-0\.1.*\[0, 1\]"),
+        ({"assignment": "partial:nan"}, r"nan.*\[0, 1\]"),
+        ({"assignment": "partial:some"}, r"partial:some"),
+        ({"assignment": 3}, r"assignment=3"),
+        ({"delivery": "post"}, r"delivery='post' is not allowed.*\['peer', 'server', 'storage'\]"),
+        ({"caching": "lru"}, r"caching='lru' is not allowed.*\['recent', 'uniform'\]"),
+        ({"sharding": "sorted"}, r"sharding='sorted' is not allowed.*\['contiguous', 'random'\]"),
+        ({"delivery": ["peer"]}, r"delivery=\['peer'\] is not allowed"),
+        ({"cache_fraction": 0.1}, r"cache_fraction=0\.1 is not allowed.*1/5|cache_fraction=0\.1.*0\.2"),
+        ({"cache_fraction": 1.01}, r"cache_fraction=1\.01 is not allowed"),
+        ({"cache_fraction": "half"}, r"cache_fraction='half' is not allowed"),
+        ({"memory_limit": "lots"}, r'memory_limit=\'lots\' is not allowed.*"2 GiB"'),
+        ({"memory_limit": 0}, r"memory_limit=0 is not allowed"),
+        ({"memory_limit": -5}, r"memory_limit=-5 is not allowed"),
+        ({"seed": 1.5}, r"seed=1\.5 is not allowed"),
+        ({"seed": "x"}, r"seed='x' is not allowed"),
+        ({"seed": None}, r"seed=None is not allowed"),
+        ({"server": "nobody", "delivery": "server"}, r"server='nobody' is not allowed.*inproc"),
+        ({"server": "nobody"}, r"server='nobody' is not allowed"),
+    ],
+)
+def test_a_parameter_that_is_not_allowed(threads, small, sessions_left, wrong, message):
+    with pytest.raises(InvalidParameter, match=message):
+        Shuffler(threads, small, **wrong)
+    assert sessions_left(threads) == (0, 0)
+
+
+def test_partial_is_checked_where_it_is_made():
+    with pytest.raises(InvalidParameter, match=r"\[0, 1\]"):
+        Partial(1.2)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, None, "3"])
+def test_counts_that_are_none(threads, small, count):
+    with Shuffler(threads, small) as shuffler:
+        with pytest.raises(InvalidParameter, match=r"count=.*is not allowed; it must be an integer >= 1"):
+            shuffler.epochs(count)  # at once, not when it is iterated over
+        assert len(list(shuffler.epochs(1))) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dshuffle.message-bytes": 0}, "dshuffle.message-bytes=0"),
+        ({"dshuffle.window-bytes": "1 MiB"}, "dshuffle.window-bytes=.*one message"),
+        ({"dshuffle.timeout": "0s"}, "dshuffle.timeout"),
+        ({"dshuffle.memory-fraction": 1.5}, "dshuffle.memory-fraction=1.5"),
+    ],
+)
+def test_settings_that_are_not_allowed(threads, small, settings, message):
+    with dask.config.set(settings), pytest.raises(InvalidParameter, match=message):
+        Shuffler(threads, small)
+
+
+def test_a_budget_that_is_too_small(threads, small, sessions_left):
+    # 200 rows and room for 200, of 64 bytes and 28 for their places: 36,800 bytes on each of 5 workers.
+    with pytest.raises(CacheBudgetError, match=r"needs 36800 bytes on each of 5 workers.*10 workers would do"):
+        Shuffler(threads, small, memory_limit=18_400)
+    with pytest.raises(CacheBudgetError, match="no number of workers would do with cache_fraction=1"):
+        Shuffler(threads, small, memory_limit=36_800, cache_fraction=1.0)
+    assert sessions_left(threads) == (0, 0)
+    with Shuffler(threads, small, memory_limit=36_800) as shuffler:
+        assert len(list(shuffler.epochs(2))) == 2
+
+
+def test_the_budget_is_a_part_of_the_workers_own_memory(cluster_of, small):
+    no_pause = {f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause")}
+    with (
+        dask.config.set(no_pause),
+        cluster_of({name: {"memory_limit": 153_333} for name in "abc"}) as cluster,
+        Client(cluster) as client,
+    ):
+        # 334 rows and room for as many take 61,456 bytes, and 60 % of the limit is more than that.
+        with Shuffler(client, small) as shuffler:
+            assert len(list(shuffler.epochs(2))) == 2
+        with (
+            dask.config.set({"dshuffle.memory-fraction": 0.4}),
+            pytest.raises(CacheBudgetError, match=r"needs 61456 bytes on each of 3.*memory_limit allows 61333"),
+        ):
+            Shuffler(client, small)
+
+
+def test_fewer_samples_than_workers(threads, tmp_path, sessions_left):
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros(4)})
+    with pytest.raises(InvalidParameter, match=r"n_samples=4 is not allowed.*>= 5.*fewer samples than workers"):
+        Shuffler(threads, dataset)
+    assert sessions_left(threads) == (0, 0)
+
+
+def test_no_dataset_there(threads, tmp_path):
+    with pytest.raises(DatasetNotFound, match=r"nothing stands at .*nowhere\.zarr"):
+        Shuffler(threads, tmp_path / "nowhere.zarr")
+
+
+def test_no_workers(cluster_of, small, orders):
+    with (
+        cluster_of({}) as cluster,
+        Client(cluster) as client,
+        pytest.raises(ClusterError, match="the cluster has no workers; add some"),
+    ):
+        Shuffler(client, small)
+
+
+def test_an_asynchronous_client(threads, small):
+    async def try_it():
+        async with Client(threads.scheduler.address, asynchronous=True) as client:
+            with pytest.raises(InvalidParameter, match=r"client=.*a synchronous Client"):
+                Shuffler(client, small)
+
+    threads.sync(try_it)
+    assert asyncio.iscoroutinefunction(try_it)
+
+
+def test_a_closed_client(cluster_of, small):
+    with cluster_of({"a": {}}) as cluster:
+        client = Client(cluster)
+        client.close()
+        with pytest.raises(ClusterError, match="client is closed"):
+            Shuffler(client, small)
+
+
+def test_a_worker_that_cannot_be_set_up(cluster_of, small, sessions_left, monkeypatch):
+    setup = DShuffleWorker.setup
+
+    async def setup_fails(self, worker):
+        if str(worker.name) == "b":
+            raise RuntimeError("no room for plugins here")
+        await setup(self, worker)
+
+    monkeypatch.setattr(DShuffleWorker, "setup", setup_fails)
+    with cluster_of({"a": {}, "b": {}, "c": {}}) as cluster, Client(cluster) as client:
+        with (
+            dask.config.set({"dshuffle.timeout": "500ms"}),
+            pytest.raises(ClusterError, match=r"could not be set up on 1 of 3 workers, among them tcp://.*log"),
+        ):
+            Shuffler(client, small)
+        assert sessions_left(client) == (0, 0)
+
+
+def test_a_worker_that_cannot_open_the_dataset(threads, small, sessions_left):
+    shutil.rmtree(small.url)
+    with pytest.raises(DatasetNotFound, match=r"worker inproc://.*nothing stands at"):
+        Shuffler(threads, small)
+    assert sessions_left(threads) == (0, 0)
+
+
+def test_a_dataset_that_is_another_on_the_workers(threads, small, sessions_left):
+    create_dataset(small.url, {"x": np.zeros((900, 7)), "y": np.arange(900)}, overwrite=True)
+    with pytest.raises(ClusterError, match=r"is another here than on the client.*same storage"):
+        Shuffler(threads, small)
+    assert sessions_left(threads) == (0, 0)
+
+
+def chunk_files(dataset, array):
+    return sorted(path for path in (Path(dataset.url) / array / "c").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("delivery", ["peer", "server", "storage"])
+def test_a_chunk_is_corrupted_before_the_first_epoch(threads, small, orders, sessions_left, delivery):
+    chunk = chunk_files(small, "x")[3]
+    good = chunk.read_bytes()
+    with Shuffler(threads, small, delivery=delivery) as shuffler:
+        chunk.write_bytes(good[:50] + b"!" + good[51:])
+        for _ in range(2):
+            with pytest.raises(ExchangeError, match=r"epoch 0 could not be exchanged: rank .*chunk \(3, 0\).*'x'"):
+                next(shuffler.epochs(3))
+        assert shuffler.records == []
+        chunk.write_bytes(good)
+        orders(shuffler, 3)
+    assert [record.epoch for record in shuffler.records] == [0, 1, 2]
+    assert shuffler.records[0].run_id > 1
+    assert sessions_left(threads) == (0, 0)
+
+
+def test_the_dataset_is_gone_before_an_epoch_that_reads_it_again(threads, small, ids, orders):
+    with Shuffler(threads, small, delivery="storage") as shuffler:
+        first = orders(shuffler, 1)
+        hidden = small.url + ".hidden"
+        shutil.move(small.url, hidden)
+        with pytest.raises(ExchangeError, match=r"epoch 1 could not be exchanged: rank .*chunk"):
+            next(shuffler.epochs(1))
+        # All are still on the former epoch, with its rows.
+        epoch = shuffler._epoch
+        again = threads.gather(epoch.map(ids))
+        assert all(np.array_equal(a, b) for a, b in zip(first[0], again, strict=True))
+        shutil.move(hidden, small.url)
+        orders(shuffler, 3)
+    assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3]
+
+
+def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, ids, orders):
+    chunk = chunk_files(small, "y")[0]
+    good = chunk.read_bytes()
+    with Shuffler(threads, small, delivery="storage") as shuffler:
+        epochs = shuffler.epochs(5)
+        next(epochs)
+        chunk.write_bytes(b"")
+        with pytest.raises(ExchangeError, match="array 'y'"):
+            list(epochs)  # the next epoch may have come in before, those after it have not
+        assert shuffler._epoch.number <= 1
+        epoch = shuffler._epoch
+        assert np.array_equal(np.sort(np.concatenate(threads.gather(epoch.map(ids)))), np.arange(1000))
+        chunk.write_bytes(good)
+        orders(shuffler, 2)
+
+
+@pytest.mark.parametrize("where", ["advance", "for_worker"])
+def test_whatever_goes_wrong_while_planning_is_heard_of(threads, small, orders, monkeypatch, where):
+    from dshuffle.planning import EpochPlan
+
+    owner = EpochPlanner if where == "advance" else EpochPlan
+    right = getattr(owner, where)
+
+    def wrong(self, *args):
+        raise MemoryError("no more of it")
+
+    with Shuffler(threads, small, delivery="peer") as shuffler:
+        monkeypatch.setattr(owner, where, wrong)
+        with pytest.raises(ExchangeError, match=r"epoch \d could not be exchanged: .*no more of it"):
+            for _ in shuffler.epochs(2):
+                pass
+        monkeypatch.setattr(owner, where, right)
+        seen = orders(shuffler, 2)
+    with Shuffler(threads, small, delivery="peer") as shuffler:
+        expected = orders(shuffler, len(shuffler.records) + 4)
+    assert any(np.array_equal(seen[0][0], epoch[0]) for epoch in expected)

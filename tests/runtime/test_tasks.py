@@ -1,0 +1,198 @@
+"""What a task gets, and what becomes of what it returns or raises."""
+
+from __future__ import annotations
+
+import time
+import traceback
+
+import numpy as np
+import pytest
+
+from dshuffle import Shuffler
+from dshuffle.errors import ClusterError, InvalidParameter, StaleEpoch
+
+
+@pytest.fixture
+def shuffler(threads, small):
+    with Shuffler(threads, small) as shuffler:
+        yield shuffler
+
+
+def run_once(shuffler, fn, *args, **kwargs):
+    """One epoch of one call; the results by rank."""
+    for epoch in shuffler.epochs(1):
+        return shuffler._client.gather(epoch.map(fn, *args, **kwargs))
+
+
+def test_what_a_partition_offers(shuffler, small):
+    x = small.read_rows(np.arange(1000))["x"]
+
+    def look(partition):
+        assert "rank=" in repr(partition)
+        with pytest.raises(ValueError, match="read-only"):
+            partition.sample_ids[0] = 1
+        with pytest.raises(AttributeError):
+            partition.rank = 3
+        with pytest.raises(KeyError, match=r"no array 'z' in this dataset; it has \['x', 'y'\]"):
+            partition["z"]
+        copied = partition["y"]
+        copied[:] = -1
+        assert (partition["y"] >= 0).all()
+        return len(partition), partition.rank, partition.epoch, partition.names, partition.sample_ids, partition["x"]
+
+    for number in range(2):
+        for rank, (length, its_rank, epoch, names, sample_ids, rows) in enumerate(run_once(shuffler, look)):
+            assert (length, its_rank, epoch, set(names)) == (200, rank, number, {"x", "y"})
+            assert sample_ids.dtype == np.int64
+            assert rows.dtype == np.float64
+            assert np.array_equal(rows, x[sample_ids])
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 199, 200, 201, np.int32(50)])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_batches(shuffler, batch_size, drop_last):
+    def batches(partition):
+        return partition["x"], list(partition.batches(batch_size, drop_last=drop_last))
+
+    for x, parts in run_once(shuffler, batches):
+        size = int(batch_size)
+        kept = len(x) - len(x) % size if drop_last else len(x)
+        assert [len(part["x"]) for part in parts] == [min(size, kept - at) for at in range(0, kept, size)]
+        assert np.array_equal(np.concatenate([x[:0], *(part["x"] for part in parts)]), x[:kept])
+        assert all(part.keys() == {"x", "y"} for part in parts)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2.5, "many", None])
+def test_batch_sizes_that_are_none(shuffler, batch_size):
+    def at_once(partition):
+        partition.batches(batch_size)  # not only when the first batch is asked for
+
+    with pytest.raises(InvalidParameter, match=r"batch_size=.*is not allowed; it must be an integer >= 1"):
+        run_once(shuffler, at_once)
+
+
+def test_a_partition_is_of_no_use_after_its_task(shuffler):
+    def keep(partition):
+        from distributed import get_worker
+
+        get_worker().kept = partition, [partition.batches(10), partition.batches(10)]
+
+    def use(partition):
+        from distributed import get_worker
+
+        former, batches = get_worker().kept
+        with pytest.raises(StaleEpoch, match="after its task had ended; copy what you need"):
+            former["x"]
+        with pytest.raises(StaleEpoch):
+            next(batches.pop())
+        return len(former), former.rank
+
+    for epoch in shuffler.epochs(1):
+        shuffler._client.gather(epoch.map(keep))
+        expected = [(200, rank) for rank in range(5)]
+        assert shuffler._client.gather(epoch.map(use)) == expected
+    assert run_once(shuffler, use) == expected
+
+
+def test_a_partition_cannot_be_returned(shuffler):
+    with pytest.raises(TypeError, match="a Partition lives on its worker and cannot be sent; return arrays"):
+        run_once(shuffler, lambda partition: partition)
+    assert run_once(shuffler, len) == [200] * 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", [lambda partition: partition, lambda partition: [partition]])
+def test_a_partition_cannot_be_returned_from_a_process(processes, small, wrap):
+    with Shuffler(processes, small) as shuffler:
+        with pytest.raises(TypeError, match="lives on its worker"):
+            run_once(shuffler, wrap)
+        assert sum(run_once(shuffler, len)) == 1000
+
+
+def test_arguments(shuffler, threads):
+    def echo(partition, *args, **kwargs):
+        return args, kwargs
+
+    weights = threads.scatter(np.arange(3.0))
+    one = threads.submit(lambda: 1, pure=False)
+    for args, kwargs in run_once(shuffler, echo, 5, one, [one, {"deep": (one, "text")}], key=weights, workers="w"):
+        assert args == (5, 1, [1, {"deep": (1, "text")}])
+        assert kwargs.keys() == {"key", "workers"}
+        assert np.array_equal(kwargs["key"], np.arange(3.0))
+    assert run_once(shuffler, echo) == [((), {})] * 5
+
+
+def test_results_come_in_rank_order_from_the_worker_of_the_rank(shuffler, threads):
+    def where(partition):
+        from distributed import get_worker
+
+        time.sleep(0.02 * (5 - partition.rank))
+        return partition.rank, get_worker().address
+
+    expected = [(rank, shuffler._addresses[rank]) for rank in range(5)]
+    assert len({address for _, address in expected}) == 5
+    for _ in range(3):
+        assert run_once(shuffler, where) == expected
+
+
+def test_a_task_that_raises(shuffler, threads, orders):
+    def a_function_of_the_user(partition):
+        if partition.rank == 3:
+            raise ZeroDivisionError("thirteen by nought")
+        return partition.rank
+
+    for epoch in shuffler.epochs(2):
+        futures = epoch.map(a_function_of_the_user)
+        with pytest.raises(ZeroDivisionError, match="thirteen by nought") as raised:
+            threads.gather(futures)
+        assert "a_function_of_the_user" in "".join(traceback.format_exception(raised.value))
+        assert threads.gather(futures, errors="skip") == [0, 1, 2, 4]
+    orders(shuffler, 3)
+    assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3, 4]
+
+
+def test_several_calls_in_an_epoch(shuffler, threads):
+    for epoch in shuffler.epochs(2):
+        first, second = epoch.map(lambda partition: partition.sample_ids.copy()), epoch.map(len)
+        third = epoch.map(lambda partition, ids: np.array_equal(partition.sample_ids, ids[partition.rank]), first)
+        assert threads.gather(second) == [200] * 5
+        assert threads.gather(third) == [True] * 5
+
+
+def test_futures_need_not_be_gathered_before_moving_on(shuffler, threads):
+    def slow(partition):
+        time.sleep(0.1)
+        return partition.epoch, partition.sample_ids.copy()
+
+    kept = [epoch.map(slow) for epoch in shuffler.epochs(3)]
+    for number, futures in enumerate(kept):
+        results = threads.gather(futures)
+        assert [epoch for epoch, _ in results] == [number] * 5
+        assert np.array_equal(np.sort(np.concatenate([ids for _, ids in results])), np.arange(1000))
+
+
+def test_an_epoch_that_has_ended(shuffler, threads, small):
+    epochs = shuffler.epochs(2)
+    first = next(epochs)
+    assert "Epoch 0" in repr(first)
+    next(epochs)
+    with pytest.raises(ClusterError, match="epoch 0 has ended; its shuffler is on epoch 1"):
+        first.map(len)
+    other = Shuffler(threads, small)
+    last = next(other.epochs(1))
+    other.close()
+    with pytest.raises(ClusterError, match="epoch 0 has ended; its shuffler is closed"):
+        last.map(len)
+
+
+def test_after_the_iteration_the_last_epoch_can_still_be_looked_at(shuffler, threads):
+    [epoch] = shuffler.epochs(1)
+    assert threads.gather(epoch.map(len)) == [200] * 5
+    assert run_once(shuffler, lambda partition: partition.epoch) == [1] * 5
+
+
+def test_cancelled_futures_do_not_stop_the_iteration(shuffler, threads):
+    for epoch in shuffler.epochs(3):
+        futures = epoch.map(lambda partition: time.sleep(0.1))
+        threads.cancel(futures[:2])
+    assert len(shuffler.records) == 3

@@ -1,0 +1,33 @@
+"""The benchmarks run, and the promise that does not depend on what else the machine does is kept."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent / "benchmarks"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_large_epoch_is_planned_in_half_a_second():
+    assert load("promises").planning_seconds() < 0.5
+
+
+@pytest.mark.slow
+def test_the_exchange_benchmark_runs():
+    command = [sys.executable, str(BENCHMARKS / "exchange.py"), "--samples=2000", "--workers=2", "--repeats=1"]
+    ran = subprocess.run([*command, "--skip=array"], capture_output=True, text=True, timeout=110)
+    assert ran.returncode == 0, ran.stderr
+    results = json.loads(ran.stdout.splitlines()[-1])
+    assert set(results) == {"ours", "bare", "dataframe P2P"}
+    assert results["ours"]["wire_bytes"] > 0
+    assert all(result["seconds"] > 0 for result in results.values())
