@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bokeh.io import save
 from bokeh.layouts import column
+from bokeh.models import Column
 from bokeh.plotting import figure
 from bokeh.resources import INLINE
 from rich.progress import track
@@ -61,7 +62,7 @@ def packets(n_samples: int, fraction: float, seed: int) -> Row:
     return row
 
 
-def draw(rows: list[Row]) -> object:
+def draw(rows: list[Row]) -> Column:
     """One plot for each number of samples: packets as a fraction of the samples."""
     plots = []
     for n_samples in sorted({row["samples"] for row in rows}):
@@ -74,7 +75,8 @@ def draw(rows: list[Row]) -> object:
             height=380,
         )
         for name, colour in COLOURS.items():
-            points = [(row["cache_fraction"], row[name] / n_samples) for row in rows if row["samples"] == n_samples and name in row]
+            here = [row for row in rows if row["samples"] == n_samples and name in row]
+            points = [(row["cache_fraction"], row[name] / n_samples) for row in here]
             if points:
                 x, y = zip(*points, strict=True)
                 dash = "dashed" if name == "lower bound" else "solid"
@@ -82,7 +84,7 @@ def draw(rows: list[Row]) -> object:
                 plot.scatter(x, y, color=colour, size=6, legend_label=name)
         plot.legend.location = "bottom_left"
         plots.append(plot)
-    return column(*plots)
+    return column(plots)
 
 
 def main() -> None:

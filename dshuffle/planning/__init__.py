@@ -20,7 +20,7 @@ from dshuffle.planning.assignment import (
 )
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, first_holders
 from dshuffle.planning.check import check_plan
-from dshuffle.planning.delivery import DELIVERIES, DeliveryPlanner, plan_delivery
+from dshuffle.planning.delivery import DELIVERIES, UNCODED, DeliveryPlanner, plan_delivery
 from dshuffle.planning.epochs import EpochPlan, EpochPlanner, ShufflePlanSpec, WorkerPlan
 from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
 from dshuffle.planning.plan import SERVER, STORE, Plan, demand
@@ -33,6 +33,7 @@ __all__ = [
     "SERVER",
     "SHARDINGS",
     "STORE",
+    "UNCODED",
     "Aligned",
     "Assignment",
     "CachingPolicy",

@@ -16,7 +16,7 @@ from distributed import Client, Future, wait
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
-from dshuffle.planning import CACHINGS, DELIVERIES, SERVER, SHARDINGS, Assignment, parse_assignment
+from dshuffle.planning import CACHINGS, SERVER, SHARDINGS, UNCODED, Assignment, parse_assignment
 from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.replies import Reply, unwrap
@@ -81,12 +81,13 @@ class Shuffler:
         A :class:`Dataset`, or the URL of one that the workers can open.
     assignment
         Which worker trains on which sample: ``"global"`` (a new random partition each epoch), ``"partial:Q"`` or
-        ``Partial(Q)`` (each worker exchanges the fraction Q of its samples), ``"local"`` (none).
+        ``Partial(Q)`` (each worker exchanges the fraction Q of its samples), ``"local"`` (none). ``"aligned"`` is a
+        random partition drawn so that coded deliveries pack well.
     delivery
         How a worker gets the samples that it lacks: ``"peer"`` (from the least loaded worker that holds them),
         ``"server"`` (from one worker that can read everything), ``"storage"`` (read again from the dataset).
     caching
-        What a worker keeps beyond its share: ``"uniform"`` or ``"recent"``.
+        What a worker keeps beyond its share: ``"uniform"``, ``"recent"`` or ``"even"``.
     cache_fraction
         Fraction of the dataset that each worker holds, within [1/n, 1]; ``None`` for its share alone.
     sharding
@@ -148,7 +149,7 @@ class Shuffler:
         if client.status != "running":
             raise ClusterError(f"the Dask client is {client.status}; make a new one")
         for name, value, known in (
-            ("delivery", delivery, DELIVERIES),
+            ("delivery", delivery, UNCODED),
             ("caching", caching, CACHINGS),
             ("sharding", sharding, SHARDINGS),
         ):

@@ -10,7 +10,7 @@ import numpy as np
 from distributed import Client
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import DELIVERIES, SHARDINGS, Local, parse_assignment
+from dshuffle.planning import SHARDINGS, UNCODED, Local, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
 from dshuffle.store import Dataset
@@ -30,7 +30,7 @@ class Way:
     def __post_init__(self) -> None:
         parse_assignment(self.assignment)
         for name, value, known in (
-            ("delivery", self.delivery, DELIVERIES),
+            ("delivery", self.delivery, UNCODED),
             ("sharding", self.sharding, SHARDINGS),
         ):
             if value not in known:

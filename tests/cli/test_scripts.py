@@ -29,3 +29,16 @@ def test_a_dataset_is_made_and_trained_on(tmp_path):
     errors = [float(line.split("error ")[1].split(",")[0]) for line in lines[:3]]
     assert errors[0] > errors[1] > errors[2]
     assert [line.split(":")[0] for line in lines[3:]] == ["epoch 0 (load)", "epoch 1 (peer)", "epoch 2 (peer)"]
+
+
+@pytest.mark.slow
+def test_the_papers_figures_are_drawn(tmp_path):
+    drawn = run("pipelines/packets_figure.py", "--samples", 2000, "--output", tmp_path / "figure")
+    assert drawn.returncode == 0, drawn.stderr
+    header, *rows = (tmp_path / "figure" / "packets.csv").read_text().splitlines()
+    assert header.startswith("samples,cache_fraction,uncoded,coded,ubershuffle,clique,aligned,lower bound")
+    assert len(rows) == 10
+    assert "<html" in (tmp_path / "figure" / "packets.html").read_text()
+    counted = run("pipelines/worst_case.py", "--samples-per-worker", 40, "--shuffles", 2)
+    assert counted.returncode == 0, counted.stderr
+    assert counted.stdout.count("2/2") == 19

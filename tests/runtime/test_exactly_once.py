@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.planning import CACHINGS, DELIVERIES, SHARDINGS
+from dshuffle.planning import CACHINGS, SHARDINGS, UNCODED
 
 DTYPES = ("?", "i1", "<u2", "<i4", "<f2", "<f4", "<f8", "<c16", "S5", "<U3", [("a", "<i2"), ("b", "<f8")])
 SHAPES = ((), (1,), (3,), (17,), (2, 5), (3, 1, 2))
@@ -73,7 +73,7 @@ def run(client, n_workers, rng, assignment, delivery, folder, n_epochs):
         assert [record.epoch for record in shuffler.records] == list(range(n_epochs)), context
 
 
-PAIRS = [(assignment, delivery) for assignment in ("local", "partial", "global") for delivery in sorted(DELIVERIES)]
+PAIRS = [(assignment, delivery) for assignment in ("local", "partial", "global") for delivery in sorted(UNCODED)]
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_on_threads(threads, tmp_path, assignment, delivery):
         run(threads, 5, rng, assignment, delivery, tmp_path / f"{job}.zarr", 6)
 
 
-@pytest.mark.parametrize("delivery", sorted(DELIVERIES))
+@pytest.mark.parametrize("delivery", sorted(UNCODED))
 def test_in_brief(threads, tmp_path, delivery):
     rng = np.random.default_rng(1)
     run(threads, 5, rng, "global", delivery, tmp_path / "d.zarr", 3)

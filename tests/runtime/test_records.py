@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.planning import DELIVERIES, EpochPlanner, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import UNCODED, EpochPlanner, ShufflePlanSpec, parse_assignment
 from dshuffle.records import EpochRecord
 
 CHECKSUM_NBYTES = 4
 
 
-@pytest.mark.parametrize("delivery", sorted(DELIVERIES))
+@pytest.mark.parametrize("delivery", sorted(UNCODED))
 @pytest.mark.parametrize("assignment", ["local", "partial:0.25", "global"])
 @pytest.mark.parametrize("cache_fraction", [None, 0.5])
 def test_records_say_what_was_planned_and_moved(threads, small, ids, delivery, assignment, cache_fraction):

@@ -37,7 +37,7 @@ def find_cycles(holders: Holders, workers: Samples, n_workers: int) -> tuple[Sam
 
     Examples
     --------
-    >>> members, offsets = find_cycles(np.array([[1], [2], [4], [1]], dtype=np.uint64), np.array([1, 2, 0, 2]), 3)
+    >>> members, offsets = find_cycles(np.array([[1], [2], [4], [1]], dtype=np.uint64), np.array([1, 2, 0, 1]), 3)
     >>> members, offsets
     (array([0, 1, 2]), array([0, 3]))
     """
