@@ -82,7 +82,7 @@ def draw(rows: list[Row]) -> Column:
                 dash = "dashed" if name == "lower bound" else "solid"
                 plot.line(x, y, color=colour, line_width=2, line_dash=dash, legend_label=name)
                 plot.scatter(x, y, color=colour, size=6, legend_label=name)
-        plot.legend.location = "bottom_left"
+        plot.add_layout(plot.legend[0], "right")  # none of the lines leaves room for it
         plots.append(plot)
     return column(plots)
 

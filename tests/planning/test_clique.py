@@ -172,6 +172,15 @@ def test_a_cycle_of_five_takes_four_packets():
     assert plan.n_packets == 4
 
 
+def test_a_shorter_cycle_within_a_cycle_is_taken():
+    # Around six workers; but the last also holds the second sample, and cannot be sent it.
+    holders = [1 << 5, 1 << 0 | 1 << 5, 1 << 1, 1 << 2, 1 << 3, 1 << 4]
+    destinations = [0, 1, 2, 3, 4, 5]
+    plan = plan_delivery("clique", holders, destinations, 6)
+    check_plan(plan, holders, destinations, 6)
+    assert plan.n_packets == 5
+
+
 @pytest.mark.parametrize(("n", "q"), [(3, 500), (6, 2000), (12, 5000), (20, 1000)])
 def test_without_excess_cycles_beat_leftover_coding(n, q):
     holders, destinations = fresh(q, n, 1 / n)

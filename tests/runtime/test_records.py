@@ -89,7 +89,8 @@ def test_records_say_what_was_planned_and_moved(threads, small, ids, delivery, a
             if field.name.endswith("_seconds"):
                 value = getattr(record, field.name)
                 assert isinstance(value, float), field.name
-                assert 0 <= value < seconds, field.name
+                # Packing and unpacking add up over a worker's two threads.
+                assert 0 <= value < 2 * seconds, field.name
 
     for record in shuffler.records:
         line = record.to_json()
