@@ -123,6 +123,9 @@ class Coordinator:
             run.ready_after = time.perf_counter() - run.started
             run.error = self._check_votes(run)
             run.decided.set()
+            if run.error is None:
+                # Not before: planning would take cores from members that are still exchanging.
+                self._scheduler._ongoing_background_tasks.call_soon(self._plan_ahead, run.run_id)
 
     def lose(self, address: str) -> None:
         """A member has left the cluster."""
@@ -174,6 +177,12 @@ class Coordinator:
                 run.error = run.error or error
                 run.decided.set()
         return self._run
+
+    async def _plan_ahead(self, run_id: int) -> None:
+        try:
+            await self._tell_all("dshuffle_plan_ahead", run_id=run_id)
+        except DShuffleError as error:  # the next epoch plans for itself
+            logger.debug("dshuffle: no plan ahead after run %d: %s", run_id, error)
 
     async def _commit(self, run: Run) -> dict[int, Reply]:
         """Phase two. A member that cannot swap now never will: the session is broken, loudly."""

@@ -178,6 +178,14 @@ class WorkerSession:
         self._run = Run(run_id, epoch)
         self._spawn(self._exchange(self._run))
 
+    async def plan_ahead(self, run_id: int) -> None:
+        """All members are ready: plan the epoch after, which depends on seeds alone, while tasks train.
+
+        Should that fail, the epoch that needs the plan says so.
+        """
+        if self._run is not None and self._run.run_id == run_id:
+            self._plan(self._run.epoch + 1)
+
     async def commit(self, run_id: int) -> Reply:
         """Swap to the epoch that has been prepared, once no task reads the present one.
 
@@ -335,11 +343,6 @@ class WorkerSession:
             unwrap(reply, "the scheduler")
         except (OSError, DShuffleError) as error:  # Dask closes a worker that has lost its scheduler
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
-            return
-        if reason is None and self._run is run:
-            # Plans depend on seeds alone, so the next one is made while others still exchange or train. Should that
-            # fail, the epoch that needs it says so.
-            self._plan(run.epoch + 1)
 
     def _reserve(self, mine: WorkerPlan) -> NDArray[np.int64]:
         assert self._seat is not None

@@ -59,6 +59,9 @@ class DShuffleWorker(WorkerPlugin):
         async def commit(session_id: str, run_id: int) -> Reply:
             return {"report": await plugin().session(session_id).commit(run_id)}
 
+        async def plan_ahead(session_id: str, run_id: int) -> None:
+            await plugin().session(session_id).plan_ahead(run_id)
+
         async def abort(session_id: str) -> None:
             await plugin().session(session_id).abort()
 
@@ -85,6 +88,7 @@ class DShuffleWorker(WorkerPlugin):
             "dshuffle_open": replying(open_session),
             "dshuffle_begin": replying(begin),
             "dshuffle_commit": replying(commit),
+            "dshuffle_plan_ahead": replying(plan_ahead),
             "dshuffle_abort": replying(abort),
             "dshuffle_training": replying(training),
             "dshuffle_close": replying(close_session),

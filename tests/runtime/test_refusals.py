@@ -26,14 +26,17 @@ from dshuffle.runtime.worker import DShuffleWorker
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"assignment": "globall"}, r"assignment='globall' is not allowed.*'local', 'global' or 'partial:Q'"),
+        (
+            {"assignment": "globall"},
+            r"assignment='globall' is not allowed.*'local', 'global', 'aligned'.*'partial:Q' or 'aligned:Q'",
+        ),
         ({"assignment": "partial:1.5"}, r"1\.5.*\[0, 1\]"),
         ({"assignment": "partial:-0.1"}, r"-0\.1.*\[0, 1\]"),
         ({"assignment": "partial:nan"}, r"nan.*\[0, 1\]"),
         ({"assignment": "partial:some"}, r"partial:some"),
         ({"assignment": 3}, r"assignment=3"),
         ({"delivery": "post"}, r"delivery='post' is not allowed.*\['peer', 'server', 'storage'\]"),
-        ({"caching": "lru"}, r"caching='lru' is not allowed.*\['recent', 'uniform'\]"),
+        ({"caching": "lru"}, r"caching='lru' is not allowed.*\['even', 'recent', 'uniform'\]"),
         ({"sharding": "sorted"}, r"sharding='sorted' is not allowed.*\['contiguous', 'random'\]"),
         ({"delivery": ["peer"]}, r"delivery=\['peer'\] is not allowed"),
         ({"cache_fraction": 0.1}, r"cache_fraction=0\.1 is not allowed.*1/5|cache_fraction=0\.1.*0\.2"),
