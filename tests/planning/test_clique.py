@@ -120,6 +120,17 @@ def test_fewer_packets_than_ubershuffle_where_only_one_is_tried(n, alpha):
     assert plan.n_packets <= plan_delivery("ubershuffle", holders, destinations, n).n_packets
 
 
+@pytest.mark.parametrize("n", [4, 8, 20])
+def test_fewer_packets_than_ubershuffle_for_few_sets_of_holders(n):
+    rng = np.random.default_rng(7)
+    sets = rng.integers(1, 2 ** min(n, 8), 200).astype(np.uint64)
+    holders = sets[(rng.random(30_000) ** 2 * 200).astype(int)]
+    destinations = (rng.random(30_000) ** 1.5 * min(n, 8)).astype(int)
+    plan = plan_delivery("clique", holders, destinations, n)
+    check_plan(plan, holders, destinations, n)
+    assert plan.n_packets <= plan_delivery("ubershuffle", holders, destinations, n).n_packets
+
+
 @pytest.mark.parametrize(
     ("n", "q", "gain"),
     [

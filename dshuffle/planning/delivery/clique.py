@@ -14,14 +14,15 @@ from dshuffle.planning.delivery.ubershuffle import plan_ubershuffle
 from dshuffle.planning.plan import SERVER, Plan, missing_samples
 from dshuffle.planning.values import Holders, Ranks, Samples
 
-_COMPARED_UP_TO = 20_000
+_FEW_SAMPLES = 20_000
+_FEW_TABLES = 4096
 
 
 def plan_clique(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, start: Plan | None = None) -> Plan:
     """Few packets from the server, for any caches and any number of workers.
 
-    Never more than ``ubershuffle`` needs: for small demands, where luck may decide, both are tried. What stays alone
-    goes around in cycles where it can, as in ``leftover``.
+    Never more than ``ubershuffle`` needs: where both come close to what is possible, because the samples are few or
+    have few sets of holders, both are tried. What stays alone goes around in cycles where it can, as in ``leftover``.
 
     Parameters
     ----------
@@ -42,17 +43,19 @@ def plan_clique(holders: Holders, destinations: Ranks, n_workers: int, *, seed: 
     rest = missing_samples(holders, destinations)
     if start is not None:
         rest = rest[_not_delivered(start, rest, destinations)]
+    alternatives: list[tuple[Samples, Samples]] = []
     if n_workers <= 64:
         tables = Tables.of(holders[rest], destinations[rest], n_workers)
         members, offsets = pack_cliques(tables, n_workers, seed=seed)
-        members = tables.samples[members]
+        alternatives.append((rest[tables.samples[members]], offsets))
+        if start is None and (len(rest) <= _FEW_SAMPLES or len(tables.masks) <= _FEW_TABLES):
+            other = plan_ubershuffle(holders, destinations, n_workers, seed=seed)
+            alternatives.append((other.samples, other.offsets))
     else:
         members, offsets = pack_small_cliques(holders[rest], destinations[rest].astype(np.int64), n_workers, seed=seed)
-    plan = _with_cycles(rest[members], offsets, holders, destinations, n_workers)
-    if start is None and len(rest) <= _COMPARED_UP_TO and n_workers <= 64:
-        other = plan_ubershuffle(holders, destinations, n_workers, seed=seed)
-        other = _with_cycles(other.samples, other.offsets, holders, destinations, n_workers)
-        plan = min(plan, other, key=lambda it: it.n_packets)
+        alternatives.append((rest[members], offsets))
+    plans = [_with_cycles(*packets, holders, destinations, n_workers) for packets in alternatives]
+    plan = min(plans, key=lambda each: each.n_packets)
     if start is None:
         return plan
     return _plan(

@@ -22,7 +22,10 @@ from dshuffle.planning.values import Samples
 _UNIT = 1 << 20
 _FINE = [_UNIT * percent // 100 for percent in range(98, 30, -2)]
 _COARSE = [_UNIT * percent // 100 for percent in (80, 70, 60, 50)]
-_FINE_UP_TO = 65_536
+_SMALL = 16_000_000
+"""Demands for which there is time, by the sum of the squares of their sets' sizes times the number of workers."""
+_PATIENCE = 16_000
+"""Seeds that may fall short of a threshold before it is given up, and ten more for each that does not."""
 
 
 def pack_cliques(tables: Tables, n_workers: int, *, seed: int) -> tuple[Samples, Samples]:
@@ -47,33 +50,37 @@ def pack_cliques(tables: Tables, n_workers: int, *, seed: int) -> tuple[Samples,
       of paper 000's Theorem 2, and to 1 in a packet without waste; s ** -0.75 turns out to need some percent fewer
       packets, as large sets are in truth more costly than that.
     - Only packets worth a threshold are made; a seed whose packet falls short waits for a lower one. Thresholds fall
-      in small steps, or in four for large demands, where time counts.
+      in small steps, or in four for large demands, where time counts. One that hardly any seed can reach is given up.
     """
-    weights = _weights(tables)
     sets = np.repeat(tables.masks, np.diff(tables.starts[tables.columns]))
     workers = np.repeat(tables.workers, np.diff(tables.starts)).astype(np.int64)
-    company = np.empty(len(sets), dtype=np.int64)
     sizes = np.empty(len(sets), dtype=np.int64)
+    company = np.empty(len(sets), dtype=np.int64)
     _describe(tables.masks, tables.columns, tables.starts, sizes, company)
     mixed = permutation(len(sets), "clique", seed)
     seeds = mixed[group_by(sizes[mixed], n_workers + 1)[0]]
     order = mixed[group_by((sizes * (n_workers + 1) + company)[mixed], (n_workers + 1) ** 2)[0]]
     by_worker, ends = group_by(workers[order], n_workers)
-    order = order[by_worker]
-    levels, tries = (_FINE, 4) if int(sizes.sum()) <= _FINE_UP_TO else (_COARSE, 1)
-    state = random_words(1, "clique", seed)[0]
-    falling = np.array([*levels, 0], dtype=np.int64)
-    packets: tuple[Samples, Samples] = _pack(sets, workers, order, ends, seeds, weights, falling, tries, state)
+    levels, tries = (_FINE, 4) if n_workers * int((sizes**2).sum()) <= _SMALL else (_COARSE, 1)
+    packets: tuple[Samples, Samples] = _pack(
+        sets,
+        workers,
+        order[by_worker],
+        ends,
+        seeds,
+        _weights(sizes),
+        np.array([*levels, 0], dtype=np.int64),
+        tries,
+        random_words(1, "clique", seed)[0],
+    )
     return packets
 
 
-def _weights(tables: Tables) -> NDArray[np.int64]:
+def _weights(sizes: Samples) -> NDArray[np.int64]:
     """The weight of a sample by the size of its set: a full packet of mean size is worth :data:`_UNIT`."""
-    members = np.diff(tables.starts[tables.columns]).tolist()
-    sizes = [mask.bit_count() for mask in tables.masks.tolist()]
-    mean = sum(map(math.prod, zip(members, sizes, strict=True))) // max(sum(members), 1)
+    mean = max(int(sizes.sum()) // max(len(sizes), 1), 1)
     # Fourth roots of integers, not powers of floats, which differ between machines.
-    roots = [math.isqrt(math.isqrt(_UNIT**4 // (size**3 * max(mean, 1)))) for size in range(1, 65)]
+    roots = [math.isqrt(math.isqrt(_UNIT**4 // (size**3 * mean))) for size in range(1, 65)]
     return np.array([0, *roots], dtype=np.int64)
 
 
@@ -107,18 +114,21 @@ def _pack(  # type: ignore[no-untyped-def]
     waiting = seeds.copy()
     n_waiting = waiting.size
     for level in levels:
-        still = 0
+        still, failed, patience = 0, 0, _PATIENCE
         for i in range(n_waiting):
             seed = waiting[i]
             at = place[seed]
             if not (alive[at >> 9, (at >> 6) & 7] >> np.uint64(at & 63)) & np.uint64(1):
                 continue
-            if worth[seed] >= level:
+            grown = worth[seed] >= level and failed < patience
+            if grown:
                 size, worth[seed] = _grow(seed, sets, workers, weights, index, tries, scratch)
-            if worth[seed] < level:
+                failed += worth[seed] < level
+            if not grown or worth[seed] < level:
                 waiting[still] = seed
                 still += 1
                 continue
+            patience += 10
             for k in range(size):
                 members[n_members] = packet[k]
                 n_members += 1
@@ -233,7 +243,7 @@ def _fill(size, taken, empty, sets, workers, index, noisy, packet, lanes, state)
                         score = 20 * popcount(sets[sample] & empty) - 12 * popcount(sets[sample])
                         if noisy:
                             state[0], word = next_word(state[0])
-                            score += below(word, 8)
+                            score += below(word, 16)
                         if best < 0 or score > best_score:
                             best, best_score = sample, score
             if candidates == 0:
