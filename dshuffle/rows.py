@@ -143,8 +143,10 @@ def checksum_rows(
     True
     """
     out = np.empty(len(sample_ids), dtype=np.uint32)
-    words, tail = _words(rows)
-    _checksum_all(words, tail, _keys(words.shape[1]), np.arange(len(out)) if slots is None else slots, sample_ids, out)
+    words, tail = row_words(rows)
+    _checksum_all(
+        words, tail, row_keys(words.shape[1]), np.arange(len(out)) if slots is None else slots, sample_ids, out
+    )
     return out
 
 
@@ -169,18 +171,18 @@ def scatter_verified(
     int
         The first row whose bytes do not match its checksum, nothing of which has been copied; -1 if all match.
     """
-    words, tail = _words(arrived)
-    keys = _keys(words.shape[1])
-    return int(_scatter_verified(*_words(rows), slots, words, tail, keys, sample_ids, checksums))
+    words, tail = row_words(arrived)
+    keys = row_keys(words.shape[1])
+    return int(_scatter_verified(*row_words(rows), slots, words, tail, keys, sample_ids, checksums))
 
 
 @functools.cache
-def _keys(n_words: int) -> NDArray[np.uint64]:
+def row_keys(n_words: int) -> NDArray[np.uint64]:
     """Fixed random words, one for each word of a row; the same in every process."""
     return np.random.PCG64(0x9E3779B97F4A7C15).random_raw(n_words)
 
 
-def _words(rows: ByteMatrix) -> tuple[NDArray[np.uint64], ByteMatrix]:
+def row_words(rows: ByteMatrix) -> tuple[NDArray[np.uint64], ByteMatrix]:
     """The rows as 8-byte words, and the bytes that are left over."""
     whole = rows.shape[1] // 8 * 8
     return rows[:, :whole].view(np.uint64), rows[:, whole:]
@@ -193,7 +195,8 @@ def _step(h, word):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _checksum(words, tail, keys, sample_id):  # type: ignore[no-untyped-def]
+def checksum_words(words, tail, keys, sample_id):  # type: ignore[no-untyped-def]
+    """The checksum of one row, given as words and the bytes left over."""
     # NH, the universal hash of UMAC (RFC 4418, section 5.2) with an exclusive or for its addition: a sum of products
     # of 32-bit halves, which compiles to vector instructions and is as fast as memory.
     half = np.uint64(0xFFFFFFFF)
@@ -211,7 +214,7 @@ def _checksum(words, tail, keys, sample_id):  # type: ignore[no-untyped-def]
 @numba.njit(nogil=True, cache=True)
 def _checksum_all(words, tail, keys, slots, sample_ids, out):  # type: ignore[no-untyped-def]
     for i in range(out.size):
-        out[i] = _checksum(words[slots[i]], tail[slots[i]], keys, sample_ids[i])
+        out[i] = checksum_words(words[slots[i]], tail[slots[i]], keys, sample_ids[i])
 
 
 @numba.njit(nogil=True, cache=True)
@@ -220,7 +223,7 @@ def _scatter_verified(  # type: ignore[no-untyped-def]
 ):
     for i in range(slots.size):
         source, source_tail = arrived_words[i], arrived_tail[i]
-        if _checksum(source, source_tail, keys, sample_ids[i]) != checksums[i]:
+        if checksum_words(source, source_tail, keys, sample_ids[i]) != checksums[i]:
             return i
         target, target_tail = words[slots[i]], tail[slots[i]]
         for c in range(source.size):

@@ -35,6 +35,12 @@ class BufferPool:
         self._idle: list[Buffer] = []
         self._in_use: dict[MessageId, Buffer] = {}
 
+    def fit(self, rows_per_message: int) -> None:
+        """The longest message has so many rows from now on."""
+        if not self._rows // 2 <= rows_per_message <= self._rows:
+            self._rows = rows_per_message
+            self._idle.clear()
+
     def take(self, message: MessageId, n_rows: int) -> Buffer:
         """Room for a message; until it is given back nothing else is packed there.
 

@@ -35,15 +35,19 @@ class Index:
         ExchangeError
             Naming the first sample that is not held.
         """
-        if not len(self.sample_ids) and len(sample_ids):
-            raise ExchangeError(f"sample {int(sample_ids[0])} is not in this cache partition, which is empty")
-        places = np.searchsorted(self.sample_ids, sample_ids)
-        np.minimum(places, max(len(self.sample_ids) - 1, 0), out=places)
-        missing = self.sample_ids[places] != sample_ids
-        if missing.any():
-            sample = int(sample_ids[int(np.argmax(missing))])
+        slots = self.search(sample_ids)
+        if len(slots) and slots.min() < 0:
+            sample = int(sample_ids[int(np.argmin(slots))])
             raise ExchangeError(f"sample {sample} is not in this cache partition ({len(self.sample_ids)} samples)")
-        return self.slots[places]
+        return slots
+
+    def search(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slot of every given sample, -1 for those that are not held."""
+        if not len(self.sample_ids):
+            return np.full(len(sample_ids), -1, dtype=np.int64)
+        places = np.searchsorted(self.sample_ids, sample_ids)
+        np.minimum(places, len(self.sample_ids) - 1, out=places)
+        return np.where(self.sample_ids[places] == sample_ids, self.slots[places], -1)
 
 
 EMPTY = Index(np.empty(0, np.int64), np.empty(0, np.int64))

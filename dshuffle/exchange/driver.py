@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -20,23 +21,33 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError, ExchangeError
 from dshuffle.exchange.buffers import BufferPool
-from dshuffle.exchange.cache import CachePartition
+from dshuffle.exchange.flows import Flow
 from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, ReportFailed, ReportReady
-from dshuffle.exchange.messages import Cut, MessageId
+from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
 from dshuffle.rows import ByteMatrix
 
 logger = logging.getLogger(__name__)
 
-SampleIds = NDArray[np.int64]
+Checksums = NDArray[np.uint32]
 Reply = dict[str, Any]
 
 
 class RowSource(Protocol):
-    """Whatever a sender takes its rows from: a cache partition, or the server's rows."""
+    """Whatever a sender takes the items of its flows from: rows of a cache partition, packets of the server."""
 
-    def pack(self, sample_ids: SampleIds, rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
-        """Put rows and checksums of samples into buffers. Raises ExchangeError naming a sample that it lacks."""
+    def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Put items ``first`` to ``last - 1`` into buffers. Raises ExchangeError naming a sample that it lacks."""
+
+
+class RowSink(Protocol):
+    """Whatever a receiver puts the items of its flows into."""
+
+    def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Verify items ``first`` to ``last - 1`` and keep them. Raises ChecksumMismatch naming a sample."""
+
+    def read_store(self, first: int, last: int) -> None:
+        """Read these items from the store instead."""
 
 
 class Network(Protocol):
@@ -65,43 +76,39 @@ class Meter:
 
 
 class Sender:
-    """Answers the requests for one participant's rows.
+    """Answers the requests for what one participant sends.
 
     Parameters
     ----------
     outbox
         Decides which request to answer when.
-    source
-        Where the rows come from.
     buffers
         What messages are packed into.
     """
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        source: RowSource,
-        buffers: BufferPool,
-        cut: Cut,
-        network: Network,
-        executor: Executor,
-    ) -> None:
+    def __init__(self, outbox: Outbox, buffers: BufferPool, network: Network, executor: Executor) -> None:
         self.meter = Meter()
         self._outbox = outbox
-        self._source = source
         self._buffers = buffers
-        self._cut = cut
         self._network = network
         self._executor = executor
-        self._sends: Mapping[int, SampleIds] = {}
+        self._flows: Mapping[int, Flow] = {}
+        self._source: RowSource | None = None
         self._answers: dict[MessageId, asyncio.Future[OutboxInstruction]] = {}
 
-    def begin(self, run_id: int, sends: Mapping[int, SampleIds]) -> None:
-        """Start a run in which these samples are owed to these destinations."""
+    def begin(self, run_id: int, flows: Mapping[int, Flow], source: RowSource, *, window: int | None = None) -> None:
+        """Start a run in which these flows (by destination) are owed, of what ``source`` has."""
         self.meter = Meter()
         self._buffers.forget()
-        self._sends = sends
-        self._perform(self._outbox.begin(run_id, {to: self._cut.count(len(ids)) for to, ids in sends.items()}))
+        self._flows, self._source = flows, source
+        self._buffers.fit(max((flow.longest for flow in flows.values()), default=0))
+        owed = {to: flow.n_messages for to, flow in flows.items()}
+        gates = {to: flow.gates.tolist() for to, flow in flows.items() if flow.gates is not None}
+        self._perform(self._outbox.begin(run_id, owed, gates=gates, window=window))
+
+    def open_gate(self, run_id: int, gate: int) -> None:
+        """What the messages of a gate are made of has come in."""
+        self._perform(self._outbox.open_gate(run_id, gate))
 
     def end(self) -> None:
         """The run is over; what still waits for it is refused."""
@@ -131,12 +138,11 @@ class Sender:
                 del self._answers[message]
         if not isinstance(instruction, Send):
             return {"status": "refused", "reason": instruction.reason, "again": False}
-        first, last = self._cut.bounds(message.sequence, len(self._sends[message.destination]))
-        sample_ids = self._sends[message.destination][first:last]
+        first, last = self._flows[message.destination].message(message.sequence)
         try:
             loop = asyncio.get_running_loop()
-            rows, checksums = self._buffers.take(message, len(sample_ids))
-            seconds = await loop.run_in_executor(self._executor, self._pack, sample_ids, rows, checksums)
+            rows, checksums = self._buffers.take(message, last - first)
+            seconds = await loop.run_in_executor(self._executor, self._pack, first, last, rows, checksums)
         except (ExchangeError, DatasetError) as error:
             self.acknowledged(message)
             return {"status": "refused", "reason": f"{type(error).__name__}: {error}", "again": False}
@@ -145,10 +151,11 @@ class Sender:
             self.meter.sent_bytes += rows.nbytes + checksums.nbytes
         return {"status": "OK", "rows": rows, "checksums": checksums}
 
-    def _pack(self, sample_ids: SampleIds, rows: ByteMatrix, checksums: NDArray[np.uint32]) -> float:
+    def _pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> float:
         """Pack a message; the seconds that it took, without those of waiting for a thread."""
+        assert self._source is not None
         started = time.perf_counter()
-        self._source.pack(sample_ids, rows, checksums)
+        self._source.pack(first, last, rows, checksums)
         return time.perf_counter() - started
 
     def _perform(self, instructions: list[OutboxInstruction]) -> None:
@@ -162,62 +169,57 @@ class Sender:
 
 
 class Receiver:
-    """Fetches what one rank is owed into the free slots of its cache partition.
+    """Fetches what one rank is owed.
 
     Parameters
     ----------
-    read_store
-        Reads samples from the store into slots (called in the executor).
     store
         The pseudo-sender whose rows are read from the store rather than asked for.
     report
         Called once a run, with ``None`` when everything has arrived and with the reason when it cannot.
     timeout
         Seconds after which a request counts as failed.
+    open_gate
+        Called with the run and a gate when everything that counts towards the gate has arrived.
     """
 
     def __init__(
         self,
         inbox: Inbox,
-        cache: CachePartition,
-        cut: Cut,
         network: Network,
         executor: Executor,
         *,
-        read_store: Callable[[SampleIds, NDArray[np.int64]], None],
         store: int,
         report: Callable[[int, str | None], None],
         timeout: float,
+        open_gate: Callable[[int, int], None],
     ) -> None:
         self.meter = Meter()
         self._inbox = inbox
-        self._cache = cache
-        self._cut = cut
         self._network = network
         self._executor = executor
-        self._read_store = read_store
         self._store = store
         self._report = report
         self._timeout = timeout
-        self._flows: dict[int, tuple[SampleIds, NDArray[np.int64]]] = {}
+        self._open_gate = open_gate
+        self._flows: Mapping[int, Flow] = {}
+        self._sink: RowSink | None = None
+        self._towards: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._touching: set[asyncio.Future[None]] = set()
         self._started = 0.0
 
-    def begin(self, run_id: int, receives: Mapping[int, SampleIds], slots: NDArray[np.int64]) -> None:
-        """Start a run; ``slots`` are the reserved ones, flow after flow in the order of ``receives``."""
+    def begin(self, run_id: int, flows: Mapping[int, Flow], sink: RowSink, *, window: int | None = None) -> None:
+        """Start a run in which these flows (by sender) are due, and go into ``sink``."""
         self.meter = Meter()
         self._started = time.perf_counter()
-        self._flows = {}
-        first = 0
-        for sender, sample_ids in receives.items():
-            self._flows[sender] = (sample_ids, slots[first : first + len(sample_ids)])
-            first += len(sample_ids)
-        owed = {
-            sender: min(len(ids), 1) if sender == self._store else self._cut.count(len(ids))
-            for sender, (ids, _) in self._flows.items()
-        }
-        self._perform(self._inbox.begin(run_id, owed))
+        self._flows, self._sink = flows, sink
+        self._towards = Counter()
+        for flow in flows.values():
+            if flow.gates is not None:
+                self._towards.update(flow.gates.tolist())
+        owed = {sender: flow.n_messages for sender, flow in flows.items()}
+        self._perform(self._inbox.begin(run_id, owed, window=window))
 
     def commit(self, run_id: int) -> None:
         """The run is committed."""
@@ -244,21 +246,19 @@ class Receiver:
                     self._report(run_id, reason)
 
     async def _fetch(self, message: MessageId) -> None:
-        sample_ids, slots = self._flows[message.sender]
+        assert self._sink is not None
+        first, last = self._flows[message.sender].message(message.sequence)
         try:
             if message.sender == self._store:
-                await self._touch_cache(self._read_store, sample_ids, slots)
-                n_rows = len(sample_ids)
+                await self._touch_cache(self._sink.read_store, first, last)
             else:
-                first, last = self._cut.bounds(message.sequence, len(sample_ids))
-                n_rows = last - first
                 reply = await self._ask(message)
                 if reply["status"] != "OK":
                     self._perform(self._inbox.failed(message, reply["reason"], again=reply["again"]))
                     return
                 if message not in self._inbox.outstanding:  # the run was given up meanwhile
                     return
-                await self._touch_cache(self._unpack, sample_ids[first:last], slots[first:last], reply)
+                await self._touch_cache(self._unpack, self._sink, first, last, reply)
                 # Not if it was corrupted: the request that follows may overtake the acknowledgement, which would
                 # then free the buffer that the message is being packed into anew.
                 await self._network.acknowledge(message)
@@ -270,8 +270,18 @@ class Receiver:
             logger.exception("dshuffle: %s failed", message)
             self._perform(self._inbox.failed(message, f"{type(error).__name__}: {error}", again=False))
         else:
-            self.meter.rows += n_rows
-            self._perform(self._inbox.arrived(message))
+            if message in self._inbox.outstanding:
+                self.meter.rows += last - first
+                self._count_towards_gate(message)
+                self._perform(self._inbox.arrived(message))
+
+    def _count_towards_gate(self, message: MessageId) -> None:
+        gates = self._flows[message.sender].gates
+        gate = -1 if gates is None else int(gates[message.sequence])
+        if gate >= 0:
+            self._towards[gate] -= 1
+            if not self._towards[gate]:
+                self._open_gate(message.run_id, gate)
 
     async def _touch_cache(self, fn: Callable[..., None], *args: Any) -> None:
         future = asyncio.get_running_loop().run_in_executor(self._executor, fn, *args)
@@ -292,7 +302,7 @@ class Receiver:
             self.meter.received_bytes += reply["rows"].nbytes + reply["checksums"].nbytes
         return reply
 
-    def _unpack(self, sample_ids: SampleIds, slots: NDArray[np.int64], reply: Reply) -> None:
+    def _unpack(self, sink: RowSink, first: int, last: int, reply: Reply) -> None:
         started = time.perf_counter()
-        self._cache.unpack(sample_ids, slots, reply["rows"], reply["checksums"])
+        sink.unpack(first, last, reply["rows"], reply["checksums"])
         self.meter.scatter_seconds += time.perf_counter() - started

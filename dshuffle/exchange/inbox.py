@@ -22,7 +22,7 @@ Events that name another run than the present one, or a message that has arrived
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -102,13 +102,14 @@ class Inbox:
         """Messages asked for that have not arrived."""
         return frozenset(self._asked)
 
-    def begin(self, run_id: int, owed: Mapping[int, int]) -> list[InboxInstruction]:
-        """Start a run in which each sender (key) owes so many messages (value)."""
+    def begin(self, run_id: int, owed: Mapping[int, int], *, window: int | None = None) -> list[InboxInstruction]:
+        """Start a run in which each sender (key) owes so many messages (value), with another window if one is given."""
         if self.state is not InboxState.IDLE:
             raise ExchangeError(f"run {run_id} cannot begin: run {self.run_id} is {self.state.value} on {self.rank}")
         if run_id <= self.run_id:
             raise ExchangeError(f"run {run_id} cannot begin on {self.rank}: run {self.run_id} was there before")
         self.run_id = run_id
+        self.window = window or self.window
         self._waiting = {
             sender: deque(MessageId(run_id, sender, self.rank, sequence) for sequence in range(count))
             for sender, count in owed.items()
@@ -156,10 +157,17 @@ class Inbox:
         self._senders.clear()
 
     def _next(self) -> list[InboxInstruction]:
-        """Fill the window, one message from each sender in turn; report when nothing is left."""
+        """Fill the window; report when nothing is left.
+
+        The sender of whom the least has been asked is next, and they take turns. So with a window of one for each
+        sender there is never one who owes something and is asked for nothing, and relays that wait for each other's
+        messages cannot stop an exchange.
+        """
         instructions: list[InboxInstruction] = []
         while self._senders and len(self._asked) < self.window:
-            sender = self._senders.popleft()
+            asked = Counter(message.sender for message in self._asked)
+            sender = min(self._senders, key=asked.__getitem__)
+            self._senders.remove(sender)
             message = self._waiting[sender].popleft()
             if self._waiting[sender]:
                 self._senders.append(sender)

@@ -2,7 +2,8 @@
 
 Requests come in any order, and may come before this sender has heard of the run: a receiver whose scheduler message
 was faster. They wait then. Requests of an older run are refused, those beyond the window wait for an
-acknowledgement; so the packed bytes that a sender holds are bounded whatever the receivers do.
+acknowledgement; so the packed bytes that a sender holds are bounded whatever the receivers do. What a relay is to
+hand on waits until it has come in: each message may have a gate, which is opened by number.
 
 An acknowledgement that is lost holds its place until the message is asked for again or the run ends. That cannot
 block a run for ever: whoever waits for the place asks in vain until its attempts are used up, which fails the run, and
@@ -13,7 +14,7 @@ finer is worth having.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dshuffle.errors import InvalidParameter
@@ -65,6 +66,8 @@ class Outbox:
         self.run_id = -1
         self._open = False
         self._owed: dict[int, int] = {}
+        self._gates: Mapping[int, Sequence[int]] = {}
+        self._open_gates: set[int] = set()
         self._waiting: OrderedDict[MessageId, None] = OrderedDict()  # each once, however often it is asked for
         self._in_flight: set[MessageId] = set()
 
@@ -73,14 +76,39 @@ class Outbox:
         """Messages packed and not yet acknowledged."""
         return frozenset(self._in_flight)
 
-    def begin(self, run_id: int, owed: Mapping[int, int]) -> list[OutboxInstruction]:
-        """Start a run in which this sender owes each destination (key) so many messages (value)."""
+    def begin(
+        self,
+        run_id: int,
+        owed: Mapping[int, int],
+        *,
+        gates: Mapping[int, Sequence[int]] | None = None,
+        window: int | None = None,
+    ) -> list[OutboxInstruction]:
+        """Start a run in which this sender owes each destination (key) so many messages (value).
+
+        Parameters
+        ----------
+        gates
+            Destination -> the gate that each of its messages waits for, or -1. Without an entry none waits.
+        window
+            The window from now on.
+        """
         self.run_id = run_id
+        self.window = window or self.window
         self._open = True
         self._owed = dict(owed)
+        self._gates = gates or {}
+        self._open_gates = {-1}
         self._in_flight.clear()
         early, self._waiting = self._waiting, OrderedDict[MessageId, None]()
         return [instruction for message in early for instruction in self.request(message)]
+
+    def open_gate(self, run_id: int, gate: int) -> list[OutboxInstruction]:
+        """What the messages of a gate are made of has come in."""
+        if run_id != self.run_id or not self._open:
+            return []
+        self._open_gates.add(gate)
+        return self._ask_again()
 
     def request(self, message: MessageId) -> list[OutboxInstruction]:
         """A receiver asks for a message, perhaps not for the first time."""
@@ -94,7 +122,9 @@ class Outbox:
         owed = self._owed.get(message.destination, 0)
         if not 0 <= message.sequence < owed:
             return [Refuse(message, f"this run owes {message.destination} {owed} messages")]
-        if message in self._in_flight or len(self._in_flight) < self.window:
+        gates = self._gates.get(message.destination)
+        shut = gates is not None and gates[message.sequence] not in self._open_gates
+        if message in self._in_flight or (not shut and len(self._in_flight) < self.window):
             # A message in flight that is asked for again was lost on its way: it keeps its place in the window.
             self._in_flight.add(message)
             return [Send(message)]
@@ -104,14 +134,7 @@ class Outbox:
     def acknowledged(self, message: MessageId) -> list[OutboxInstruction]:
         """The receiver has the message (or has given it up): its place in the window is free."""
         self._in_flight.discard(message)
-        instructions: list[OutboxInstruction] = []
-        if not self._open:
-            return instructions
-        for _ in range(len(self._waiting)):
-            if len(self._in_flight) >= self.window:
-                break
-            instructions.extend(self.request(self._waiting.popitem(last=False)[0]))
-        return instructions
+        return self._ask_again() if self._open else []
 
     def end(self) -> list[OutboxInstruction]:
         """The run is committed or aborted: whatever still waits for it is refused."""
@@ -125,3 +148,12 @@ class Outbox:
         refused = self.end()
         waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
         return refused + [Refuse(message, f"participant {self.sender} has left") for message in waiting]
+
+    def _ask_again(self) -> list[OutboxInstruction]:
+        """Put the requests that wait once more, the oldest first, while the window has room."""
+        instructions: list[OutboxInstruction] = []
+        for _ in range(len(self._waiting)):
+            if len(self._in_flight) >= self.window:
+                break
+            instructions.extend(self.request(self._waiting.popitem(last=False)[0]))
+        return instructions

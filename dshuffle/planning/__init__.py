@@ -25,11 +25,13 @@ from dshuffle.planning.epochs import EpochPlan, EpochPlanner, ShufflePlanSpec, W
 from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
 from dshuffle.planning.plan import SERVER, STORE, Plan, demand
 from dshuffle.planning.randomness import choose, permutation, random_words
+from dshuffle.planning.relay import RELAYS, Hops, route
 from dshuffle.planning.shuffle_matrix import leftover_matrix, shuffle_matrix
 
 __all__ = [
     "CACHINGS",
     "DELIVERIES",
+    "RELAYS",
     "SERVER",
     "SHARDINGS",
     "STORE",
@@ -41,6 +43,7 @@ __all__ = [
     "EpochPlan",
     "EpochPlanner",
     "Global",
+    "Hops",
     "Local",
     "Partial",
     "Plan",
@@ -63,5 +66,6 @@ __all__ = [
     "permutation",
     "plan_delivery",
     "random_words",
+    "route",
     "shuffle_matrix",
 ]

@@ -31,6 +31,7 @@ from dshuffle.planning.delivery import check_delivery, plan_delivery
 from dshuffle.planning.holders import cache_capacity, held_by
 from dshuffle.planning.plan import SERVER, STORE, Plan, missing_samples
 from dshuffle.planning.randomness import random_words
+from dshuffle.planning.relay import RELAYS
 from dshuffle.planning.values import Holders, Ranks, Samples, as_integer
 
 
@@ -50,6 +51,8 @@ class ShufflePlanSpec:
         Names in :data:`DELIVERIES`, :data:`SHARDINGS` and :data:`CACHINGS`.
     cache_fraction
         Fraction of the samples that each worker holds, in [1/n, 1]; None is 1/n, its share alone.
+    relay
+        How packets of several samples travel: a name in :data:`RELAYS`.
 
     Raises
     ------
@@ -71,6 +74,7 @@ class ShufflePlanSpec:
     sharding: str
     caching: str = "uniform"
     cache_fraction: float | None = None
+    relay: str = "pipelined"
 
     def __post_init__(self) -> None:
         as_integer("n_workers", self.n_workers, 1)
@@ -78,7 +82,7 @@ class ShufflePlanSpec:
         as_integer("seed", self.seed)
         if not isinstance(self.assignment, Assignment):
             raise InvalidParameter.of("assignment", self.assignment, KNOWN_ASSIGNMENTS)
-        for name, known in (("sharding", SHARDINGS), ("caching", CACHINGS)):
+        for name, known in (("sharding", SHARDINGS), ("caching", CACHINGS), ("relay", RELAYS)):
             if getattr(self, name) not in known:
                 raise InvalidParameter.of(name, getattr(self, name), f"one of {sorted(known)}")
         check_delivery(self.delivery, self.n_workers, excess=self.capacity > -(-self.n_samples // self.n_workers))
@@ -119,7 +123,8 @@ class WorkerPlan:
     held
         Ascending int64, the samples that it holds once the exchange is committed, its own included.
     receives
-        Source (a rank, :data:`SERVER` or :data:`STORE`) -> int64 samples in the order of the plan.
+        Source (a rank, :data:`SERVER` or :data:`STORE`) -> int64 samples in the order of the plan. Empty if the plan
+        is coded: how packets travel is for :func:`~dshuffle.planning.route` to say.
     sends
         Destination rank -> int64 samples in the order of the plan: the same array as that worker's
         ``receives``.
@@ -170,27 +175,22 @@ class EpochPlan:
     def digest(self) -> int:
         """A checksum of all that was decided, by which members can tell that they made the same plan."""
         value = 0
-        for array in (self.assignment, self.plan.offsets, self.plan.samples, self.plan.senders):
+        plan = self.plan
+        for array in (self.assignment, plan.offsets, plan.samples, plan.destinations, plan.senders):
             value = zlib.crc32(array.data, value)
         return value
 
     def for_worker(self, rank: int) -> WorkerPlan:
-        """What one worker, or the server, has to know.
-
-        Raises
-        ------
-        PlanError
-            If the plan is coded: the samples that cross a link are then no longer rows of their own.
-        """
+        """What one worker, or the server, has to know."""
         plan = self.plan
-        if plan.n_components != plan.n_packets:
-            raise PlanError("a coded plan cannot be split into rows from worker to worker")
-        outgoing = np.flatnonzero(plan.senders == rank)
+        # Rows of their own; of a coded plan none.
+        rows = np.arange(0 if plan.coded else plan.n_packets)
+        outgoing = rows[plan.senders[rows] == rank]
         sends = _split(plan.samples[outgoing], plan.destinations[outgoing], self.n_workers)
         if rank == SERVER:
             nothing = np.empty(0, dtype=np.int64)
             return WorkerPlan(rank, self.epoch, nothing, nothing, nothing, {}, sends)
-        incoming = np.flatnonzero(plan.destinations == rank)
+        incoming = rows[plan.destinations[rows] == rank]
         own = np.flatnonzero(self.assignment == rank)
         return WorkerPlan(
             rank=rank,

@@ -98,6 +98,11 @@ class Plan:
         """Samples delivered, over all packets."""
         return len(self.samples)
 
+    @property
+    def coded(self) -> bool:
+        """Whether there is a packet of more than one sample."""
+        return self.n_components != self.n_packets
+
 
 def demand(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> Samples:
     """The samples whose destination does not hold them, ascending; (D,) int64.

@@ -8,13 +8,13 @@ from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning import SERVER, ShufflePlanSpec
+from dshuffle.planning import DELIVERIES, SERVER, ShufflePlanSpec
 from dshuffle.runtime.spec import SessionSpec, ShuffleOrder
 
 SERVER_RESOURCE = "dshuffle-server"
 """A worker with this Dask resource serves and does not train."""
 
-NEEDS_SERVER = frozenset({"server"})
+NEEDS_SERVER = DELIVERIES.keys() - {"storage", "peer"}
 """Deliveries that one worker sends."""
 
 
@@ -56,6 +56,7 @@ def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
         sharding=order.sharding,
         caching=order.caching,
         cache_fraction=order.cache_fraction,
+        relay=order.relay,
     )
     addresses = {rank: worker.address for rank, worker in enumerate(training)}
     role = ""

@@ -1,8 +1,9 @@
 """The server's rows: blocks of consecutive samples, kept in memory up to a budget and read ahead beyond it.
 
-A server's plan is in ascending sample order (`planning/delivery/server.py`), so all destinations move through the
-dataset together, block after block. The first blocks stay for good; the others pass through a small window that the
-reader fills ahead of the requests. So each chunk beyond the budget is read once an epoch, however many workers ask.
+A plan of single rows is in ascending sample order (`planning/delivery/server.py`), so all destinations move through
+the dataset together, block after block. The first blocks stay for good; the others pass through a small window that
+the reader fills ahead of the requests. So each chunk beyond the budget is read once an epoch, however many workers
+ask. A packet XORs samples from anywhere: for coded plans all blocks must stay.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.coding import encode
 from dshuffle.errors import CacheBudgetError
 from dshuffle.exchange.cache import SLOT_OVERHEAD
 from dshuffle.exchange.messages import MIB
+from dshuffle.planning import Plan
 from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
 from dshuffle.store import Dataset
 
@@ -44,14 +47,16 @@ class ServerRows:
         Bytes of rows to keep, at most; ``None`` keeps everything.
     window_bytes
         Bytes of rows that may be under way to the receivers at once; so many stay in the moving window.
+    whole
+        Whether packets are to be encoded, which takes all rows.
 
     Raises
     ------
     CacheBudgetError
-        If the budget does not hold three blocks.
+        If the budget does not hold three blocks, or not all rows where that is asked for.
     """
 
-    def __init__(self, dataset: Dataset, *, budget: int | None, window_bytes: int) -> None:
+    def __init__(self, dataset: Dataset, *, budget: int | None, window_bytes: int, whole: bool = False) -> None:
         self._dataset = dataset
         self._layout: RowLayout = dataset.layout
         row_bytes = dataset.row_nbytes + SLOT_OVERHEAD
@@ -67,12 +72,23 @@ class ServerRows:
                 f"the server needs room for {min(3, n_blocks)} blocks of {block_bytes} bytes "
                 f"({min(3, n_blocks) * block_bytes} bytes); memory_limit allows {budget}"
             )
+        if whole and fitting < n_blocks:
+            raise CacheBudgetError(
+                f"a coded delivery needs all rows in the server's memory ({n_blocks} blocks of {block_bytes} bytes, "
+                f"{n_blocks * block_bytes} bytes); memory_limit allows {budget}. Serve from a worker with more memory, "
+                "or use the delivery 'server' or 'peer'"
+            )
         window = 0 if fitting >= n_blocks else min(fitting, max(3, -(-window_bytes // block_bytes) + 2))
         self._n_blocks = n_blocks
         self._n_resident = n_blocks if window == 0 else fitting - window
         self._n_moving = window
+        # One matrix, so that packets can be encoded from anywhere in it; pages that are never written take no memory.
+        n_rows = min(self._n_resident * self._block_rows, dataset.n_samples)
+        self._rows = self._layout.empty(n_rows)
+        self._checksums = np.empty(n_rows, dtype=np.uint32)
         self._resident: dict[int, Future[Block]] = {}
         self._moving: OrderedDict[int, Future[Block]] = OrderedDict()
+        self._complete = False
         self._lock = threading.Lock()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-server-read")
 
@@ -86,6 +102,21 @@ class ServerRows:
             within = sample_ids[places] - number * self._block_rows
             rows[places] = block.rows[within]
             checksums[places] = block.checksums[within]
+
+    def encode(self, plan: Plan, packets: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
+        """Encode packets of a plan into buffers."""
+        if not self._complete:
+            self.load()
+            for number in range(self._n_blocks):
+                self._block(number)  # raises what kept it from being read
+            self._complete = True
+        encode(self._rows, self._checksums, plan.offsets, plan.samples, packets, rows, checksums)
+
+    def load(self) -> None:
+        """Begin to read all blocks that stay, unless that was done."""
+        with self._lock:
+            for number in range(self._n_resident):
+                self._request(number)
 
     def close(self) -> None:
         """Stop reading and drop all rows."""
@@ -116,6 +147,31 @@ class ServerRows:
         first = number * self._block_rows
         last = min(first + self._block_rows, self._dataset.n_samples)
         sample_ids = np.arange(first, last, dtype=np.int64)
-        rows = self._layout.empty(last - first)
+        resident = number < self._n_resident
+        rows = self._rows[first:last] if resident else self._layout.empty(last - first)
         self._dataset.read_into(rows, np.arange(last - first, dtype=np.int64), sample_ids)
-        return Block(rows, checksum_rows(rows, sample_ids))
+        checksums = checksum_rows(rows, sample_ids)
+        if resident:
+            self._checksums[first:last] = checksums
+        return Block(rows, checksums)
+
+
+class EncodedPackets:
+    """The packets that the server sends in a run: a :class:`~dshuffle.exchange.driver.RowSource`.
+
+    Parameters
+    ----------
+    server_rows
+        All rows.
+    plan, leaving
+        The plan, and the packet of each item that is sent.
+    """
+
+    def __init__(self, server_rows: ServerRows, plan: Plan, leaving: NDArray[np.int64]) -> None:
+        self._server_rows = server_rows
+        self._plan = plan
+        self._leaving = leaving
+
+    def pack(self, first: int, last: int, rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
+        """Encode packets into buffers."""
+        self._server_rows.encode(self._plan, self._leaving[first:last], rows, checksums)

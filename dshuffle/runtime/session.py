@@ -24,28 +24,21 @@ from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
 from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache import CachePartition, Swap
 from dshuffle.exchange.comms import DaskNetwork
-from dshuffle.exchange.driver import Receiver, Reply, RowSource, Sender
+from dshuffle.exchange.driver import Receiver, Reply, RowSink, RowSource, Sender
+from dshuffle.exchange.flows import Flow, rows_per_message
 from dshuffle.exchange.inbox import Inbox
-from dshuffle.exchange.messages import Cut, MessageId
+from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox
-from dshuffle.planning import SERVER, STORE, EpochPlanner, WorkerPlan
+from dshuffle.planning import SERVER, STORE, UNCODED, EpochPlanner, WorkerPlan
 from dshuffle.runtime.gate import EpochGate, View
 from dshuffle.runtime.partition import Partition
+from dshuffle.runtime.planned import Planned
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.server_rows import ServerRows
 from dshuffle.runtime.spec import SessionSpec
 from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """The parts of an epoch's plan that concern this process, and what to say of the whole."""
-
-    parts: dict[int, WorkerPlan]
-    summary: dict[str, int]
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -57,6 +50,14 @@ class Run:
     planned: Planned | None = None
     prepared: asyncio.Future[tuple[Swap, View]] | None = None
     ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Legs:
+    """The two halves of a run in one process: participant -> what it sends; what the rank receives, if there is one."""
+
+    leaving: dict[int, tuple[dict[int, Flow], RowSource]]
+    arriving: tuple[dict[int, Flow], RowSink] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +110,14 @@ class WorkerSession:
         self._background: set[asyncio.Task[None]] = set()
 
         settings, layout = spec.settings, dataset.layout
-        cut = Cut.of(row_nbytes=layout.nbytes, message_bytes=settings.message_bytes)
         network = DaskNetwork(
             worker, spec.session_id, spec.addresses, serve_here=self.serve, acknowledge_here=self.acknowledge
         )
 
-        def sender(participant: int, source: RowSource) -> Sender:
-            outbox = Outbox(participant, window=settings.window)
-            buffers = BufferPool(layout, cut.rows_per_message, settings.window)
-            return Sender(outbox, source, buffers, cut, network, executor)
+        def sender(participant: int) -> Sender:
+            full = rows_per_message(layout.nbytes, settings.message_bytes)
+            buffers = BufferPool(layout, full, settings.window)
+            return Sender(Outbox(participant, window=settings.window), buffers, network, executor)
 
         self._senders: dict[int, Sender] = {}
         self._seat: Seat | None = None
@@ -128,25 +128,26 @@ class WorkerSession:
             )
             receiver = Receiver(
                 Inbox(rank, window=settings.window),
-                cache,
-                cut,
                 network,
                 executor,
-                read_store=self._read_store,
                 store=STORE,
                 report=self._report,
                 timeout=settings.timeout,
+                open_gate=lambda run_id, gate: self._senders[rank].open_gate(run_id, gate),
             )
             self._seat = Seat(cache, receiver, EpochGate(layout, cache.rows, rank, self._loop))
-            self._senders[rank] = sender(rank, cache)
+            self._senders[rank] = sender(rank)
         if spec.addresses.get(SERVER) == worker.address:
             budget = spec.memory_limit
             if budget is not None and self._seat is not None:  # it serves beside training, from one budget
                 budget -= CachePartition.nbytes_for(layout, self._seat.cache.n_slots)
             self._server_rows = ServerRows(
-                dataset, budget=budget, window_bytes=settings.window_bytes * spec.plan.n_workers
+                dataset,
+                budget=budget,
+                window_bytes=settings.window_bytes * spec.plan.n_workers,
+                whole=spec.plan.delivery not in UNCODED,
             )
-            self._senders[SERVER] = sender(SERVER, self._server_rows)
+            self._senders[SERVER] = sender(SERVER)
 
     @property
     def nbytes(self) -> int:
@@ -266,18 +267,16 @@ class WorkerSession:
 
     async def _start(self, run: Run) -> None:
         run.planned = planned = await self._plan(run.epoch)
-        mine = planned.parts[self.participant]
-        slots = np.empty(0, np.int64)
-        if self._seat is not None:
-            slots = await self._loop.run_in_executor(self._planning, self._reserve, mine)
+        legs = await self._loop.run_in_executor(self._planning, self._make_legs, planned)
         if self._run is not run:  # given up meanwhile
             return
         self._traffic = self._dataset.traffic
-        for participant, sender in self._senders.items():
-            sender.begin(run.run_id, planned.parts[participant].sends)
-        if self._seat is not None:
-            self._seat.receiver.begin(run.run_id, mine.receives, slots)
+        for participant, (flows, source) in legs.leaving.items():
+            self._senders[participant].begin(run.run_id, flows, source, window=planned.window)
+        if self._seat is not None and legs.arriving is not None:
+            self._seat.receiver.begin(run.run_id, *legs.arriving, window=planned.window)
             # The slots are known, so the index of the next epoch can be made while its rows arrive.
+            mine = planned.parts[self.participant]
             run.prepared = self._loop.run_in_executor(self._planning, self._prepare, mine, run.epoch)
         else:
             self._report(run.run_id, None)
@@ -290,18 +289,19 @@ class WorkerSession:
         return self._plans[epoch]
 
     def _make_plan(self, epoch: int) -> Planned:
-        started = time.perf_counter()
-        plan = self._planner.current or self._planner.load()
-        if plan.epoch < epoch:  # else what came after planning failed the last time
-            plan = self._planner.advance()
-        summary = {
-            "packets": plan.plan.n_packets,
-            "needed": plan.n_needed,
-            "expected": plan.plan.n_components,
-            "digest": plan.digest(),
-        }
-        parts = {participant: plan.for_worker(participant) for participant in self._senders}
-        return Planned(parts, summary, time.perf_counter() - started)
+        return Planned.make(self._planner, epoch, list(self._senders), self._dataset.layout, self.spec.settings)
+
+    def _make_legs(self, planned: Planned) -> Legs:
+        """What goes out of this process and what comes in, which depends on what its cache holds now."""
+        holders: dict[int, CachePartition | ServerRows] = {}
+        if self._server_rows is not None:
+            holders[SERVER] = self._server_rows
+        if self._seat is None or self.rank is None:
+            return Legs({who: planned.leaving(who, holder) for who, holder in holders.items()}, None)
+        holders[self.rank] = self._seat.cache
+        leaving = {who: planned.leaving(who, holder) for who, holder in holders.items()}
+        source = leaving[self.rank][1]
+        return Legs(leaving, planned.arriving(self.rank, self._seat.cache, source, self._read_store))
 
     def _read_store(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         seat = self._seat
@@ -343,10 +343,6 @@ class WorkerSession:
             unwrap(reply, "the scheduler")
         except (OSError, DShuffleError) as error:  # Dask closes a worker that has lost its scheduler
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
-
-    def _reserve(self, mine: WorkerPlan) -> NDArray[np.int64]:
-        assert self._seat is not None
-        return self._seat.cache.reserve(np.concatenate([np.empty(0, np.int64), *mine.receives.values()]))
 
     def _prepare(self, mine: WorkerPlan, epoch: int) -> tuple[Swap, View]:
         assert self._seat is not None

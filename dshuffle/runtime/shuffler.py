@@ -16,7 +16,7 @@ from distributed import Client, Future, wait
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
-from dshuffle.planning import CACHINGS, SERVER, SHARDINGS, UNCODED, Assignment, parse_assignment
+from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SERVER, SHARDINGS, Assignment, parse_assignment
 from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.replies import Reply, unwrap
@@ -137,6 +137,7 @@ class Shuffler:
         delivery: str = "peer",
         caching: str = "uniform",
         cache_fraction: float | None = None,
+        relay: str = "pipelined",
         sharding: str = "random",
         seed: int = 0,
         memory_limit: int | str | None = None,
@@ -149,7 +150,8 @@ class Shuffler:
         if client.status != "running":
             raise ClusterError(f"the Dask client is {client.status}; make a new one")
         for name, value, known in (
-            ("delivery", delivery, UNCODED),
+            ("delivery", delivery, DELIVERIES),
+            ("relay", relay, RELAYS),
             ("caching", caching, CACHINGS),
             ("sharding", sharding, SHARDINGS),
         ):
@@ -167,6 +169,7 @@ class Shuffler:
             caching=caching,
             sharding=sharding,
             cache_fraction=cache_fraction,
+            relay=relay,
             seed=as_integer("seed", seed),
             memory_limit=_parse_memory_limit(memory_limit),
             server=None if server is None else str(server),

@@ -19,7 +19,7 @@ PLUGIN = "dshuffle"
 TASK_PREFIX = "dshuffle-partition-"
 """With what the keys begin of the tasks that run on a partition; they end with its rank."""
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever messages between processes change; a worker of another protocol is refused."""
 
 
@@ -64,6 +64,7 @@ class ShuffleOrder:
     caching: str
     sharding: str
     cache_fraction: float | None
+    relay: str
     seed: int
     memory_limit: int | None
     server: str | None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.planning import CACHINGS, SHARDINGS, UNCODED
+from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SHARDINGS, UNCODED
 
 DTYPES = ("?", "i1", "<u2", "<i4", "<f2", "<f4", "<f8", "<c16", "S5", "<U3", [("a", "<i2"), ("b", "<f8")])
 SHAPES = ((), (1,), (3,), (17,), (2, 5), (3, 1, 2))
@@ -33,12 +33,17 @@ def random_dataset(rng, folder, n_workers):
 def random_job(rng, assignment, delivery, n_workers):
     """A way to shuffle, and the sizes of messages: down to one sample a message."""
     fraction = rng.choice([0.0, 1.0, rng.uniform(1 / n_workers, 1)])
+    if delivery == "leftover":  # for caches without excess
+        fraction = 0.0
+    elif delivery not in UNCODED:  # often one that packets gain from
+        fraction = rng.choice([fraction, rng.uniform(1 / n_workers, 0.7)])
     job = {
         "assignment": assignment if assignment != "partial" else f"partial:{rng.choice([0, 1, rng.random()])}",
         "delivery": delivery,
         "caching": str(rng.choice(sorted(CACHINGS))),
         "sharding": str(rng.choice(sorted(SHARDINGS))),
         "cache_fraction": float(fraction) or None,
+        "relay": str(rng.choice(sorted(RELAYS))),
         "seed": int(rng.integers(-(2**40), 2**40)),
     }
     message_bytes = int(rng.choice([1, 300, 5_000, 8 << 20]))
@@ -73,7 +78,8 @@ def run(client, n_workers, rng, assignment, delivery, folder, n_epochs):
         assert [record.epoch for record in shuffler.records] == list(range(n_epochs)), context
 
 
-PAIRS = [(assignment, delivery) for assignment in ("local", "partial", "global") for delivery in sorted(UNCODED)]
+ASSIGNMENTS = ("local", "partial", "global", "aligned")
+PAIRS = [(assignment, delivery) for assignment in ASSIGNMENTS for delivery in sorted(DELIVERIES)]
 
 
 @pytest.mark.slow
@@ -92,7 +98,7 @@ def test_on_threads(threads, tmp_path, assignment, delivery):
         run(threads, 5, rng, assignment, delivery, tmp_path / f"{job}.zarr", 6)
 
 
-@pytest.mark.parametrize("delivery", sorted(UNCODED))
+@pytest.mark.parametrize("delivery", sorted(DELIVERIES))
 def test_in_brief(threads, tmp_path, delivery):
     rng = np.random.default_rng(1)
     run(threads, 5, rng, "global", delivery, tmp_path / "d.zarr", 3)

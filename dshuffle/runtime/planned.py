@@ -1,0 +1,114 @@
+"""An epoch's plan as one worker process needs it: what comes in, what goes out, and in which messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.exchange.cache import CachePartition
+from dshuffle.exchange.coded import CodedPart, PacketDecoder, PacketStore
+from dshuffle.exchange.driver import RowSink, RowSource
+from dshuffle.exchange.flows import Flow, flows_of_samples, rows_per_message
+from dshuffle.exchange.messages import KIB
+from dshuffle.exchange.uncoded import ArrivingRows, LeavingRows
+from dshuffle.planning import STORE, EpochPlan, EpochPlanner, Hops, WorkerPlan, route
+from dshuffle.rows import RowLayout
+from dshuffle.runtime.server_rows import EncodedPackets, ServerRows
+from dshuffle.runtime.settings import Settings
+
+BATCHES = 24
+"""A relay hands packets on in at least so many batches, so that little is left to hand on when the last comes in..."""
+LEAST_BATCH_BYTES = 128 * KIB
+"""...but not in smaller ones than this, where the cost of a message shows."""
+
+ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The parts of an epoch's plan that concern this process, and what to say of the whole.
+
+    Parameters
+    ----------
+    plan, hops
+        The plan, and how its packets travel if it is coded.
+    parts, coded_parts
+        Participant of this process -> its part.
+    at_most, window
+        Items in a message, and messages under way, at most.
+    summary
+        What all participants must agree on, and what they are to report.
+    seconds
+        What planning took.
+    """
+
+    plan: EpochPlan
+    hops: Hops | None
+    parts: dict[int, WorkerPlan]
+    coded_parts: dict[int, CodedPart]
+    at_most: int
+    window: int
+    summary: dict[str, int]
+    seconds: float
+
+    @classmethod
+    def make(
+        cls, planner: EpochPlanner, epoch: int, participants: Sequence[int], layout: RowLayout, settings: Settings
+    ) -> Planned:
+        """Plan an epoch: the planner's next one, or the one that it has planned already."""
+        started = time.perf_counter()
+        made = planner.current or planner.load()
+        if made.epoch < epoch:  # else what came after planning failed the last time
+            made = planner.advance()
+        plan = made.plan
+        hops, coded_parts = None, {}
+        at_most = rows_per_message(layout.nbytes, settings.message_bytes)
+        window = settings.window
+        if plan.coded:
+            n_workers = planner.spec.n_workers
+            batch = max(plan.n_packets // (n_workers * BATCHES), LEAST_BATCH_BYTES // max(1, layout.nbytes), 1)
+            # Every other participant is asked for one message at least at any time (see Inbox), and for a few if
+            # that fits the window.
+            fitting = rows_per_message(layout.nbytes, settings.window_bytes)
+            at_most = max(1, min(at_most, batch, fitting // n_workers))
+            window = max(n_workers, min(fitting // at_most, 4 * n_workers))
+            hops = route(planner.spec.relay, plan, n_workers, at_most)
+            coded_parts = {who: CodedPart.of(plan, hops, who, at_most=at_most) for who in participants}
+        summary = {
+            "packets": plan.n_packets,
+            "needed": made.n_needed,
+            "expected": plan.n_components,
+            "digest": made.digest(),
+        }
+        parts = {who: made.for_worker(who) for who in participants}
+        seconds = time.perf_counter() - started
+        return cls(made, hops, parts, coded_parts, at_most, window, summary, seconds)
+
+    def leaving(self, who: int, holder: CachePartition | ServerRows) -> tuple[dict[int, Flow], RowSource]:
+        """The flows that a participant sends, by destination, and where their items come from."""
+        if self.hops is None:
+            samples, flows = flows_of_samples(self.parts[who].sends, at_most=self.at_most)
+            return flows, LeavingRows(holder, samples)
+        part = self.coded_parts[who]
+        if isinstance(holder, ServerRows):
+            return part.outgoing, EncodedPackets(holder, self.plan.plan, part.leaving)
+        return part.outgoing, PacketStore(holder.layout, part.leaving)
+
+    def arriving(
+        self, rank: int, cache: CachePartition, source: RowSource, read_store: ReadStore
+    ) -> tuple[dict[int, Flow], RowSink]:
+        """The flows that a rank receives, by sender, and where their items go; ``source`` is what it sends from."""
+        if self.hops is None:
+            samples, flows = flows_of_samples(self.parts[rank].receives, at_most=self.at_most, whole=STORE)
+            return flows, ArrivingRows(cache, samples, cache.reserve(samples), read_store)
+        part, plan = self.coded_parts[rank], self.plan.plan
+        assert isinstance(source, PacketStore)
+        samples = plan.samples[part.arriving]
+        wanted = self.plan.assignment[samples] == rank
+        slots = cache.reserve(samples[wanted])
+        decoder = PacketDecoder(cache, plan, self.hops.packets, part.arriving, wanted, slots, source)
+        return part.incoming, decoder
