@@ -65,12 +65,20 @@ class EpochRecord:
         Samples that some worker had to train on and did not hold.
     packets
         Packets of the plan (samples, if uncoded).
+    components
+        Samples in all packets: those needed, and a few that only help to decode others.
     coded_load_bytes
         ``packets * row_nbytes``: what the papers count.
+    relay
+        How packets of several samples travelled; ``""`` if there were none.
     wire_sent_bytes, wire_received_bytes
-        Bytes of messages that crossed the network, by rank (rows and their checksums).
+        Bytes of messages that crossed the network, by rank (rows or packets, and their checksums): the workers' egress,
+        without what the server beside a rank sends, and their ingress.
     server_sent_bytes
-        Bytes that the server sent.
+        Bytes that the server sent: its egress.
+    metadata_bytes
+        Bytes of messages that are no rows or packets: their checksums. Plans cost none, as every member makes them by
+        itself.
     server
         ``""`` without one, ``"dedicated"``, or ``"beside rank K"`` when it serves beside training.
     store_requests, store_bytes, store_delivered_bytes
@@ -78,6 +86,9 @@ class EpochRecord:
     plan_seconds, gather_seconds, transfer_seconds, scatter_seconds, store_seconds, commit_seconds
         Phases of the exchange: making the plan, packing outgoing rows, waiting for messages, unpacking and
         verifying them, reading from the store, swapping.
+    encode_seconds, decode_seconds
+        Of gathering and scattering, what the server took to encode packets and the slowest worker to decode them.
+        Sums over the threads of a process.
     exchange_seconds
         From the start of the exchange to all workers being ready.
     training_seconds
@@ -98,10 +109,13 @@ class EpochRecord:
     cache_fraction: float
     needed: int
     packets: int
+    components: int
     coded_load_bytes: int
+    relay: str
     wire_sent_bytes: tuple[int, ...]
     wire_received_bytes: tuple[int, ...]
     server_sent_bytes: int
+    metadata_bytes: int
     server: str
     store_requests: int
     store_bytes: int
@@ -110,11 +124,18 @@ class EpochRecord:
     gather_seconds: float
     transfer_seconds: float
     scatter_seconds: float
+    encode_seconds: float
+    decode_seconds: float
     store_seconds: float
     commit_seconds: float
     exchange_seconds: float
     training_seconds: float
     waited_seconds: float
+
+    @property
+    def mean_degree(self) -> float:
+        """Samples in a packet, on average; 0 without packets."""
+        return self.components / self.packets if self.packets else 0.0
 
     @property
     def wire_bytes(self) -> int:

@@ -68,6 +68,7 @@ class Meter:
     """Bytes and seconds of one run on one participant."""
 
     sent_bytes: int = 0
+    sent_checksum_bytes: int = 0
     received_bytes: int = 0
     gather_seconds: float = 0.0
     transfer_seconds: float = 0.0
@@ -149,6 +150,7 @@ class Sender:
         self.meter.gather_seconds += seconds
         if not self._network.is_local(message.destination):
             self.meter.sent_bytes += rows.nbytes + checksums.nbytes
+            self.meter.sent_checksum_bytes += checksums.nbytes
         return {"status": "OK", "rows": rows, "checksums": checksums}
 
     def _pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> float:

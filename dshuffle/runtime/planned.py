@@ -80,6 +80,7 @@ class Planned:
             coded_parts = {who: CodedPart.of(plan, hops, who, at_most=at_most) for who in participants}
         summary = {
             "packets": plan.n_packets,
+            "coded": plan.coded,
             "needed": made.n_needed,
             "expected": plan.n_components,
             "digest": made.digest(),

@@ -356,11 +356,15 @@ class WorkerSession:
         traffic = self._dataset.traffic - self._traffic
         sent = {participant: sender.meter for participant, sender in self._senders.items()}
         meter = None if self._seat is None else self._seat.receiver.meter
+        coded = run.planned.hops is not None
         return {
             "plan_seconds": run.planned.seconds,
             "gather_seconds": sum(meter.gather_seconds for meter in sent.values()),
             "sent_bytes": sum(meter.sent_bytes for participant, meter in sent.items() if participant != SERVER),
             "server_sent_bytes": sent[SERVER].sent_bytes if SERVER in sent else 0,
+            "metadata_bytes": sum(meter.sent_checksum_bytes for meter in sent.values()),
+            "encode_seconds": sent[SERVER].gather_seconds if coded and SERVER in sent else 0.0,
+            "decode_seconds": meter.scatter_seconds if coded and meter else 0.0,
             "received_bytes": meter.received_bytes if meter else 0,
             "transfer_seconds": meter.transfer_seconds if meter else 0.0,
             "scatter_seconds": meter.scatter_seconds if meter else 0.0,

@@ -7,20 +7,19 @@ rows alive), and the last thing that set-up does is to say hello: only then does
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from dshuffle.errors import ClusterError, WorkerLost
-from dshuffle.exchange.cache import CachePartition
 from dshuffle.exchange.comms import as_frames
 from dshuffle.exchange.messages import MessageId
-from dshuffle.planning import SERVER
-from dshuffle.rows import RowLayout
+from dshuffle.exchange.warmup import warm_up
+from dshuffle.planning import SERVER, UNCODED
 from dshuffle.runtime.budget import check_budget
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap
@@ -96,7 +95,8 @@ class DShuffleWorker(WorkerPlugin):
             "dshuffle_acknowledge": acknowledge,
         }
         # Kernels are loaded (or compiled, once a machine) before the first rows arrive, off the event loop.
-        await asyncio.get_running_loop().run_in_executor(self._executor, _warm_up)
+        for row_nbytes in (8, 12):  # rows of whole words and others are kernels of their own
+            await asyncio.get_running_loop().run_in_executor(self._executor, warm_up, row_nbytes)
 
         async def protocol() -> Reply | None:
             return {"protocol": PROTOCOL} if isinstance(worker.plugins.get(PLUGIN), DShuffleWorker) else None
@@ -126,7 +126,10 @@ class DShuffleWorker(WorkerPlugin):
             spec = spec.with_memory_limit(max(0, int(spec.settings.memory_fraction * limit) - taken))
         if ranks:
             check_budget(spec.plan, spec.dataset.layout, spec.memory_limit)
-        dataset = await asyncio.get_running_loop().run_in_executor(self._executor, spec.dataset.open)
+        loop = asyncio.get_running_loop()
+        dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
+        if spec.plan.delivery not in UNCODED:
+            await loop.run_in_executor(self._executor, functools.partial(warm_up, dataset.row_nbytes, coded=True))
         self.sessions[spec.session_id] = WorkerSession(
             self._worker, spec, dataset, ranks[0] if ranks else None, self._executor
         )
@@ -157,13 +160,3 @@ def run_on_partition(
     if isinstance(result, Partition):
         raise TypeError("a Partition lives on its worker and cannot be sent; return arrays instead")
     return result
-
-
-def _warm_up() -> None:
-    """One exchange with itself, of two rows."""
-    samples = np.arange(2)
-    for nbytes in (8, 12):  # rows of whole words and others are kernels of their own
-        cache = CachePartition(RowLayout.of({"x": (np.dtype("u1"), (nbytes,))}), capacity=2, incoming=2)
-        cache.seal(samples, cache.reserve(samples))
-        cache.commit(cache.prepare(samples))
-        cache.unpack(samples, cache.reserve(samples), cache.rows[:2].copy(), cache.checksums[:2].copy())

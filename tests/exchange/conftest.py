@@ -19,9 +19,11 @@ from hypothesis import settings
 from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache import CachePartition
 from dshuffle.exchange.driver import Receiver, Reply, Sender
+from dshuffle.exchange.flows import Flow, flows_of_samples
 from dshuffle.exchange.inbox import Inbox
-from dshuffle.exchange.messages import Cut, MessageId
+from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox
+from dshuffle.exchange.uncoded import ArrivingRows, LeavingRows
 from dshuffle.rows import RowLayout, checksum_rows
 
 # The first call of a kernel compiles it, or loads it from numba's cache, which no deadline allows for.
@@ -53,27 +55,27 @@ class Participant:
         n_samples = len(cluster.truth.rows)
         self.cache = CachePartition(LAYOUT, capacity=n_samples, incoming=n_samples)
         self.held = np.zeros(0, np.int64)
-        self.outbox, cut = Outbox(who, window=window), Cut(cluster.message_rows)
-        self.sender = Sender(
-            self.outbox,
-            cluster.truth if who == SERVER else self.cache,
-            BufferPool(LAYOUT, cut.rows_per_message, window),
-            cut,
-            self,
-            cluster.executor,
-        )
+        self.outbox = Outbox(who, window=window)
+        self.holder = cluster.truth if who == SERVER else self.cache
+        self.sender = Sender(self.outbox, BufferPool(LAYOUT, cluster.message_rows, window), self, cluster.executor)
+        self.arriving: tuple[np.ndarray, np.ndarray, dict[int, Flow]]
         self.inbox = Inbox(max(who, 0), window=window, attempts=attempts)
         self.receiver = Receiver(
             self.inbox,
-            self.cache,
-            cut,
             self,
             cluster.executor,
-            read_store=lambda sample_ids, slots: cluster.read_store(self, sample_ids, slots),
             store=STORE,
             report=lambda run_id, reason: cluster.report(who, run_id, reason),
             timeout=timeout,
+            open_gate=lambda run_id, gate: self.sender.open_gate(run_id, gate),
         )
+
+    def begin(self, run_id: int, receives: dict[int, np.ndarray]) -> None:
+        samples, flows = flows_of_samples(receives, at_most=self.cluster.message_rows, whole=STORE)
+        slots = self.cache.reserve(samples)
+        self.arriving = samples, slots, flows
+        sink = ArrivingRows(self.cache, samples, slots, lambda ids, slots: self.cluster.read_store(self, ids, slots))
+        self.receiver.begin(run_id, flows, sink)
 
     def is_local(self, participant: int) -> bool:
         places = {SERVER: self.cluster.server_at}
@@ -85,8 +87,8 @@ class Participant:
         return await self.cluster.carry(message)
 
     async def acknowledge(self, message: MessageId) -> None:
-        sample_ids, slots = self.receiver._flows[message.sender]
-        rows = slice(*Cut(self.cluster.message_rows).bounds(message.sequence, len(sample_ids)))
+        sample_ids, slots, flows = self.arriving
+        rows = slice(*flows[message.sender].message(message.sequence))
         # Whatever is acknowledged has been unpacked, and rightly.
         np.testing.assert_array_equal(self.cache.rows[slots[rows]], self.cluster.truth.rows[sample_ids[rows]])
         await self.cluster.carry_acknowledgement(message)
@@ -181,11 +183,12 @@ class Cluster:
 
     def begin_on(self, who: int) -> None:
         participant = self.participants[who]
-        participant.sender.begin(self.run_id, self.sends[who])
+        samples, outgoing = flows_of_samples(self.sends[who], at_most=self.message_rows)
+        participant.sender.begin(self.run_id, outgoing, LeavingRows(participant.holder, samples))
         if who != SERVER:
-            receives = {sender: flows[who] for sender, flows in self.sends.items() if who in flows}
-            slots = participant.cache.reserve(np.concatenate([np.zeros(0, np.int64), *receives.values()]))
-            participant.receiver.begin(self.run_id, receives, slots)
+            participant.begin(
+                self.run_id, {who_else: sends[who] for who_else, sends in self.sends.items() if who in sends}
+            )
 
     async def exchange(self, run_id: int) -> dict[int, str | None]:
         await self.begin(run_id)
@@ -230,13 +233,12 @@ class Cluster:
 
     def messages(self) -> set[MessageId]:
         """Every message of the present run."""
-        cut = Cut(self.message_rows)
         return {
             MessageId(self.run_id, sender, rank, sequence)
             for sender, flows in self.sends.items()
             if sender != STORE
             for rank, sample_ids in flows.items()
-            for sequence in range(cut.count(len(sample_ids)))
+            for sequence in range(Flow.evenly(0, len(sample_ids), at_most=self.message_rows).n_messages)
         }
 
     def play(self, scenario: Callable[[], Awaitable[Any]]) -> Any:

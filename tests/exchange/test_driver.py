@@ -13,7 +13,9 @@ import pytest
 
 from dshuffle.errors import CorruptChunk, DatasetError
 from dshuffle.exchange.driver import Reply
+from dshuffle.exchange.flows import Flow
 from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.uncoded import LeavingRows
 
 SERVER, STORE = -1, -2
 PEERS = (0, 1, 2)
@@ -257,7 +259,7 @@ def test_requests_before_the_run_wait_for_it_and_after_it_are_refused(new_cluste
         await cluster.exchange(2)
         cluster.commit()
         assert not request.done()
-        sender.begin(3, {0: np.arange(5)})
+        sender.begin(3, {0: Flow.evenly(0, 5, at_most=3)}, LeavingRows(cluster.truth, np.arange(5)))
         assert await request == {"status": "refused", "reason": "this run owes 0 2 messages", "again": False}
         for run_id in (1, 2):
             reply = await sender.serve(MessageId(run_id, SERVER, 0, 0))

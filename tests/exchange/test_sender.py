@@ -12,7 +12,8 @@ import numpy as np
 
 from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.driver import Reply, Sender
-from dshuffle.exchange.messages import Cut, MessageId
+from dshuffle.exchange.flows import Flow
+from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.rows import RowLayout
 
@@ -23,8 +24,11 @@ SAMPLES = np.arange(100, 108)  # four messages of two rows
 class Source:
     """The row of a sample is its number. Nobody else is asked: it also stands in for the network."""
 
-    def pack(self, sample_ids: np.ndarray, rows: np.ndarray, checksums: np.ndarray) -> None:
-        LAYOUT.column(rows, "x")[:] = sample_ids
+    def __init__(self, samples: np.ndarray) -> None:
+        self.samples = samples
+
+    def pack(self, first: int, last: int, rows: np.ndarray, checksums: np.ndarray) -> None:
+        LAYOUT.column(rows, "x")[:] = self.samples[first:last]
 
     def is_local(self, participant: int) -> bool:
         return False
@@ -34,11 +38,15 @@ def play(scenario: Callable[[Sender], Awaitable[None]], *, window: int) -> None:
     async def main() -> None:
         with ThreadPoolExecutor(1) as executor:
             pool = BufferPool(LAYOUT, 2, window)
-            sender = Sender(Outbox(0, window=window), Source(), pool, Cut(2), Source(), executor)  # type: ignore[arg-type]
-            sender.begin(1, {1: SAMPLES})
+            sender = Sender(Outbox(0, window=window), pool, Source(SAMPLES), executor)  # type: ignore[arg-type]
+            begin(sender, 1, SAMPLES)
             await asyncio.wait_for(scenario(sender), 10)
 
     asyncio.run(main())
+
+
+def begin(sender: Sender, run_id: int, samples: np.ndarray) -> None:
+    sender.begin(run_id, {1: Flow.evenly(0, len(samples), at_most=2)}, Source(samples))
 
 
 def message(sequence: int, run_id: int = 1) -> MessageId:
@@ -91,7 +99,7 @@ def test_who_waits_when_the_run_ends_is_refused() -> None:
         sender.end()
         assert await waiting == {"status": "refused", "reason": "stale: participant 0 is past run 1", "again": False}
         assert not early.done()
-        sender.begin(2, {1: SAMPLES[::-1]})
+        begin(sender, 2, SAMPLES[::-1])
         assert samples_of(await early) == [107, 106]
 
     play(scenario, window=1)
@@ -128,7 +136,7 @@ def test_buffers_that_were_never_acknowledged_are_let_go_by_the_next_run() -> No
     async def scenario(sender: Sender) -> None:
         rows = weakref.ref((await sender.serve(message(0)))["rows"].base)
         sender.end()
-        sender.begin(2, {1: SAMPLES})
+        begin(sender, 2, SAMPLES)
         gc.collect()
         assert rows() is None
 

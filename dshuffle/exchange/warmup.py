@@ -1,0 +1,50 @@
+"""Load the kernels of an exchange (or compile them, once a machine) before the first rows arrive."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dshuffle.coding import encode
+from dshuffle.exchange.cache import CachePartition
+from dshuffle.exchange.coded import CodedPart, PacketDecoder, PacketStore
+from dshuffle.planning import SERVER, Plan, route
+from dshuffle.rows import RowLayout, checksum_rows
+
+
+def warm_up(row_nbytes: int, *, coded: bool = False) -> None:
+    """One exchange with itself, of two rows.
+
+    Parameters
+    ----------
+    row_nbytes
+        Bytes of a row: kernels differ by the widest words that a row is a whole number of.
+    coded
+        Whether to decode packets as well.
+    """
+    samples = np.arange(2)
+    cache = CachePartition(RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))}), capacity=2, incoming=2)
+    cache.rows[:] = 0
+    cache.seal(samples, cache.reserve(samples))
+    cache.commit(cache.prepare(samples))
+    rows, checksums = cache.rows[:2].copy(), cache.checksums[:2].copy()
+    cache.unpack(samples, cache.reserve(samples), rows, checksums)
+    if not coded:
+        return
+    # Rank 0 gets sample 2 out of its XOR with sample 3, and that by itself: two packets for one row.
+    plan = Plan(
+        offsets=np.array([0, 2, 3]),
+        samples=np.array([2, 3, 3]),
+        destinations=np.array([0, 1, 0], dtype=np.int32),
+        senders=np.full(2, SERVER, dtype=np.int32),
+    )
+    hops = route("pipelined", plan, 2, 1)
+    part = CodedPart.of(plan, hops, 0, at_most=1)
+    wanted = np.ones(2, dtype=np.bool_)
+    relay = PacketStore(cache.layout, part.leaving)
+    decoder = PacketDecoder(cache, plan, hops.packets, part.arriving, wanted, cache.reserve(np.array([2, 3])), relay)
+    packet = np.zeros((2, row_nbytes), dtype=np.uint8)  # all rows are zero
+    of_2, of_3 = checksum_rows(packet, np.array([2, 3]))
+    encode(packet, checksums, np.array([0, 2]), samples, np.zeros(1, dtype=np.int64), rows[:1], checksums[:1])
+    for item, sample in enumerate(plan.samples[part.arriving].tolist()):
+        checksum = np.array([of_3 if sample == 3 else of_2 ^ of_3], dtype=np.uint32)
+        decoder.unpack(item, item + 1, packet[:1], checksum)
