@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 Checksums = NDArray[np.uint32]
 Reply = dict[str, Any]
+T = TypeVar("T")
 
 
 class RowSource(Protocol):
@@ -94,11 +95,13 @@ class Sender:
         self._network = network
         self._executor = executor
         self._flows: Mapping[int, Flow] = {}
-        self._source: RowSource | None = None
+        self._source: asyncio.Future[RowSource] | None = None
         self._answers: dict[MessageId, asyncio.Future[OutboxInstruction]] = {}
 
-    def begin(self, run_id: int, flows: Mapping[int, Flow], source: RowSource, *, window: int | None = None) -> None:
-        """Start a run in which these flows (by destination) are owed, of what ``source`` has."""
+    def begin(
+        self, run_id: int, flows: Mapping[int, Flow], source: asyncio.Future[RowSource], *, window: int | None = None
+    ) -> None:
+        """Start a run in which these flows (by destination) are owed, of what ``source`` will have."""
         self.meter = Meter()
         self._buffers.forget()
         self._flows, self._source = flows, source
@@ -142,8 +145,9 @@ class Sender:
         first, last = self._flows[message.destination].message(message.sequence)
         try:
             loop = asyncio.get_running_loop()
+            source = await _given(self._source)
             rows, checksums = self._buffers.take(message, last - first)
-            seconds = await loop.run_in_executor(self._executor, self._pack, first, last, rows, checksums)
+            seconds = await loop.run_in_executor(self._executor, _timed, source.pack, first, last, rows, checksums)
         except (ExchangeError, DatasetError) as error:
             self.acknowledged(message)
             return {"status": "refused", "reason": f"{type(error).__name__}: {error}", "again": False}
@@ -152,13 +156,6 @@ class Sender:
             self.meter.sent_bytes += rows.nbytes + checksums.nbytes
             self.meter.sent_checksum_bytes += checksums.nbytes
         return {"status": "OK", "rows": rows, "checksums": checksums}
-
-    def _pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> float:
-        """Pack a message; the seconds that it took, without those of waiting for a thread."""
-        assert self._source is not None
-        started = time.perf_counter()
-        self._source.pack(first, last, rows, checksums)
-        return time.perf_counter() - started
 
     def _perform(self, instructions: list[OutboxInstruction]) -> None:
         for instruction in instructions:
@@ -205,14 +202,16 @@ class Receiver:
         self._timeout = timeout
         self._open_gate = open_gate
         self._flows: Mapping[int, Flow] = {}
-        self._sink: RowSink | None = None
+        self._sink: asyncio.Future[RowSink] | None = None
         self._towards: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._touching: set[asyncio.Future[None]] = set()
+        self._touching: set[asyncio.Future[Any]] = set()
         self._started = 0.0
 
-    def begin(self, run_id: int, flows: Mapping[int, Flow], sink: RowSink, *, window: int | None = None) -> None:
-        """Start a run in which these flows (by sender) are due, and go into ``sink``."""
+    def begin(
+        self, run_id: int, flows: Mapping[int, Flow], sink: asyncio.Future[RowSink], *, window: int | None = None
+    ) -> None:
+        """Start a run in which these flows (by sender) are due, and go into what ``sink`` will be."""
         self.meter = Meter()
         self._started = time.perf_counter()
         self._flows, self._sink = flows, sink
@@ -248,19 +247,21 @@ class Receiver:
                     self._report(run_id, reason)
 
     async def _fetch(self, message: MessageId) -> None:
-        assert self._sink is not None
+        future = self._sink
         first, last = self._flows[message.sender].message(message.sequence)
         try:
-            if message.sender == self._store:
-                await self._touch_cache(self._sink.read_store, first, last)
+            reply = None if message.sender == self._store else await self._ask(message)
+            if reply is not None and reply["status"] != "OK":
+                self._perform(self._inbox.failed(message, reply["reason"], again=reply["again"]))
+                return
+            sink = await _given(future)
+            if message not in self._inbox.outstanding:  # the run was given up meanwhile
+                return
+            if reply is None:
+                await self._touch_cache(sink.read_store, first, last)
             else:
-                reply = await self._ask(message)
-                if reply["status"] != "OK":
-                    self._perform(self._inbox.failed(message, reply["reason"], again=reply["again"]))
-                    return
-                if message not in self._inbox.outstanding:  # the run was given up meanwhile
-                    return
-                await self._touch_cache(self._unpack, self._sink, first, last, reply)
+                rows, checksums = reply["rows"], reply["checksums"]
+                self.meter.scatter_seconds += await self._touch_cache(_timed, sink.unpack, first, last, rows, checksums)
                 # Not if it was corrupted: the request that follows may overtake the acknowledgement, which would
                 # then free the buffer that the message is being packed into anew.
                 await self._network.acknowledge(message)
@@ -285,11 +286,11 @@ class Receiver:
             if not self._towards[gate]:
                 self._open_gate(message.run_id, gate)
 
-    async def _touch_cache(self, fn: Callable[..., None], *args: Any) -> None:
+    async def _touch_cache(self, fn: Callable[..., T], *args: Any) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._executor, fn, *args)
         self._touching.add(future)
         future.add_done_callback(self._touching.discard)
-        await future
+        return await future
 
     async def _ask(self, message: MessageId) -> Reply:
         try:
@@ -304,7 +305,15 @@ class Receiver:
             self.meter.received_bytes += reply["rows"].nbytes + reply["checksums"].nbytes
         return reply
 
-    def _unpack(self, sink: RowSink, first: int, last: int, reply: Reply) -> None:
-        started = time.perf_counter()
-        sink.unpack(first, last, reply["rows"], reply["checksums"])
-        self.meter.scatter_seconds += time.perf_counter() - started
+
+async def _given(future: asyncio.Future[T] | None) -> T:
+    """What a future of several tasks gives, one of which may be cancelled."""
+    assert future is not None
+    return future.result() if future.done() else await asyncio.shield(future)
+
+
+def _timed(fn: Callable[..., None], *args: Any) -> float:
+    """The seconds that a call takes, without those of waiting for a thread."""
+    started = time.perf_counter()
+    fn(*args)
+    return time.perf_counter() - started

@@ -79,9 +79,11 @@ def _pipelined(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops
     relays = np.empty(plan.n_packets, dtype=np.int32)
     _balance(plan.offsets, plan.destinations, relays, np.zeros(n_workers, dtype=np.int64))
     order, starts = group_by(relays, n_workers)
-    places = np.empty(plan.n_packets, dtype=np.int64)
-    places[order] = np.arange(plan.n_packets) - np.repeat(starts[:-1], np.diff(starts))
-    batches = (places // batch).astype(np.int32)[packets]
+    numbers = np.empty(plan.n_packets, dtype=np.int32)
+    for worker in range(n_workers):
+        sizes = _batches(int(starts[worker + 1] - starts[worker]), batch)
+        numbers[order[starts[worker] : starts[worker + 1]]] = np.repeat(np.arange(len(sizes)), sizes)
+    batches = numbers[packets]
     first = relays[packets] == plan.destinations
     nothing = np.int32(-1)
     return Hops(
@@ -90,6 +92,15 @@ def _pipelined(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops
         waits_for=np.where(first, nothing, batches),
         opens=np.where(first, batches, nothing),
     )
+
+
+def _batches(n_packets: int, most: int) -> list[int]:
+    """Sizes of one worker's batches: smaller ones at the end, when no more comes in while the last is handed on."""
+    sizes = []
+    while n_packets > 0:
+        sizes.append(min(n_packets, most, max(n_packets // 4, most // 8, 1)))
+        n_packets -= sizes[-1]
+    return sizes
 
 
 def _ring(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops:

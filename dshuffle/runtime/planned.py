@@ -89,27 +89,34 @@ class Planned:
         seconds = time.perf_counter() - started
         return cls(made, hops, parts, coded_parts, at_most, window, summary, seconds)
 
-    def leaving(self, who: int, holder: CachePartition | ServerRows) -> tuple[dict[int, Flow], RowSource]:
-        """The flows that a participant sends, by destination, and where their items come from."""
-        if self.hops is None:
-            samples, flows = flows_of_samples(self.parts[who].sends, at_most=self.at_most)
-            return flows, LeavingRows(holder, samples)
-        part = self.coded_parts[who]
-        if isinstance(holder, ServerRows):
-            return part.outgoing, EncodedPackets(holder, self.plan.plan, part.leaving)
-        return part.outgoing, PacketStore(holder.layout, part.leaving)
+    def outgoing(self, who: int) -> dict[int, Flow]:
+        """The flows that a participant of this process sends, by destination."""
+        if self.hops is not None:
+            return self.coded_parts[who].outgoing
+        return flows_of_samples(self.parts[who].sends, at_most=self.at_most)[1]
 
-    def arriving(
-        self, rank: int, cache: CachePartition, source: RowSource, read_store: ReadStore
-    ) -> tuple[dict[int, Flow], RowSink]:
-        """The flows that a rank receives, by sender, and where their items go; ``source`` is what it sends from."""
+    def incoming(self, rank: int) -> dict[int, Flow]:
+        """The flows that the rank of this process receives, by sender."""
+        if self.hops is not None:
+            return self.coded_parts[rank].incoming
+        return flows_of_samples(self.parts[rank].receives, at_most=self.at_most, whole=STORE)[1]
+
+    def source(self, who: int, holder: CachePartition | ServerRows) -> RowSource:
+        """Where the items of a participant's flows come from."""
         if self.hops is None:
-            samples, flows = flows_of_samples(self.parts[rank].receives, at_most=self.at_most, whole=STORE)
-            return flows, ArrivingRows(cache, samples, cache.reserve(samples), read_store)
-        part, plan = self.coded_parts[rank], self.plan.plan
+            return LeavingRows(holder, flows_of_samples(self.parts[who].sends, at_most=self.at_most)[0])
+        leaving = self.coded_parts[who].leaving
+        if isinstance(holder, ServerRows):
+            return EncodedPackets(holder, self.plan.plan, leaving)
+        return PacketStore(holder.layout, leaving)
+
+    def sink(self, rank: int, cache: CachePartition, source: RowSource, read_store: ReadStore) -> RowSink:
+        """Where the items of the rank's flows go; ``source`` is what it sends from."""
+        if self.hops is None:
+            samples, _ = flows_of_samples(self.parts[rank].receives, at_most=self.at_most, whole=STORE)
+            return ArrivingRows(cache, samples, cache.reserve(samples), read_store)
+        arriving, plan = self.coded_parts[rank].arriving, self.plan.plan
         assert isinstance(source, PacketStore)
-        samples = plan.samples[part.arriving]
+        samples = plan.samples[arriving]
         wanted = self.plan.assignment[samples] == rank
-        slots = cache.reserve(samples[wanted])
-        decoder = PacketDecoder(cache, plan, self.hops.packets, part.arriving, wanted, slots, source)
-        return part.incoming, decoder
+        return PacketDecoder(cache, plan, self.hops.packets, arriving, wanted, cache.reserve(samples[wanted]), source)

@@ -11,9 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache import CachePartition, Swap
 from dshuffle.exchange.comms import DaskNetwork
 from dshuffle.exchange.driver import Receiver, Reply, RowSink, RowSource, Sender
-from dshuffle.exchange.flows import Flow, rows_per_message
+from dshuffle.exchange.flows import rows_per_message
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox
@@ -41,6 +41,11 @@ from dshuffle.store import Dataset
 logger = logging.getLogger(__name__)
 
 
+PLAN_AFTER = 1.0
+"""Seconds of an exchange after which the next epoch is planned beside it. A shorter exchange is over before, and keeps
+the cores to itself; a longer one waits for the network."""
+
+
 @dataclass(slots=True)
 class Run:
     """One attempt at one epoch's exchange, as this worker sees it."""
@@ -49,15 +54,8 @@ class Run:
     epoch: int
     planned: Planned | None = None
     prepared: asyncio.Future[tuple[Swap, View]] | None = None
+    ends: list[asyncio.Future[Any]] = field(default_factory=list)
     ready: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Legs:
-    """The two halves of a run in one process: participant -> what it sends; what the rank receives, if there is one."""
-
-    leaving: dict[int, tuple[dict[int, Flow], RowSource]]
-    arriving: tuple[dict[int, Flow], RowSink] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +178,7 @@ class WorkerSession:
         self._spawn(self._exchange(self._run))
 
     async def plan_ahead(self, run_id: int) -> None:
-        """All members are ready: plan the epoch after, which depends on seeds alone, while tasks train.
+        """All members are ready: plan the epoch after, which depends on seeds alone, unless that was done.
 
         Should that fail, the epoch that needs the plan says so.
         """
@@ -221,13 +219,15 @@ class WorkerSession:
 
     async def abort(self) -> None:
         """Give up the present run; this worker stays on its epoch, and on its plan for the next."""
-        self._run = None
+        run, self._run = self._run, None
         for sender in self._senders.values():
             sender.end()
         if self._seat is not None:
             stop, self._stop_reading = self._stop_reading, threading.Event()
             stop.set()  # reading from a slow store would go on for long, and for nothing
             await self._seat.receiver.abort()
+        if run is not None and run.ends:  # they reserve slots and may write to them
+            await asyncio.wait(run.ends)
 
     async def close(self) -> None:
         """Drop everything."""
@@ -267,18 +267,29 @@ class WorkerSession:
 
     async def _start(self, run: Run) -> None:
         run.planned = planned = await self._plan(run.epoch)
-        legs = await self._loop.run_in_executor(self._planning, self._make_legs, planned)
         if self._run is not run:  # given up meanwhile
             return
         self._traffic = self._dataset.traffic
-        for participant, (flows, source) in legs.leaving.items():
-            self._senders[participant].begin(run.run_id, flows, source, window=planned.window)
-        if self._seat is not None and legs.arriving is not None:
-            self._seat.receiver.begin(run.run_id, *legs.arriving, window=planned.window)
-            # The slots are known, so the index of the next epoch can be made while its rows arrive.
-            mine = planned.parts[self.participant]
-            run.prepared = self._loop.run_in_executor(self._planning, self._prepare, mine, run.epoch)
-        else:
+        # The first messages are asked for while it is still being worked out where their rows come from, and go.
+        sources: dict[int, Future[RowSource]] = {}
+        for who, sender in self._senders.items():
+            holder = self._server_rows if who == SERVER or self._seat is None else self._seat.cache
+            assert holder is not None
+            sources[who] = self._planning.submit(planned.source, who, holder)
+            run.ends.append(asyncio.wrap_future(sources[who]))
+            sender.begin(run.run_id, planned.outgoing(who), asyncio.wrap_future(sources[who]), window=planned.window)
+        if self._seat is not None and self.rank is not None:
+            sink = asyncio.wrap_future(self._planning.submit(self._make_sink, planned, sources[self.rank]))
+            run.ends.append(sink)
+            self._seat.receiver.begin(run.run_id, planned.incoming(self.rank), sink, window=planned.window)
+            # The slots are known then, so the index of the next epoch can be made while its rows arrive.
+            run.prepared = self._loop.run_in_executor(
+                self._planning, self._prepare, planned.parts[self.rank], run.epoch
+            )
+        self._loop.call_later(PLAN_AFTER, lambda: self._run is run and self._plan(run.epoch + 1))
+        for end in run.ends:
+            await asyncio.shield(end)
+        if self._seat is None:
             self._report(run.run_id, None)
 
     def _plan(self, epoch: int) -> asyncio.Future[Planned]:
@@ -291,17 +302,10 @@ class WorkerSession:
     def _make_plan(self, epoch: int) -> Planned:
         return Planned.make(self._planner, epoch, list(self._senders), self._dataset.layout, self.spec.settings)
 
-    def _make_legs(self, planned: Planned) -> Legs:
-        """What goes out of this process and what comes in, which depends on what its cache holds now."""
-        holders: dict[int, CachePartition | ServerRows] = {}
-        if self._server_rows is not None:
-            holders[SERVER] = self._server_rows
-        if self._seat is None or self.rank is None:
-            return Legs({who: planned.leaving(who, holder) for who, holder in holders.items()}, None)
-        holders[self.rank] = self._seat.cache
-        leaving = {who: planned.leaving(who, holder) for who, holder in holders.items()}
-        source = leaving[self.rank][1]
-        return Legs(leaving, planned.arriving(self.rank, self._seat.cache, source, self._read_store))
+    def _make_sink(self, planned: Planned, source: Future[RowSource]) -> RowSink:
+        assert self._seat is not None
+        assert self.rank is not None
+        return planned.sink(self.rank, self._seat.cache, source.result(), self._read_store)
 
     def _read_store(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         seat = self._seat

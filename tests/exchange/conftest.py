@@ -36,6 +36,13 @@ LAYOUT = RowLayout.of({"x": (np.dtype("u1"), (21,))})
 Carry = Callable[[MessageId], Awaitable[Reply]]
 
 
+def given(value: Any) -> asyncio.Future[Any]:
+    """What a run starts with, there at once."""
+    future = asyncio.get_running_loop().create_future()
+    future.set_result(value)
+    return future
+
+
 class Truth:
     """What the store holds; also the server's rows."""
 
@@ -75,7 +82,7 @@ class Participant:
         slots = self.cache.reserve(samples)
         self.arriving = samples, slots, flows
         sink = ArrivingRows(self.cache, samples, slots, lambda ids, slots: self.cluster.read_store(self, ids, slots))
-        self.receiver.begin(run_id, flows, sink)
+        self.receiver.begin(run_id, flows, given(sink))
 
     def is_local(self, participant: int) -> bool:
         places = {SERVER: self.cluster.server_at}
@@ -184,7 +191,7 @@ class Cluster:
     def begin_on(self, who: int) -> None:
         participant = self.participants[who]
         samples, outgoing = flows_of_samples(self.sends[who], at_most=self.message_rows)
-        participant.sender.begin(self.run_id, outgoing, LeavingRows(participant.holder, samples))
+        participant.sender.begin(self.run_id, outgoing, given(LeavingRows(participant.holder, samples)))
         if who != SERVER:
             participant.begin(
                 self.run_id, {who_else: sends[who] for who_else, sends in self.sends.items() if who in sends}

@@ -259,7 +259,9 @@ def test_requests_before_the_run_wait_for_it_and_after_it_are_refused(new_cluste
         await cluster.exchange(2)
         cluster.commit()
         assert not request.done()
-        sender.begin(3, {0: Flow.evenly(0, 5, at_most=3)}, LeavingRows(cluster.truth, np.arange(5)))
+        source = asyncio.get_running_loop().create_future()
+        source.set_result(LeavingRows(cluster.truth, np.arange(5)))
+        sender.begin(3, {0: Flow.evenly(0, 5, at_most=3)}, source)
         assert await request == {"status": "refused", "reason": "this run owes 0 2 messages", "again": False}
         for run_id in (1, 2):
             reply = await sender.serve(MessageId(run_id, SERVER, 0, 0))

@@ -46,7 +46,9 @@ def play(scenario: Callable[[Sender], Awaitable[None]], *, window: int) -> None:
 
 
 def begin(sender: Sender, run_id: int, samples: np.ndarray) -> None:
-    sender.begin(run_id, {1: Flow.evenly(0, len(samples), at_most=2)}, Source(samples))
+    source: asyncio.Future[Source] = asyncio.get_running_loop().create_future()
+    source.set_result(Source(samples))
+    sender.begin(run_id, {1: Flow.evenly(0, len(samples), at_most=2)}, source)  # type: ignore[arg-type]
 
 
 def message(sequence: int, run_id: int = 1) -> MessageId:
