@@ -38,8 +38,27 @@ DEFAULT_SAMPLES = 100_000
 @click.argument("dataset", required=False)
 @click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of the local cluster.")
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--assignment", "assignments", multiple=True, help="local, partial:Q or global; again for several.")
-@click.option("--delivery", "deliveries", multiple=True, help="peer, server or storage; again for several.")
+@click.option(
+    "--assignment", "assignments", multiple=True, help="local, partial:Q, global or aligned; again for several."
+)
+@click.option(
+    "--delivery",
+    "deliveries",
+    multiple=True,
+    help="peer, server, storage, coded, ubershuffle, leftover or clique; again for several.",
+)
+@click.option(
+    "--relay",
+    "relays",
+    multiple=True,
+    type=click.Choice(["pipelined", "ring", "unicast"]),
+    help="How packets of several samples travel; again for several.  [default: pipelined]",
+)
+@click.option(
+    "--caching",
+    type=click.Choice(["uniform", "recent", "even"]),
+    help="What workers keep beyond their shares.  [default: uniform; even for aligned]",
+)
 @click.option(
     "--sharding",
     type=click.Choice(["random", "contiguous"]),
@@ -65,6 +84,8 @@ def compare(
     epochs: int,
     assignments: tuple[str, ...],
     deliveries: tuple[str, ...],
+    relays: tuple[str, ...],
+    caching: str | None,
     sharding: str | None,
     cache_fraction: float | None,
     seed: int,
@@ -78,19 +99,25 @@ def compare(
     """Train a linear regression on DATASET under several ways of shuffling, and compare them.
 
     Without DATASET one is generated: 100,000 samples of 100 features, sorted by a key. Without --assignment
-    and --delivery the ways are the papers' baselines. The report is written to --output.
+    and --delivery the ways are the papers' baselines, and coded ones where --cache-fraction leaves room. The report is written to --output.
     """
     if scheduler and not dataset:
         raise click.UsageError("--scheduler needs DATASET: its workers may not see a temporary folder of this machine.")
     if assignments or deliveries:
-        ways = product_of_ways(assignments or ("global",), deliveries or ("peer",), sharding or "random")
-    elif sharding:
-        raise click.UsageError("--sharding needs --assignment or --delivery: the default ways have their own.")
+        ways = product_of_ways(
+            assignments or ("global",),
+            deliveries or ("peer",),
+            sharding or "random",
+            caching=caching,
+            relays=relays or ("pipelined",),
+        )
+    elif alone := [name for name, given in (("sharding", sharding), ("caching", caching), ("relay", relays)) if given]:
+        raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
     else:
-        ways = default_ways()
+        ways = default_ways(cache_fraction)
     _make_folder(output)
     # Compiled here once, the workers find the code on disk.
-    compile_kernels()
+    compile_kernels({way.delivery for way in ways})
     with _dataset(dataset, seed) as data:
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
@@ -102,7 +129,9 @@ def compare(
                     parse_assignment(way.assignment),
                     way.delivery,
                     way.sharding,
+                    caching=way.caching,
                     cache_fraction=cache_fraction,
+                    relay=way.relay,
                 )
         with connect(scheduler, workers) as client, progress_bar() as advance:
             done = 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from distributed import Worker
@@ -10,6 +12,11 @@ from distributed.protocol.serialize import to_serialize
 
 from dshuffle.exchange.driver import Reply
 from dshuffle.exchange.messages import MessageId
+
+logger = logging.getLogger(__name__)
+
+ACKNOWLEDGE_AFTER = 0.005
+"""Seconds that an acknowledgement waits for a request to the same sender, which can take it along."""
 
 
 class DaskNetwork:
@@ -41,6 +48,7 @@ class DaskNetwork:
         self._addresses = addresses
         self._serve_here = serve_here
         self._acknowledge_here = acknowledge_here
+        self._acknowledged: dict[int, list[tuple[int, ...]]] = {}
 
     def is_local(self, participant: int) -> bool:
         """Whether a participant lives on this worker."""
@@ -51,18 +59,36 @@ class DaskNetwork:
         if self.is_local(message.sender):
             return await self._serve_here(message)
         sender = self._worker.rpc(self._addresses[message.sender])
-        reply: Reply = await sender.dshuffle_fetch(session_id=self._session_id, message=dataclasses.astuple(message))
+        reply: Reply = await sender.dshuffle_fetch(
+            session_id=self._session_id,
+            message=dataclasses.astuple(message),
+            acknowledged=self._acknowledged.pop(message.sender, ()),
+        )
         return reply
 
     async def acknowledge(self, message: MessageId) -> None:
-        """Free the sender's window by a one-way message."""
+        """Free the sender's window: along with the next request, or by a one-way message if none follows at once."""
         if self.is_local(message.sender):
             self._acknowledge_here(message)
             return
-        sender = self._worker.rpc(self._addresses[message.sender])
-        await sender.dshuffle_acknowledge(
-            session_id=self._session_id, message=dataclasses.astuple(message), reply=False
-        )
+        waiting = self._acknowledged.setdefault(message.sender, [])
+        waiting.append(dataclasses.astuple(message))
+        if len(waiting) == 1:
+            asyncio.get_running_loop().call_later(ACKNOWLEDGE_AFTER, self._flush, message.sender)
+
+    def _flush(self, sender: int) -> None:
+        if sender in self._acknowledged:
+            self._worker._ongoing_background_tasks.call_soon(self._send_acknowledgements, sender)
+
+    async def _send_acknowledgements(self, sender: int) -> None:
+        acknowledged = self._acknowledged.pop(sender, None)
+        if not acknowledged:
+            return
+        try:
+            rpc = self._worker.rpc(self._addresses[sender])
+            await rpc.dshuffle_acknowledge(session_id=self._session_id, acknowledged=acknowledged, reply=False)
+        except OSError:  # whoever cannot be reached needs no acknowledgement
+            logger.debug("dshuffle: %d acknowledgements did not reach %d", len(acknowledged), sender, exc_info=True)
 
 
 def as_frames(reply: Reply) -> Reply:

@@ -112,7 +112,9 @@ class Figures:
     training_seconds: float | None
     waited_seconds: float | None
     needed: float | None
+    packets: float | None
     wire_bytes: float | None
+    server_sent_bytes: float | None
     store_bytes: float | None
     store_requests: float | None
     phases: Mapping[str, float]
@@ -139,6 +141,8 @@ def figures(way: WayResult) -> Figures:
         training_seconds=median(lambda record: record.training_seconds),
         waited_seconds=median(lambda record: record.waited_seconds),
         needed=median(lambda record: record.needed),
+        packets=median(lambda record: record.packets),
+        server_sent_bytes=median(lambda record: record.server_sent_bytes),
         wire_bytes=median(lambda record: record.wire_bytes),
         store_bytes=median(lambda record: record.store_bytes),
         store_requests=median(lambda record: record.store_requests),

@@ -12,12 +12,14 @@ from dshuffle.report.summary import Comparison, Spread, WayResult, figures
 from dshuffle.report.units import UNKNOWN, human_bytes, human_count, human_error, human_seconds
 
 TIME_HEADINGS = ("epoch", "shuffle", "range", "training", "waited", "last error")
-TRAFFIC_HEADINGS = ("needed", "on the wire", "from the store", "requests")
+TRAFFIC_HEADINGS = ("needed", "packets", "on the wire", "by the server", "from the store", "requests")
 CAPTION = (
     "Medians of the epochs after the first, which is loaded and not exchanged. epoch: wall time. "
     "shuffle: from the start of an exchange until every worker is ready, mostly while training. "
     "waited: how long training stood still for it. needed: samples trained on "
-    "by a worker that did not hold them. Bytes and requests are of one epoch, over all workers."
+    "by a worker that did not hold them. packets: what was sent for them, each one sample or the XOR of "
+    "several. Bytes and requests are of one epoch, over all workers; those sent by the server are part of those "
+    "on the wire."
 )
 # So many epochs fit beside the label.
 MOST_ERROR_COLUMNS = 7
@@ -42,7 +44,9 @@ def traffic_cells(way: WayResult) -> tuple[str, ...]:
     found = figures(way)
     return (
         human_count(found.needed),
+        human_count(found.packets),
         human_bytes(found.wire_bytes),
+        human_bytes(found.server_sent_bytes),
         human_bytes(found.store_bytes),
         human_count(found.store_requests),
     )

@@ -20,7 +20,7 @@ from dshuffle.rows import RowLayout
 from dshuffle.runtime.server_rows import EncodedPackets, ServerRows
 from dshuffle.runtime.settings import Settings
 
-BATCHES = 24
+BATCHES = 12
 """A relay hands packets on in at least so many batches, so that little is left to hand on when the last comes in..."""
 LEAST_BATCH_BYTES = 128 * KIB
 """...but not in smaller ones than this, where the cost of a message shows."""
@@ -75,7 +75,7 @@ class Planned:
             # that fits the window.
             fitting = rows_per_message(layout.nbytes, settings.window_bytes)
             at_most = max(1, min(at_most, batch, fitting // n_workers))
-            window = max(n_workers, min(fitting // at_most, 4 * n_workers))
+            window = max(n_workers, min(fitting // at_most, 3 * n_workers))
             hops = route(planner.spec.relay, plan, n_workers, at_most)
             coded_parts = {who: CodedPart.of(plan, hops, who, at_most=at_most) for who in participants}
         summary = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -72,16 +72,21 @@ class DShuffleWorker(WorkerPlugin):
             if session is not None:
                 await session.close()
 
-        async def fetch(session_id: str, message: tuple[int, int, int, int]) -> Reply:
+        async def fetch(
+            session_id: str, message: tuple[int, int, int, int], acknowledged: Sequence[tuple[int, int, int, int]]
+        ) -> Reply:
             session = plugin().sessions.get(session_id)
             if session is None:
                 return {"status": "refused", "reason": "this session is not open here", "again": False}
+            for arrived in acknowledged:
+                session.acknowledge(MessageId(*arrived))
             return as_frames(await session.serve(MessageId(*message)))
 
-        async def acknowledge(session_id: str, message: tuple[int, int, int, int]) -> None:
+        async def acknowledge(session_id: str, acknowledged: Sequence[tuple[int, int, int, int]]) -> None:
             session = plugin().sessions.get(session_id)
             if session is not None:
-                session.acknowledge(MessageId(*message))
+                for arrived in acknowledged:
+                    session.acknowledge(MessageId(*arrived))
 
         worker.handlers |= {
             "dshuffle_open": replying(open_session),

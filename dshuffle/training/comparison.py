@@ -10,7 +10,7 @@ import numpy as np
 from distributed import Client
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import SHARDINGS, UNCODED, Local, parse_assignment
+from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SHARDINGS, UNCODED, Aligned, Local, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
 from dshuffle.store import Dataset
@@ -26,24 +26,28 @@ class Way:
     assignment: str
     delivery: str
     sharding: str
+    caching: str = "uniform"
+    relay: str = "pipelined"
 
     def __post_init__(self) -> None:
         parse_assignment(self.assignment)
         for name, value, known in (
-            ("delivery", self.delivery, UNCODED),
+            ("delivery", self.delivery, DELIVERIES),
             ("sharding", self.sharding, SHARDINGS),
+            ("caching", self.caching, CACHINGS),
+            ("relay", self.relay, RELAYS),
         ):
             if value not in known:
                 raise InvalidParameter.of(name, value, f"one of {', '.join(sorted(known))}")
 
 
-def default_ways() -> tuple[Way, ...]:
+def default_ways(cache_fraction: float | None = None) -> tuple[Way, ...]:
     """The baselines of the papers, from the least shuffling to the most.
 
     ``partial`` starts from contiguous shards, as its question is whether exchanging a tenth makes up for
-    leaving data where they are stored.
+    leaving data where they are stored. Where workers hold more than their shares, coded deliveries come in.
     """
-    return (
+    ways = (
         Way("local, as stored", "local", "peer", "contiguous"),
         Way("local, shuffled once", "local", "peer", "random"),
         Way("partial:0.1 + peer", "partial:0.1", "peer", "contiguous"),
@@ -51,21 +55,45 @@ def default_ways() -> tuple[Way, ...]:
         Way("global + server", "global", "server", "random"),
         Way("global + peer", "global", "peer", "random"),
     )
+    if cache_fraction is None:
+        return ways
+    return (
+        *ways,
+        Way("global + ubershuffle", "global", "ubershuffle", "random"),
+        Way("global + clique", "global", "clique", "random"),
+        Way("aligned + clique", "aligned", "clique", "random", caching="even"),
+    )
 
 
-def product_of_ways(assignments: Sequence[str], deliveries: Sequence[str], sharding: str) -> tuple[Way, ...]:
-    """Every assignment with every delivery; ``local`` moves nothing, so that it comes once.
+def product_of_ways(
+    assignments: Sequence[str],
+    deliveries: Sequence[str],
+    sharding: str,
+    *,
+    caching: str | None = None,
+    relays: Sequence[str] = ("pipelined",),
+) -> tuple[Way, ...]:
+    """Every assignment with every delivery, and with every relay where there are packets to relay.
+
+    ``local`` moves nothing, so that it comes once. Without a ``caching``, ``aligned`` gets the one that it wants,
+    ``even``, and all others get ``uniform``.
 
     Examples
     --------
     >>> [way.label for way in product_of_ways(["local", "global"], ["peer", "storage"], "random")]
     ['local', 'global + peer', 'global + storage']
+    >>> [way.label for way in product_of_ways(["global"], ["peer", "clique"], "random", relays=["ring", "unicast"])]
+    ['global + peer', 'global + clique, ring', 'global + clique, unicast']
     """
     ways: dict[str, Way] = {}
     for assignment, delivery in itertools.product(assignments, deliveries):
         parsed = parse_assignment(assignment)
-        label = str(parsed) if parsed == Local() else f"{parsed} + {delivery}"
-        ways.setdefault(label, Way(label, str(parsed), delivery, sharding))
+        chosen = caching or ("even" if isinstance(parsed, Aligned) else "uniform")
+        for relay in ("pipelined",) if delivery in UNCODED else relays:
+            label = str(parsed) if parsed == Local() else f"{parsed} + {delivery}"
+            if len(relays) > 1 and delivery not in UNCODED and parsed != Local():
+                label += f", {relay}"
+            ways.setdefault(label, Way(label, str(parsed), delivery, sharding, chosen, relay))
     return tuple(ways.values())
 
 
@@ -143,6 +171,8 @@ def compare_ways(
             assignment=way.assignment,
             delivery=way.delivery,
             sharding=way.sharding,
+            caching=way.caching,
+            relay=way.relay,
             cache_fraction=cache_fraction,
             seed=seed,
         ) as shuffler:

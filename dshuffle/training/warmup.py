@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from dshuffle.planning import EpochPlanner, Global, Partial, ShufflePlanSpec
-from dshuffle.rows import checksum_rows
+from dshuffle.exchange.warmup import warm_up
+from dshuffle.planning import UNCODED, Aligned, Assignment, EpochPlanner, Global, Partial, ShufflePlanSpec
 from dshuffle.training.linear_regression import sgd_pass
 
 
-def compile_kernels() -> None:
-    """Run the numba kernels of planning, checksums and SGD on a few numbers.
+def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
+    """Run the numba kernels of planning, of exchanges and of SGD on a few numbers.
 
     Processes started later load the code from numba's cache on disk: on two cores and four workers that makes
     the very first run about half a minute shorter. Where all is in the cache already it takes a second.
     """
     for dtype in (np.float32, np.float64):
         sgd_pass(np.zeros(1), np.zeros((1, 1), dtype=dtype), np.zeros(1), 0.0)
-    checksum_rows(np.zeros((1, 8), dtype=np.uint8), np.zeros(1, dtype=np.int64))
-    for assignment in (Global(), Partial(0.5)):
+    coded = set(deliveries) - UNCODED
+    for row_nbytes in (8, 12):
+        warm_up(row_nbytes, coded=bool(coded))
+    ways: list[tuple[Assignment, str, float | None]] = [(Global(), "peer", None), (Partial(0.5), "peer", None)]
+    for name in sorted(coded):
+        fraction = None if name == "leftover" else 0.5
+        ways += [(Global(), name, fraction), (Aligned(), name, fraction)]
+    for assignment, delivery, cache_fraction in ways:
         planner = EpochPlanner(
-            ShufflePlanSpec(64, 4, seed=0, assignment=assignment, delivery="peer", sharding="random")
+            ShufflePlanSpec(
+                64,
+                4,
+                seed=0,
+                assignment=assignment,
+                delivery=delivery,
+                sharding="random",
+                caching="even" if assignment == Aligned() else "uniform",
+                cache_fraction=cache_fraction,
+            )
         )
         planner.load()
         planner.advance()

@@ -1,0 +1,196 @@
+"""Relays, by carrying their hops in every order: nothing gets stuck, all arrives, the load is as promised."""
+
+import random
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import (
+    RELAYS,
+    SERVER,
+    Global,
+    Plan,
+    check_plan,
+    first_assignment,
+    first_holders,
+    next_assignment,
+    plan_delivery,
+    route,
+)
+
+DELIVERIES = ["clique", "coded", "leftover", "ubershuffle"]
+
+
+def planned(delivery, n, q, seed):
+    """The plan of a delivery on random caches, with no excess where it allows none."""
+    rng = np.random.default_rng(seed)
+    if delivery == "leftover" or rng.random() < 0.2:
+        holders = 1 << rng.integers(0, n, q, dtype=np.uint64)
+    else:
+        holders = rng.integers(0, 2**n, q, dtype=np.uint64)
+    destinations = rng.integers(0, n, q)
+    plan = plan_delivery(delivery, holders, destinations, n, seed=seed)
+    check_plan(plan, holders, destinations, n)
+    return plan
+
+
+def by_hand(n, q, seed):
+    """Packets to random sets of workers in random order. Relays do not mind whether they can be decoded."""
+    rng = np.random.default_rng(seed)
+    destinations = [rng.permutation(n)[: rng.integers(1, n + 1)] for _ in range(q)]
+    offsets = np.cumsum([0, *map(len, destinations)])
+    workers = np.concatenate([np.zeros(0, np.int32), *destinations]).astype(np.int32)
+    return Plan(offsets, rng.permutation(offsets[-1]), workers, np.full(q, SERVER, dtype=np.int32))
+
+
+@st.composite
+def plans(draw):
+    """(n, plan, batch)"""
+    n, q, seed = draw(st.integers(2, 8)), draw(st.integers(0, 60)), draw(st.integers(0, 2**32))
+    delivery = draw(st.sampled_from([*DELIVERIES, "by hand"]))
+    plan = by_hand(n, q, seed) if delivery == "by hand" else planned(delivery, n, q, seed)
+    return n, plan, draw(st.integers(1, 9))
+
+
+def rows(plan, hops):
+    """(packet, sender, destination, waits_for, opens) of every hop."""
+    columns = (hops.packets, hops.senders, plan.destinations, hops.waits_for, hops.opens)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def carry(hops, rng):
+    """Let random hops go that may; what is left over never may. A gate without hops towards it stays shut."""
+    towards = Counter((to, opens) for _, _, to, _, opens in hops if opens >= 0)
+    has, left = set(), list(hops)
+    while True:
+        may = [hop for hop in left if hop[3] < 0 or (towards.get((hop[1], hop[3])) == 0)]
+        if not may:
+            return has, left
+        hop = packet, sender, to, _, opens = rng.choice(may)
+        assert sender == SERVER or (packet, sender) in has, f"{hop} may go, and its sender lacks the packet"
+        left.remove(hop)
+        has.add((packet, to))
+        if opens >= 0:
+            towards[to, opens] -= 1
+
+
+@pytest.mark.parametrize("relay", sorted(RELAYS))
+@given(plans(), st.integers(0, 2**32))
+def test_everything_arrives_in_whatever_order_hops_go(relay, instance, seed):
+    n, plan, batch = instance
+    hops = route(relay, plan, n, batch)
+    np.testing.assert_array_equal(hops.packets, np.repeat(np.arange(plan.n_packets), np.diff(plan.offsets)))
+    for name, dtype in {"packets": "i8", "senders": "i4", "waits_for": "i4", "opens": "i4"}.items():
+        column = getattr(hops, name)
+        assert (column.shape, column.dtype) == ((plan.n_components,), np.dtype(dtype))
+    wanted = {(packet, to) for packet, _, to, _, _ in rows(plan, hops)}
+    assert len(wanted) == plan.n_components
+    assert carry(rows(plan, hops), random.Random(seed)) == (wanted, [])
+
+
+@given(plans())
+def test_with_unicast_the_server_sends_everything_at_once(instance):
+    n, plan, batch = instance
+    hops = route("unicast", plan, n, batch)
+    assert set(hops.senders.tolist()) <= {SERVER}
+    assert set(hops.waits_for.tolist()) | set(hops.opens.tolist()) <= {-1}
+
+
+def by_packet(plan, hops):
+    made = rows(plan, hops)
+    return [made[a:b] for a, b in pairwise(plan.offsets.tolist())]
+
+
+@given(plans())
+def test_pipelined_hands_packets_on_in_batches(instance):
+    n, plan, batch = instance
+    batches = defaultdict(list)
+    for packet in by_packet(plan, route("pipelined", plan, n, batch)):
+        [(_, _, relay, nothing, gate)] = [hop for hop in packet if hop[1] == SERVER]
+        assert nothing == -1
+        others = [hop for hop in packet if hop[1] != SERVER]
+        assert all((sender, waits_for, opens) == (relay, gate, -1) for _, sender, _, waits_for, opens in others)
+        batches[relay].append(gate)
+    for gates in batches.values():
+        check_batches(gates, batch)
+
+
+def check_batches(gates, batch):
+    """One batch after the other in the order of the plan, none too large, smaller ones at the end."""
+    assert gates == sorted(gates)
+    sizes = np.bincount(gates)
+    assert all(batch >= size >= after > 0 for size, after in pairwise([*sizes.tolist(), 1]))
+    assert sizes[-1] <= max(1, batch // 8)
+    assert sizes[0] == batch or len(gates) < 4 * batch
+    assert len(sizes) <= len(gates) / batch + 20
+
+
+@pytest.mark.parametrize("batch", [1, 5, 8, 15, 100, 4000, 10**6])
+@pytest.mark.parametrize("count", [1, 2, 99, 8000, 10_001])
+def test_batches_of_many_packets(batch, count):
+    hops = route("pipelined", packets_to([(0,)] * count), 1, batch)
+    check_batches(hops.opens.tolist(), batch)
+
+
+@given(plans())
+def test_in_a_ring_all_members_but_the_last_hand_a_packet_on_once(instance):
+    n, plan, batch = instance
+    for packet in by_packet(plan, route("ring", plan, n, batch)):
+        sent_by = {sender: (to, waits_for, opens) for _, sender, to, waits_for, opens in packet}
+        assert len(sent_by) == len(packet)  # nobody sends it twice
+        at = SERVER
+        for step in range(len(packet)):
+            at, waits_for, opens = sent_by[at]
+            assert (waits_for, opens) == (step - 1, step)
+        assert at not in sent_by
+
+
+def packets_to(packets):
+    """A plan from the destinations of its packets."""
+    workers = np.array([to for packet in packets for to in packet], dtype=np.int32)
+    senders = np.full(len(packets), SERVER, dtype=np.int32)
+    return Plan(np.cumsum([0, *map(len, packets)]), np.arange(len(workers)), workers, senders)
+
+
+def test_pipelined_chooses_whoever_has_handed_on_the_least():
+    packets = [(0, 1, 2), (0, 1), (0, 1), (1, 2), (0, 2), (2, 0)]
+    hops = route("pipelined", packets_to(packets), 3, batch=2)
+    # What 0, 1 and 2 have handed on after each packet: 2 0 0, 2 1 0, 2 2 0, 2 2 1, 2 2 2, 2 2 3.
+    from_server = [to for _, sender, to, _, _ in rows(packets_to(packets), hops) if sender == SERVER]
+    assert from_server == [0, 1, 1, 2, 2, 2]
+
+
+@pytest.fixture(scope="module")
+def big_plan():
+    n, q = 8, 20_000
+    assignment = first_assignment("random", q, n, seed=1)
+    holders = first_holders(assignment, n, q // 2, seed=1)
+    return plan_delivery("ubershuffle", holders, next_assignment(Global(), assignment, n, seed=1, epoch=1), n)
+
+
+@pytest.mark.parametrize("relay", ["pipelined", "ring"])
+def test_workers_send_equally_much(relay, big_plan):
+    hops = route(relay, big_plan, 8, batch=100)
+    egress = np.bincount(hops.senders[hops.senders >= 0], minlength=8)
+    assert egress.sum() == big_plan.n_components - big_plan.n_packets > 5000
+    assert egress.max() <= 1.1 * egress.mean()
+    assert np.count_nonzero(hops.senders == SERVER) == big_plan.n_packets
+
+
+@pytest.mark.parametrize("packets", [[], [(0, 1, 2)] * 300])
+def test_a_ring_and_a_pipeline_of_the_same_packets(packets):
+    plan = packets_to(packets)
+    for relay in ("pipelined", "ring"):
+        hops = route(relay, plan, 3, batch=7)
+        assert np.bincount(hops.senders + 1, minlength=4).tolist() == [len(packets), *[2 * len(packets) // 3] * 3]
+
+
+@pytest.mark.parametrize("relay", ["", "Ring", "broadcast"])
+def test_an_unknown_relay_is_refused_with_the_known_ones(relay):
+    with pytest.raises(InvalidParameter, match=f"relay={relay!r}.*'pipelined', 'ring', 'unicast'"):
+        route(relay, packets_to([(0, 1)]), 2, batch=1)
