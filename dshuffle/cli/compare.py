@@ -99,7 +99,8 @@ def compare(
     """Train a linear regression on DATASET under several ways of shuffling, and compare them.
 
     Without DATASET one is generated: 100,000 samples of 100 features, sorted by a key. Without --assignment
-    and --delivery the ways are the papers' baselines, and coded ones where --cache-fraction leaves room. The report is written to --output.
+    and --delivery the ways are the papers' baselines, and coded deliveries as well where --cache-fraction leaves
+    room for them. The report is written to --output.
     """
     if scheduler and not dataset:
         raise click.UsageError("--scheduler needs DATASET: its workers may not see a temporary folder of this machine.")

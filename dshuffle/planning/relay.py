@@ -98,7 +98,7 @@ def _batches(n_packets: int, most: int) -> list[int]:
     """Sizes of one worker's batches: smaller ones at the end, when no more comes in while the last is handed on."""
     sizes = []
     while n_packets > 0:
-        sizes.append(min(n_packets, most, max(n_packets // 4, most // 8, 1)))
+        sizes.append(min(n_packets, most, max(n_packets // 3, most // 4, 1)))
         n_packets -= sizes[-1]
     return sizes
 

@@ -22,7 +22,7 @@ from dshuffle.runtime.settings import Settings
 
 BATCHES = 12
 """A relay hands packets on in at least so many batches, so that little is left to hand on when the last comes in..."""
-LEAST_BATCH_BYTES = 128 * KIB
+LEAST_BATCH_BYTES = 512 * KIB
 """...but not in smaller ones than this, where the cost of a message shows."""
 
 ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64]], None]

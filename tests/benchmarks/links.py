@@ -3,9 +3,9 @@
     python tests/benchmarks/links.py --scheduler tcp://... --mbit 100 --data /tmp/links.zarr
         [--way server] [--way clique] [--way clique:ring] ... [--counters "COMMAND"]
 
-For a cluster whose links are limited: real slow ones, or network namespaces with `tc`. One worker must have the resource
-`dshuffle-server`. All hosts must see the folder of the data. COMMAND prints what has crossed the links so far, a
-line `HOST sent BYTES received BYTES` each, and is compared with what the records say.
+For a cluster whose links are limited: real slow ones, or network namespaces with `tc`. One worker must have the
+resource `dshuffle-server`. All hosts must see the folder of the data. COMMAND prints what has crossed the links so
+far, a line `HOST sent BYTES received BYTES` each, and is compared with what the records say.
 
 The bound is the time of the most loaded link for the rows alone: no headers, no acknowledgements, nothing lost to
 stages that wait for each other. A time with no idle processor left says nothing about the network.

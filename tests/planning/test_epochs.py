@@ -1,3 +1,4 @@
+import dataclasses
 import time
 
 import numpy as np
@@ -170,11 +171,16 @@ def test_partial_reaches_its_bound():
         assert sum(map(len, plan.for_worker(rank).sends.values())) == 8
 
 
-def test_coded_plans_are_not_split_into_rows():
+def test_a_coded_plan_has_no_rows_of_its_own():
     plan = Plan(np.array([0, 2]), np.array([0, 1]), np.array([0, 1], np.int32), np.array([SERVER], np.int32))
     epoch = EpochPlan(1, 0, 2, np.array([0, 1], np.int32), np.array([[1], [2]], np.uint64), plan, 2)
-    with pytest.raises(PlanError, match="coded"):
-        epoch.for_worker(0)
+    assert plan.coded
+    for rank in (0, 1, SERVER):
+        part = epoch.for_worker(rank)
+        assert part.receives == part.sends == {}
+    assert epoch.for_worker(1).own.tolist() == [1]
+    recoded = Plan(plan.offsets, plan.samples, plan.destinations[::-1].copy(), plan.senders)
+    assert dataclasses.replace(epoch, plan=recoded).digest() != epoch.digest()  # who gets what is agreed upon
 
 
 def test_a_wrong_plan_is_never_handed_out(monkeypatch):

@@ -118,3 +118,17 @@ def eventually():
             time.sleep(0.02)
 
     return eventually
+
+
+@pytest.fixture
+def within():
+    """Run a function that must end soon; the seconds it took."""
+
+    def within(seconds, fn):
+        started = time.monotonic()
+        try:
+            return fn()
+        finally:
+            assert time.monotonic() - started < seconds
+
+    return within

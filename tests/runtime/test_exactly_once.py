@@ -51,9 +51,10 @@ def random_job(rng, assignment, delivery, n_workers):
     return job, {"dshuffle.message-bytes": message_bytes, "dshuffle.window-bytes": window_bytes}
 
 
-def run(client, n_workers, rng, assignment, delivery, folder, n_epochs):
+def run(client, n_workers, rng, assignment, delivery, folder, n_epochs, **chosen):
     arrays, dataset = random_dataset(rng, folder, n_workers)
     job, config = random_job(rng, assignment, delivery, n_workers)
+    job |= chosen
 
     def contents(partition):
         columns = {name: partition[name] for name in partition.names}
@@ -79,14 +80,16 @@ def run(client, n_workers, rng, assignment, delivery, folder, n_epochs):
 
 
 ASSIGNMENTS = ("local", "partial", "global", "aligned")
-PAIRS = [(assignment, delivery) for assignment in ASSIGNMENTS for delivery in sorted(DELIVERIES)]
+CODED = DELIVERIES.keys() - UNCODED
+PAIRS = [(assignment, delivery) for assignment in ASSIGNMENTS for delivery in sorted(UNCODED)]
+CODED_PAIRS = [(assignment, delivery) for assignment in ASSIGNMENTS for delivery in sorted(CODED)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("assignment", "delivery"), PAIRS)
+@pytest.mark.parametrize(("assignment", "delivery"), PAIRS + CODED_PAIRS)
 def test_on_processes(processes, tmp_path, assignment, delivery):
     rng = np.random.default_rng(zlib.crc32(f"processes {assignment} {delivery}".encode()))
-    for job in range(3):
+    for job in range(2):
         run(processes, 3, rng, assignment, delivery, tmp_path / f"{job}.zarr", 6)
 
 
@@ -96,6 +99,15 @@ def test_on_threads(threads, tmp_path, assignment, delivery):
     rng = np.random.default_rng(zlib.crc32(f"threads {assignment} {delivery}".encode()))
     for job in range(4):
         run(threads, 5, rng, assignment, delivery, tmp_path / f"{job}.zarr", 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("caching", sorted(CACHINGS))
+@pytest.mark.parametrize(("assignment", "delivery"), CODED_PAIRS)
+def test_coded_on_threads(threads, tmp_path, assignment, delivery, caching):
+    rng = np.random.default_rng(zlib.crc32(f"{assignment} {delivery} {caching}".encode()))
+    for job, n_epochs in enumerate((5, 25)):
+        run(threads, 5, rng, assignment, delivery, tmp_path / f"{job}.zarr", n_epochs, caching=caching)
 
 
 @pytest.mark.parametrize("delivery", sorted(DELIVERIES))

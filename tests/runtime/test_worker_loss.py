@@ -16,20 +16,6 @@ from dshuffle.errors import ClusterError, WorkerLost
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 
-@pytest.fixture
-def within():
-    """Run a function that must end soon; the seconds it took."""
-
-    def within(seconds, fn):
-        started = time.monotonic()
-        try:
-            return fn()
-        finally:
-            assert time.monotonic() - started < seconds
-
-    return within
-
-
 def no_restart(client):
     """From now on lost workers stay lost."""
     client.run(lambda dask_worker: dask_worker.close_gracefully(), nanny=True)

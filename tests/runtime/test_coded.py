@@ -1,0 +1,173 @@
+"""Coded deliveries on workers: what is recorded of them, and a server that lacks what it needs or goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from dshuffle import Shuffler, create_dataset
+from dshuffle.errors import CacheBudgetError, ExchangeError, WorkerLost
+from dshuffle.exchange.coded import PacketDecoder
+from dshuffle.planning import DELIVERIES, RELAYS, UNCODED, EpochPlanner, ShufflePlanSpec, parse_assignment
+
+CODED = sorted(DELIVERIES.keys() - UNCODED)
+RESOURCE = {"resources": {"dshuffle-server": 1}}
+CHECKSUM_NBYTES, ROW_NBYTES = 4, 64
+
+
+@pytest.fixture(scope="module")
+def with_server(cluster_of):
+    """Four workers that train, and one that serves."""
+    workers = {str(rank): {} for rank in range(4)} | {"extra": RESOURCE}
+    with cluster_of(workers) as cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.mark.parametrize("relay", sorted(RELAYS))
+@pytest.mark.parametrize("delivery", CODED)
+def test_records_say_what_was_planned_and_moved(with_server, small, orders, delivery, relay):
+    fraction = None if delivery == "leftover" else 0.5
+    way = {"delivery": delivery, "relay": relay, "cache_fraction": fraction, "seed": 3, "sharding": "random"}
+    with Shuffler(with_server, small, **way) as shuffler:
+        orders(shuffler, 3)
+    planner = EpochPlanner(ShufflePlanSpec(1000, 4, assignment=parse_assignment("global"), **way))
+    planner.load()
+    load, *records = shuffler.records
+    assert (load.relay, load.encode_seconds, load.decode_seconds) == ("", 0.0, 0.0)
+    for record in records:
+        plan = planner.advance().plan
+        assert plan.coded
+        assert (record.delivery, record.relay, record.server) == (delivery, relay, "dedicated")
+        assert (record.packets, record.components) == (plan.n_packets, plan.n_components)
+        assert record.mean_degree == plan.n_components / plan.n_packets > 1.2
+        assert record.coded_load_bytes == plan.n_packets * ROW_NBYTES
+        item = ROW_NBYTES + CHECKSUM_NBYTES
+        # Each packet comes in once at each of its destinations, whoever sends it there.
+        assert sum(record.wire_received_bytes) == plan.n_components * item
+        from_server = plan.n_components if relay == "unicast" else plan.n_packets
+        assert record.server_sent_bytes == from_server * item
+        assert sum(record.wire_sent_bytes) == (plan.n_components - from_server) * item
+        assert record.metadata_bytes == plan.n_components * CHECKSUM_NBYTES
+        assert record.encode_seconds > 0
+        assert record.decode_seconds > 0
+        assert record.store_requests == 0 or record.epoch == 1  # the server may still be reading what it serves
+
+
+def test_workers_send_evenly(with_server, tmp_path):
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((20_000, 8))})
+    with Shuffler(with_server, dataset, delivery="clique", cache_fraction=0.5) as shuffler:
+        for _ in shuffler.epochs(3):
+            pass
+    for record in shuffler.records[1:]:
+        assert max(record.wire_sent_bytes) <= 1.1 * np.mean(record.wire_sent_bytes)
+
+
+def test_the_server_beside_training_needs_no_wire_to_itself(threads, small, orders):
+    with Shuffler(threads, small, delivery="clique", cache_fraction=0.6, relay="unicast") as shuffler:
+        orders(shuffler, 3)
+    for record in shuffler.records[1:]:
+        assert record.server == "beside rank 0"
+        assert record.wire_received_bytes[0] == 0 < min(record.wire_received_bytes[1:])
+
+
+def test_a_server_that_cannot_hold_all_rows(with_server, tmp_path, sessions_left):
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((60_000, 1000), np.uint8)})
+    with pytest.raises(
+        CacheBudgetError, match=r"coded delivery needs all rows in the server's memory.*use the delivery"
+    ):
+        Shuffler(with_server, dataset, delivery="clique", memory_limit="50 MB")
+    assert sessions_left(with_server) == (0, 0)
+
+
+def test_a_server_that_cannot_read(with_server, small, orders):
+    chunk = Path(small.url) / "x" / "c" / "3" / "0"
+    good = chunk.read_bytes()
+    with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
+        orders(shuffler, 1)  # the workers have read their rows, the server has not
+        chunk.write_bytes(good[:50] + b"!" + good[51:])
+        with pytest.raises(ExchangeError, match=r"epoch 1 could not be exchanged: rank .*chunk \(3, 0\).*'x'"):
+            orders(shuffler, 1)
+        chunk.write_bytes(good)
+        orders(shuffler, 2)
+    assert [record.epoch for record in shuffler.records] == [0, 1, 2]
+
+
+def test_the_dataset_is_gone_once_the_server_has_it(with_server, small, orders):
+    with Shuffler(with_server, small, delivery="coded", cache_fraction=0.5) as shuffler:
+        orders(shuffler, 2)
+        shutil.rmtree(small.url)
+        orders(shuffler, 2)
+
+
+def test_a_packet_that_is_corrupted_is_asked_for_again(with_server, small, orders, monkeypatch):
+    unpack, spoilt = PacketDecoder.unpack, []
+
+    def spoil(self, first, last, rows, checksums):
+        if len(spoilt) < 2:
+            spoilt.append(first)
+            rows = rows.copy()
+            rows[-1, 5] ^= 1
+        unpack(self, first, last, rows, checksums)
+
+    with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
+        monkeypatch.setattr(PacketDecoder, "unpack", spoil)
+        orders(shuffler, 3)
+    assert len(spoilt) == 2
+
+
+def test_a_row_that_was_corrupted_in_a_cache_is_found_when_it_is_needed(with_server, small, ids):
+    def spoil(partition):
+        partition._records["x"] += 1.0  # all that this worker holds
+
+    with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
+        epochs = shuffler.epochs(4)
+        with_server.gather(next(epochs).map(spoil))
+        with pytest.raises(ExchangeError, match=r"row of sample \d+ was decoded wrongly"):
+            list(epochs)
+
+
+def test_the_server_is_killed(small, within):
+    options = {"threads_per_worker": 1, "dashboard_address": None}
+    http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+    with (
+        LocalCluster(n_workers=3, processes=True, scheduler_kwargs=http, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        shuffler = Shuffler(client, small, delivery="clique", cache_fraction=0.5, server="2")
+        epochs = shuffler.epochs(5)
+        client.gather(next(epochs).map(len))
+        address = shuffler._addresses[-1]
+        [pid] = client.run(os.getpid, workers=[address]).values()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost, match="the server"):
+            within(20, lambda: list(epochs))
+        within(20, shuffler.close)
+
+
+@pytest.mark.slow
+def test_training_goes_on_while_packets_are_decoded(with_server, tmp_path):
+    """What a task sees does not change under it, whatever comes in meanwhile."""
+    n = 30_000
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.arange(n)[:, None].repeat(32, axis=1)})
+
+    def steady(partition):
+        for _ in range(20):
+            if not (partition["x"] == partition.sample_ids[:, None]).all():
+                return False
+            time.sleep(0.01)
+        return True
+
+    with (
+        dask.config.set({"dshuffle.message-bytes": "64 KiB", "dshuffle.window-bytes": "1 MiB"}),
+        Shuffler(with_server, dataset, delivery="clique", cache_fraction=0.5) as shuffler,
+    ):
+        for epoch in shuffler.epochs(4):
+            assert with_server.gather(epoch.map(steady)) == [True] * 4
