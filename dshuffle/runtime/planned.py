@@ -15,7 +15,7 @@ from dshuffle.exchange.driver import RowSink, RowSource
 from dshuffle.exchange.flows import Flow, flows_of_samples, rows_per_message
 from dshuffle.exchange.messages import KIB
 from dshuffle.exchange.uncoded import ArrivingRows, LeavingRows
-from dshuffle.planning import STORE, EpochPlan, EpochPlanner, Hops, WorkerPlan, route
+from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, Hops, WorkerPlan, route
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.server_rows import EncodedPackets, ServerRows
 from dshuffle.runtime.settings import Settings
@@ -38,8 +38,8 @@ class Planned:
         The plan, and how its packets travel if it is coded.
     parts, coded_parts
         Participant of this process -> its part.
-    at_most, window
-        Items in a message, and messages under way, at most.
+    at_most, asked
+        Items in a message, and messages asked for at once, at most.
     summary
         What all participants must agree on, and what they are to report.
     seconds
@@ -51,7 +51,7 @@ class Planned:
     parts: dict[int, WorkerPlan]
     coded_parts: dict[int, CodedPart]
     at_most: int
-    window: int
+    asked: int
     summary: dict[str, int]
     seconds: float
 
@@ -67,7 +67,7 @@ class Planned:
         plan = made.plan
         hops, coded_parts = None, {}
         at_most = rows_per_message(layout.nbytes, settings.message_bytes)
-        window = settings.window
+        asked = settings.window
         if plan.coded:
             n_workers = planner.spec.n_workers
             batch = max(plan.n_packets // (n_workers * BATCHES), LEAST_BATCH_BYTES // max(1, layout.nbytes), 1)
@@ -75,7 +75,7 @@ class Planned:
             # that fits the window.
             fitting = rows_per_message(layout.nbytes, settings.window_bytes)
             at_most = max(1, min(at_most, batch, fitting // n_workers))
-            window = max(n_workers, min(fitting // at_most, 3 * n_workers))
+            asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
             hops = route(planner.spec.relay, plan, n_workers, at_most)
             coded_parts = {who: CodedPart.of(plan, hops, who, at_most=at_most) for who in participants}
         summary = {
@@ -87,7 +87,15 @@ class Planned:
         }
         parts = {who: made.for_worker(who) for who in participants}
         seconds = time.perf_counter() - started
-        return cls(made, hops, parts, coded_parts, at_most, window, summary, seconds)
+        return cls(made, hops, parts, coded_parts, at_most, asked, summary, seconds)
+
+    def answered(self, who: int, settings: Settings) -> int:
+        """Messages that a participant has under way to others at once.
+
+        The server answers a few, in the order in which it was asked: were it to answer all, those whose connections
+        happen to be fast would be done early, and what the others relay would come late. A relay has two for each.
+        """
+        return settings.window if self.hops is None or who == SERVER else 2 * self.plan.n_workers
 
     def outgoing(self, who: int) -> dict[int, Flow]:
         """The flows that a participant of this process sends, by destination."""

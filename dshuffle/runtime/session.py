@@ -276,12 +276,14 @@ class WorkerSession:
             holder = self._server_rows if who == SERVER or self._seat is None else self._seat.cache
             assert holder is not None
             sources[who] = self._planning.submit(planned.source, who, holder)
-            run.ends.append(asyncio.wrap_future(sources[who]))
-            sender.begin(run.run_id, planned.outgoing(who), asyncio.wrap_future(sources[who]), window=planned.window)
+            source = asyncio.wrap_future(sources[who])
+            run.ends.append(source)
+            answered = planned.answered(who, self.spec.settings)
+            sender.begin(run.run_id, planned.outgoing(who), source, window=answered)
         if self._seat is not None and self.rank is not None:
             sink = asyncio.wrap_future(self._planning.submit(self._make_sink, planned, sources[self.rank]))
             run.ends.append(sink)
-            self._seat.receiver.begin(run.run_id, planned.incoming(self.rank), sink, window=planned.window)
+            self._seat.receiver.begin(run.run_id, planned.incoming(self.rank), sink, window=planned.asked)
             # The slots are known then, so the index of the next epoch can be made while its rows arrive.
             run.prepared = self._loop.run_in_executor(
                 self._planning, self._prepare, planned.parts[self.rank], run.epoch

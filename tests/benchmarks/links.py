@@ -35,12 +35,12 @@ def sleep(partition: dshuffle.Partition, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def busiest_link(record: EpochRecord, packets: int) -> int:
+def busiest_link(record: EpochRecord) -> int:
     """Rows that the most loaded direction of a link carries at least: what leaves the server, what enters a worker."""
     into_each = -(-record.needed // record.n_workers)
     if record.delivery == "peer":
         return into_each
-    return max(packets if record.relay in ("pipelined", "ring") else record.components, into_each)
+    return max(record.packets if record.relay in ("pipelined", "ring") else record.components, into_each)
 
 
 def crossed(command: str) -> int:
@@ -58,7 +58,7 @@ def processor_times() -> tuple[int, int]:
 def measure(client: Client, dataset: dshuffle.Dataset, way: str, options: argparse.Namespace) -> dict[str, Any]:
     """Medians over the exchanged epochs of one way."""
     delivery, _, relay = way.partition(":")
-    seconds, links, idle = [], [], []
+    crossed_before = crossed(options.counters) if options.counters else 0
     with dshuffle.Shuffler(
         client,
         dataset,
@@ -68,39 +68,34 @@ def measure(client: Client, dataset: dshuffle.Dataset, way: str, options: argpar
         cache_fraction=options.cache_fraction,
         relay=relay or "pipelined",
     ) as shuffler:
-        epochs = shuffler.epochs(options.epochs + 1)
-        for _ in range(options.epochs + 1):
-            before = crossed(options.counters) if options.counters else 0
-            idle_before, all_before = processor_times()
-            epoch = next(epochs)  # the exchange for this one ends before; the next begins now
-            idle_after, all_after = processor_times()
-            idle.append((idle_after - idle_before) / max(1, all_after - all_before))
-            links.append((crossed(options.counters) if options.counters else 0) - before)
+        for number, epoch in enumerate(shuffler.epochs(options.epochs + 1)):
+            if number == 0:
+                idle_before, all_before = processor_times()
             client.gather(epoch.map(sleep, options.training))
+        idle_after, all_after = processor_times()
     records = shuffler.records[1:]
     seconds = [record.exchange_seconds for record in records]
     record = records[-1]
-    bound = busiest_link(record, record.packets) * record.row_nbytes * 8 / (options.mbit * 1e6)
-    sent = sum(record.wire_sent_bytes) + record.server_sent_bytes
+    bound = busiest_link(record) * record.row_nbytes * 8 / (options.mbit * 1e6)
+    sent = [sum(record.wire_sent_bytes) + record.server_sent_bytes for record in records]
     result = {
         "seconds": statistics.median(seconds),
-        "all": seconds,
+        "all": [round(second, 3) for second in seconds],
         "bound": bound,
         "over bound": statistics.median(seconds) / bound,
+        "idle": (idle_after - idle_before) / (all_after - all_before),
         "packets": record.packets,
         "degree": record.mean_degree,
         "server MB": record.server_sent_bytes / 1e6,
         "workers MB": sum(record.wire_sent_bytes) / 1e6,
         "uneven": max(record.wire_sent_bytes) / max(1, statistics.mean(record.wire_sent_bytes)),
-        "metadata": record.metadata_bytes / max(1, sent),
+        "metadata": record.metadata_bytes / sent[-1],
         "encode": record.encode_seconds,
         "decode": record.decode_seconds,
         "plan": record.plan_seconds,
-        "idle": statistics.median(idle[1:]),
     }
     if options.counters:
-        result["links MB"] = statistics.median(links[1:]) / 1e6
-        result["links over records"] = result["links MB"] * 1e6 / sent
+        result["links over records"] = (crossed(options.counters) - crossed_before) / sum(sent)
     print(f"{way:18s} {result['seconds']:7.2f} s  {result['over bound']:.3f} x bound  {json.dumps(result)}", flush=True)
     return result
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dshuffle.coding import add_packets
 from dshuffle.errors import ChecksumMismatch, ExchangeError
+from dshuffle.exchange import coded
 from dshuffle.exchange.cache import CachePartition
 from dshuffle.exchange.coded import CodedPart, PacketDecoder, PacketStore
 from dshuffle.planning import RELAYS, SERVER, Plan, check_plan, plan_delivery, route
@@ -279,14 +283,13 @@ def chain(length: int, rng: np.random.Generator, *, relay: str, nbytes: int = 21
     packets = [[(i, 0), (i + 1, 1 + i % 2), (length + i, 3)] for i in range(length - 1)] + [[(length - 1, 0)]]
     holders = [0b1100 if sample % 2 else 0b1010 for sample in range(length)] + [0b0111] * (length - 1)
     assignment = [0, *(1 if sample % 2 else 2 for sample in range(1, length)), *[3] * (length - 1)]
-    world = World(4, packets_of(*packets), holders, assignment, rng, relay=relay, nbytes=nbytes)
-    assert world.made_of(0).total() == length
-    return world
+    return World(4, packets_of(*packets), holders, assignment, rng, relay=relay, nbytes=nbytes)
 
 
 @pytest.mark.parametrize("relay", sorted(RELAYS))
 def test_a_long_chain(relay: str) -> None:
     world = chain(80, np.random.default_rng(1), relay=relay)
+    assert world.made_of(0).total() == 80
     world.finish(again=0.3)
     world.check()
 
@@ -303,13 +306,25 @@ def test_a_row_that_takes_a_packet_twice() -> None:
     world.check()
 
 
-def test_packets_for_one_row_may_be_unpacked_at_once() -> None:
-    world = chain(24, np.random.default_rng(1), relay="unicast", nbytes=500_000)
+def test_messages_with_packets_for_one_row_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = chain(12, np.random.default_rng(1), relay="unicast")
     rank, packets = world.ranks[0], world.hops.packets[world.parts[0].arriving]
-    parts = [(i, i + 1, world.truth.packets[[p]], world.truth.packet_sums[[p]]) for i, p in enumerate(packets)]
+    adding: list[int] = []
+    most = []
+
+    def slow(*args: Any) -> None:
+        adding.append(1)
+        time.sleep(0.002)
+        most.append(len(adding))
+        add_packets(*args)
+        adding.pop()
+
+    monkeypatch.setattr(coded, "add_packets", slow)
     with ThreadPoolExecutor(4) as executor:
+        parts = [(i, i + 1, world.truth.packets[[p]], world.truth.packet_sums[[p]]) for i, p in enumerate(packets)]
         for done in [executor.submit(rank.decoder.unpack, *part) for part in parts]:
             done.result()
+    assert most == [1] * 12
     np.testing.assert_array_equal(rank.cache.rows[rank.slots], world.truth.rows[rank.wanted])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from dshuffle.errors import InvalidParameter
@@ -135,3 +137,123 @@ def test_closing_refuses_requests_for_runs_that_never_begin():
     assert outbox.end() == []
     assert outbox.close() == [Refuse(early, "participant 0 has left")]
     assert outbox.close() == []
+
+
+# -- gates ---------------------------------------------------------------------------------------------------------
+
+
+def gated(*gates: int, window: int = 4) -> Outbox:
+    """A started outbox whose message i for participant 2 waits for the i-th gate; those for 3 wait for none."""
+    outbox = Outbox(0, window=window)
+    assert outbox.begin(1, {2: len(gates), 3: 2}, gates={2: gates}) == []
+    return outbox
+
+
+def test_a_message_waits_while_its_gate_is_shut_and_goes_when_it_opens() -> None:
+    outbox = gated(0, 1, -1, 0)
+    assert [outbox.request(message(i)) for i in range(4)] == [[], [], [Send(message(2))], []]
+    assert outbox.open_gate(1, 0) == [Send(message(0)), Send(message(3))]
+    assert outbox.open_gate(1, 0) == []
+    assert outbox.in_flight == {message(0), message(2), message(3)}
+    assert outbox.request(message(1)) == []  # asked for again, it still waits
+    assert outbox.acknowledged(message(2)) == []
+    assert outbox.open_gate(1, 1) == [Send(message(1))]
+
+
+def test_a_gate_may_open_before_its_messages_are_asked_for() -> None:
+    outbox = gated(0, 1)
+    assert outbox.open_gate(1, 1) == []
+    assert [outbox.request(message(0)), outbox.request(message(1))] == [[], [Send(message(1))]]
+
+
+def test_an_open_gate_lets_through_no_more_than_the_window() -> None:
+    outbox = gated(0, 0, 0, window=2)
+    for sequence in (2, 0, 1):
+        assert outbox.request(message(sequence)) == []
+    assert outbox.open_gate(1, 0) == [Send(message(2)), Send(message(0))]
+    assert outbox.acknowledged(message(0)) == [Send(message(1))]
+
+
+def test_what_a_gate_holds_back_takes_no_place_in_the_window() -> None:
+    outbox = gated(0, 0, window=1)
+    for sequence in range(2):
+        outbox.request(message(sequence))
+    assert not outbox.in_flight
+    first, second = message(0, destination=3), message(1, destination=3)
+    assert outbox.request(first) == [Send(first)]
+    assert outbox.request(second) == []
+    # What waits behind a shut gate does not stop what came after it.
+    assert outbox.acknowledged(first) == [Send(second)]
+    assert outbox.open_gate(1, 0) == []
+    assert outbox.acknowledged(second) == [Send(message(0))]
+
+
+def test_requests_that_come_before_the_run_wait_for_its_gates() -> None:
+    outbox = Outbox(0, window=4)
+    outbox.request(message(0))
+    outbox.request(message(1))
+    assert outbox.begin(1, {2: 2}, gates={2: [5, -1]}) == [Send(message(1))]
+    assert outbox.open_gate(1, 5) == [Send(message(0))]
+
+
+def test_gates_of_another_run_change_nothing() -> None:
+    outbox = gated(0, 1)
+    outbox.request(message(0))
+    for run_id in (0, 2):
+        assert outbox.open_gate(run_id, 0) == []
+    assert outbox.request(message(0)) == []
+    assert outbox.open_gate(1, 0) == [Send(message(0))]
+    assert outbox.end() == []
+    assert outbox.open_gate(1, 1) == []
+    # The gates of the next run are shut, although those of the last one were open.
+    outbox.begin(2, {2: 2}, gates={2: [0, 1]})
+    assert [outbox.request(message(i, run_id=2)) for i in range(2)] == [[], []]
+    assert outbox.open_gate(2, 1) == [Send(message(1, run_id=2))]
+    # And a run without gates waits for none.
+    outbox.end()
+    outbox.begin(3, {2: 1})
+    assert outbox.request(message(0, run_id=3)) == [Send(message(0, run_id=3))]
+
+
+def test_the_end_refuses_what_waits_for_a_gate() -> None:
+    outbox = gated(0, 0)
+    outbox.request(message(1))
+    assert outbox.end() == [Refuse(message(1), "stale: participant 0 is past run 1")]
+    assert outbox.open_gate(1, 0) == []
+
+
+def test_a_run_may_bring_another_window() -> None:
+    outbox = Outbox(0, window=1)
+    outbox.begin(1, {2: 9}, window=3)
+    assert [len(outbox.request(message(i))) for i in range(5)] == [1, 1, 1, 0, 0]
+    outbox.end()
+    outbox.begin(2, {2: 9}, window=2)
+    assert [len(outbox.request(message(i, run_id=2))) for i in range(5)] == [1, 1, 0, 0, 0]
+
+
+def test_what_waits_is_sent_sooner_or_later_whatever_the_order_of_gates_and_acknowledgements() -> None:
+    for seed in range(200):
+        rng = random.Random(seed)
+        gates = [rng.randint(-1, 3) for _ in range(rng.randint(1, 12))]
+        outbox, shut, waiting = gated(*gates, window=rng.randint(1, 3)), set(range(4)), set(range(len(gates)))
+        sent: list[int] = []
+        asked = rng.sample(range(len(gates)), len(gates))
+        while shut or asked or outbox.in_flight:
+            instructions = []
+            match rng.randrange(3):
+                case 0 if shut:
+                    gate = shut.pop()
+                    instructions = outbox.open_gate(1, gate)
+                case 1 if asked:
+                    instructions = outbox.request(message(asked.pop()))
+                case 2 if outbox.in_flight:
+                    instructions = outbox.acknowledged(rng.choice(sorted(outbox.in_flight)))
+            for instruction in instructions:
+                assert isinstance(instruction, Send)
+                assert gates[instruction.message.sequence] not in shut
+                waiting.remove(instruction.message.sequence)
+                sent.append(instruction.message.sequence)
+            # None of those that wait could go.
+            room = len(outbox.in_flight) < outbox.window
+            assert not room or all(i in asked or gates[i] in shut for i in waiting)
+        assert sorted(sent) == list(range(len(gates)))

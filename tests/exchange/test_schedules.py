@@ -2,6 +2,9 @@
 
 The wire is a bag from which anything may be delivered, lost or duplicated at any time. What must hold is checked
 after every event against plain sets kept beside the machines.
+
+In half of the worlds participants hand on what they get, as relays do: messages wait for gates, which open when others
+have arrived. Then windows have a place for every sender.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
 
 SERVER = -1
-ATTEMPTS = 3
 FAULTS = {"lose": 0.2, "duplicate": 0.3, "corrupt": 0.1, "abort": 0.02}
 
 
@@ -37,16 +39,20 @@ class Peer:
 class World:
     """Participants, the wire between them, and a scheduler that begins, aborts and commits runs."""
 
-    def __init__(self, rng: random.Random, seen: Counter[str]) -> None:
-        self.rng, self.seen = rng, seen
+    def __init__(self, rng: random.Random, seen: Counter[str], *, attempts: int = 3) -> None:
+        self.rng, self.seen, self.attempts = rng, seen, attempts
         n_ranks = rng.randint(1, 5)
+        lowest = rng.choice([0, SERVER])
         self.window_in, self.window_out = rng.randint(1, 4), rng.randint(1, 4)
+        self.relays = rng.random() < 0.5
+        if self.relays:
+            self.window_in += max(1, n_ranks - lowest - 1) - 1
         self.peers = {
             rank: Peer(
                 Outbox(rank, window=self.window_out),
-                Inbox(rank, window=self.window_in, attempts=ATTEMPTS) if rank != SERVER else None,
+                Inbox(rank, window=self.window_in, attempts=attempts) if rank != SERVER else None,
             )
-            for rank in range(rng.choice([0, SERVER]), n_ranks)
+            for rank in range(lowest, n_ranks)
         }
         self.run_id = 0
         self.aborting: set[int] = set()
@@ -65,20 +71,50 @@ class World:
             for to in receivers
             if sender != to and self.rng.random() < 0.8
         }
+        self.draw_gates()
         for peer in self.peers.values():
             peer.begun, peer.vote, peer.asked, peer.counted = False, None, Counter(), set()
+
+    def draw_gates(self) -> None:
+        """Which gate each message waits for at its sender, and which it counts towards at its destination.
+
+        A message on some level waits for a gate of a lower one. Those of a flow are in the order of their levels, as
+        they are in a plan: they are asked for in this order.
+        """
+        rng, owed = self.rng, self.owed
+        levels = {flow: sorted(rng.randint(0, 3) for _ in range(count)) for flow, count in owed.items()}
+        self.opens = {
+            flow: [level if self.relays and rng.random() < 0.7 else -1 for level in levels[flow]] for flow in owed
+        }
+        self.towards: dict[tuple[int, int], set[MessageId]] = {}
+        for (sender, to), gates in self.opens.items():
+            for sequence, gate in enumerate(gates):
+                self.towards.setdefault((to, gate), set()).add(MessageId(self.run_id, sender, to, sequence))
+        self.waits_for = {
+            (sender, to): [
+                rng.choice([-1, *(gate for gate in range(level) if (sender, gate) in self.towards)])
+                for level in levels[sender, to]
+            ]
+            for sender, to in owed
+        }
+
+    def shut(self, message: MessageId) -> bool:
+        """Whether a message of the present run has to wait for others that have not arrived at its sender."""
+        gate = self.waits_for[message.sender, message.destination][message.sequence]
+        return gate >= 0 and not self.towards[message.sender, gate] <= self.peers[message.sender].counted
 
     def begin(self, rank: int) -> None:
         peer, outbox = self.peers[rank], self.peers[rank].outbox
         peer.begun = True
         self.seen["early"] += any(message.sender == rank for message in self.unanswered)
         sends = {to: count for (sender, to), count in self.owed.items() if sender == rank}
-        self.answer(outbox.begin(self.run_id, sends))
-        # Whatever was asked before this run, for this run or an older one, has its answer now, or a full window.
+        gates = {to: gates for (sender, to), gates in self.waits_for.items() if sender == rank}
+        self.answer(outbox.begin(self.run_id, sends, gates=gates if self.relays else None))
+        # Whatever was asked before this run, for this run or an older one, has its answer now, or must wait.
         for message in self.unanswered:
             if message.sender == rank:
                 assert message.run_id == self.run_id
-                assert len(outbox.in_flight) == self.window_out
+                assert len(outbox.in_flight) == self.window_out or self.shut(message)
         if peer.inbox is None:
             peer.vote = "ready"
         else:
@@ -126,6 +162,7 @@ class World:
                     assert message.run_id == outbox.run_id == self.run_id, "rows of a stale run"
                     assert message.sequence < self.owed[message.sender, message.destination]
                     assert message in outbox.in_flight
+                    assert not self.shut(message), "sent before it has come in"
                     self.wire.append(("rows", message))
                 case Refuse(_, reason):
                     assert message.run_id <= outbox.run_id
@@ -142,7 +179,7 @@ class World:
                     assert (message.run_id, message.destination) == (self.run_id, rank)
                     assert message not in peer.counted, "asked for although it has arrived"
                     peer.asked[message] += 1
-                    assert peer.asked[message] <= ATTEMPTS
+                    assert peer.asked[message] <= self.attempts
                     self.wire.append(("request", message))
                 case ReportReady(run_id):
                     assert run_id == self.run_id
@@ -168,6 +205,8 @@ class World:
             case "request":
                 self.unanswered.add(message)
                 self.answer(sender.outbox.request(message))
+                waits = message in self.unanswered and sender.begun and message.run_id == self.run_id
+                self.seen["waited for a gate"] += waits and self.shut(message)
             case "acknowledgement":
                 self.answer(sender.outbox.acknowledged(message))
             case "rows" if corrupt:
@@ -178,6 +217,9 @@ class World:
                 if counts:
                     assert message not in peer.counted, "counted twice"
                     peer.counted.add(message)
+                    gate = self.opens[message.sender, message.destination][message.sequence]
+                    if gate >= 0 and self.towards[message.destination, gate] <= peer.counted:
+                        self.answer(peer.outbox.open_gate(self.run_id, gate))
                 else:
                     self.seen["late or twice"] += 1
                 instructions = inbox.arrived(message)
@@ -204,6 +246,10 @@ class World:
                 assert len(peer.inbox.outstanding) <= self.window_in
                 assert not peer.inbox.outstanding & peer.counted
                 assert (peer.inbox.state is InboxState.READY) == (peer.vote == "ready")
+        for message in self.unanswered:
+            peer = self.peers[message.sender]
+            if peer.begun and message.run_id == self.run_id:
+                assert len(peer.outbox.in_flight) == self.window_out or self.shut(message), "waits for nothing"
 
     # -- what happens next -------------------------------------------------------------------------------------
 
@@ -281,6 +327,19 @@ def test_without_losses_a_run_is_committed_and_nothing_times_out(seed: int, seen
         assert not happened["timed out"] + happened["failed"] + happened["asked again"]
 
 
+@pytest.mark.xfail(strict=True, reason="Inbox.failed may give the place of a failed message to another sender")
+def test_messages_that_are_asked_for_again_make_no_others_wait_for_ever(seen: Counter[str]) -> None:
+    for seed in range(1500, 1620):
+        world = World(random.Random(seed), seen, attempts=1000)
+        before, run_id = Counter(seen), world.run_id + 3
+        while world.run_id < run_id:
+            world.step(corrupt=0.3)
+            world.check()
+            # Nothing is lost, so a time-out strikes only if nothing else can happen.
+            assert seen["timed out"] == before["timed out"], f"deadlocked: {world.peers}"
+        assert seen["committed"] == before["committed"] + 3
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_sender_whose_acknowledgements_are_all_lost_fails_the_run_and_does_not_hang(
     seed: int, seen: Counter[str]
@@ -305,6 +364,7 @@ def test_the_schedules_saw_everything(seen: Counter[str]) -> None:
     kinds = ["request", "rows", "acknowledgement", "refused"]
     for what in [
         "early",
+        "waited for a gate",
         "aborted",
         "committed",
         "failed",
