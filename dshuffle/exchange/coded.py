@@ -3,7 +3,8 @@
 Decoding reads rows of the present epoch and writes free slots, so it goes on beside training; what is evicted goes
 only with the commit. A row decoded from one packet goes straight into its slot. A few rows need several packets
 (where packets form a cycle, or a chain as in paper 001): the XOR of all of them with rows that are held. Those
-gather in their slots, packet by packet, in whatever order they come.
+gather in their slots, packet by packet, in whatever order they come. They are verified when the last packet is in;
+if one was corrupted on its way, the run fails, since what has been added up cannot be taken apart again.
 """
 
 from __future__ import annotations
@@ -140,6 +141,7 @@ class PacketDecoder:
         self._join(others)
         self._lock = threading.Lock()
         self._joined: set[int] = set()
+        self._spoilt: int | None = None
 
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
         """Decode packets, verify the rows, and keep what is to be handed on.
@@ -178,6 +180,8 @@ class PacketDecoder:
 
     def _add(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
         """Add packets to the rows that need several; verify those that are complete."""
+        if self._spoilt is not None:  # which of the packets was at fault cannot be told, and none can be taken back
+            raise _mismatch(self._spoilt)
         if first in self._joined:  # asked for again, after it had been added
             return
         self._joined.add(first)
@@ -190,7 +194,8 @@ class PacketDecoder:
         slots, samples = self._joint_slots[complete], self._joint_samples[complete]
         wrong = np.flatnonzero(checksum_rows(cache.rows, samples, slots) != cache.checksums[slots])
         if len(wrong):
-            raise _mismatch(samples[wrong[0]])
+            self._spoilt = int(samples[wrong[0]])
+            raise _mismatch(self._spoilt)
 
     def _join(self, others: Places) -> None:
         """Find out which packets make up each row that needs several, and begin it with the rows that are held."""

@@ -6,7 +6,7 @@ import dataclasses
 
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache import CachePartition
-from dshuffle.planning import ShufflePlanSpec
+from dshuffle.planning import UNCODED, ShufflePlanSpec
 from dshuffle.rows import RowLayout
 
 
@@ -18,7 +18,7 @@ def check_budget(plan: ShufflePlanSpec, layout: RowLayout, limit: int | None) ->
     CacheBudgetError
         Saying how many bytes are needed, and how many workers would do.
     """
-    needed = _needed(plan, layout)
+    needed = partition_nbytes(plan, layout)
     if limit is None or needed <= limit:
         return
     workers = _workers_that_fit(plan, layout, limit)
@@ -28,15 +28,22 @@ def check_budget(plan: ShufflePlanSpec, layout: RowLayout, limit: int | None) ->
             way_out += f" with cache_fraction={plan.cache_fraction}; lower it or raise memory_limit"
     else:
         way_out = f"{workers} workers would do, or a memory_limit of {needed} bytes"
+    relayed = f", and for {_relayed(plan)} packets to hand on" if _relayed(plan) else ""
     raise CacheBudgetError(
         f"a cache partition needs {needed} bytes on each of {plan.n_workers} workers ({plan.capacity} rows of "
-        f"{layout.nbytes} bytes and room for {plan.max_incoming} incoming ones) and memory_limit allows {limit}; "
-        f"{way_out}"
+        f"{layout.nbytes} bytes and room for {plan.max_incoming} incoming ones{relayed}) and memory_limit allows "
+        f"{limit}; {way_out}"
     )
 
 
-def _needed(plan: ShufflePlanSpec, layout: RowLayout) -> int:
-    return CachePartition.nbytes_for(layout, plan.capacity + plan.max_incoming)
+def partition_nbytes(plan: ShufflePlanSpec, layout: RowLayout) -> int:
+    """Bytes that a worker may come to need for its rows, incoming ones, and packets that it hands on."""
+    return CachePartition.nbytes_for(layout, plan.capacity + plan.max_incoming + _relayed(plan))
+
+
+def _relayed(plan: ShufflePlanSpec) -> int:
+    """Packets that a worker may have to hand on: none that it does not get a sample out of."""
+    return 0 if plan.delivery in UNCODED or plan.relay == "unicast" else plan.max_incoming
 
 
 def _workers_that_fit(plan: ShufflePlanSpec, layout: RowLayout, limit: int) -> int | None:
@@ -44,7 +51,7 @@ def _workers_that_fit(plan: ShufflePlanSpec, layout: RowLayout, limit: int) -> i
 
     def fits(n_workers: int) -> bool:
         try:
-            return _needed(dataclasses.replace(plan, n_workers=n_workers), layout) <= limit
+            return partition_nbytes(dataclasses.replace(plan, n_workers=n_workers), layout) <= limit
         except InvalidParameter:  # a cache fraction below 1/n is not allowed: too few workers
             return False
 

@@ -30,6 +30,7 @@ from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.planning import SERVER, STORE, UNCODED, EpochPlanner, WorkerPlan
+from dshuffle.runtime.budget import partition_nbytes
 from dshuffle.runtime.gate import EpochGate, View
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.planned import Planned
@@ -138,7 +139,7 @@ class WorkerSession:
         if spec.addresses.get(SERVER) == worker.address:
             budget = spec.memory_limit
             if budget is not None and self._seat is not None:  # it serves beside training, from one budget
-                budget -= CachePartition.nbytes_for(layout, self._seat.cache.n_slots)
+                budget -= partition_nbytes(spec.plan, layout)
             self._server_rows = ServerRows(
                 dataset,
                 budget=budget,
@@ -150,7 +151,7 @@ class WorkerSession:
     @property
     def nbytes(self) -> int:
         """Bytes that the cache partition may come to take."""
-        return 0 if self._seat is None else CachePartition.nbytes_for(self._dataset.layout, self._seat.cache.n_slots)
+        return 0 if self._seat is None else partition_nbytes(self.spec.plan, self._dataset.layout)
 
     @property
     def participant(self) -> int:

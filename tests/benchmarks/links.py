@@ -49,10 +49,10 @@ def crossed(command: str) -> int:
     return sum(int(line.split()[2]) for line in lines)
 
 
-def processor_times() -> tuple[int, int]:
-    """Ticks that the processors of this machine were idle, and ticks in all."""
+def processor_times() -> np.ndarray:
+    """Ticks that the processors of this machine were idle, that other machines took from it, and ticks in all."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    return ticks[3] + ticks[4], sum(ticks)
+    return np.array([ticks[3] + ticks[4], ticks[7], sum(ticks)])
 
 
 def measure(client: Client, dataset: dshuffle.Dataset, way: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -70,9 +70,9 @@ def measure(client: Client, dataset: dshuffle.Dataset, way: str, options: argpar
     ) as shuffler:
         for number, epoch in enumerate(shuffler.epochs(options.epochs + 1)):
             if number == 0:
-                idle_before, all_before = processor_times()
+                before = processor_times()
             client.gather(epoch.map(sleep, options.training))
-        idle_after, all_after = processor_times()
+        idle, stolen, ticks = processor_times() - before
     records = shuffler.records[1:]
     seconds = [record.exchange_seconds for record in records]
     record = records[-1]
@@ -83,7 +83,8 @@ def measure(client: Client, dataset: dshuffle.Dataset, way: str, options: argpar
         "all": [round(second, 3) for second in seconds],
         "bound": bound,
         "over bound": statistics.median(seconds) / bound,
-        "idle": (idle_after - idle_before) / (all_after - all_before),
+        "idle": round(idle / ticks, 3),
+        "stolen": round(stolen / ticks, 3),
         "packets": record.packets,
         "degree": record.mean_degree,
         "server MB": record.server_sent_bytes / 1e6,

@@ -78,6 +78,15 @@ def test_the_server_beside_training_needs_no_wire_to_itself(threads, small, orde
         assert record.wire_received_bytes[0] == 0 < min(record.wire_received_bytes[1:])
 
 
+def test_packets_to_hand_on_count_in_the_budget(with_server, small, orders, sessions_left):
+    # 500 rows, room for 250 that come in and for 250 packets, 64 bytes each and 28 for their places.
+    with pytest.raises(CacheBudgetError, match=r"needs 92000 bytes on each of 4 workers.*250 packets to hand on"):
+        Shuffler(with_server, small, delivery="clique", cache_fraction=0.5, memory_limit=91_999)
+    assert sessions_left(with_server) == (0, 0)
+    with Shuffler(with_server, small, delivery="peer", cache_fraction=0.5, memory_limit=69_000) as shuffler:
+        orders(shuffler, 2)
+
+
 def test_a_server_that_cannot_hold_all_rows(with_server, tmp_path, sessions_left):
     dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((60_000, 1000), np.uint8)})
     with pytest.raises(
@@ -114,13 +123,30 @@ def test_a_packet_that_is_corrupted_is_asked_for_again(with_server, small, order
         if len(spoilt) < 2:
             spoilt.append(first)
             rows = rows.copy()
-            rows[-1, 5] ^= 1
+            rows[0, 5] ^= 1  # of a packet that is decoded by itself
         unpack(self, first, last, rows, checksums)
 
     with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
         monkeypatch.setattr(PacketDecoder, "unpack", spoil)
         orders(shuffler, 3)
     assert len(spoilt) == 2
+
+
+def test_a_corrupted_packet_that_is_one_of_several_for_a_row_fails_the_run(with_server, small, orders, monkeypatch):
+    add, spoilt = PacketDecoder._add, []
+
+    def spoil(self, first, last, rows, checksums):
+        if not spoilt:
+            spoilt.append(first)
+            rows = rows ^ np.uint8(1)
+        add(self, first, last, rows, checksums)
+
+    with Shuffler(with_server, small, delivery="leftover") as shuffler:
+        monkeypatch.setattr(PacketDecoder, "_add", spoil)
+        with pytest.raises(ExchangeError, match=r"row of sample \d+ was decoded wrongly.*attempt 3 of 3"):
+            orders(shuffler, 2)
+        orders(shuffler, 3)  # another run is as good as new
+    assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3]
 
 
 def test_a_row_that_was_corrupted_in_a_cache_is_found_when_it_is_needed(with_server, small, ids):
