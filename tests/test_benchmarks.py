@@ -31,3 +31,13 @@ def test_the_exchange_benchmark_runs():
     assert set(results) == {"ours", "bare", "dataframe P2P"}
     assert results["ours"]["wire_bytes"] > 0
     assert all(result["seconds"] > 0 for result in results.values())
+
+
+def test_the_coding_benchmark_runs():
+    results = load("coding").main(["--row-bytes=64", "--row-bytes=803", "--components=3", "--mib=1", "--repeats=1"])
+    assert set(results) == {64, 803}
+    for speeds in results.values():
+        assert set(speeds) == {"encode", "decode"}
+        for each in speeds.values():
+            assert each["ratio"] == each["ours"] / each["batched"] > 0
+            assert each["one by one"] > 0

@@ -85,11 +85,17 @@ class Shuffler:
         random partition drawn so that coded deliveries pack well.
     delivery
         How a worker gets the samples that it lacks: ``"peer"`` (from the least loaded worker that holds them),
-        ``"server"`` (from one worker that can read everything), ``"storage"`` (read again from the dataset).
+        ``"server"`` (from one worker that can read everything), ``"storage"`` (read again from the dataset). Coded,
+        from a server that holds all rows, several samples to a packet: ``"clique"``, ``"coded"``, ``"ubershuffle"``, and
+        ``"leftover"`` for caches without excess.
     caching
         What a worker keeps beyond its share: ``"uniform"``, ``"recent"`` or ``"even"``.
     cache_fraction
         Fraction of the dataset that each worker holds, within [1/n, 1]; ``None`` for its share alone.
+    relay
+        How packets of several samples travel: ``"pipelined"`` (from the server to one of the workers that they are
+        for, which hands them to the others), ``"ring"`` (scattered over these workers, then passed around), or
+        ``"unicast"`` (from the server to each of them).
     sharding
         The first assignment: ``"random"`` or ``"contiguous"``.
     seed
@@ -98,7 +104,7 @@ class Shuffler:
         Bytes that a worker's cache partition may take (``"2 GiB"`` or an integer); by default 60 % of the worker's
         own memory limit.
     server
-        Address or name of the worker that serves, for ``"server"``. By default one with the Dask resource
+        Address or name of the worker that serves, for ``"server"`` and coded deliveries. By default one with the Dask resource
         ``dshuffle-server``; either does not train. Without one, rank 0 serves beside training.
 
     Raises

@@ -1,4 +1,4 @@
-"""How fast packets are encoded and decoded, against the same in NumPy, on one core.
+"""How fast packets are encoded and decoded on one core, against the same in NumPy.
 
     python tests/benchmarks/coding.py [--row-bytes 800] [--components 4] [--mib 128] [--repeats 5]
 
@@ -6,6 +6,7 @@ Prints GB/s of rows and packets read. `batched` is NumPy at its best: it takes r
 as fit the cache, and XORs them in place, one component after the other; the best of several block sizes counts.
 `one by one` is NumPy a packet at a time. All of them treat the checksums as well (NumPy has none of its own, so it is
 lent ours for decoding), and their results are compared. Rows stand in random order in more memory than a cache has.
+CPU seconds count, so that other processes disturb less; read the ratios.
 """
 
 from __future__ import annotations
@@ -40,13 +41,8 @@ class Case:
         self.nbytes_read = self.rows.nbytes
         # The last row of each packet is the one that its destination lacks: it goes where its copy stood.
         self.known, self.targets = self.slots[:, :-1].copy(), self.slots[:, -1].copy()
-        self.packets, self.sums = self.encode()
-
-    def encode(self) -> tuple[np.ndarray, np.ndarray]:
-        """What our kernel makes of it."""
-        out, sums = self.room()
-        self.encode_ours(out, sums)
-        return out, sums
+        self.packets, self.sums = self.room()
+        self.encode_ours(self.packets, self.sums)
 
     def room(self) -> tuple[np.ndarray, np.ndarray]:
         """Room for all packets, the pages of which are there."""
@@ -86,10 +82,9 @@ class Case:
 
     def decode_ours(self) -> None:
         offsets = np.arange(self.n_packets + 1) * self.known.shape[1]
-        known = self.known.ravel()
-        assert decode(
-            self.rows, self.checksums, self.packets, self.sums, offsets, known, self.targets, self.targets
-        ) == (-1)
+        known, targets = self.known.ravel(), self.targets
+        wrong = decode(self.rows, self.checksums, self.packets, self.sums, offsets, known, targets, targets)
+        assert wrong == -1
 
     def decode_batched(self, step: int) -> None:
         taken, left = np.empty((2, step, self.rows.shape[1]), np.uint8)

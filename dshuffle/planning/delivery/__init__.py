@@ -37,7 +37,7 @@ DELIVERIES: dict[str, DeliveryPlanner] = {
 """Deliveries: name -> planner."""
 
 UNCODED = frozenset({"storage", "peer", "server"})
-"""Deliveries whose packets are single rows. The runtime carries these; coded ones are planned and counted so far."""
+"""Deliveries whose packets are single rows."""
 
 _GOES_ON = frozenset({"clique"})
 """Deliveries that can go on from packets that they are given."""
