@@ -86,8 +86,8 @@ class Shuffler:
     delivery
         How a worker gets the samples that it lacks: ``"peer"`` (from the least loaded worker that holds them),
         ``"server"`` (from one worker that can read everything), ``"storage"`` (read again from the dataset). Coded,
-        from a server that holds all rows, several samples to a packet: ``"clique"``, ``"coded"``, ``"ubershuffle"``, and
-        ``"leftover"`` for caches without excess.
+        from a server that holds all rows, several samples to a packet: ``"clique"``, ``"coded"``, ``"ubershuffle"``,
+        and ``"leftover"`` for caches without excess.
     caching
         What a worker keeps beyond its share: ``"uniform"``, ``"recent"`` or ``"even"``.
     cache_fraction
@@ -104,8 +104,8 @@ class Shuffler:
         Bytes that a worker's cache partition may take (``"2 GiB"`` or an integer); by default 60 % of the worker's
         own memory limit.
     server
-        Address or name of the worker that serves, for ``"server"`` and coded deliveries. By default one with the Dask resource
-        ``dshuffle-server``; either does not train. Without one, rank 0 serves beside training.
+        Address or name of the worker that serves, for ``"server"`` and coded deliveries. By default one with the Dask
+        resource ``dshuffle-server``; either does not train. Without one, rank 0 serves beside training.
 
     Raises
     ------
