@@ -297,7 +297,7 @@ def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
                         members = np.append(members, members)
                     members[n_members] = items[e]
                     n_members += 1
-            if at - member_offsets[j] >= offsets.size:  # more often than there are items: round and round
+            if at - member_offsets[j] > 16 * offsets.size:  # many times as many as there are items: round and round
                 member_offsets[-1] = -1
                 return members[:0], member_offsets, held[:0], held_offsets
         member_offsets[j + 1], held_offsets[j + 1] = n_members, n_held

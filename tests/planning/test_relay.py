@@ -125,7 +125,7 @@ def check_batches(gates, batch):
     assert gates == sorted(gates)
     sizes = np.bincount(gates)
     assert all(batch >= size >= after > 0 for size, after in pairwise([*sizes.tolist(), 1]))
-    assert sizes[-1] <= max(1, batch // 8)
+    assert sizes[-1] <= max(1, batch // 2)
     assert sizes[0] == batch or len(gates) < 4 * batch
     assert len(sizes) <= len(gates) / batch + 20
 
