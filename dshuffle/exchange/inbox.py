@@ -95,7 +95,6 @@ class Inbox:
         self._waiting: dict[int, deque[MessageId]] = {}
         self._senders: deque[int] = deque()
         self._asked: dict[MessageId, int] = {}
-        self._again: dict[MessageId, int] = {}
 
     @property
     def outstanding(self) -> frozenset[MessageId]:
@@ -124,23 +123,19 @@ class Inbox:
         """A message has been unpacked and verified."""
         if self.state is not InboxState.RECEIVING or self._asked.pop(message, None) is None:
             return []
-        self._again.pop(message, None)
         return self._next()
 
     def failed(self, message: MessageId, reason: str, *, again: bool = True) -> list[InboxInstruction]:
         """A message could not be had; ask again unless that is pointless (``again=False``)."""
         if self.state is not InboxState.RECEIVING or message not in self._asked:
             return []
-        tried = self._asked.pop(message)
+        tried = self._asked[message]
         if not again or tried >= self.attempts:
             self.state = InboxState.FAILED
             return [ReportFailed(self.run_id, f"{message}: {reason} (attempt {tried} of {self.attempts})")]
-        self._again[message] = tried
-        if message.sender not in self._waiting:
-            self._waiting[message.sender] = deque()
-            self._senders.append(message.sender)
-        self._waiting[message.sender].appendleft(message)
-        return self._next()
+        # At once and in the same place of the window: what has been asked of others may wait for this message.
+        self._asked[message] = tried + 1
+        return [Fetch(message)]
 
     def commit(self, run_id: int) -> None:
         """The scheduler has every participant's word: this run is done."""
@@ -153,7 +148,7 @@ class Inbox:
     def abort(self) -> None:
         """Forget the present run."""
         self.state = InboxState.IDLE
-        self._waiting, self._asked, self._again = {}, {}, {}
+        self._waiting, self._asked = {}, {}
         self._senders.clear()
 
     def _next(self) -> list[InboxInstruction]:
@@ -173,7 +168,7 @@ class Inbox:
                 self._senders.append(sender)
             else:
                 del self._waiting[sender]
-            self._asked[message] = self._again.get(message, 0) + 1
+            self._asked[message] = 1
             instructions.append(Fetch(message))
         if not self._asked and not self._senders:
             self.state = InboxState.READY

@@ -238,7 +238,6 @@ def test_with_a_window_of_one_for_each_sender_nobody_who_owes_something_is_asked
     assert not left.total()
 
 
-@pytest.mark.xfail(strict=True, reason="Inbox.failed may give the place of a failed message to another sender")
 @given(owed=Owed, spare=st.integers(0, 4), seed=st.integers(0, 2**32))
 def test_the_first_message_that_a_sender_owes_is_always_asked_for(owed: dict[int, int], spare: int, seed: int) -> None:
     """Even if it was asked for before and failed: those after it may wait for a gate that it counts towards."""

@@ -327,7 +327,6 @@ def test_without_losses_a_run_is_committed_and_nothing_times_out(seed: int, seen
         assert not happened["timed out"] + happened["failed"] + happened["asked again"]
 
 
-@pytest.mark.xfail(strict=True, reason="Inbox.failed may give the place of a failed message to another sender")
 def test_messages_that_are_asked_for_again_make_no_others_wait_for_ever(seen: Counter[str]) -> None:
     for seed in range(1500, 1620):
         world = World(random.Random(seed), seen, attempts=1000)
