@@ -124,7 +124,7 @@ def _xor_row(target, at, base, i, rows, slots, begin, end):  # type: ignore[no-u
     """``target[at] = base[i] ^ rows[slots[begin]] ^ ... ^ rows[slots[end - 1]]``, three rows at a time."""
     n = target.shape[1]
     e = begin
-    if n < 8:  # too short for vector instructions to pay
+    if n < 12:  # too short for vector instructions to pay
         for w in range(n):
             word = base[i, w]
             for e in range(begin, end):
@@ -167,7 +167,7 @@ def _encode(rows, checksums, offsets, slots, packets, out, out_checksums):  # ty
         at, first = np.uint64(i), np.uint64(slots[begin])
         total = checksums[first]
         for e in range(begin + 1, end):
-            total ^= checksums[slots[e]]
+            total ^= checksums[np.uint64(slots[e])]
         out_checksums[i] = total
         _xor_row(out, at, rows, first, rows, slots, begin + 1, end)
 
@@ -183,7 +183,7 @@ def _decode(  # type: ignore[no-untyped-def]
         to = np.uint64(targets[i])
         total = packet_checksums[i]
         for e in range(begin, end):
-            total ^= checksums[slots[e]]
+            total ^= checksums[np.uint64(slots[e])]
         _xor_row(rows, to, packets, np.uint64(i), rows, slots, begin, end)
         if checksum_words(words[to], tail[to], keys, sample_ids[i]) != total:
             return i

@@ -15,9 +15,6 @@ from dshuffle.exchange.messages import MessageId
 
 logger = logging.getLogger(__name__)
 
-ACKNOWLEDGE_AFTER = 0.005
-"""Seconds that an acknowledgement waits for a request to the same sender, which can take it along."""
-
 
 class DaskNetwork:
     """The participants of one session, reached through the comms of the worker that this process runs.
@@ -67,14 +64,16 @@ class DaskNetwork:
         return reply
 
     async def acknowledge(self, message: MessageId) -> None:
-        """Free the sender's window: along with the next request, or by a one-way message if none follows at once."""
+        """Free the sender's window: along with the next request, or by a one-way message if that goes elsewhere."""
         if self.is_local(message.sender):
             self._acknowledge_here(message)
             return
         waiting = self._acknowledged.setdefault(message.sender, [])
         waiting.append(dataclasses.astuple(message))
         if len(waiting) == 1:
-            asyncio.get_running_loop().call_later(ACKNOWLEDGE_AFTER, self._flush, message.sender)
+            # The task that makes the next request has its turn before.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._flush, message.sender)
 
     def _flush(self, sender: int) -> None:
         if sender in self._acknowledged:
