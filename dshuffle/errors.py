@@ -48,7 +48,7 @@ class PlanError(DShuffleError):
     """A plan does not deliver what was demanded; a bug in the planner, never sent."""
 
 
-class CacheBudgetError(DShuffleError, MemoryError):
+class CacheBudgetError(MemoryError, DShuffleError):  # in this order it can be made anew from a pickle
     """A worker's cache partition does not fit its byte budget."""
 
 

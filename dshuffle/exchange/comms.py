@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from distributed import Worker
+from distributed import Status, Worker
 from distributed.protocol.serialize import to_serialize
 
 from dshuffle.exchange.driver import Reply
@@ -56,27 +56,32 @@ class DaskNetwork:
         if self.is_local(message.sender):
             return await self._serve_here(message)
         sender = self._worker.rpc(self._addresses[message.sender])
-        reply: Reply = await sender.dshuffle_fetch(
-            session_id=self._session_id,
-            message=dataclasses.astuple(message),
-            acknowledged=self._acknowledged.pop(message.sender, ()),
-        )
+        acknowledged = self._acknowledged.pop(message.sender, [])
+        try:
+            reply: Reply = await sender.dshuffle_fetch(
+                session_id=self._session_id, message=dataclasses.astuple(message), acknowledged=acknowledged
+            )
+        except BaseException:  # perhaps they did not get there; twice does no harm
+            self._acknowledge(message.sender, acknowledged)
+            raise
         return reply
 
     async def acknowledge(self, message: MessageId) -> None:
         """Free the sender's window: along with the next request, or by a one-way message if that goes elsewhere."""
         if self.is_local(message.sender):
             self._acknowledge_here(message)
-            return
-        waiting = self._acknowledged.setdefault(message.sender, [])
-        waiting.append(dataclasses.astuple(message))
-        if len(waiting) == 1:
+        else:
+            self._acknowledge(message.sender, [dataclasses.astuple(message)])
+
+    def _acknowledge(self, sender: int, acknowledged: list[tuple[int, ...]]) -> None:
+        if acknowledged:
+            self._acknowledged.setdefault(sender, []).extend(acknowledged)
             # The task that makes the next request has its turn before.
             loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._flush, message.sender)
+            loop.call_soon(loop.call_soon, self._flush, sender)
 
     def _flush(self, sender: int) -> None:
-        if sender in self._acknowledged:
+        if sender in self._acknowledged and self._worker.status not in (Status.closing, Status.closed, Status.failed):
             self._worker._ongoing_background_tasks.call_soon(self._send_acknowledgements, sender)
 
     async def _send_acknowledgements(self, sender: int) -> None:
@@ -86,7 +91,7 @@ class DaskNetwork:
         try:
             rpc = self._worker.rpc(self._addresses[sender])
             await rpc.dshuffle_acknowledge(session_id=self._session_id, acknowledged=acknowledged, reply=False)
-        except OSError:  # whoever cannot be reached needs no acknowledgement
+        except (OSError, RuntimeError):  # a worker that has gone or is closing
             logger.debug("dshuffle: %d acknowledgements did not reach %d", len(acknowledged), sender, exc_info=True)
 
 

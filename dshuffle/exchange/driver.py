@@ -117,6 +117,7 @@ class Sender:
     def end(self) -> None:
         """The run is over; what still waits for it is refused."""
         self._perform(self._outbox.end())
+        self._flows, self._source = {}, None
 
     def close(self) -> None:
         """No run will follow; whoever waits for one is refused."""
@@ -142,10 +143,13 @@ class Sender:
                 del self._answers[message]
         if not isinstance(instruction, Send):
             return {"status": "refused", "reason": instruction.reason, "again": False}
-        first, last = self._flows[message.destination].message(message.sequence)
+        flow, future = self._flows.get(message.destination), self._source
+        if flow is None or future is None:  # the run ended in this very moment
+            return {"status": "refused", "reason": f"run {message.run_id} has ended", "again": False}
+        first, last = flow.message(message.sequence)
         try:
             loop = asyncio.get_running_loop()
-            source = await _given(self._source)
+            source = await _given(future)
             rows, checksums = self._buffers.take(message, last - first)
             seconds = await loop.run_in_executor(self._executor, _timed, source.pack, first, last, rows, checksums)
         except (ExchangeError, DatasetError) as error:
@@ -177,7 +181,7 @@ class Receiver:
     report
         Called once a run, with ``None`` when everything has arrived and with the reason when it cannot.
     timeout
-        Seconds after which a request counts as failed.
+        Seconds without any message after which the open requests count as failed.
     open_gate
         Called with the run and a gate when everything that counts towards the gate has arrived.
     """
@@ -206,6 +210,7 @@ class Receiver:
         self._towards: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._touching: set[asyncio.Future[Any]] = set()
+        self._timers: set[asyncio.Timeout] = set()
         self._started = 0.0
 
     def begin(
@@ -225,6 +230,7 @@ class Receiver:
     def commit(self, run_id: int) -> None:
         """The run is committed."""
         self._inbox.commit(run_id)
+        self._flows, self._sink = {}, None
 
     async def abort(self) -> None:
         """Give the run up; returns when nothing of it can touch the cache partition any more."""
@@ -233,6 +239,7 @@ class Receiver:
             await asyncio.wait(self._touching)
         for task in self._tasks:  # what waits for the network may wait long: for a worker that has gone
             task.cancel()
+        self._flows, self._sink = {}, None
 
     def _perform(self, instructions: list[InboxInstruction]) -> None:
         for instruction in instructions:
@@ -248,6 +255,7 @@ class Receiver:
 
     async def _fetch(self, message: MessageId) -> None:
         future = self._sink
+        assert future is not None
         first, last = self._flows[message.sender].message(message.sequence)
         try:
             reply = None if message.sender == self._store else await self._ask(message)
@@ -294,21 +302,29 @@ class Receiver:
 
     async def _ask(self, message: MessageId) -> Reply:
         try:
-            async with asyncio.timeout(self._timeout):
-                reply = await self._network.fetch(message)
+            async with asyncio.timeout(self._timeout) as timer:
+                self._timers.add(timer)
+                try:
+                    reply = await self._network.fetch(message)
+                finally:
+                    self._timers.discard(timer)
         except TimeoutError as error:
             raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
         if not isinstance(reply, dict) or "status" not in reply:
             raise ExchangeError(f"participant {message.sender} does not know dshuffle (its reply was {reply!r})")
+        if reply["status"] == "OK":
+            # Others may be waiting for what this message is a part of: they are late only if nothing comes any more.
+            deadline = asyncio.get_running_loop().time() + self._timeout
+            for waiting in self._timers:
+                waiting.reschedule(deadline)
         self.meter.transfer_seconds = time.perf_counter() - self._started
         if reply["status"] == "OK" and not self._network.is_local(message.sender):
             self.meter.received_bytes += reply["rows"].nbytes + reply["checksums"].nbytes
         return reply
 
 
-async def _given(future: asyncio.Future[T] | None) -> T:
+async def _given(future: asyncio.Future[T]) -> T:
     """What a future of several tasks gives, one of which may be cancelled."""
-    assert future is not None
     return future.result() if future.done() else await asyncio.shield(future)
 
 

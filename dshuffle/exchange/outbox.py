@@ -7,8 +7,8 @@ hand on waits until it has come in: each message may have a gate, which is opene
 
 An acknowledgement that is lost holds its place until the message is asked for again or the run ends. That cannot
 block a run for ever: whoever waits for the place asks in vain until its attempts are used up, which fails the run, and
-the next one begins with an empty window. TCP loses an acknowledgement only along with the connection, so nothing
-finer is worth having.
+the next one begins with an empty window. TCP loses an acknowledgement only along with the connection, and whoever sent
+it then sends it again, so nothing finer is worth having.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Outbox:
         return refused + [Refuse(message, f"participant {self.sender} has left") for message in waiting]
 
     def _ask_again(self) -> list[OutboxInstruction]:
-        """Put the requests that wait once more, the oldest first, while the window has room."""
+        """Put the requests that wait once more, in turn, while the window has room."""
         instructions: list[OutboxInstruction] = []
         for _ in range(len(self._waiting)):
             if len(self._in_flight) >= self.window:

@@ -57,6 +57,8 @@ def _workers_that_fit(plan: ShufflePlanSpec, layout: RowLayout, limit: int) -> i
 
     low, high = plan.n_workers, plan.n_samples
     if not fits(high):
+        high = min(high, 64)  # some deliveries serve no more
+    if high <= low or not fits(high):
         return None
     while low < high:
         middle = (low + high) // 2

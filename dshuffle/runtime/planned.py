@@ -25,6 +25,7 @@ BATCHES = 12
 LEAST_BATCH_BYTES = 512 * KIB
 """...but not in smaller ones than this, where the cost of a message shows."""
 
+Listed = tuple[NDArray[np.int64], dict[int, Flow]]
 ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64]], None]
 
 
@@ -38,6 +39,8 @@ class Planned:
         The plan, and how its packets travel if it is coded.
     parts, coded_parts
         Participant of this process -> its part.
+    sends, receives
+        Participant of this process -> the samples that it sends and receives, and the flows that they make.
     at_most, asked
         Items in a message, and messages asked for at once, at most.
     summary
@@ -49,6 +52,8 @@ class Planned:
     plan: EpochPlan
     hops: Hops | None
     parts: dict[int, WorkerPlan]
+    sends: dict[int, Listed]
+    receives: dict[int, Listed]
     coded_parts: dict[int, CodedPart]
     at_most: int
     asked: int
@@ -86,8 +91,10 @@ class Planned:
             "digest": made.digest(),
         }
         parts = {who: made.for_worker(who) for who in participants}
+        sends = {who: flows_of_samples(part.sends, at_most=at_most) for who, part in parts.items()}
+        receives = {who: flows_of_samples(part.receives, at_most=at_most, whole=STORE) for who, part in parts.items()}
         seconds = time.perf_counter() - started
-        return cls(made, hops, parts, coded_parts, at_most, asked, summary, seconds)
+        return cls(made, hops, parts, sends, receives, coded_parts, at_most, asked, summary, seconds)
 
     def answered(self, who: int, settings: Settings) -> int:
         """Messages that a participant has under way to others at once.
@@ -95,24 +102,26 @@ class Planned:
         The server answers a few, in the order in which it was asked: were it to answer all, those whose connections
         happen to be fast would be done early, and what the others relay would come late. A relay has two for each.
         """
-        return settings.window if self.hops is None or who == SERVER else 2 * self.plan.n_workers
+        if self.hops is None or who == SERVER:
+            return settings.window
+        return max(settings.window, min(2 * self.plan.n_workers, self.asked))
 
     def outgoing(self, who: int) -> dict[int, Flow]:
         """The flows that a participant of this process sends, by destination."""
         if self.hops is not None:
             return self.coded_parts[who].outgoing
-        return flows_of_samples(self.parts[who].sends, at_most=self.at_most)[1]
+        return self.sends[who][1]
 
     def incoming(self, rank: int) -> dict[int, Flow]:
         """The flows that the rank of this process receives, by sender."""
         if self.hops is not None:
             return self.coded_parts[rank].incoming
-        return flows_of_samples(self.parts[rank].receives, at_most=self.at_most, whole=STORE)[1]
+        return self.receives[rank][1]
 
     def source(self, who: int, holder: CachePartition | ServerRows) -> RowSource:
         """Where the items of a participant's flows come from."""
         if self.hops is None:
-            return LeavingRows(holder, flows_of_samples(self.parts[who].sends, at_most=self.at_most)[0])
+            return LeavingRows(holder, self.sends[who][0])
         leaving = self.coded_parts[who].leaving
         if isinstance(holder, ServerRows):
             return EncodedPackets(holder, self.plan.plan, leaving)
@@ -121,7 +130,7 @@ class Planned:
     def sink(self, rank: int, cache: CachePartition, source: RowSource, read_store: ReadStore) -> RowSink:
         """Where the items of the rank's flows go; ``source`` is what it sends from."""
         if self.hops is None:
-            samples, _ = flows_of_samples(self.parts[rank].receives, at_most=self.at_most, whole=STORE)
+            samples = self.receives[rank][0]
             return ArrivingRows(cache, samples, cache.reserve(samples), read_store)
         arriving, plan = self.coded_parts[rank].arriving, self.plan.plan
         assert isinstance(source, PacketStore)

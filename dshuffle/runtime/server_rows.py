@@ -75,8 +75,8 @@ class ServerRows:
         if whole and fitting < n_blocks:
             raise CacheBudgetError(
                 f"a coded delivery needs all rows in the server's memory ({n_blocks} blocks of {block_bytes} bytes, "
-                f"{n_blocks * block_bytes} bytes); memory_limit allows {budget}. Serve from a worker with more memory, "
-                "or use the delivery 'server' or 'peer'"
+                f"{n_blocks * block_bytes} bytes); memory_limit leaves it {budget}. Serve from a worker with more "
+                "memory, or use the delivery 'server' or 'peer'"
             )
         window = 0 if fitting >= n_blocks else min(fitting, max(3, -(-window_bytes // block_bytes) + 2))
         self._n_blocks = n_blocks
@@ -88,9 +88,10 @@ class ServerRows:
         self._checksums = np.empty(n_rows, dtype=np.uint32)
         self._resident: dict[int, Future[Block]] = {}
         self._moving: OrderedDict[int, Future[Block]] = OrderedDict()
-        self._complete = False
         self._lock = threading.Lock()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-server-read")
+        if whole:
+            self._request_all()
 
     def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
         """Put rows and checksums of samples into buffers, in the order given; each block is looked up once."""
@@ -104,19 +105,17 @@ class ServerRows:
             checksums[places] = block.checksums[within]
 
     def encode(self, plan: Plan, packets: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
-        """Encode packets of a plan into buffers."""
-        if not self._complete:
-            self.load()
-            for number in range(self._n_blocks):
-                self._block(number)  # raises what kept it from being read
-            self._complete = True
+        """Encode packets of a plan into buffers, once all rows are there."""
         encode(self._rows, self._checksums, plan.offsets, plan.samples, packets, rows, checksums)
 
-    def load(self) -> None:
-        """Begin to read all blocks that stay, unless that was done."""
+    def wait(self) -> None:
+        """Wait until all rows are there. Raises what kept them from being read; another call tries again."""
+        for future in self._request_all():
+            future.result()
+
+    def _request_all(self) -> list[Future[Block]]:
         with self._lock:
-            for number in range(self._n_resident):
-                self._request(number)
+            return [self._request(number) for number in range(self._n_resident)]
 
     def close(self) -> None:
         """Stop reading and drop all rows."""
@@ -159,6 +158,8 @@ class ServerRows:
 class EncodedPackets:
     """The packets that the server sends in a run: a :class:`~dshuffle.exchange.driver.RowSource`.
 
+    Made once all rows are there, so that encoding waits for nothing.
+
     Parameters
     ----------
     server_rows
@@ -168,6 +169,7 @@ class EncodedPackets:
     """
 
     def __init__(self, server_rows: ServerRows, plan: Plan, leaving: NDArray[np.int64]) -> None:
+        server_rows.wait()
         self._server_rows = server_rows
         self._plan = plan
         self._leaving = leaving

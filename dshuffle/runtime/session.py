@@ -56,6 +56,7 @@ class Run:
     planned: Planned | None = None
     prepared: asyncio.Future[tuple[Swap, View]] | None = None
     ends: list[asyncio.Future[Any]] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
     ready: bool = False
 
 
@@ -207,6 +208,7 @@ class WorkerSession:
                 self._seat.cache.commit(run.prepared.result()[0])
             self._plans.pop(run.epoch)
             self.epoch, self._run = run.epoch, None
+            self._let_go(run)
 
         if self._seat is not None and run.prepared is not None:
             await self._seat.gate.swap(run.prepared.result()[1], install)
@@ -227,8 +229,10 @@ class WorkerSession:
             stop, self._stop_reading = self._stop_reading, threading.Event()
             stop.set()  # reading from a slow store would go on for long, and for nothing
             await self._seat.receiver.abort()
-        if run is not None and run.ends:  # they reserve slots and may write to them
-            await asyncio.wait(run.ends)
+        if run is not None:
+            if run.ends:  # they reserve slots and may write to them
+                await asyncio.wait(run.ends)
+            self._let_go(run)
 
     async def close(self) -> None:
         """Drop everything."""
@@ -272,28 +276,39 @@ class WorkerSession:
             return
         self._traffic = self._dataset.traffic
         # The first messages are asked for while it is still being worked out where their rows come from, and go.
-        sources: dict[int, Future[RowSource]] = {}
-        for who, sender in self._senders.items():
-            holder = self._server_rows if who == SERVER or self._seat is None else self._seat.cache
-            assert holder is not None
-            sources[who] = self._planning.submit(planned.source, who, holder)
-            source = asyncio.wrap_future(sources[who])
-            run.ends.append(source)
-            answered = planned.answered(who, self.spec.settings)
-            sender.begin(run.run_id, planned.outgoing(who), source, window=answered)
+        served: asyncio.Future[RowSource] | None = None
+        if self._server_rows is not None:
+            # In a thread of its own: for a coded plan it waits until all rows have been read.
+            served = self._loop.run_in_executor(None, planned.source, SERVER, self._server_rows)
+            self._begin_sending(run, planned, SERVER, served)
         if self._seat is not None and self.rank is not None:
-            sink = asyncio.wrap_future(self._planning.submit(self._make_sink, planned, sources[self.rank]))
-            run.ends.append(sink)
+            source = self._planning.submit(planned.source, self.rank, self._seat.cache)
+            sink = asyncio.wrap_future(self._planning.submit(self._make_sink, planned, source))
+            run.ends += [asyncio.wrap_future(source), sink]
+            self._begin_sending(run, planned, self.rank, run.ends[0])
             self._seat.receiver.begin(run.run_id, planned.incoming(self.rank), sink, window=planned.asked)
             # The slots are known then, so the index of the next epoch can be made while its rows arrive.
             run.prepared = self._loop.run_in_executor(
                 self._planning, self._prepare, planned.parts[self.rank], run.epoch
             )
-        self._loop.call_later(PLAN_AFTER, lambda: self._run is run and self._plan(run.epoch + 1))
-        for end in run.ends:
+        run.timer = self._loop.call_later(PLAN_AFTER, self._plan, run.epoch + 1)
+        for end in list(run.ends):
             await asyncio.shield(end)
+        if served is not None:
+            await asyncio.shield(served)
         if self._seat is None:
             self._report(run.run_id, None)
+
+    def _begin_sending(self, run: Run, planned: Planned, who: int, source: asyncio.Future[RowSource]) -> None:
+        answered = planned.answered(who, self.spec.settings)
+        self._senders[who].begin(run.run_id, planned.outgoing(who), source, window=answered)
+
+    @staticmethod
+    def _let_go(run: Run) -> None:
+        """The rows and packets of a run must not outlive it."""
+        if run.timer is not None:
+            run.timer.cancel()
+        run.ends.clear()
 
     def _plan(self, epoch: int) -> asyncio.Future[Planned]:
         """The plan of an epoch, made once however often its exchange is tried (unless making it failed)."""

@@ -22,7 +22,7 @@ class Settings:
         offload thread.
     window_bytes
         Bytes that a worker has asked for and not yet unpacked, and bytes packed and not yet acknowledged: each at
-        most so many.
+        most so many. With coded deliveries at least one message of a row for every worker.
     timeout
         Seconds after which a request for a message counts as failed, and for which workers are waited for.
     memory_fraction

@@ -101,8 +101,8 @@ class Shuffler:
     seed
         Together with the epoch and the workers it fixes every random choice.
     memory_limit
-        Bytes that a worker's cache partition may take (``"2 GiB"`` or an integer); by default 60 % of the worker's
-        own memory limit.
+        Bytes that a worker's cache partition may take (``"2 GiB"`` or an integer), with the packets that it hands on,
+        and on the server the rows that it serves; by default 60 % of the worker's own memory limit.
     server
         Address or name of the worker that serves, for ``"server"`` and coded deliveries. By default one with the Dask
         resource ``dshuffle-server``; either does not train. Without one, rank 0 serves beside training.
