@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,7 @@ from dshuffle.cli.progress import progress_bar
 from dshuffle.planning import ShufflePlanSpec, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
 from dshuffle.report.tables import CAPTION
+from dshuffle.runtime.membership import SERVER_RESOURCE
 from dshuffle.store import Dataset, create_dataset, open_dataset
 from dshuffle.training import (
     Way,
@@ -122,19 +123,12 @@ def compare(
     with _dataset(dataset, seed) as data:
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
-            for way in ways:
-                ShufflePlanSpec(
-                    data.n_samples,
-                    workers,
-                    seed,
-                    parse_assignment(way.assignment),
-                    way.delivery,
-                    way.sharding,
-                    caching=way.caching,
-                    cache_fraction=cache_fraction,
-                    relay=way.relay,
-                )
+            _check(ways, data, workers, seed, cache_fraction)
         with connect(scheduler, workers) as client, progress_bar() as advance:
+            if scheduler is not None:  # all ways, before hours have gone into the first
+                there = client.scheduler_info(n_workers=-1)["workers"].values()
+                training = sum(SERVER_RESOURCE not in worker.get("resources", {}) for worker in there)
+                _check(ways, data, max(1, training), seed, cache_fraction)
             done = 0
 
             def on_epoch(way: Way, point: TrainingPoint) -> None:
@@ -170,6 +164,21 @@ def _show(comparison: Comparison, page: Path, as_json: bool) -> None:
         console.print(f"{CAPTION}\n", style="dim", highlight=False, markup=False)
         console.print(verdict(comparison), highlight=False, markup=False)
     click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
+
+
+def _check(ways: Sequence[Way], data: Dataset, workers: int, seed: int, cache_fraction: float | None) -> None:
+    for way in ways:
+        ShufflePlanSpec(
+            data.n_samples,
+            workers,
+            seed,
+            parse_assignment(way.assignment),
+            way.delivery,
+            way.sharding,
+            caching=way.caching,
+            cache_fraction=cache_fraction,
+            relay=way.relay,
+        )
 
 
 def _command() -> str:
