@@ -18,7 +18,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.aligned import draw_aligned
 from dshuffle.planning.bits import group_by
 from dshuffle.planning.holders import as_holders
-from dshuffle.planning.plan import SERVER, Plan
+from dshuffle.planning.plan import SERVER, Plan, missing_samples
 from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
 from dshuffle.planning.values import Holders, Ranks, Samples, as_integer, as_ranks, as_ratio
 
@@ -266,21 +266,35 @@ def draw_assignment(
     """
     n_workers = as_integer("n_workers", n_workers, 1)
     ranks = as_ranks("previous", previous, n_workers)
+    masks = None if holders is None else _covering(as_holders(holders, n_workers), ranks)
     match assignment:
         case Global():
             return _uniform(len(ranks), n_workers, "global", seed, epoch), None
         case Partial():
             return _exchange(ranks, n_workers, assignment.n_exchanged(len(ranks), n_workers), seed, epoch), None
         case Aligned():
-            if holders is None:
+            if masks is None:
                 raise InvalidParameter.of("holders", None, "the masks of who holds what for the assignment 'aligned'")
-            masks = as_holders(holders, n_workers)
-            if len(masks) != len(ranks):
-                raise InvalidParameter.of("holders.shape", masks.shape, f"those of {len(ranks)} samples")
             return _align(assignment, ranks, masks, n_workers, seed, epoch)
         case Local():
             return ranks.copy(), None
     raise InvalidParameter.of("assignment", assignment, KNOWN_ASSIGNMENTS)
+
+
+def _covering(masks: Holders, ranks: Ranks) -> Holders:
+    """The holders, if every worker holds the samples that it trains on now."""
+    if len(masks) != len(ranks):
+        raise InvalidParameter.of("holders.shape", masks.shape, f"those of {len(ranks)} samples")
+    lacking = missing_samples(masks, ranks)
+    if len(lacking):
+        sample = int(lacking[0])
+        raise InvalidParameter.of(
+            f"holders[{sample}]",
+            masks[sample].tolist(),
+            f"a mask with worker {ranks[sample]}, which trains on the sample now",
+            "Every worker must hold its own share.",
+        )
+    return masks
 
 
 def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:

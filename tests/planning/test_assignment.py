@@ -13,6 +13,7 @@ from dshuffle.planning import (
     Global,
     Local,
     Partial,
+    draw_assignment,
     epoch_order,
     first_assignment,
     next_assignment,
@@ -248,3 +249,13 @@ def test_bad_input():
         next_assignment(Local(), [[0, 1]], 2, seed=0, epoch=1)
     with pytest.raises(InvalidParameter, match="assignment='local'"):
         next_assignment("local", [0, 1], 2, seed=0, epoch=1)
+
+
+@pytest.mark.parametrize("assignment", ["local", "partial:0.5", "global", "aligned"])
+def test_holders_that_do_not_cover_the_shares_are_refused(assignment):
+    previous = np.array([0, 1, 0, 1])
+    holders = np.array([0b01, 0b10, 0b10, 0b11], dtype=np.uint64)  # worker 0 trains on sample 2, and lacks it
+    with pytest.raises(InvalidParameter, match=r"holders\[2\]=\[2\] is not allowed.*mask with worker 0.*its own share"):
+        draw_assignment(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)
+    holders[2] |= np.uint64(1)
+    draw_assignment(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)
