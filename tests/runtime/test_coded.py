@@ -153,7 +153,7 @@ def test_a_corrupted_packet_that_is_one_of_several_for_a_row_fails_the_run(with_
 
 def test_a_row_that_was_corrupted_in_a_cache_is_found_when_it_is_needed(with_server, small, ids):
     def spoil(partition):
-        partition._records["x"] += 1.0  # all that this worker holds
+        partition._records["x"] = 3.0  # all that this worker holds
 
     with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
         epochs = shuffler.epochs(4)
