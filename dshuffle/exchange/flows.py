@@ -7,7 +7,7 @@ of all that it receives. Sender and receiver draw up their lists from the same p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class Flow:
     """
 
     bounds: Places
-    gates: Places | None = field(default=None)
+    gates: Places | None = None
 
     @classmethod
     def evenly(cls, first: int, n_items: int, *, at_most: int) -> Flow:

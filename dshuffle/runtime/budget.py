@@ -7,6 +7,7 @@ import dataclasses
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache import CachePartition
 from dshuffle.planning import UNCODED, ShufflePlanSpec
+from dshuffle.planning.delivery import MOST_FOR_TABLES
 from dshuffle.rows import RowLayout
 
 
@@ -57,7 +58,7 @@ def _workers_that_fit(plan: ShufflePlanSpec, layout: RowLayout, limit: int) -> i
 
     low, high = plan.n_workers, plan.n_samples
     if not fits(high):
-        high = min(high, 64)  # some deliveries serve no more
+        high = min(high, MOST_FOR_TABLES)  # some deliveries serve no more
     if high <= low or not fits(high):
         return None
     while low < high:

@@ -37,10 +37,11 @@ class Planned:
     ----------
     plan, hops
         The plan, and how its packets travel if it is coded.
-    parts, coded_parts
+    parts
         Participant of this process -> its part.
     sends, receives
-        Participant of this process -> the samples that it sends and receives, and the flows that they make.
+        Participant of this process -> the items that it sends and receives, and the flows that they make. The items are
+        samples; of a coded plan packets that are sent, and components that are received.
     at_most, asked
         Items in a message, and messages asked for at once, at most.
     summary
@@ -54,7 +55,6 @@ class Planned:
     parts: dict[int, WorkerPlan]
     sends: dict[int, Listed]
     receives: dict[int, Listed]
-    coded_parts: dict[int, CodedPart]
     at_most: int
     asked: int
     summary: dict[str, int]
@@ -70,7 +70,7 @@ class Planned:
         if made.epoch < epoch:  # else what came after planning failed the last time
             made = planner.advance()
         plan = made.plan
-        hops, coded_parts = None, {}
+        hops = None
         at_most = rows_per_message(layout.nbytes, settings.message_bytes)
         asked = settings.window
         if plan.coded:
@@ -82,7 +82,6 @@ class Planned:
             at_most = max(1, min(at_most, batch, fitting // n_workers))
             asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
             hops = route(planner.spec.relay, plan, n_workers, at_most)
-            coded_parts = {who: CodedPart.of(plan, hops, who, at_most=at_most) for who in participants}
         summary = {
             "packets": plan.n_packets,
             "coded": plan.coded,
@@ -91,10 +90,18 @@ class Planned:
             "digest": made.digest(),
         }
         parts = {who: made.for_worker(who) for who in participants}
-        sends = {who: flows_of_samples(part.sends, at_most=at_most) for who, part in parts.items()}
-        receives = {who: flows_of_samples(part.receives, at_most=at_most, whole=STORE) for who, part in parts.items()}
+        sends: dict[int, Listed] = {}
+        receives: dict[int, Listed] = {}
+        for who, part in parts.items():
+            if hops is None:
+                sends[who] = flows_of_samples(part.sends, at_most=at_most)
+                receives[who] = flows_of_samples(part.receives, at_most=at_most, whole=STORE)
+            else:
+                coded = CodedPart.of(plan, hops, who, at_most=at_most)
+                sends[who] = coded.leaving, coded.outgoing
+                receives[who] = coded.arriving, coded.incoming
         seconds = time.perf_counter() - started
-        return cls(made, hops, parts, sends, receives, coded_parts, at_most, asked, summary, seconds)
+        return cls(made, hops, parts, sends, receives, at_most, asked, summary, seconds)
 
     def answered(self, who: int, settings: Settings) -> int:
         """Messages that a participant has under way to others at once.
@@ -108,31 +115,26 @@ class Planned:
 
     def outgoing(self, who: int) -> dict[int, Flow]:
         """The flows that a participant of this process sends, by destination."""
-        if self.hops is not None:
-            return self.coded_parts[who].outgoing
         return self.sends[who][1]
 
     def incoming(self, rank: int) -> dict[int, Flow]:
         """The flows that the rank of this process receives, by sender."""
-        if self.hops is not None:
-            return self.coded_parts[rank].incoming
         return self.receives[rank][1]
 
     def source(self, who: int, holder: CachePartition | ServerRows) -> RowSource:
         """Where the items of a participant's flows come from."""
+        leaving = self.sends[who][0]
         if self.hops is None:
-            return LeavingRows(holder, self.sends[who][0])
-        leaving = self.coded_parts[who].leaving
+            return LeavingRows(holder, leaving)
         if isinstance(holder, ServerRows):
             return EncodedPackets(holder, self.plan.plan, leaving)
         return PacketStore(holder.layout, leaving)
 
     def sink(self, rank: int, cache: CachePartition, source: RowSource, read_store: ReadStore) -> RowSink:
         """Where the items of the rank's flows go; ``source`` is what it sends from."""
+        arriving, plan = self.receives[rank][0], self.plan.plan
         if self.hops is None:
-            samples = self.receives[rank][0]
-            return ArrivingRows(cache, samples, cache.reserve(samples), read_store)
-        arriving, plan = self.coded_parts[rank].arriving, self.plan.plan
+            return ArrivingRows(cache, arriving, cache.reserve(arriving), read_store)
         assert isinstance(source, PacketStore)
         samples = plan.samples[arriving]
         wanted = self.plan.assignment[samples] == rank

@@ -39,6 +39,9 @@ DELIVERIES: dict[str, DeliveryPlanner] = {
 UNCODED = frozenset({"storage", "peer", "server"})
 """Deliveries whose packets are single rows."""
 
+MOST_FOR_TABLES = 64
+"""Workers that ``coded`` and ``ubershuffle`` serve, at most."""
+
 _GOES_ON = frozenset({"clique"})
 """Deliveries that can go on from packets that they are given."""
 
@@ -58,9 +61,9 @@ def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
     """
     if name not in DELIVERIES:
         raise InvalidParameter.of("delivery", name, f"one of {sorted(DELIVERIES)}")
-    if name in ("coded", "ubershuffle") and n_workers > 64:
+    if name in ("coded", "ubershuffle") and n_workers > MOST_FOR_TABLES:
         hint = "The sets of holders of more workers hardly ever repeat. Use 'clique', or 'peer' or 'server'."
-        raise InvalidParameter.of("n_workers", n_workers, f"at most 64 for the delivery {name!r}", hint)
+        raise InvalidParameter.of("n_workers", n_workers, f"at most {MOST_FOR_TABLES} for the delivery {name!r}", hint)
     if name == "leftover" and excess:
         hint = "With a cache fraction above 1/n use 'clique' or 'ubershuffle'."
         raise InvalidParameter.of("delivery", name, "one for caches with excess", hint)
