@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 
 import numpy as np
 
-from dshuffle.planning.assignment import draw_assignment, first_assignment, parse_assignment
-from dshuffle.planning.caching import CACHINGS
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment import Assignment, parse_assignment
 from dshuffle.planning.cost.cluster import Cluster
 from dshuffle.planning.cost.expected import needed_rows, ring_bytes, storage_loads
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
 from dshuffle.planning.cost.packets import HolderSets, expected_packets
-from dshuffle.planning.cost.work import Work
-from dshuffle.planning.delivery import plan_delivery
-from dshuffle.planning.holders import cache_capacity
-from dshuffle.planning.plan import SERVER, Plan, missing_samples
-from dshuffle.planning.randomness import random_words
+from dshuffle.planning.cost.work import CHUNKS, Work
+from dshuffle.planning.epochs import EpochPlanner, ShufflePlanSpec
+from dshuffle.planning.plan import SERVER, Plan
 from dshuffle.planning.relay import route
-from dshuffle.planning.values import Holders, Ranks
 
 EPOCHS = 3
 """The epoch that is planned: caches are then what eviction leaves, not what was loaded."""
 BATCH = 8192
 """Packets that a relay hands on together; it hardly changes who sends how much."""
+LEAST_CHUNKS = 4
+"""Chunks a worker: fewer say more about luck than about the way."""
 SEED = 0
 
 
@@ -38,13 +39,11 @@ def counted_loads(work: Work, cluster: Cluster, *, at_most: int) -> Loads:
     """
     n = cluster.n_workers
     few = min(work.n_samples, max(at_most, n))
-    holders, assignment, start = _instance(few, n, work.assignment, work.caching, work.cache_fraction)
-    seed = int(random_words(1, "delivery", SEED, EPOCHS)[0])
-    plan = plan_delivery(work.delivery, holders, assignment, n, seed=seed, start=start)
+    plan, needed = _planned(work, few, n)
     rows = float(plan.n_components)  # more than are needed, where some only help to decode others
     loads = nothing(n, cluster.n_racks, exact=True)
     grown = work.n_samples / few
-    loads["needed"], loads["packets"] = len(missing_samples(holders, assignment)) * grown, plan.n_packets * grown
+    loads["needed"], loads["packets"] = needed * grown, plan.n_packets * grown
     if not rows:
         return Loads(**loads)  # type: ignore[arg-type]
     received = np.bincount(plan.destinations, minlength=n).astype(np.float64)
@@ -112,29 +111,42 @@ def _chunks(plan: Plan, work: Work, n_workers: int) -> dict[str, object]:
     }
 
 
+def _planned(work: Work, n_samples: int, n_workers: int) -> tuple[Plan, int]:
+    """The plan of an epoch, and the samples that it delivers."""
+    key = n_samples, n_workers, _parsed(work), work.caching, work.cache_fraction
+    planner = copy.deepcopy(_epoch_before(*key))
+    planner.spec = dataclasses.replace(planner.spec, delivery=work.delivery, relay=work.relay)
+    epoch = planner.advance()
+    return epoch.plan, epoch.n_needed
+
+
 @functools.lru_cache(maxsize=6)
-def _instance(
-    n_samples: int, n_workers: int, assignment: str, caching: str, cache_fraction: float | None
-) -> tuple[Holders, Ranks, Plan | None]:
-    """Who holds what and who is to train on what in an epoch; several deliveries are planned for it."""
-    policy = CACHINGS[caching](n_workers, cache_capacity(cache_fraction, n_samples, n_workers), SEED)
-    parsed = parse_assignment(assignment)
-    ranks = first_assignment("random", n_samples, n_workers, seed=SEED)
-    holders = policy.first(ranks)
-    packets: Plan | None = None
-    for epoch in range(1, EPOCHS + 1):
-        if epoch > 1:
-            holders = policy.evolve(holders, ranks, epoch - 1)
-        ranks, packets = draw_assignment(parsed, ranks, n_workers, seed=SEED, epoch=epoch, holders=holders)
-    return holders, ranks, packets
+def _epoch_before(
+    n_samples: int, n_workers: int, assignment: Assignment, caching: str, cache_fraction: float | None
+) -> EpochPlanner:
+    """A planner on the epoch before, which is the same for all deliveries."""
+    spec = ShufflePlanSpec(
+        n_samples, n_workers, SEED, assignment, "storage", "random", caching=caching, cache_fraction=cache_fraction
+    )
+    planner = EpochPlanner(spec, checks=False)
+    planner.load()
+    for _ in range(1, EPOCHS):
+        planner.advance()
+    return planner
 
 
-def is_countable(work: Work, n_workers: int, most_workers: int) -> bool:
-    """Whether a real plan can be made."""
+def _parsed(work: Work) -> Assignment:
+    return parse_assignment(f"{CHUNKS}:{work.chunk_rows}" if work.assignment == CHUNKS else work.assignment)
+
+
+def is_countable(work: Work, n_workers: int, *, most_workers: int, most_samples: int) -> bool:
+    """Whether a real plan can be made, of so many samples at most."""
     if n_workers > most_workers or work.n_samples < n_workers:
         return False
+    if work.assignment == CHUNKS and min(work.n_samples, most_samples) // work.chunk_rows < LEAST_CHUNKS * n_workers:
+        return False
     try:
-        parse_assignment(work.assignment)
-    except ValueError:  # an assignment that the model knows and the planner does not
+        _parsed(work)
+    except InvalidParameter:  # an assignment that the model knows and the planner does not
         return False
     return True

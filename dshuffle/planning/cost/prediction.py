@@ -118,7 +118,7 @@ def loads_of(cluster: Cluster, work: Work, *, precision: str = "auto", most_samp
         check_delivery(work.delivery, n, excess=work.excess(n) > 0)
         if work.delivery == "storage" and cluster.storage is None:
             raise InvalidParameter.of("storage", None, "bytes a second for the delivery 'storage'")
-    countable = is_countable(work, n, MOST_WORKERS)
+    countable = is_countable(work, n, most_workers=MOST_WORKERS, most_samples=most_samples)
     if precision == "exact" and not countable:
         hint = f"Plans are made for at most {MOST_WORKERS} workers, and for assignments that the planner knows."
         raise InvalidParameter.of("precision", precision, "'closed' or 'auto' for this work", hint)

@@ -32,7 +32,8 @@ class Work:
     chunk_rows
         Samples of a chunk; with several arrays, of the one that has the most bytes. A chunk is one request.
     assignment
-        ``"local"``, ``"partial:Q"``, ``"global"``, ``"aligned"``, ``"aligned:Q"`` or ``"chunks"``.
+        ``"local"``, ``"partial:Q"``, ``"global"``, ``"aligned"``, ``"aligned:Q"``, ``"chunks"``, or
+        ``"chunks:ROWS"``, which sets ``chunk_rows``.
     delivery, relay, caching
         As of :class:`~dshuffle.planning.ShufflePlanSpec`.
     training_seconds
@@ -61,13 +62,18 @@ class Work:
     training_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n_samples", "row_nbytes", "chunk_rows"):
-            as_integer(name, getattr(self, name), 1)
-        if self.assignment != CHUNKS:
+        name, _, rows = str(self.assignment).partition(":")
+        if name == CHUNKS:
+            object.__setattr__(self, "assignment", CHUNKS)
+            if rows:
+                object.__setattr__(self, "chunk_rows", int(rows) if rows.isdecimal() and int(rows) else rows)
+        else:
             try:
                 object.__setattr__(self, "assignment", str(parse_assignment(self.assignment)))
             except InvalidParameter:
                 raise InvalidParameter.of("assignment", self.assignment, f"{KNOWN_ASSIGNMENTS}, or 'chunks'") from None
+        for name in ("n_samples", "row_nbytes", "chunk_rows"):
+            as_integer(name, getattr(self, name), 1)
         for name, known in (("delivery", DELIVERIES), ("relay", RELAYS), ("caching", CACHINGS)):
             if getattr(self, name) not in known:
                 raise InvalidParameter.of(name, getattr(self, name), f"one of {sorted(known)}")
