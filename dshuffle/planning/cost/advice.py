@@ -10,6 +10,7 @@ import numpy as np
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.cost.cluster import SCALABLE, Cluster
+from dshuffle.planning.cost.expected import expected_loads
 from dshuffle.planning.cost.loads import Loads
 from dshuffle.planning.cost.prediction import Prediction, loads_of, timed
 from dshuffle.planning.cost.reasons import EQUALLY, Advice, explain
@@ -173,10 +174,19 @@ def recommend(
     whole = min(chunks, key=_seconds, default=None)
     if whole is not None and _seconds(whole) * (1 + EQUALLY) > _seconds(best):
         whole = None
-    advice: Advice = explain(cluster, best, instead, whole, predictions)
+    advice: Advice = explain(cluster, best, instead, whole, _single(cluster, predictions), predictions)
     return Recommendation(
         best, instead, whole, advice.verdict, advice.reason, advice.notes, _changes(cluster, shuffling, best)
     )
+
+
+def _single(cluster: Cluster, predictions: Sequence[Prediction]) -> Prediction | None:
+    """Re-reading of a dataset that had one sample in a chunk, where chunks make workers read more than they need."""
+    for p in predictions:
+        if p.work.assignment == "global" and p.work.delivery == "storage" and p.read_amplification > 1 + EQUALLY:
+            work = dataclasses.replace(p.work, chunk_rows=1)
+            return timed(cluster, work, expected_loads(work, cluster))
+    return None
 
 
 def _seconds(prediction: Prediction) -> float:

@@ -27,6 +27,7 @@ def explain(
     best: Prediction,
     instead: Prediction | None,
     whole_chunks: Prediction | None,
+    single: Prediction | None,
     predictions: Sequence[Prediction],
 ) -> Advice:
     """Say what was found.
@@ -35,6 +36,8 @@ def explain(
     ----------
     best, instead, whole_chunks
         As in :class:`~dshuffle.planning.cost.Recommendation`.
+    single
+        Re-reading with one sample a chunk.
     predictions
         Of all ways that were compared.
     """
@@ -65,6 +68,9 @@ def explain(
             f"({whole_chunks.work.way}, {seconds_of(whole_chunks.exchange_seconds)}), but mixes less: rows of a chunk "
             "stay together."
         )
+    if single is not None and best.work.delivery != "storage":
+        wins = ", less than this" if single.exchange_seconds < best.exchange_seconds else ""
+        notes.append(f"With one row a chunk, re-reading would take {seconds_of(single.exchange_seconds)}{wins}.")
     if best.bottleneck == PROCESSORS:
         links = max((seconds for name, seconds in best.resources if name != PROCESSORS), default=0.0)
         if links < dict(best.resources)[PROCESSORS] / 2:
