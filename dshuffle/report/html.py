@@ -14,10 +14,12 @@ from dshuffle.report.charts import Chart, Key, charts, way_colour
 from dshuffle.report.summary import Comparison
 from dshuffle.report.tables import (
     CAPTION,
+    STORE_HEADINGS,
     TIME_HEADINGS,
     TRAFFIC_HEADINGS,
     epochs_of,
     error_cells,
+    store_cells,
     time_cells,
     traffic_cells,
 )
@@ -36,7 +38,7 @@ def render_html(comparison: Comparison) -> str:
     library = Resources(mode="inline", components=["bokeh"]).render()
     epochs = epochs_of(comparison)
     summary_rows = [
-        (way.label, way_colour(place), (*time_cells(way), *traffic_cells(way)))
+        (way.label, way_colour(place), (*time_cells(way), *traffic_cells(way), *store_cells(way)))
         for place, way in enumerate(comparison.ways)
     ]
     error_rows = [(way.label, way_colour(place), error_cells(way, epochs)) for place, way in enumerate(comparison.ways)]
@@ -63,7 +65,7 @@ def render_html(comparison: Comparison) -> str:
 </header>
 <section>
 <h2>All ways</h2>
-{_table(("way", *TIME_HEADINGS, *TRAFFIC_HEADINGS), summary_rows)}
+{_table(("way", *TIME_HEADINGS, *TRAFFIC_HEADINGS, *STORE_HEADINGS), summary_rows)}
 <p class="caption">{escape(CAPTION)}</p>
 </section>
 <section class="charts">

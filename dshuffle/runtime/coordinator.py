@@ -244,6 +244,7 @@ class Coordinator:
             "commit_seconds": slowest("commit_seconds"),
             "exchange_seconds": run.ready_after,
             "waited_seconds": waited,
+            "cpu_idle": float(min(report["cpu_idle"] for report in reports.values())),
             "training_seconds_before": [reports[rank]["training_seconds"] for rank in self._ranks],
         }
 

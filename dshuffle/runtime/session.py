@@ -34,6 +34,7 @@ from dshuffle.runtime.budget import partition_nbytes
 from dshuffle.runtime.gate import EpochGate, View
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.planned import Planned
+from dshuffle.runtime.processors import ProcessorTimes
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.server_rows import ServerRows
 from dshuffle.runtime.spec import SessionSpec
@@ -58,6 +59,8 @@ class Run:
     ends: list[asyncio.Future[Any]] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
     ready: bool = False
+    processors: ProcessorTimes = field(default_factory=ProcessorTimes.now)
+    cpu_idle: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +355,7 @@ class WorkerSession:
                 logger.exception("dshuffle: run %d cannot be committed", run_id)
                 reason = f"the next index could not be made: {type(error).__name__}: {error}"
         run.ready = reason is None
+        run.cpu_idle = ProcessorTimes.now().idle_since(run.processors)
         vote: dict[str, Any] = {} if run.planned is None else dict(run.planned.summary)
         vote["rows"] = self._seat.receiver.meter.rows if self._seat is not None else 0
         try:
@@ -394,4 +398,5 @@ class WorkerSession:
             "store_bytes": traffic.fetched_bytes,
             "store_delivered_bytes": traffic.delivered_bytes,
             "store_seconds": traffic.seconds,
+            "cpu_idle": run.cpu_idle,
         }

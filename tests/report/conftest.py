@@ -58,6 +58,7 @@ def make_record(epoch: int, assignment: str, delivery: str, sharding: str, neede
         commit_seconds=0.004,
         exchange_seconds=seconds,
         training_seconds=0.15,
+        cpu_idle=0.4 if delivery == "storage" else 0.1,
         waited_seconds=max(0.0, seconds - 0.15),
     )
 

@@ -8,7 +8,14 @@ import pytest
 from dshuffle.errors import InvalidParameter
 from dshuffle.records import EpochRecord
 from dshuffle.report import comparison_tables, figures, write_report
-from dshuffle.report.tables import TIME_HEADINGS, TRAFFIC_HEADINGS, time_cells, traffic_cells
+from dshuffle.report.tables import (
+    STORE_HEADINGS,
+    TIME_HEADINGS,
+    TRAFFIC_HEADINGS,
+    store_cells,
+    time_cells,
+    traffic_cells,
+)
 
 
 def with_exchange_seconds(way, seconds):
@@ -40,8 +47,21 @@ def test_a_way_of_one_epoch_has_errors_and_no_medians(comparison):
     assert found.training_seconds is None
     assert found.epoch_seconds is None
     assert found.last_error == found.first_error == 0.6
-    assert time_cells(short)[:5] == ("-",) * 5
+    assert time_cells(short)[:6] == ("-",) * 6
     assert traffic_cells(short) == ("-",) * len(TRAFFIC_HEADINGS)
+
+
+def test_storage_and_processors(comparison):
+    storage, peer = comparison.ways[3], comparison.ways[5]
+    twice = [
+        dataclasses.replace(record, store_bytes=2 * record.store_delivered_bytes, store_requests=80, store_seconds=0.4)
+        for record in storage.records
+    ]
+    way = dataclasses.replace(storage, records=tuple(twice))
+    assert store_cells(way)[1:] == ("2.0", "80", "200")
+    assert store_cells(peer) == ("0 B", "-", "0", "-")
+    assert time_cells(storage)[3] == "40 %"
+    assert time_cells(peer)[3] == "10 % !"
 
 
 def test_ways_with_one_label_are_refused(comparison):
@@ -51,13 +71,14 @@ def test_ways_with_one_label_are_refused(comparison):
 
 def test_every_way_has_a_row_in_every_table_and_fits_80_columns(comparison, capsys):
     tables = comparison_tables(comparison)
-    assert [table.row_count for table in tables] == [6, 6, 6]
-    assert [len(table.columns) for table in tables] == [1 + len(TIME_HEADINGS), 1 + len(TRAFFIC_HEADINGS), 6]
+    assert [table.row_count for table in tables] == [6, 6, 6, 6]
+    headings = (TIME_HEADINGS, TRAFFIC_HEADINGS, STORE_HEADINGS, range(5))
+    assert [len(table.columns) for table in tables] == [1 + len(each) for each in headings]
     console = pytest.importorskip("rich.console").Console(width=80)
     for table in tables:
         console.print(table)
     lines = capsys.readouterr().out.splitlines()
-    assert sum("local, shuffled once" in line for line in lines) == 3, "labels must not wrap"
+    assert sum("local, shuffled once" in line for line in lines) == 4, "labels must not wrap"
     assert "…" not in "".join(lines)
 
 
