@@ -90,7 +90,7 @@ def make_way(
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def comparison() -> Comparison:
     return Comparison(
         ways=tuple(make_way(*way) for way in WAYS),
