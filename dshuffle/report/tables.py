@@ -21,8 +21,8 @@ CAPTION = (
     "processors allow, not what the network or the store does. "
     "waited: how long training stood still for it. needed: samples trained on "
     "by a worker that did not hold them. packets: what was sent for them, each one sample or the XOR of "
-    "several. read amplification: bytes fetched for each byte needed. Bytes and requests are of one epoch, over all workers; those sent by the server are part of those "
-    "on the wire."
+    "several. read amplification: bytes fetched for each byte needed. Bytes and requests are of one epoch, over all "
+    "workers; those sent by the server are part of those on the wire."
 )
 #: With a smaller share of idle processors, a time says nothing about the network or the store.
 CPU_BOUND = 0.15
