@@ -14,10 +14,13 @@ from dshuffle.report.charts import Chart, Key, charts, way_colour
 from dshuffle.report.summary import Comparison
 from dshuffle.report.tables import (
     CAPTION,
+    QUALITY_CAPTION,
+    QUALITY_HEADINGS,
     TIME_HEADINGS,
     TRAFFIC_HEADINGS,
     epochs_of,
     error_cells,
+    quality_cells,
     time_cells,
     traffic_cells,
 )
@@ -39,6 +42,7 @@ def render_html(comparison: Comparison) -> str:
         (way.label, way_colour(place), (*time_cells(way), *traffic_cells(way)))
         for place, way in enumerate(comparison.ways)
     ]
+    quality_rows = [(way.label, way_colour(place), quality_cells(way)) for place, way in enumerate(comparison.ways)]
     error_rows = [(way.label, way_colour(place), error_cells(way, epochs)) for place, way in enumerate(comparison.ways)]
     figures = "\n".join(_figure(chart, division) for chart, division in zip(drawn, divisions, strict=True))
     return f"""<!DOCTYPE html>
@@ -68,6 +72,11 @@ def render_html(comparison: Comparison) -> str:
 </section>
 <section class="charts">
 {figures}
+</section>
+<section>
+<h2>How well they mix</h2>
+{_table(("way", *QUALITY_HEADINGS), quality_rows)}
+<p class="caption">{escape(QUALITY_CAPTION)}</p>
 </section>
 <section>
 <h2>The errors in numbers</h2>
