@@ -130,7 +130,7 @@ def shuffle_quality(
     >>> quality.meets_again, round(quality.by_chance, 3), round(quality.neighbour_distance, 3)
     (1.0, 0.429, 0.333)
     >>> round(quality.class_spread, 3)
-    2.188
+    3.889
     """
     chunk_rows = as_integer("chunk_rows", chunk_rows, 1)
     batch_rows = as_integer("batch_rows", batch_rows, 1)

@@ -47,8 +47,8 @@ class Likeness:
 
         Examples
         --------
-        >>> Likeness.of(10_000, 100, at_most=5_000).sample_ids
-        array([   0,    2,    4, ..., 9994, 9996, 9998])
+        >>> Likeness.of(10_000, 100, at_most=5_000).sample_ids[:5]
+        array([0, 2, 4, 6, 8])
         >>> Likeness.of(10_000, 20, at_most=5_000).chunk_rows
         16
         """
