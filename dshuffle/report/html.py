@@ -14,11 +14,14 @@ from dshuffle.report.charts import Chart, Key, charts, way_colour
 from dshuffle.report.summary import Comparison, WayResult
 from dshuffle.report.tables import (
     CAPTION,
+    QUALITY_CAPTION,
+    QUALITY_HEADINGS,
     STORE_HEADINGS,
     TIME_HEADINGS,
     TRAFFIC_HEADINGS,
     epochs_of,
     error_cells,
+    quality_cells,
     store_cells,
     time_cells,
     traffic_cells,
@@ -72,6 +75,11 @@ def render_html(comparison: Comparison) -> str:
 </section>
 <section class="charts">
 {figures}
+</section>
+<section>
+<h2>How well they mix</h2>
+{table(QUALITY_HEADINGS, quality_cells)}
+<p class="caption">{escape(QUALITY_CAPTION)}</p>
 </section>
 <section>
 <h2>The errors in numbers</h2>

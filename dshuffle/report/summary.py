@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning import ShuffleQuality
 from dshuffle.records import EpochRecord
 
 
@@ -38,7 +39,7 @@ class TrainingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayResult:
-    """One way of shuffling: its choices, and a record and a training point for every epoch."""
+    """One way of shuffling: its choices, a record and a training point for every epoch, and how well it mixes."""
 
     label: str
     assignment: str
@@ -46,6 +47,7 @@ class WayResult:
     sharding: str
     records: tuple[EpochRecord, ...]
     history: tuple[TrainingPoint, ...]
+    quality: ShuffleQuality | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
                 "delivery": way.delivery,
                 "sharding": way.sharding,
                 "figures": asdict(figures(way)),
+                "quality": None if way.quality is None else asdict(way.quality),
                 "history": [asdict(point) for point in way.history],
             }
             for way in comparison.ways

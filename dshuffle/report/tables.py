@@ -26,6 +26,14 @@ CAPTION = (
 )
 #: With a smaller share of idle processors, a time says nothing about the network or the store.
 CPU_BOUND = 0.15
+QUALITY_HEADINGS = ("meet again", "by chance", "neighbour distance", "class spread")
+QUALITY_CAPTION = (
+    "How well the first epochs are mixed, by their plans. meet again: the probability that two rows of one chunk that "
+    "were with one worker are with one worker in the next epoch too, and by chance what it is in a uniform draw. "
+    "neighbour distance: how far apart rows are trained on that are neighbours in the store, "
+    "relative to a uniform permutation. class spread: how far the classes in a batch of 256 rows are from those of the "
+    "whole, relative to random batches; 1.00 is as random as can be, and more is less mixed."
+)
 # So many epochs fit beside the label.
 MOST_ERROR_COLUMNS = 7
 
@@ -73,6 +81,17 @@ def idle_cell(found: Figures) -> str:
     return f"{found.cpu_idle:.0%}".replace("%", " %") + (" !" if found.cpu_idle < CPU_BOUND else "")
 
 
+def quality_cells(way: WayResult) -> tuple[str, ...]:
+    """One cell for each of :data:`QUALITY_HEADINGS`."""
+    found = way.quality
+    if found is None:
+        return (UNKNOWN,) * len(QUALITY_HEADINGS)
+    return tuple(
+        UNKNOWN if value is None else f"{value:.2f}"
+        for value in (found.meets_again, found.by_chance, found.neighbour_distance, found.class_spread)
+    )
+
+
 def error_cells(way: WayResult, epochs: Iterable[int]) -> tuple[str, ...]:
     """The error after each of these epochs."""
     errors = {point.epoch: point.error for point in way.history}
@@ -97,12 +116,13 @@ def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """A row for each way in each table: seconds and errors, traffic, storage, the error after each epoch."""
+    """A row for each way in each table: seconds, traffic, storage, how well it mixes, the error after each epoch."""
     epochs = epochs_of(comparison, MOST_ERROR_COLUMNS)
     return [
         _table("Seconds", TIME_HEADINGS, [(way, time_cells(way)) for way in comparison.ways]),
         _table("Traffic", TRAFFIC_HEADINGS, [(way, traffic_cells(way)) for way in comparison.ways]),
         _table("Storage", STORE_HEADINGS, [(way, store_cells(way)) for way in comparison.ways]),
+        _table("Mixing", QUALITY_HEADINGS, [(way, quality_cells(way)) for way in comparison.ways]),
         _table(
             "Error after each epoch",
             tuple(map(str, epochs)),
