@@ -17,6 +17,7 @@ COMMANDS = {
     ),
     "dataset": ("dshuffle.cli.dataset", "Create, describe and verify datasets."),
     "plan": ("dshuffle.cli.plan", "Count the packets that each delivery needs, without a cluster."),
+    "simulate": ("dshuffle.cli.simulate", "Predict every way of shuffling on a cluster that you do not have."),
 }
 
 

@@ -61,14 +61,20 @@ def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
         return 0.0
     share = n_samples / n_workers
     p = max(0.0, (capacity - share) / (n_samples - share))
-    return (
-        share
-        / n_workers
-        * sum(
-            math.comb(n_workers, size) * (size - 1) * p ** (size - 2) * (1 - p) ** (n_workers - size + 1)
-            for size in range(2, n_workers + 1)
-        )
+    if p == 0:
+        return share / n_workers * math.comb(n_workers, 2)
+    if p == 1:
+        return 0.0
+    # In logarithms: with a thousand workers there are more sets than a float can count.
+    logs = (
+        _log_factorial(Fraction(n_workers))
+        - _log_factorial(Fraction(size))
+        - _log_factorial(Fraction(n_workers - size))
+        + (size - 2) * math.log(p)
+        + (n_workers - size + 1) * math.log1p(-p)
+        for size in range(2, n_workers + 1)
     )
+    return share / n_workers * math.fsum((size - 1) * math.exp(log) for size, log in enumerate(logs, start=2))
 
 
 def uncoded_seconds(n_samples: int, cache_fraction: float, rows_per_second: float) -> float:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+
+from dshuffle.errors import InvalidParameter
 
 UNKNOWN = "-"
+_PREFIXES: dict[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    f"{letter}i": 1 << 10 * power for power, letter in enumerate("kmgt", start=1)
+}
 
 
 def human_bytes(value: float | None) -> str:
@@ -74,6 +80,47 @@ def human_ratio(value: float) -> str:
     if value < 9.95:
         return f"{value:.1f}"
     return f"{round(value, 1 - math.floor(math.log10(value))):,.0f}"
+
+
+def human_rate(value: float | None) -> str:
+    """Bytes a second, three figures.
+
+    Examples
+    --------
+    >>> human_rate(12.5e6), human_rate(None)
+    ('12.5 MB/s', '-')
+    """
+    return UNKNOWN if value is None else f"{human_bytes(value)}/s"
+
+
+def parse_rate(name: str, text: str) -> float:
+    """Bytes a second from what a person writes: a number, a prefix, and bits or bytes.
+
+    Bits are ``bit``, ``bps`` or ``b``, bytes ``byte`` or ``B`` (the only letter whose case matters); a number alone is
+    bytes. ``/s`` may follow.
+
+    Raises
+    ------
+    InvalidParameter
+        With the parameter's name, if the text is no rate above 0.
+
+    Examples
+    --------
+    >>> parse_rate("bandwidth", "100mbit"), parse_rate("bandwidth", "1.25 GB/s"), parse_rate("bandwidth", "64KiB/s")
+    (12500000.0, 1250000000.0, 65536.0)
+    """
+    match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([kmgtKMGT]i?)?(\w*)(?:/s)?\s*", text)
+    units = {"": 1.0, "B": 1.0, "byte": 1.0, "bytes": 1.0, "b": 1 / 8, "bit": 1 / 8, "bits": 1 / 8, "bps": 1 / 8}
+    if match is not None:
+        number, prefix, unit = match.groups()
+        unit = unit if unit == "B" else unit.lower()
+        try:
+            rate: float = float(number) * _PREFIXES[(prefix or "").lower()] * units[unit]
+        except (KeyError, ValueError):
+            rate = 0.0
+        if 0 < rate < math.inf:
+            return rate
+    raise InvalidParameter.of(name, text, "a rate above 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")
 
 
 def _three_figures(value: float) -> str:

@@ -231,3 +231,11 @@ def test_bad_input():
         bounds.shuffling_error(7, 1, 0.5)
     with pytest.raises(InvalidParameter, match=r"fraction=1.5 .*in \[0, 1\]"):
         bounds.shuffling_error(7, 2, 1.5)
+
+
+@pytest.mark.parametrize("held", [1, 3])
+def test_theorem_2_for_thousands_of_workers(held):
+    """There are more sets of workers than a float can count."""
+    rate = bounds.coded_rate(10**6, 4000, held * 250)
+    # One over the size of a needed sample's set, on average.
+    assert 10**6 * (1 - held / 4000) / (held + 1) <= rate <= 10**6 / 2

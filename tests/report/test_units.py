@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from dshuffle.report.units import human_bytes, human_ratio, human_seconds
+from dshuffle.errors import InvalidParameter
+from dshuffle.report.units import human_bytes, human_ratio, human_seconds, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,27 @@ def test_seconds_choose_their_unit(value, text):
 @pytest.mark.parametrize(("value", "text"), [(1.0, "1.0"), (9.94, "9.9"), (9.96, "10"), (12_345_678, "12,000,000")])
 def test_ratios_have_two_figures(value, text):
     assert human_ratio(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("100mbit", 12.5e6),
+        ("100 Mbit/s", 12.5e6),
+        ("10Gbps", 1.25e9),
+        ("1.25GB/s", 1.25e9),
+        ("1MiB", 2**20),
+        ("64kb", 8e3),
+        ("12500000", 12.5e6),
+        ("1e6", 1e6),
+        ("3 bytes/s", 3),
+    ],
+)
+def test_rates_as_people_write_them(text, rate):
+    assert parse_rate("bandwidth", text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1MB", "0", "1.2.3MB", "5 parsec", "1e999"])
+def test_what_is_no_rate(text):
+    with pytest.raises(InvalidParameter, match=r"bandwidth=.*1\.25GB/s"):
+        parse_rate("bandwidth", text)

@@ -1,0 +1,127 @@
+"""What ``simulate`` and ``advise`` print: predictions, and the recommendation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dshuffle.planning.cost import Change, Cluster, Prediction, Recommendation
+from dshuffle.report.units import human_bytes, human_ratio, human_seconds
+
+WORDS = {"links": "workers' links", "server": "the server's link", "storage": "storage", "processors": "processors"}
+
+
+def show(
+    cluster: Cluster,
+    predictions: Sequence[Prediction],
+    advice: Recommendation,
+    *,
+    as_json: bool,
+    facts: dict[str, Any] | None = None,
+) -> None:
+    """Print all ways and what to do, as tables or as one JSON object.
+
+    Parameters
+    ----------
+    facts
+        What else belongs into the object.
+    """
+    if as_json:
+        click.echo(json.dumps(as_object(cluster, predictions, advice) | (facts or {})))
+        return
+    console = Console()
+    console.print(_table(predictions))
+    for sentence in (advice.verdict, advice.reason, *advice.notes):
+        console.print(sentence, highlight=False, markup=False)
+    console.print("\nWhat would change this:", highlight=False)
+    for line in [_change(cluster, change) for change in advice.changes] or [
+        "  nothing that is up to 256 times as fast, or as slow"
+    ]:
+        console.print(line, highlight=False, markup=False)
+
+
+def as_object(cluster: Cluster, predictions: Sequence[Prediction], advice: Recommendation) -> dict[str, Any]:
+    """The same for programs: seconds, bytes, and names."""
+    return {
+        "cluster": {name: None if value == math.inf else value for name, value in dataclasses.asdict(cluster).items()},
+        "ways": [_as_row(prediction) for prediction in predictions],
+        "recommendation": {
+            "way": advice.best.work.way,
+            "instead": advice.instead and advice.instead.work.way,
+            "whole_chunks": advice.whole_chunks and advice.whole_chunks.work.way,
+            "verdict": advice.verdict,
+            "reason": advice.reason,
+            "notes": list(advice.notes),
+            "changes": [
+                {
+                    "what": change.what,
+                    "factor": change.factor,
+                    "way": change.winner.work.way,
+                    "exchange_seconds": change.winner.exchange_seconds,
+                }
+                for change in advice.changes
+            ],
+        },
+    }
+
+
+def _as_row(prediction: Prediction) -> dict[str, Any]:
+    row = dataclasses.asdict(prediction)
+    return {"way": prediction.work.way, **row.pop("work"), **row, "resources": dict(prediction.resources)}
+
+
+def _table(predictions: Sequence[Prediction]) -> Table:
+    exact = all(prediction.exact for prediction in predictions)
+    some = "some (~) expected from formulas, the others counted in real plans"
+    planned = "counted in real plans" if exact else some
+    if not any(prediction.exact for prediction in predictions):
+        planned = "expected from formulas"
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+        caption=f"Seconds and bytes of an epoch's exchange, {planned}. Bytes leave the server, enter "
+        "the worker that gets the most, and leave the storage.",
+        caption_justify="left",
+    )
+    table.add_column("way", no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("limited by")
+    for column in ("server", "worker", "storage"):
+        table.add_column(column, justify="right", no_wrap=True)
+    marks = not exact and any(prediction.exact for prediction in predictions)
+    best = {p.work.assignment: min(_seconds_of(predictions, p.work.assignment)) for p in predictions}
+    # Assignments from the fastest on, and within each the ways from the fastest on.
+    for assignment in sorted(best, key=best.__getitem__):
+        rows = [p for p in predictions if p.work.assignment == assignment]
+        if assignment != "local":
+            table.add_row(Text(assignment, "bold"))
+        for p in sorted(rows, key=lambda prediction: prediction.exchange_seconds):
+            delivery = f"{p.work.delivery}, {p.work.relay}" if p.work.coded else p.work.delivery
+            table.add_row(
+                Text("local", "bold") if assignment == "local" else f" {delivery}",
+                ("~" if marks and not p.exact and p.needed else "") + human_seconds(p.exchange_seconds),
+                p.bottleneck or "-",
+                *(human_bytes(value or None) for value in (p.server_egress, p.most_ingress, p.storage_bytes)),
+            )
+    return table
+
+
+def _seconds_of(predictions: Sequence[Prediction], assignment: str) -> list[float]:
+    return [p.exchange_seconds for p in predictions if p.work.assignment == assignment]
+
+
+def _change(cluster: Cluster, change: Change) -> str:
+    winner = change.winner
+    faster = "as fast" if change.factor >= 1 else "as slow"
+    by = human_ratio(max(change.factor, 1 / change.factor))
+    return f"  {WORDS[change.what]} {by} times {faster}: {winner.work.way} ({human_seconds(winner.exchange_seconds)})"

@@ -1,0 +1,110 @@
+"""``dshuffle simulate``: what every way of shuffling would cost on a cluster that one does not have."""
+
+from __future__ import annotations
+
+import click
+
+from dshuffle.cli.predictions import show
+from dshuffle.cli.profiles import load_profiles
+from dshuffle.planning.cost import Cluster, Work, all_ways, compare_costs, recommend
+from dshuffle.planning.cost.advice import ASSIGNMENTS
+from dshuffle.report.units import parse_rate
+
+
+@click.command()
+@click.option(
+    "--profile",
+    "profiles",
+    multiple=True,
+    metavar="[FILE#]NAME",
+    help="Rates of a real network or store; again for several. Other options go before it.",
+)
+@click.option("--workers", type=click.IntRange(1), required=True, help="Workers that train.")
+@click.option("--samples", type=click.IntRange(1), required=True, help="Samples of the dataset.")
+@click.option("--row-bytes", type=click.IntRange(1), default=1024, show_default=True, help="Bytes of a sample.")
+@click.option("--chunk-rows", type=click.IntRange(1), default=64, show_default=True, help="Samples of a chunk.")
+@click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: 1/workers]")
+@click.option("--bandwidth", metavar="RATE", help="Of a worker's link each way, such as 100mbit or 1.25GB/s.")
+@click.option("--server-bandwidth", metavar="RATE", help="Out of the server.  [default: a worker's]")
+@click.option("--storage-bandwidth", metavar="RATE", help="Of the storage, for all workers together.")
+@click.option("--storage-client-bandwidth", metavar="RATE", help="Of the storage, for one worker alone.")
+@click.option("--request-seconds", type=click.FloatRange(0), help="From a request to its first byte.")
+@click.option("--local-storage", is_flag=True, help="What workers read does not come over their links.")
+@click.option("--rack-workers", type=click.IntRange(1), help="Workers of a rack.  [default: no racks]")
+@click.option("--oversubscription", type=click.FloatRange(1), default=1.0, show_default=True, help="Of racks' uplinks.")
+@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Processors of a machine.")
+@click.option("--machine-workers", type=click.IntRange(1), default=1, show_default=True, help="Workers on a machine.")
+@click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of an epoch's training.")
+@click.option(
+    "--assignment",
+    "assignments",
+    multiple=True,
+    help=f"local, partial:Q, global, aligned or chunks; again for several.  [default: {', '.join(ASSIGNMENTS)}]",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "exact", "closed"]),
+    default="auto",
+    show_default=True,
+    help="Real plans, formulas alone, or plans for up to 64 workers.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def simulate(
+    profiles: tuple[str, ...],
+    workers: int,
+    samples: int,
+    row_bytes: int,
+    chunk_rows: int,
+    cache_fraction: float | None,
+    bandwidth: str | None,
+    server_bandwidth: str | None,
+    storage_bandwidth: str | None,
+    storage_client_bandwidth: str | None,
+    request_seconds: float | None,
+    local_storage: bool,
+    rack_workers: int | None,
+    oversubscription: float,
+    cores: int,
+    machine_workers: int,
+    training_seconds: float | None,
+    assignments: tuple[str, ...],
+    precision: str,
+    as_json: bool,
+) -> None:
+    """Predict an epoch of every way of shuffling, and say which to take, why, and what would change that.
+
+    Rates come from --profile or from the options. Without a storage rate nothing is read again.
+    """
+    profile = load_profiles(profiles)
+
+    def rate(option: str, given: str | None, key: str) -> float | None:
+        return profile.rates.get(key) if given is None else parse_rate(option, given)
+
+    link = rate("bandwidth", bandwidth, "link_bytes_per_second")
+    if link is None:
+        if not profiles:
+            raise click.UsageError("--bandwidth or --profile is needed: how fast are the workers' links?")
+        link = profile.needs("link_bytes_per_second", "--bandwidth")
+    latency = profile.rates.get("request_seconds", 0.0) if request_seconds is None else request_seconds
+    cluster = Cluster(
+        n_workers=workers,
+        link_up=link,
+        link_down=link,
+        server_up=rate("server-bandwidth", server_bandwidth, "server_bytes_per_second"),
+        storage=rate("storage-bandwidth", storage_bandwidth, "storage_bytes_per_second"),
+        storage_client=rate("storage-client-bandwidth", storage_client_bandwidth, "storage_client_bytes_per_second"),
+        request_seconds=latency,
+        storage_over_links=not local_storage,
+        rack_workers=rack_workers,
+        oversubscription=oversubscription,
+        cores=cores,
+        machine_workers=machine_workers,
+    )
+    work = Work(samples, row_bytes, cache_fraction, chunk_rows, training_seconds=training_seconds)
+    ways = all_ways(cluster, work, assignments=assignments or ASSIGNMENTS)
+    advice = recommend(cluster, ways, precision=precision)
+    predictions = compare_costs(cluster, ways, precision=precision)
+    facts = {"profile": profile.name or None, "sources": list(profile.sources)}
+    show(cluster, predictions, advice, as_json=as_json, facts=facts)
+    if profile.sources and not as_json:
+        click.echo("\n" + "\n".join(f"Rates of {source}" for source in profile.sources))

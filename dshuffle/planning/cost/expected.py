@@ -1,0 +1,122 @@
+"""Loads in expectation, from formulas alone: for any number of samples and workers, in no time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
+from dshuffle.planning.cost.packets import HolderSets, expected_packets
+from dshuffle.planning.cost.work import CHUNKS, Work
+
+
+def needed_rows(work: Work, n_workers: int) -> float:
+    """Samples that some worker is to train on and does not hold (U of DESIGN's table), on average.
+
+    References
+    ----------
+    Paper 000, Theorem 1 (equation 1): ``q - s`` for a fresh draw over all samples, whatever the excess, since a
+    worker holds any sample with probability s/q. ``partial:Q`` sends ``Q q`` samples to others than their owners
+    (paper 004, Algorithm 1, here without fixed points), who hold each with the probability of the excess.
+
+    Examples
+    --------
+    >>> needed_rows(Work(1000, 8, cache_fraction=0.5), 10), needed_rows(Work(1000, 8, assignment="partial:0.1"), 10)
+    (500.0, 100.0)
+    """
+    if n_workers == 1 or work.kind == "local":
+        return 0.0
+    if work.kind == "partial":
+        return work.fraction * work.n_samples * (1 - work.excess(n_workers))
+    return work.fraction * work.n_samples * (1 - work.alpha(n_workers))
+
+
+def chunks_hit(n_samples: int, chunk_rows: int, n_rows: float) -> float:
+    """Different chunks in which so many of all samples, drawn at random without repeats, stand on average.
+
+    A chunk of c samples is missed with probability about ``(1 - r / q) ** c``.
+
+    Examples
+    --------
+    >>> chunks_hit(6400, 64, 6400), round(chunks_hit(6400, 64, 100), 1), round(chunks_hit(6400, 1, 100), 1)
+    (100.0, 63.5, 100.0)
+    """
+    part = n_rows / n_samples
+    chunks = n_samples / chunk_rows if n_samples > chunk_rows else 1.0
+    return float(chunks * -np.expm1(chunk_rows * np.log1p(-part))) if part < 1 else float(chunks)
+
+
+def expected_loads(work: Work, cluster: Cluster) -> Loads:
+    """What the work asks of every part of the cluster, if nobody has bad luck: all workers alike.
+
+    References
+    ----------
+    DESIGN.md, "When coding pays": the bytes behind each line of its table. The packets are those of
+    :func:`~dshuffle.planning.cost.packets.expected_packets`.
+    """
+    n = cluster.n_workers
+    rows = needed_rows(work, n)
+    loads = nothing(n, cluster.n_racks, exact=False)
+    loads["needed"] = loads["packets"] = rows
+    if not rows:
+        return Loads(**loads)  # type: ignore[arg-type]
+    row = work.row_nbytes + CHECKSUM_NBYTES
+    share = np.full(n, rows / n)
+    if work.delivery == "storage":
+        return Loads(**loads | storage_loads(work, n, share))  # type: ignore[arg-type]
+    loads["worker_in"] = share * row
+    sizes = np.bincount(cluster.racks(), minlength=cluster.n_racks)
+    if work.delivery == "peer":
+        loads["worker_out"] = share * row
+        loads |= _across(sizes, share[0] * row)
+        return Loads(**loads)  # type: ignore[arg-type]
+    packets = rows
+    if work.coded:
+        packets = expected_packets(work.delivery, HolderSets.of(work, n, rows))
+        loads["encoded"] = rows * work.row_nbytes
+        loads["decoded"] = share * work.row_nbytes * max(1.0, rows / packets)
+    sent = packets if work.coded and work.relay != "unicast" else rows
+    loads["packets"], loads["server_out"] = packets, sent * row
+    loads["worker_out"] = (rows - sent) / n * row + np.zeros(n)
+    if work.coded and work.relay == "ring":
+        loads["passed_on"] = ring_bytes(rows, packets) * row
+    relayed = _across(sizes, (rows - sent) / n * row)
+    loads["rack_out"] = relayed["rack_out"]
+    loads["rack_in"] = relayed["rack_in"] + sizes * (sent / n * row)  # the server stands in no rack
+    return Loads(**loads)  # type: ignore[arg-type]
+
+
+def ring_bytes(components: float, packets: float) -> float:
+    """Rows' worth that a ring's second stage takes on the most loaded link: ``P (m - 1) / m``.
+
+    References
+    ----------
+    Paper 000, Theorem 4 and DESIGN.md, "When coding pays": scatter then ring is ``P (2 m - 1) / m``, of which
+    P is the scattering.
+    """
+    return packets * (1 - packets / components) if components else 0.0
+
+
+def storage_loads(work: Work, n_workers: int, share: np.ndarray) -> dict[str, object]:
+    """Bytes and requests of the storage for ``(n,)`` rows that workers lack; each chunk is read once a worker.
+
+    With ``chunks`` a worker needs whole chunks, of which it holds some rows: it skips a chunk only if it holds all.
+    """
+    c = min(work.chunk_rows, work.n_samples)
+    if work.assignment == CHUNKS:
+        absent = (1 - 1 / n_workers) * (1 - work.excess(n_workers) ** c)
+        hit = np.full(n_workers, work.n_samples / c / n_workers * absent)
+    else:
+        hit = np.array([chunks_hit(work.n_samples, c, rows) for rows in share.tolist()])
+    return {
+        "requests": hit,
+        "read": hit * c * work.row_nbytes,
+        "wanted": float(share.sum()) * work.row_nbytes,
+    }
+
+
+def _across(sizes: np.ndarray, each: float) -> dict[str, np.ndarray]:
+    """What leaves and enters racks of some sizes if each worker sends so much, equally to all others."""
+    n = int(sizes.sum())
+    outside = each * sizes * ((n - sizes) / max(1, n - 1))
+    return {"rack_out": outside, "rack_in": outside}

@@ -1,0 +1,208 @@
+"""How long an epoch's exchange takes: what is asked of each part of a cluster over how fast the part is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.exact import counted_loads, is_countable
+from dshuffle.planning.cost.expected import expected_loads
+from dshuffle.planning.cost.loads import Loads
+from dshuffle.planning.cost.work import Work
+from dshuffle.planning.delivery import check_delivery
+
+MOST_WORKERS = 64
+"""Workers up to which real plans are made."""
+MOST_SAMPLES = 1_000_000
+"""Samples up to which real plans are made whole."""
+
+PROCESSORS = "processors"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """An epoch of some work on some cluster.
+
+    Parameters
+    ----------
+    work
+        The work.
+    exact
+        Whether a real plan was made, rather than formulas used.
+    exchange_seconds
+        From the beginning of the exchange until all workers have what they need.
+    epoch_seconds
+        With the exchange beside training, the longer of the two.
+    resources
+        ``(name, seconds)`` that each part of the cluster is busy, the busiest first.
+    needed, packets
+        Samples that some worker lacks, and what is sent for them.
+    server_egress, worker_egress, worker_ingress, storage_bytes
+        Bytes an epoch: out of the server, out of all workers, into all workers from others, out of the storage.
+    most_ingress
+        Bytes that enter the worker with the most, the storage's included where it is reached over links.
+    requests
+        Objects read from the storage.
+    read_amplification
+        Bytes read for each byte wanted.
+    """
+
+    work: Work
+    exact: bool
+    exchange_seconds: float
+    epoch_seconds: float
+    resources: tuple[tuple[str, float], ...]
+    needed: float
+    packets: float
+    server_egress: float
+    worker_egress: float
+    worker_ingress: float
+    storage_bytes: float
+    most_ingress: float
+    requests: float
+    read_amplification: float
+
+    @property
+    def bottleneck(self) -> str:
+        """The busiest part of the cluster; empty if nothing moves."""
+        return self.resources[0][0] if self.resources else ""
+
+    @property
+    def runner_up(self) -> str:
+        """The part that is busy the longest after the bottleneck; empty if there is none."""
+        return self.resources[1][0] if len(self.resources) > 1 else ""
+
+
+def predict(cluster: Cluster, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES) -> Prediction:
+    """Seconds and bytes of an epoch.
+
+    Parameters
+    ----------
+    precision
+        ``"exact"`` makes a real plan, and of a job of more than ``most_samples`` one of so many, whose loads are
+        scaled; ``"closed"`` uses formulas alone; ``"auto"`` is exact for at most 64 workers.
+    most_samples
+        See above.
+
+    Raises
+    ------
+    InvalidParameter
+        If the way cannot be taken: an unknown name, no storage to read from, too many workers for the delivery,
+        or no plan can be made and ``precision`` is exact.
+
+    Examples
+    --------
+    >>> cluster = Cluster(8, link_up=12.5e6, link_down=12.5e6, server_up=12.5e6)
+    >>> server = predict(cluster, Work(400_000, 1024, cache_fraction=0.5, delivery="server"), precision="closed")
+    >>> round(server.exchange_seconds, 1), server.bottleneck, server.runner_up
+    (17.2, 'server egress', 'worker ingress')
+    """
+    loads = loads_of(cluster, work, precision=precision, most_samples=most_samples)
+    return timed(cluster, work, loads)
+
+
+def loads_of(cluster: Cluster, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES) -> Loads:
+    """What :func:`predict` predicts from: it depends on the cluster's shape alone, not on any rate."""
+    if precision not in ("auto", "exact", "closed"):
+        raise InvalidParameter.of("precision", precision, "'auto', 'exact' or 'closed'")
+    n = cluster.n_workers
+    if work.n_samples < n:
+        raise InvalidParameter.of(
+            "n_samples", work.n_samples, f"an integer >= {n}", "There are fewer samples than workers."
+        )
+    work.alpha(n)
+    if work.kind != "local":
+        check_delivery(work.delivery, n, excess=work.excess(n) > 0)
+        if work.delivery == "storage" and cluster.storage is None:
+            raise InvalidParameter.of("storage", None, "bytes a second for the delivery 'storage'")
+    countable = is_countable(work, n, most_workers=MOST_WORKERS, most_samples=most_samples)
+    if precision == "exact" and not countable:
+        hint = f"Plans are made for at most {MOST_WORKERS} workers, and for assignments that the planner knows."
+        raise InvalidParameter.of("precision", precision, "'closed' or 'auto' for this work", hint)
+    if precision == "closed" or not countable:
+        return expected_loads(work, cluster)
+    return counted_loads(work, cluster, at_most=most_samples)
+
+
+def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
+    """Seconds from loads.
+
+    Links, and the storage, work at the same time, and the slowest of them takes as long as all: the relay's stages
+    are pipelined, and its simulated makespan was within 1 % of that. Processors are shared by all of this, and what
+    they take does not hide so well behind the wire: the cube root of the sum of the cubes.
+
+    References
+    ----------
+    DESIGN.md, "When coding pays": the table of times. The exponent 3 is ours: with it the model is within 10 % of all
+    times on shaped links in docs/design.md, with 20 to 42 % idle processors.
+    """
+    resources = {name: seconds for name, seconds in _seconds(cluster, loads).items() if seconds > 0}
+    wire = max((seconds for name, seconds in resources.items() if name != PROCESSORS), default=0.0)
+    together = float(np.cbrt(wire**3 + resources.get(PROCESSORS, 0.0) ** 3))
+    exchange = together + cluster.epoch_seconds if resources else 0.0
+    from_storage = loads.read if cluster.storage_over_links else 0.0
+    return Prediction(
+        work=work,
+        exact=loads.exact,
+        exchange_seconds=exchange,
+        epoch_seconds=max(exchange, work.training_seconds or 0.0),
+        resources=tuple(sorted(resources.items(), key=lambda item: -item[1])),
+        needed=loads.needed,
+        packets=loads.packets,
+        server_egress=loads.server_out,
+        worker_egress=float(loads.worker_out.sum()),
+        worker_ingress=float(loads.worker_in.sum()),
+        storage_bytes=float(loads.read.sum()),
+        most_ingress=float((loads.worker_in + from_storage).max()),
+        requests=float(loads.requests.sum()),
+        read_amplification=loads.amplification,
+    )
+
+
+def _seconds(cluster: Cluster, loads: Loads) -> dict[str, float]:
+    """How long each part of the cluster is busy."""
+    up, down = cluster.rates("link_up"), cluster.rates("link_down")
+    wire = 1 + cluster.wire_overhead
+    entering = loads.worker_in + (loads.read if cluster.storage_over_links else 0.0)
+    seconds = {
+        "server egress": loads.server_out * wire / cluster.server_link,
+        "worker ingress": float((entering / down).max()) * wire,
+        "worker egress": float((loads.worker_out / up).max()) * wire,
+        PROCESSORS: _processor_seconds(cluster, loads),
+    }
+    if loads.passed_on:
+        slowest = float(np.minimum(up, down).min())
+        seconds["scatter, then ring"] = seconds.pop("server egress") + loads.passed_on * wire / slowest
+    if cluster.n_racks > 1:
+        racks = cluster.racks()
+        from_storage = np.bincount(racks, entering - loads.worker_in)
+        uplinks = np.bincount(racks, up) / cluster.oversubscription
+        downlinks = np.bincount(racks, down) / cluster.oversubscription
+        busiest = np.maximum(loads.rack_out / uplinks, (loads.rack_in + from_storage) / downlinks)
+        seconds["rack uplink"] = float(busiest.max()) * wire
+    if cluster.storage is not None:
+        seconds["storage"] = float(loads.read.sum()) / cluster.storage
+        seconds["storage requests"] = float(loads.requests.max()) * cluster.request_seconds / cluster.requests_at_once
+        if cluster.storage_client is not None:
+            seconds["storage for one worker"] = float(loads.read.max()) / cluster.storage_client
+    return seconds
+
+
+def _processor_seconds(cluster: Cluster, loads: Loads) -> float:
+    """Processor time of the busiest machine over its processors, but no less than one worker's, which has one thread
+    for its network.
+    """
+    workers = (
+        loads.worker_out / cluster.send_rate
+        + loads.worker_in / cluster.receive_rate
+        + loads.decoded / cluster.decode_rate
+        + loads.read / cluster.read_rate
+    )
+    server = loads.server_out / cluster.send_rate + loads.encoded / cluster.encode_rate
+    machines = np.bincount(np.arange(cluster.n_workers) // cluster.machine_workers, workers)
+    if cluster.server_on_machine:
+        machines[0] += server
+    return max(float(machines.max()) / cluster.cores, float(workers.max()), server)

@@ -1,0 +1,136 @@
+"""Advice: that the fastest is taken, that reasons and changes are true, and that it can say no."""
+
+import dataclasses
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.cost import Cluster, Work, all_ways, compare_costs, predict, recommend
+from dshuffle.planning.cost.advice import GLOBAL
+
+SLOW = Cluster(8, 12.5e6, 12.5e6, storage=100e6)
+WORK = Work(100_000, 1024, 0.4)
+
+
+def advise(cluster, work, **options):
+    return recommend(cluster, all_ways(cluster, work), precision="closed", **options)
+
+
+def test_ways_are_all_that_the_caches_allow():
+    with_excess = {way.way for way in all_ways(SLOW, WORK)}
+    assert {
+        "local",
+        "global + peer",
+        "global + storage",
+        "global + clique, ring",
+        "aligned + clique, pipelined",
+    } < with_excess
+    assert {"chunks + storage", "partial:0.1 + coded, pipelined"} < with_excess
+    assert not any("leftover" in way for way in with_excess)
+    without = {way.way for way in all_ways(SLOW, dataclasses.replace(WORK, cache_fraction=None))}
+    assert "global + leftover, unicast" in without
+    assert not any(word in way for way in without for word in ("clique", "aligned", "ubershuffle"))
+    few = {way.way for way in all_ways(Cluster(100, 1e6, 1e6), WORK, server=False)}
+    assert few == {"local", "global + peer", "partial:0.1 + peer", "chunks + peer"}
+    for way in all_ways(SLOW, WORK):
+        predict(SLOW, way, precision="closed")
+
+
+def test_slow_links_and_a_slower_store_are_for_peers():
+    advice = advise(SLOW, WORK)
+    assert advice.best.work.way == "global + peer"
+    assert advice.verdict.startswith("Take global + peer")
+    assert "every worker must receive 7.71 MB at 12 MB/s whatever the code" in advice.reason
+    assert "storage would need" in advice.reason
+    assert "times what it needs" in advice.reason
+
+
+def test_a_fast_store_is_read_again():
+    fast = Cluster(8, 12.5e6, 12.5e6, storage=5e9, storage_over_links=False, read_rate=5e9)
+    advice = advise(fast, dataclasses.replace(WORK, chunk_rows=1))
+    assert advice.best.work.way == "global + storage"
+    assert advice.verdict.startswith("Re-read from storage")
+
+
+def test_a_gateway_without_peers_is_for_codes():
+    """Where workers' egress is scarce, one transmission that reaches many wins."""
+    gateway = Cluster(8, link_up=1e6, link_down=1e9, server_up=12.5e6)
+    assert advise(gateway, dataclasses.replace(WORK, cache_fraction=0.8)).best.work.delivery == "server"
+    scarce = dataclasses.replace(gateway, link_up=11e6, server_up=5e6)
+    ways = [way for way in all_ways(scarce, WORK) if way.delivery != "peer"]
+    assert recommend(scarce, ways, precision="closed").best.work.coded
+
+
+def test_it_can_say_no():
+    advice = advise(SLOW, dataclasses.replace(WORK, training_seconds=0.2))
+    assert advice.best.exchange_seconds > 0.2
+    assert advice.instead.work.way == "partial:0.1 + peer"
+    assert advice.verdict.startswith("Do not shuffle globally")
+    assert any("partial:0." in note for note in advice.notes)
+    none_fits = advise(SLOW, dataclasses.replace(WORK, training_seconds=0.001))
+    assert none_fits.instead.work.way == "local"
+    fits = advise(SLOW, dataclasses.replace(WORK, training_seconds=10.0))
+    assert fits.instead is None
+    assert any("hidden behind 10 s" in note for note in fits.notes)
+
+
+def test_whole_chunks_are_mentioned_where_they_are_faster():
+    store = dataclasses.replace(SLOW, storage=1e9, storage_over_links=False)
+    advice = advise(store, WORK)
+    assert advice.whole_chunks.work.way == "chunks + storage"
+    assert advice.best.work.assignment in GLOBAL
+    assert any("whole chunks" in note for note in advice.notes)
+    assert advise(SLOW, WORK).whole_chunks is None
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    link=st.floats(6, 10),
+    server=st.floats(6, 10),
+    storage=st.floats(6, 11),
+    chunk=st.sampled_from([1, 16, 256]),
+    alpha=st.sampled_from([None, 0.3, 0.8]),
+    over_links=st.booleans(),
+)
+def test_the_best_is_the_fastest_and_changes_are_true(link, server, storage, chunk, alpha, over_links):
+    cluster = Cluster(8, 10**link, 10**link, 10**server, 10**storage, storage_over_links=over_links)
+    work = Work(50_000, 1000, alpha, chunk)
+    ways = all_ways(cluster, work)
+    advice = recommend(cluster, ways, precision="closed")
+    times = {p.work: p.exchange_seconds for p in compare_costs(cluster, ways, precision="closed")}
+    fastest = min(seconds for way, seconds in times.items() if way.assignment in GLOBAL)
+    assert advice.best.exchange_seconds <= 1.02 * fastest
+    assert advice.best.exchange_seconds == times[advice.best.work]
+    for change in advice.changes:
+        other = cluster.scaled(change.what, change.factor)
+        won, lost = (predict(other, way, precision="closed") for way in (change.winner.work, advice.best.work))
+        assert won.exchange_seconds == change.winner.exchange_seconds
+        assert won.exchange_seconds <= lost.exchange_seconds * 1.02
+        # Nearer to the present cluster the answer is the same.
+        nearer = cluster.scaled(change.what, change.factor**0.9)
+        assert recommend(nearer, ways, precision="closed").best.work.way == advice.best.work.way
+
+
+def test_real_plans_and_formulas_agree_on_the_answer():
+    for alpha in (None, 0.5):
+        work = Work(20_000, 1000, alpha)
+        ways = all_ways(SLOW, work)
+        exact, closed = (recommend(SLOW, ways, precision=precision) for precision in ("auto", "closed"))
+        assert exact.best.exact
+        assert exact.best.work == closed.best.work
+
+
+def test_the_largest_job_is_advised_in_no_time():
+    cluster = Cluster(4096, 12.5e9, 12.5e9, storage=1e12)
+    started = time.perf_counter()
+    advice = recommend(cluster, all_ways(cluster, Work(10**9, 4096, training_seconds=60)))
+    assert time.perf_counter() - started < 4
+    assert advice.best.work.way == "global + peer"
+
+
+def test_there_must_be_a_global_way():
+    with pytest.raises(InvalidParameter, match="at least one with the assignment 'global'"):
+        recommend(SLOW, [dataclasses.replace(WORK, assignment="local")])
