@@ -15,7 +15,7 @@ from rich.console import Console
 
 from dshuffle.cli.progress import progress_bar
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Chunks, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import AUTO, Chunks, ShufflePlanSpec, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
 from dshuffle.runtime.chunks import with_chunks_of
@@ -49,7 +49,7 @@ DEFAULT_CHUNK_ROWS = 1_000
     "--delivery",
     "deliveries",
     multiple=True,
-    help="peer, server, storage, coded, ubershuffle, leftover or clique; again for several.",
+    help="peer, server, storage, coded, ubershuffle, leftover, clique or auto; again for several.",
 )
 @click.option(
     "--relay",
@@ -122,7 +122,7 @@ def compare(
         ways = default_ways(cache_fraction)
     _make_folder(output)
     # Compiled here once, the workers find the code on disk.
-    compile_kernels({way.delivery for way in ways})
+    compile_kernels({way.delivery for way in ways} - {AUTO})
     with _dataset(dataset, seed) as data:
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
         chosen = bool(assignments or deliveries)
@@ -184,7 +184,7 @@ def _possible(
                 workers,
                 seed,
                 assignment,
-                way.delivery,
+                "peer" if way.delivery == AUTO else way.delivery,
                 way.sharding,
                 caching=way.caching,
                 cache_fraction=cache_fraction,

@@ -18,6 +18,7 @@ from dshuffle.planning.assignment import (
     next_assignment,
     parse_assignment,
 )
+from dshuffle.planning.auto import AUTO, AutoDelivery
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, first_holders
 from dshuffle.planning.check import check_plan
 from dshuffle.planning.delivery import DELIVERIES, UNCODED, DeliveryPlanner, plan_delivery
@@ -31,6 +32,8 @@ from dshuffle.planning.relay import RELAYS, Hops, route
 from dshuffle.planning.shuffle_matrix import leftover_matrix, shuffle_matrix
 
 __all__ = [
+    "AUTO",
+    "AutoDelivery",
     "CACHINGS",
     "DELIVERIES",
     "RELAYS",

@@ -284,8 +284,13 @@ class EpochPlanner:
         self.current = EpochPlan(0, spec.seed, spec.n_workers, assignment, holders, plan, spec.n_samples)
         return self.current
 
-    def advance(self) -> EpochPlan:
+    def advance(self, delivery: str | None = None) -> EpochPlan:
         """The next epoch: from what the workers hold now to the next assignment.
+
+        Parameters
+        ----------
+        delivery
+            Another one than the specification's, for this epoch alone.
 
         Raises
         ------
@@ -300,7 +305,7 @@ class EpochPlanner:
             spec.assignment, last.assignment, n, seed=spec.seed, epoch=epoch, holders=last.holders
         )
         seed = int(random_words(1, "delivery", spec.seed, epoch)[0])
-        plan = plan_delivery(spec.delivery, last.holders, assignment, n, seed=seed, start=packets)
+        plan = plan_delivery(delivery or spec.delivery, last.holders, assignment, n, seed=seed, start=packets)
         if self.checks:
             check_plan(plan, last.holders, assignment, n, capacity=spec.capacity)
         holders = self._policy.evolve(last.holders, assignment, epoch)

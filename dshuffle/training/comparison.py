@@ -10,7 +10,7 @@ import numpy as np
 from distributed import Client
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SHARDINGS, UNCODED, Aligned, Local, parse_assignment
+from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SHARDINGS, UNCODED, Aligned, Local, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
 from dshuffle.store import Dataset
@@ -33,7 +33,7 @@ class Way:
     def __post_init__(self) -> None:
         parse_assignment(self.assignment)
         for name, value, known in (
-            ("delivery", self.delivery, DELIVERIES),
+            ("delivery", self.delivery, {*DELIVERIES, AUTO}),
             ("sharding", self.sharding, SHARDINGS),
             ("caching", self.caching, CACHINGS),
             ("relay", self.relay, RELAYS),
