@@ -11,6 +11,7 @@ import click
 from dshuffle.errors import DShuffleError
 
 COMMANDS = {
+    "advise": ("dshuffle.cli.advise", "Measure a cluster and say which way of shuffling suits it."),
     "compare": (
         "dshuffle.cli.compare",
         "Train under several ways of shuffling and say which is the fastest.",

@@ -95,6 +95,12 @@ class DaskNetwork:
             logger.debug("dshuffle: %d acknowledgements did not reach %d", len(acknowledged), sender, exc_info=True)
 
 
+async def probe(worker: Worker, address: str, nbytes: int) -> int:
+    """Bytes that another worker sends when it is asked for so many, along the way that messages take."""
+    reply = await worker.rpc(address).dshuffle_probe(nbytes=nbytes)
+    return int(reply["rows"].nbytes)
+
+
 def as_frames(reply: Reply) -> Reply:
     """Mark the arrays of a reply so that Dask sends their memory as it is, without pickling."""
     return {key: to_serialize(value) if key in ("rows", "checksums") else value for key, value in reply.items()}

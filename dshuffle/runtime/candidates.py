@@ -36,15 +36,14 @@ def expected_seconds(
     can hold all rows.
     """
     workers = client.scheduler_info(n_workers=-1)["workers"]
-    serving = {
-        address: worker
-        for address, worker in workers.items()
-        if (
-            SERVER_RESOURCE in (worker["resources"] or {})
-            if server is None
-            else server in (address, str(worker["name"]))
-        )
-    }
+
+    def serves(address: str) -> bool:
+        worker = workers[address]
+        if server is not None:
+            return server in (address, str(worker["name"]))
+        return SERVER_RESOURCE in (worker["resources"] or {})
+
+    serving = {address: worker for address, worker in workers.items() if serves(address)}
     n_workers = len(workers) - len(serving)
     if cluster is None:
         cluster = measure_cluster(client, dataset, seconds=PROBE_SECONDS).cluster

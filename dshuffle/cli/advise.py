@@ -1,0 +1,85 @@
+"""``dshuffle advise``: which way of shuffling suits this dataset on this cluster, by measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from dshuffle.cli.predictions import show
+from dshuffle.planning.cost import Work, all_ways, compare_costs, recommend
+from dshuffle.planning.cost.advice import ASSIGNMENTS
+from dshuffle.report.units import human_rate, human_seconds
+from dshuffle.runtime.probe import BUSY, Measurement, measure_cluster
+from dshuffle.runtime.probe_tasks import chunk_rows_of
+from dshuffle.store import open_dataset
+from dshuffle.training.cluster import connect
+
+
+@click.command()
+@click.argument("dataset")
+@click.option("--scheduler", metavar="ADDRESS", required=True, help="The running Dask scheduler to measure.")
+@click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: 1/workers]")
+@click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of an epoch's training.")
+@click.option(
+    "--assignment",
+    "assignments",
+    multiple=True,
+    help=f"local, partial:Q, global, aligned or chunks; again for several.  [default: {', '.join(ASSIGNMENTS)}]",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0, 20, min_open=True), default=12.0, show_default=True, help="To measure for."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def advise(
+    dataset: str,
+    scheduler: str,
+    cache_fraction: float | None,
+    training_seconds: float | None,
+    assignments: tuple[str, ...],
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Measure a cluster and predict an epoch of every way of shuffling DATASET on it.
+
+    Links are measured alone and all at once, the storage by one worker and by all, and so are the processors; then
+    comes the way to take, why, and what would change that. The cluster should be idle.
+    """
+    data = open_dataset(dataset)
+    with connect(scheduler, 0) as client:
+        measured = measure_cluster(client, data, seconds=seconds)
+    cluster = measured.cluster
+    work = Work(
+        *(data.n_samples, data.row_nbytes, cache_fraction, chunk_rows_of(data)), training_seconds=training_seconds
+    )
+    ways = all_ways(cluster, work, assignments=assignments or ASSIGNMENTS)
+    advice = recommend(cluster, ways)
+    predictions = compare_costs(cluster, ways)
+    if not as_json:
+        click.echo("\n".join(_lines(measured)) + "\n")
+    facts = {"measured": {k: v for k, v in dataclasses.asdict(measured).items() if k != "cluster"}}
+    show(cluster, predictions, advice, as_json=as_json, facts=facts)
+
+
+def _lines(measured: Measurement) -> list[str]:
+    """What was measured, for people."""
+    cluster = measured.cluster
+    lines = [
+        f"Measured for {human_seconds(measured.seconds)} on {cluster.n_workers} workers.",
+        f"Into a worker: {human_rate(measured.link_alone or None)} from one other alone, "
+        f"{human_rate(measured.link_together)} while all exchange.",
+    ]
+    if measured.server is not None:
+        lines.append(f"Out of the server: {human_rate(measured.server)}.")
+    lines.append(
+        f"From the storage: {human_rate(measured.storage_alone)} to one worker alone, "
+        f"{human_rate(measured.storage_together)} to all; {human_seconds(cluster.request_seconds)} a request."
+    )
+    if measured.busy_before >= 0.25:
+        lines.append(
+            f"Processors were {100 * measured.busy_before:.0f} % busy before: measure again when they are idle."
+        )
+    for busy, what in ((measured.busy_network, "exchanged"), (measured.busy_storage, "read")):
+        limited = ": they were measured, not what connects them" if busy >= BUSY else ""
+        lines.append(f"Processors were {100 * busy:.0f} % busy while all {what}{limited}.")
+    return lines

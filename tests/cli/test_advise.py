@@ -1,0 +1,40 @@
+"""`dshuffle advise` on a running cluster."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from distributed import LocalCluster
+
+import dshuffle
+from dshuffle.cli import main
+
+
+@pytest.mark.slow
+def test_a_cluster_is_measured_and_advised(tmp_path):
+    dataset = str(tmp_path / "data.zarr")
+    dshuffle.create_dataset(dataset, {"x": np.random.default_rng(0).random((4000, 64))}, chunk_rows=100)
+    options = {"dashboard_address": None, "scheduler_kwargs": {"dashboard": False, "dashboard_address": "127.0.0.1:0"}}
+    with LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster:
+        arguments = ["advise", dataset, "--scheduler", cluster.scheduler_address, "--seconds", "0.5"]
+        ran = CliRunner().invoke(main, [*arguments, "--cache-fraction", "0.75", "--training", "5", "--json"])
+        assert ran.exit_code == 0, ran.output
+        answer = json.loads(ran.output)
+        assert answer["cluster"]["n_workers"] == 2
+        assert answer["measured"]["storage_alone"] > 0
+        assert {"global + peer", "global + storage", "chunks + storage"} < {row["way"] for row in answer["ways"]}
+        assert answer["recommendation"]["reason"]
+        shown = CliRunner().invoke(main, [*arguments, "--assignment", "global"])
+        assert shown.exit_code == 0, shown.output
+        for words in ("Measured for", "Into a worker", "From the storage", "What would change this"):
+            assert words in shown.output
+        bad = CliRunner().invoke(main, [*arguments[:4], "--seconds", "60"])
+        assert bad.exit_code == 2
+
+
+def test_there_must_be_a_dataset(tmp_path):
+    dataset = str(tmp_path / "data.zarr")
+    ran = CliRunner().invoke(main, ["advise", dataset, "--scheduler", "tcp://127.0.0.1:9"])
+    assert ran.exit_code == 1
+    assert "nothing stands at" in ran.output

@@ -1,0 +1,78 @@
+"""Measuring a cluster: that figures are there, that nothing is left behind, and who counts as what."""
+
+import math
+
+import pytest
+from distributed import Client
+
+from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.planning.cost import all_ways, recommend
+from dshuffle.planning.cost.work import Work
+from dshuffle.runtime import probe_tasks
+from dshuffle.runtime.membership import SERVER_RESOURCE
+from dshuffle.runtime.probe import measure_cluster
+
+
+def handlers_left(client):
+    def left(dask_worker):
+        return [name for name in dask_worker.handlers if "probe" in name]
+
+    return [name for names in client.run(left).values() for name in names]
+
+
+@pytest.mark.slow
+def test_all_that_the_model_needs_is_measured(cluster_of, small):
+    with (
+        cluster_of({0: {}, 1: {}, 2: {}, "s": {"resources": {SERVER_RESOURCE: 1}}}) as cluster,
+        Client(cluster) as client,
+    ):
+        client.wait_for_workers(4)
+        found = measure_cluster(client, small, seconds=1.0)
+        assert handlers_left(client) == []
+    measured = found.cluster
+    assert measured.n_workers == 3
+    assert measured.machine_workers == 3
+    assert measured.server_on_machine
+    assert measured.wire_overhead == 0
+    for rate in ("link_up", "server_up", "storage", "storage_client", "send_rate", "encode_rate", "read_rate"):
+        assert 1e4 < getattr(measured, rate) < math.inf, rate
+    assert found.link_alone > 0
+    assert found.link_together > 0
+    assert found.server == pytest.approx(measured.server_up) or found.busy_network > 0.5
+    assert 0 <= found.busy_before <= 1
+    assert found.seconds < 20
+    advice = recommend(measured, all_ways(measured, Work(small.n_samples, small.row_nbytes)))
+    assert advice.best.exchange_seconds > 0
+
+
+@pytest.mark.slow
+def test_a_cluster_of_one(cluster_of, small):
+    with cluster_of({0: {}}) as cluster, Client(cluster) as client:
+        client.wait_for_workers(1)
+        found = measure_cluster(client, small, seconds=0.3)
+        assert (found.cluster.n_workers, found.link_alone, found.link_together, found.server) == (1, 0, 0, None)
+        with pytest.raises(InvalidParameter, match=r"seconds=60.*\(0, 20\]"):
+            measure_cluster(client, small, seconds=60)
+
+
+@pytest.mark.slow
+def test_somebody_must_train(cluster_of, small):
+    with cluster_of({0: {"resources": {SERVER_RESOURCE: 1}}}) as cluster, Client(cluster) as client:
+        client.wait_for_workers(1)
+        with pytest.raises(ClusterError, match="left to train"):
+            measure_cluster(client, small, seconds=0.3)
+
+
+def test_chunks_are_read_whole_and_once(small):
+    before = small.traffic
+    traffic = probe_tasks.read_chunks(small, seconds=60, seed=1)
+    assert traffic.nbytes == 1000 * small.row_nbytes
+    assert (small.traffic - before).requests == 20  # ten of each of two arrays
+    assert probe_tasks.chunk_rows_of(small) == 100
+    assert probe_tasks.read_chunks(small, seconds=0, seed=1).nbytes > 0
+    assert 0 < probe_tasks.request_seconds(small, 0) < 5
+
+
+def test_kernels_have_rates():
+    found = probe_tasks.kernels(1000)
+    assert min(found.gather, found.scatter, found.encode, found.decode) > 1e6
