@@ -7,11 +7,28 @@ one that came uncoded.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numba
 import numpy as np
+from numba import types
+from numba.core.cgutils import get_or_insert_function, ir, voidptr_t  # type: ignore[attr-defined]
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from dshuffle.rows import ByteMatrix, checksum_words, row_keys, row_words
+
+# Rows are in random order, so most of the time goes by waiting for them. The processor sees by itself that a row is
+# read from end to end, but neither where the next row begins nor, soon enough, that it has begun.
+AHEAD_PACKETS, AHEAD_BYTES = 8, 1600
+"""Packets that rows are asked for ahead of their turn, and bytes of each of their components; at least one packet."""
+BEGINNING = 1024
+"""Bytes of a long row that are asked for; then the processor has noticed."""
+
+# Without ``_nrt=False``, which numba compiles its own string functions with, references to the arrays are counted for
+# every packet, by atomic operations that take longer than the XOR of short rows. Callers hold the arrays meanwhile, and
+# kernels allocate none.
+_KERNEL: dict[str, Any] = {"nogil": True, "cache": True, "_nrt": False}
 
 Checksums = NDArray[np.uint32]
 Places = NDArray[np.int64]
@@ -115,54 +132,88 @@ def _wide(rows: ByteMatrix) -> NDArray[np.unsignedinteger]:
     return rows.view(np.uint64 if nbytes % 8 == 0 else np.uint32 if nbytes % 4 == 0 else np.uint8)
 
 
+def _prefetch_line(typingctx, address):  # type: ignore[no-untyped-def]
+    """Begin to bring a cache line, if there is one at this address (numba has no name for that)."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        number = ir.IntType(32)
+        line = builder.inttoptr(args[0], voidptr_t)
+        of_type = ir.FunctionType(ir.VoidType(), [line.type, number, number, number])
+        function = get_or_insert_function(builder.module, of_type, "llvm.prefetch.p0")
+        builder.call(function, [line, number(0), number(3), number(1)])  # of data, to read, into all caches
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), codegen
+
+
+_prefetch: Any = intrinsic(_prefetch_line)
+
+
+@numba.njit(**_KERNEL)
+def _prefetch_row(rows, checksums, nbytes, slot):  # type: ignore[no-untyped-def]
+    """Begin to bring a row and its checksum, given where those of slot 0 are."""
+    _prefetch(checksums + np.uint64(slot) * np.uint64(4))
+    line = rows + np.uint64(slot) * np.uint64(nbytes)
+    last = line + np.uint64(min(nbytes, BEGINNING)) - np.uint64(1)
+    while line < last:
+        _prefetch(line)
+        line += np.uint64(64)
+    _prefetch(last)  # rows do not begin where lines do
+
+
+@numba.njit(**_KERNEL)
+def _packets_ahead(nbytes):  # type: ignore[no-untyped-def]
+    """How many packets before its turn one's rows are asked for: too late is of no use, too early and they are gone."""
+    return max(1, min(AHEAD_PACKETS, AHEAD_BYTES // max(1, nbytes)))
+
+
 # Rows are addressed by unsigned numbers and columns from zero: only then does LLVM know that no index is negative, and
 # makes vector instructions of the loops (4 times as fast).
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@numba.njit(**_KERNEL, inline="always")
 def _xor_row(target, at, base, i, rows, slots, begin, end):  # type: ignore[no-untyped-def]
     """``target[at] = base[i] ^ rows[slots[begin]] ^ ... ^ rows[slots[end - 1]]``, three rows at a time."""
     n = target.shape[1]
-    e = begin
-    if n < 12:  # too short for vector instructions to pay
-        for w in range(n):
-            word = base[i, w]
-            for e in range(begin, end):
-                word ^= rows[np.uint64(slots[e]), w]
-            target[at, w] = word
-        return
-    if end - begin >= 3:
-        a, b, c = np.uint64(slots[e]), np.uint64(slots[e + 1]), np.uint64(slots[e + 2])
+    count = end - begin
+    if count >= 3:
+        a, b, c = np.uint64(slots[begin]), np.uint64(slots[begin + 1]), np.uint64(slots[begin + 2])
         for w in range(n):
             target[at, w] = base[i, w] ^ rows[a, w] ^ rows[b, w] ^ rows[c, w]
-        e += 3
-    elif end - begin == 2:
-        a, b = np.uint64(slots[e]), np.uint64(slots[e + 1])
+    elif count == 2:
+        a, b = np.uint64(slots[begin]), np.uint64(slots[begin + 1])
         for w in range(n):
             target[at, w] = base[i, w] ^ rows[a, w] ^ rows[b, w]
-        e += 2
-    elif end - begin == 1:
-        a = np.uint64(slots[e])
+    elif count == 1:
+        a = np.uint64(slots[begin])
         for w in range(n):
             target[at, w] = base[i, w] ^ rows[a, w]
-        e += 1
     else:
         for w in range(n):
             target[at, w] = base[i, w]
-    while e + 1 < end:
-        a, b = np.uint64(slots[e]), np.uint64(slots[e + 1])
+    e = begin + 3
+    while e + 2 < end:
+        a, b, c = np.uint64(slots[e]), np.uint64(slots[e + 1]), np.uint64(slots[e + 2])
         for w in range(n):
-            target[at, w] ^= rows[a, w] ^ rows[b, w]
-        e += 2
-    if e < end:
+            target[at, w] ^= rows[a, w] ^ rows[b, w] ^ rows[c, w]
+        e += 3
+    while e < end:
         a = np.uint64(slots[e])
         for w in range(n):
             target[at, w] ^= rows[a, w]
+        e += 1
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(**_KERNEL)
 def _encode(rows, checksums, offsets, slots, packets, out, out_checksums):  # type: ignore[no-untyped-def]
+    nbytes = rows.shape[1] * rows.itemsize
+    ahead = _packets_ahead(nbytes)
+    row_0, checksum_0 = np.uint64(rows.ctypes.data), np.uint64(checksums.ctypes.data)
     for i in range(packets.size):
+        if i + ahead < packets.size:
+            soon = packets[i + ahead]
+            for e in range(offsets[soon], offsets[soon + 1]):
+                _prefetch_row(row_0, checksum_0, nbytes, slots[e])
         begin, end = offsets[packets[i]], offsets[packets[i] + 1]
         at, first = np.uint64(i), np.uint64(slots[begin])
         total = checksums[first]
@@ -172,11 +223,19 @@ def _encode(rows, checksums, offsets, slots, packets, out, out_checksums):  # ty
         _xor_row(out, at, rows, first, rows, slots, begin + 1, end)
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(**_KERNEL)
 def _decode(  # type: ignore[no-untyped-def]
     rows, words, tail, checksums, packets, packet_checksums, offsets, slots, targets, sample_ids, keys
 ):
+    nbytes = rows.shape[1] * rows.itemsize
+    ahead = _packets_ahead(nbytes)
+    row_0, checksum_0 = np.uint64(rows.ctypes.data), np.uint64(checksums.ctypes.data)
     for i in range(targets.size):
+        soon = i + ahead
+        if soon < targets.size and targets[soon] >= 0:
+            for e in range(offsets[soon], offsets[soon + 1]):
+                _prefetch_row(row_0, checksum_0, nbytes, slots[e])
+            _prefetch_row(row_0, checksum_0, nbytes, targets[soon])
         if targets[i] < 0:
             continue
         begin, end = offsets[i], offsets[i + 1]
@@ -191,7 +250,7 @@ def _decode(  # type: ignore[no-untyped-def]
     return -1
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(**_KERNEL)
 def _add(rows, checksums, packets, packet_checksums, offsets, targets):  # type: ignore[no-untyped-def]
     for i in range(offsets.size - 1):
         for e in range(offsets[i], offsets[i + 1]):

@@ -95,6 +95,9 @@ class EpochRecord:
         The longest sum of this epoch's task times on one worker.
     waited_seconds
         How long the pipeline stood still because this epoch's data were not there yet.
+    cpu_idle
+        Share of the processors' time that was idle during the exchange, in [0, 1], on the participants' busiest host.
+        Time that other virtual machines took counts as busy.
     """
 
     epoch: int
@@ -131,6 +134,7 @@ class EpochRecord:
     exchange_seconds: float
     training_seconds: float
     waited_seconds: float
+    cpu_idle: float
 
     @property
     def mean_degree(self) -> float:
@@ -141,6 +145,11 @@ class EpochRecord:
     def wire_bytes(self) -> int:
         """All bytes of messages that crossed the network in this epoch."""
         return sum(self.wire_received_bytes)
+
+    @property
+    def read_amplification(self) -> float | None:
+        """Bytes fetched from the store for each byte of rows that was needed of it; None if nothing was read."""
+        return self.store_bytes / self.store_delivered_bytes if self.store_delivered_bytes else None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""

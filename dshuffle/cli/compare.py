@@ -14,9 +14,11 @@ import click
 from rich.console import Console
 
 from dshuffle.cli.progress import progress_bar
-from dshuffle.planning import ShufflePlanSpec, parse_assignment
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import AUTO, Chunks, ShufflePlanSpec, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
-from dshuffle.report.tables import CAPTION
+from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
+from dshuffle.runtime.chunks import with_chunks_of
 from dshuffle.runtime.membership import SERVER_RESOURCE
 from dshuffle.store import Dataset, create_dataset, open_dataset
 from dshuffle.training import (
@@ -33,6 +35,7 @@ from dshuffle.training.facts import without_secrets
 from dshuffle.training.linear_regression import check_step
 
 DEFAULT_SAMPLES = 100_000
+DEFAULT_CHUNK_ROWS = 1_000
 
 
 @click.command()
@@ -40,13 +43,13 @@ DEFAULT_SAMPLES = 100_000
 @click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of the local cluster.")
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
 @click.option(
-    "--assignment", "assignments", multiple=True, help="local, partial:Q, global or aligned; again for several."
+    "--assignment", "assignments", multiple=True, help="local, partial:Q, chunks, global or aligned; again for several."
 )
 @click.option(
     "--delivery",
     "deliveries",
     multiple=True,
-    help="peer, server, storage, coded, ubershuffle, leftover or clique; again for several.",
+    help="peer, server, storage, coded, ubershuffle, leftover, clique or auto; again for several.",
 )
 @click.option(
     "--relay",
@@ -119,16 +122,17 @@ def compare(
         ways = default_ways(cache_fraction)
     _make_folder(output)
     # Compiled here once, the workers find the code on disk.
-    compile_kernels({way.delivery for way in ways})
+    compile_kernels({way.delivery for way in ways} - {AUTO})
     with _dataset(dataset, seed) as data:
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
+        chosen = bool(assignments or deliveries)
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
-            _check(ways, data, workers, seed, cache_fraction)
+            ways = _possible(ways, chosen, data, workers, seed, cache_fraction)
         with connect(scheduler, workers) as client, progress_bar() as advance:
             if scheduler is not None:  # all ways, before hours have gone into the first
                 there = client.scheduler_info(n_workers=-1)["workers"].values()
                 training = sum(SERVER_RESOURCE not in worker.get("resources", {}) for worker in there)
-                _check(ways, data, max(1, training), seed, cache_fraction)
+                ways = _possible(ways, chosen, data, max(1, training), seed, cache_fraction)
             done = 0
 
             def on_epoch(way: Way, point: TrainingPoint) -> None:
@@ -161,24 +165,38 @@ def _show(comparison: Comparison, page: Path, as_json: bool) -> None:
         console = Console()
         for table in comparison_tables(comparison):
             console.print(table, "")
-        console.print(f"{CAPTION}\n", style="dim", highlight=False, markup=False)
+        for caption in (CAPTION, QUALITY_CAPTION):
+            console.print(f"{caption}\n", style="dim", highlight=False, markup=False)
         console.print(verdict(comparison), highlight=False, markup=False)
     click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
 
 
-def _check(ways: Sequence[Way], data: Dataset, workers: int, seed: int, cache_fraction: float | None) -> None:
+def _possible(
+    ways: Sequence[Way], chosen: bool, data: Dataset, workers: int, seed: int, cache_fraction: float | None
+) -> tuple[Way, ...]:
+    """The ways, all of which the cluster can run: those that nobody chose may be left out for want of chunks."""
+    possible = []
     for way in ways:
-        ShufflePlanSpec(
-            data.n_samples,
-            workers,
-            seed,
-            parse_assignment(way.assignment),
-            way.delivery,
-            way.sharding,
-            caching=way.caching,
-            cache_fraction=cache_fraction,
-            relay=way.relay,
-        )
+        assignment = with_chunks_of(data, parse_assignment(way.assignment))
+        try:
+            ShufflePlanSpec(
+                data.n_samples,
+                workers,
+                seed,
+                assignment,
+                "peer" if way.delivery == AUTO else way.delivery,
+                way.sharding,
+                caching=way.caching,
+                cache_fraction=cache_fraction,
+                relay=way.relay,
+            )
+        except InvalidParameter as error:
+            if chosen or not isinstance(assignment, Chunks) or workers > data.n_samples:
+                raise
+            click.echo(f"“{way.label}” is left out: {error}", err=True)
+        else:
+            possible.append(way)
+    return tuple(possible)
 
 
 def _command() -> str:
@@ -199,4 +217,5 @@ def _dataset(url: str | None, seed: int) -> Iterator[Dataset]:
         yield open_dataset(url)
         return
     with TemporaryDirectory(prefix="dshuffle-") as folder:
-        yield create_dataset(f"{folder}/keyed-regression.zarr", keyed_regression(DEFAULT_SAMPLES, seed=seed))
+        arrays = keyed_regression(DEFAULT_SAMPLES, seed=seed)
+        yield create_dataset(f"{folder}/keyed-regression.zarr", arrays, chunk_rows=DEFAULT_CHUNK_ROWS)

@@ -21,7 +21,9 @@ CODED = ("coded", "ubershuffle", "clique")
 @click.option("--samples", type=click.IntRange(1), required=True, help="Samples of the dataset.")
 @click.option("--workers", type=click.IntRange(1), required=True, help="Workers that train.")
 @click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: 1/workers]")
-@click.option("--assignment", default="global", show_default=True, help="local, partial:Q, global, aligned, aligned:Q.")
+@click.option(
+    "--assignment", default="global", show_default=True, help="local, partial:Q, chunks:ROWS, global, aligned[:Q]."
+)
 @click.option("--caching", type=click.Choice(sorted(CACHINGS)), default="uniform", show_default=True)
 @click.option(
     "--delivery",

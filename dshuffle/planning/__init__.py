@@ -9,26 +9,31 @@ from dshuffle.planning.assignment import (
     SHARDINGS,
     Aligned,
     Assignment,
+    Chunks,
     Global,
     Local,
     Partial,
     draw_assignment,
-    epoch_order,
     first_assignment,
     next_assignment,
     parse_assignment,
 )
+from dshuffle.planning.auto import AUTO, AutoDelivery
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, first_holders
 from dshuffle.planning.check import check_plan
 from dshuffle.planning.delivery import DELIVERIES, UNCODED, DeliveryPlanner, plan_delivery
 from dshuffle.planning.epochs import EpochPlan, EpochPlanner, ShufflePlanSpec, WorkerPlan
 from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
+from dshuffle.planning.order import epoch_order
 from dshuffle.planning.plan import SERVER, STORE, Plan, demand
+from dshuffle.planning.quality import ShuffleQuality, planned_quality, shuffle_quality
 from dshuffle.planning.randomness import choose, permutation, random_words
 from dshuffle.planning.relay import RELAYS, Hops, route
 from dshuffle.planning.shuffle_matrix import leftover_matrix, shuffle_matrix
 
 __all__ = [
+    "AUTO",
+    "AutoDelivery",
     "CACHINGS",
     "DELIVERIES",
     "RELAYS",
@@ -39,6 +44,7 @@ __all__ = [
     "Aligned",
     "Assignment",
     "CachingPolicy",
+    "Chunks",
     "DeliveryPlanner",
     "EpochPlan",
     "EpochPlanner",
@@ -48,6 +54,7 @@ __all__ = [
     "Partial",
     "Plan",
     "ShufflePlanSpec",
+    "ShuffleQuality",
     "WorkerPlan",
     "as_holders",
     "cache_capacity",
@@ -65,7 +72,9 @@ __all__ = [
     "parse_assignment",
     "permutation",
     "plan_delivery",
+    "planned_quality",
     "random_words",
     "route",
     "shuffle_matrix",
+    "shuffle_quality",
 ]

@@ -1,7 +1,8 @@
 """Which worker trains on which sample: the first assignment, and how each epoch's follows from the last.
 
-Every assignment is balanced (partition sizes differ by at most one) and a function of (seed, epoch, n) and,
-for ``local`` and ``partial``, of the assignment before it; ``aligned`` also looks at who holds what.
+Every assignment is balanced (partition sizes differ by at most one, with ``chunks`` by at most one chunk's rows) and a
+function of (seed, epoch, n) and, for ``local`` and ``partial``, of the assignment before it; ``aligned`` also looks at
+who holds what.
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.aligned import draw_aligned
 from dshuffle.planning.bits import group_by
+from dshuffle.planning.chunked import check_chunks, draw_chunks, slice_chunks
 from dshuffle.planning.holders import as_holders
+from dshuffle.planning.partial import exchange_samples
 from dshuffle.planning.plan import SERVER, Plan, missing_samples
-from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
+from dshuffle.planning.randomness import choose, permutation, shuffle
 from dshuffle.planning.values import Holders, Ranks, Samples, as_integer, as_ranks, as_ratio
 
-KNOWN_ASSIGNMENTS = "'local', 'global', 'aligned', or with Q in [0, 1] 'partial:Q' or 'aligned:Q'"
+KNOWN_ASSIGNMENTS = (
+    "'local', 'global', 'aligned', 'chunks', with Q in [0, 1] 'partial:Q' or 'aligned:Q', "
+    "or with an integer ROWS >= 1 'chunks:ROWS'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,50 @@ class Global:
         return "global"
 
 
-Assignment = Local | Partial | Global | Aligned
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Every chunk of the store goes to a random worker, which mixes the rows of all its chunks.
+
+    This is how loaders shuffle that read a dataset again every epoch: no chunk is read by two workers, and rows of one
+    chunk stay together. The first epoch's assignment is made of whole chunks as well.
+
+    Parameters
+    ----------
+    rows
+        Samples in a chunk. None stands for those of the dataset, which :class:`~dshuffle.Shuffler` fills in; planning
+        by itself has no dataset, and needs the number.
+
+    Examples
+    --------
+    >>> str(Chunks()), str(Chunks(64))
+    ('chunks', 'chunks:64')
+    """
+
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows is not None:
+            object.__setattr__(self, "rows", as_integer("assignment.rows", self.rows, 1))
+
+    def __str__(self) -> str:
+        return "chunks" if self.rows is None else f"chunks:{self.rows}"
+
+    def rows_for(self, n_samples: int, n_workers: int) -> int:
+        """The samples in a chunk, if that is known and every worker gets one.
+
+        Raises
+        ------
+        InvalidParameter
+            If they are unknown, or there are fewer chunks than workers.
+        """
+        if self.rows is None:
+            hint = "Without a dataset nobody knows how many samples a chunk has."
+            raise InvalidParameter.of("assignment", "chunks", "'chunks:ROWS'", hint)
+        check_chunks(n_samples, n_workers, self.rows)
+        return self.rows
+
+
+Assignment = Local | Partial | Global | Aligned | Chunks
 
 
 def parse_assignment(assignment: str | Assignment) -> Assignment:
@@ -133,7 +181,8 @@ def parse_assignment(assignment: str | Assignment) -> Assignment:
     Raises
     ------
     InvalidParameter
-        If the name is unknown (the message lists the known ones), or Q is no number in [0, 1].
+        If the name is unknown (the message lists the known ones), Q is no number in [0, 1], or ROWS no integer of at
+        least 1.
 
     Examples
     --------
@@ -143,13 +192,15 @@ def parse_assignment(assignment: str | Assignment) -> Assignment:
     if isinstance(assignment, Assignment):
         return assignment
     if isinstance(assignment, str):
-        name, _, fraction = assignment.partition(":")
+        name, _, number = assignment.partition(":")
         try:
             match name:
                 case "partial":
-                    return Partial(float(fraction))
-                case "aligned" if fraction:
-                    return Aligned(float(fraction))
+                    return Partial(float(number))
+                case "aligned" if number:
+                    return Aligned(float(number))
+                case "chunks" if number:
+                    return Chunks(int(number))
         except ValueError:
             # InvalidParameter is a ValueError too; either way the user typed the whole text, so show it
             # whole.
@@ -161,6 +212,8 @@ def parse_assignment(assignment: str | Assignment) -> Assignment:
                 return Global()
             case "aligned":
                 return Aligned()
+            case "chunks":
+                return Chunks()
     raise InvalidParameter.of("assignment", assignment, KNOWN_ASSIGNMENTS)
 
 
@@ -178,13 +231,17 @@ SHARDINGS: dict[str, Callable[[int, int, int], Ranks]] = {"contiguous": _contigu
 """How the first epoch's assignment is made: name -> function of (n_samples, n_workers, seed)."""
 
 
-def first_assignment(sharding: str, n_samples: int, n_workers: int, *, seed: int) -> Ranks:
+def first_assignment(
+    sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int | None = None
+) -> Ranks:
     """The assignment of epoch 0.
 
     Parameters
     ----------
     sharding
         ``"contiguous"`` (equal slices in sample order) or ``"random"`` (a uniform balanced draw).
+    chunk_rows
+        If given, what is sliced or drawn are whole chunks of so many samples.
 
     Returns
     -------
@@ -194,17 +251,24 @@ def first_assignment(sharding: str, n_samples: int, n_workers: int, *, seed: int
     Raises
     ------
     InvalidParameter
-        If the sharding is unknown, or there are fewer samples than workers.
+        If the sharding is unknown, or there are fewer samples, or chunks, than workers.
 
     Examples
     --------
     >>> first_assignment("contiguous", 5, 2, seed=0)
     array([0, 0, 0, 1, 1], dtype=int32)
+    >>> first_assignment("contiguous", 5, 2, seed=0, chunk_rows=2)
+    array([0, 0, 1, 1, 1], dtype=int32)
     """
     n_workers = as_integer("n_workers", n_workers, 1)
     n_samples = as_integer("n_samples", n_samples, n_workers, "There are fewer samples than workers.")
     if sharding not in SHARDINGS:
         raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}")
+    if chunk_rows is not None:
+        check_chunks(n_samples, n_workers, as_integer("chunk_rows", chunk_rows, 1))
+        if sharding == "contiguous":
+            return slice_chunks(n_samples, n_workers, chunk_rows)
+        return draw_chunks(n_samples, n_workers, chunk_rows, "sharding", seed)
     return SHARDINGS[sharding](n_samples, n_workers, seed)
 
 
@@ -271,11 +335,14 @@ def draw_assignment(
         case Global():
             return _uniform(len(ranks), n_workers, "global", seed, epoch), None
         case Partial():
-            return _exchange(ranks, n_workers, assignment.n_exchanged(len(ranks), n_workers), seed, epoch), None
+            return exchange_samples(ranks, n_workers, assignment.n_exchanged(len(ranks), n_workers), seed, epoch), None
         case Aligned():
             if masks is None:
                 raise InvalidParameter.of("holders", None, "the masks of who holds what for the assignment 'aligned'")
             return _align(assignment, ranks, masks, n_workers, seed, epoch)
+        case Chunks():
+            rows = assignment.rows_for(len(ranks), n_workers)
+            return draw_chunks(len(ranks), n_workers, rows, "chunks", seed, epoch), None
         case Local():
             return ranks.copy(), None
     raise InvalidParameter.of("assignment", assignment, KNOWN_ASSIGNMENTS)
@@ -295,22 +362,6 @@ def _covering(masks: Holders, ranks: Ranks) -> Holders:
             "Every worker must hold its own share.",
         )
     return masks
-
-
-def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
-    """The order in which a worker trains on its samples: a function of (seed, epoch, rank) and their set.
-
-    Examples
-    --------
-    >>> epoch_order(np.array([30, 10, 20]), seed=0, epoch=1, rank=0)
-    array([10, 30, 20])
-    """
-    return np.sort(sample_ids)[epoch_permutation(len(sample_ids), seed=seed, epoch=epoch, rank=rank)]
-
-
-def epoch_permutation(n_own: int, *, seed: int, epoch: int, rank: int) -> Samples:
-    """:func:`epoch_order` as ``(n_own,)`` int64 positions within the ascending samples."""
-    return permutation(n_own, "order", seed, epoch, rank)
 
 
 def _uniform(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
@@ -344,36 +395,3 @@ def _align(
     ranks[pool] = drawn.destinations
     senders = np.full(len(drawn.offsets) - 1, SERVER, dtype=np.int32)
     return ranks, Plan(drawn.offsets, pool[drawn.members], drawn.destinations[drawn.members], senders)
-
-
-def _exchange(previous: Ranks, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:
-    """Every worker sends ``count`` of its samples, drawn at random, and receives as many (Algorithm 1)."""
-    ranks = previous.copy()
-    if count == 0:
-        return ranks
-    order, offsets = group_by(previous, n_workers)
-    sent = np.empty((count, n_workers), dtype=np.int64)
-    for rank in range(n_workers):
-        own = order[offsets[rank] : offsets[rank + 1]]
-        sent[:, rank] = choose(own, count, "partial", seed, epoch, rank)
-    _derange(sent, random_words(count, "partial", seed, epoch), ranks)
-    return ranks
-
-
-@numba.njit(nogil=True, cache=True)
-def _derange(sent, words, ranks):  # type: ignore[no-untyped-def]
-    """Reassign each row of ``sent`` by a uniform permutation of the ranks without fixed points."""
-    n_workers = sent.shape[1]
-    destination = np.arange(n_workers)
-    for row in range(sent.shape[0]):
-        state = words[row]
-        rank = 0
-        # Fisher-Yates, given up and begun again at the first fixed point: what passes is uniform among the
-        # derangements, whatever order the last round left behind.
-        while rank < n_workers:
-            state, word = next_word(state)
-            other = rank + below(word, n_workers - rank)
-            destination[rank], destination[other] = destination[other], destination[rank]
-            rank = 0 if destination[rank] == rank else rank + 1
-        for rank in range(n_workers):
-            ranks[sent[row, rank]] = destination[rank]

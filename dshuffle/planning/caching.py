@@ -138,5 +138,24 @@ class Recent(Uniform):
         return youngest_first[len(excess) - count :]
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Keep nothing but the share: what every policy comes to where caches have no room for more.
+
+    A policy cannot tell that from its capacity where shares are not all of one size, as with ``chunks``: the larger
+    ones leave room in the caches of those that have the smaller ones this time.
+    """
+
+    n_workers: int
+
+    def first(self, assignment: Ranks) -> Holders:
+        """See :class:`CachingPolicy`."""
+        return holders_of(assignment, self.n_workers)
+
+    def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
+        """See :class:`CachingPolicy`."""
+        return holders_of(assignment, self.n_workers)
+
+
 CACHINGS: dict[str, Callable[[int, int, int], CachingPolicy]] = {"uniform": Uniform, "recent": Recent, "even": Even}
 """Caching policies: name -> maker from (n_workers, capacity, seed)."""

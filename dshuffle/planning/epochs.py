@@ -17,18 +17,20 @@ from dshuffle.planning.assignment import (
     SHARDINGS,
     Aligned,
     Assignment,
+    Chunks,
     Global,
     Local,
     Partial,
     draw_assignment,
-    epoch_permutation,
     first_assignment,
 )
 from dshuffle.planning.bits import group_by
-from dshuffle.planning.caching import CACHINGS
+from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
 from dshuffle.planning.check import check_plan
+from dshuffle.planning.chunked import largest_share
 from dshuffle.planning.delivery import check_delivery, plan_delivery
 from dshuffle.planning.holders import cache_capacity, held_by
+from dshuffle.planning.order import epoch_permutation
 from dshuffle.planning.plan import SERVER, STORE, Plan, missing_samples
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.relay import RELAYS
@@ -85,12 +87,45 @@ class ShufflePlanSpec:
         for name, known in (("sharding", SHARDINGS), ("caching", CACHINGS), ("relay", RELAYS)):
             if getattr(self, name) not in known:
                 raise InvalidParameter.of(name, getattr(self, name), f"one of {sorted(known)}")
-        check_delivery(self.delivery, self.n_workers, excess=self.capacity > -(-self.n_samples // self.n_workers))
+        check_delivery(self.delivery, self.n_workers, excess=self.has_excess)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Samples that always have the same worker: those of a chunk with ``chunks``, else 1."""
+        if isinstance(self.assignment, Chunks):
+            return self.assignment.rows_for(self.n_samples, self.n_workers)
+        return 1
+
+    @property
+    def most_workers(self) -> int:
+        """Workers that can get a share, at most."""
+        return -(-self.n_samples // self.chunk_rows)
+
+    @property
+    def largest_share(self) -> int:
+        """Samples that a worker trains on in an epoch, at most."""
+        return largest_share(self.n_samples, self.n_workers, self.chunk_rows)
 
     @property
     def capacity(self) -> int:
         """Rows that a worker holds between epochs, at most."""
-        return cache_capacity(self.cache_fraction, self.n_samples, self.n_workers)
+        return cache_capacity(self.cache_fraction, self.n_samples, self.n_workers, chunk_rows=self.chunk_rows)
+
+    @property
+    def has_excess(self) -> bool:
+        """Whether workers hold more than their shares."""
+        return self.capacity > self.largest_share
+
+    def policy(self) -> CachingPolicy:
+        """The caching policy of one shuffle, from its first epoch on."""
+        if not self.has_excess:
+            return Shares(self.n_workers)
+        return CACHINGS[self.caching](self.n_workers, self.capacity, self.seed)
+
+    def first_assignment(self) -> Ranks:
+        """``(q,)`` int32, the assignment of epoch 0."""
+        chunk_rows = self.chunk_rows if isinstance(self.assignment, Chunks) else None
+        return first_assignment(self.sharding, self.n_samples, self.n_workers, seed=self.seed, chunk_rows=chunk_rows)
 
     @property
     def max_incoming(self) -> int:
@@ -100,8 +135,8 @@ class ShufflePlanSpec:
                 return 0
             case Partial():
                 return self.assignment.n_exchanged(self.n_samples, self.n_workers)
-            case Global():
-                return -(-self.n_samples // self.n_workers)
+            case Global() | Chunks():
+                return self.largest_share
             case Aligned():
                 return self.assignment.most_drawn(self.n_samples, self.n_workers)
 
@@ -235,12 +270,12 @@ class EpochPlanner:
         self.spec = spec
         self.checks = checks
         self.current: EpochPlan | None = None
-        self._policy = CACHINGS[spec.caching](spec.n_workers, spec.capacity, spec.seed)
+        self._policy = spec.policy()
 
     def load(self) -> EpochPlan:
         """Epoch 0: every worker reads its share and its excess from the store, in ascending order."""
         spec = self.spec
-        assignment = first_assignment(spec.sharding, spec.n_samples, spec.n_workers, seed=spec.seed)
+        assignment = spec.first_assignment()
         holders = self._policy.first(assignment)
         held = [np.flatnonzero(held_by(holders, worker)) for worker in range(spec.n_workers)]
         samples = np.concatenate(held)
@@ -249,8 +284,13 @@ class EpochPlanner:
         self.current = EpochPlan(0, spec.seed, spec.n_workers, assignment, holders, plan, spec.n_samples)
         return self.current
 
-    def advance(self) -> EpochPlan:
+    def advance(self, delivery: str | None = None) -> EpochPlan:
         """The next epoch: from what the workers hold now to the next assignment.
+
+        Parameters
+        ----------
+        delivery
+            Another one than the specification's, for this epoch alone.
 
         Raises
         ------
@@ -265,7 +305,7 @@ class EpochPlanner:
             spec.assignment, last.assignment, n, seed=spec.seed, epoch=epoch, holders=last.holders
         )
         seed = int(random_words(1, "delivery", spec.seed, epoch)[0])
-        plan = plan_delivery(spec.delivery, last.holders, assignment, n, seed=seed, start=packets)
+        plan = plan_delivery(delivery or spec.delivery, last.holders, assignment, n, seed=seed, start=packets)
         if self.checks:
             check_plan(plan, last.holders, assignment, n, capacity=spec.capacity)
         holders = self._policy.evolve(last.holders, assignment, epoch)

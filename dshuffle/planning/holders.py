@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.chunked import largest_share
 from dshuffle.planning.values import Holders, as_integer, as_ranks, as_ratio
 
 
@@ -91,13 +92,15 @@ def held_by(holders: Holders, worker: int) -> NDArray[np.bool_]:
     return held
 
 
-def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int) -> int:
+def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int, *, chunk_rows: int = 1) -> int:
     """How many samples a worker may hold between epochs: ``floor(alpha * q)``, and at least a partition.
 
     Parameters
     ----------
     cache_fraction
         alpha in [1/n, 1]; None is 1/n, no excess.
+    chunk_rows
+        Samples that always have the same worker, with the assignment ``chunks``.
 
     Raises
     ------
@@ -106,11 +109,11 @@ def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int)
 
     Examples
     --------
-    >>> cache_capacity(None, 10, 4), cache_capacity(0.7, 10, 4)
-    (3, 7)
+    >>> cache_capacity(None, 10, 4), cache_capacity(0.7, 10, 4), cache_capacity(None, 10, 4, chunk_rows=2)
+    (3, 7, 4)
     """
     n_workers = as_integer("n_workers", n_workers, 1)
-    partition = -(-n_samples // n_workers)
+    partition = largest_share(n_samples, n_workers, chunk_rows)
     if cache_fraction is None:
         return partition
     hint = f"Each of the {n_workers} workers must hold its own share of the samples."

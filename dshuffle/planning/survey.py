@@ -6,11 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dshuffle.planning.assignment import Assignment, draw_assignment, first_assignment
+from dshuffle.planning.assignment import Assignment, draw_assignment
 from dshuffle.planning.bounds import MOST_WORKERS, average_lower_bound, coded_rate, lower_bound
-from dshuffle.planning.caching import CACHINGS
 from dshuffle.planning.delivery import check_delivery, plan_delivery
-from dshuffle.planning.holders import cache_capacity
+from dshuffle.planning.epochs import ShufflePlanSpec
 from dshuffle.planning.plan import missing_samples
 from dshuffle.planning.values import as_integer
 
@@ -91,14 +90,14 @@ def survey(
     server False
     clique True
     """
-    n_workers = as_integer("n_workers", n_workers, 1)
-    n_samples = as_integer("n_samples", n_samples, n_workers, "There are fewer samples than workers.")
     epochs = as_integer("epochs", epochs, 1)
-    capacity = cache_capacity(cache_fraction, n_samples, n_workers)
+    spec = ShufflePlanSpec(
+        n_samples, n_workers, seed, assignment, "server", "random", caching=caching, cache_fraction=cache_fraction
+    )
     for name in deliveries:
-        check_delivery(name, n_workers, excess=capacity > -(-n_samples // n_workers))
-    policy = CACHINGS[caching](n_workers, capacity, seed)
-    ranks = first_assignment("random", n_samples, n_workers, seed=seed)
+        check_delivery(name, n_workers, excess=spec.has_excess)
+    policy = spec.policy()
+    ranks = spec.first_assignment()
     holders = policy.first(ranks)
     for epoch in range(1, epochs + 1):
         if epoch > 1:
@@ -109,7 +108,8 @@ def survey(
     needed = len(missing_samples(holders, ranks))
     exact = lower_bound(holders, ranks, n_workers) if bounds and n_workers <= MOST_WORKERS else None
     average = average_lower_bound(holders, ranks, n_workers)
-    rate = coded_rate(n_samples, n_workers, capacity)
+    # With chunks a cache without excess has room for the largest share, which is none for more.
+    rate = coded_rate(n_samples, n_workers, spec.capacity if spec.has_excess else -(-n_samples // n_workers))
     figures = []
     for name in deliveries:
         started = time.process_time()

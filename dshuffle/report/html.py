@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,18 @@ from bokeh.embed import components
 from bokeh.resources import Resources
 
 from dshuffle.report.charts import Chart, Key, charts, way_colour
-from dshuffle.report.summary import Comparison
+from dshuffle.report.summary import Comparison, WayResult
 from dshuffle.report.tables import (
     CAPTION,
+    QUALITY_CAPTION,
+    QUALITY_HEADINGS,
+    STORE_HEADINGS,
     TIME_HEADINGS,
     TRAFFIC_HEADINGS,
     epochs_of,
     error_cells,
+    quality_cells,
+    store_cells,
     time_cells,
     traffic_cells,
 )
@@ -35,11 +40,11 @@ def render_html(comparison: Comparison) -> str:
     # Only Bokeh's core: without widgets and tables the file is a third as large.
     library = Resources(mode="inline", components=["bokeh"]).render()
     epochs = epochs_of(comparison)
-    summary_rows = [
-        (way.label, way_colour(place), (*time_cells(way), *traffic_cells(way)))
-        for place, way in enumerate(comparison.ways)
-    ]
-    error_rows = [(way.label, way_colour(place), error_cells(way, epochs)) for place, way in enumerate(comparison.ways)]
+
+    def table(headings: Sequence[str], cells: Callable[[WayResult], tuple[str, ...]]) -> str:
+        rows = [(way.label, way_colour(place), cells(way)) for place, way in enumerate(comparison.ways)]
+        return _table(("way", *headings), rows)
+
     figures = "\n".join(_figure(chart, division) for chart, division in zip(drawn, divisions, strict=True))
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -62,16 +67,23 @@ def render_html(comparison: Comparison) -> str:
 <p class="facts">{escape(_headline(comparison))}</p>
 </header>
 <section>
-<h2>All ways</h2>
-{_table(("way", *TIME_HEADINGS, *TRAFFIC_HEADINGS), summary_rows)}
+<h2>What each way took</h2>
+{table((*TIME_HEADINGS, "last error"), lambda way: (*time_cells(way), *error_cells(way, epochs[-1:])))}
+<h2>What each way moved in an epoch</h2>
+{table((*TRAFFIC_HEADINGS, *STORE_HEADINGS), lambda way: (*traffic_cells(way), *store_cells(way)))}
 <p class="caption">{escape(CAPTION)}</p>
 </section>
 <section class="charts">
 {figures}
 </section>
 <section>
+<h2>How well they mix</h2>
+{table(QUALITY_HEADINGS, quality_cells)}
+<p class="caption">{escape(QUALITY_CAPTION)}</p>
+</section>
+<section>
 <h2>The errors in numbers</h2>
-{_table(("way", *map(str, epochs)), error_rows)}
+{table(tuple(map(str, epochs)), lambda way: error_cells(way, epochs))}
 </section>
 <section>
 <h2>To run it again</h2>

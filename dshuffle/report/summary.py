@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning import ShuffleQuality
 from dshuffle.records import EpochRecord
 
 
@@ -38,7 +39,7 @@ class TrainingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayResult:
-    """One way of shuffling: its choices, and a record and a training point for every epoch."""
+    """One way of shuffling: its choices, a record and a training point for every epoch, and how well it mixes."""
 
     label: str
     assignment: str
@@ -46,6 +47,7 @@ class WayResult:
     sharding: str
     records: tuple[EpochRecord, ...]
     history: tuple[TrainingPoint, ...]
+    quality: ShuffleQuality | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +119,24 @@ class Figures:
     server_sent_bytes: float | None
     store_bytes: float | None
     store_requests: float | None
+    requests_per_second: float | None
+    read_amplification: float | None
+    cpu_idle: float | None
     phases: Mapping[str, float]
     first_error: float | None
     last_error: float | None
     total_seconds: float | None
 
 
-PHASES = ("plan", "gather", "transfer", "scatter", "store", "commit")
+PHASES = {
+    "plan": "plan_seconds",
+    "gather or encode": "gather_seconds",
+    "transfer": "transfer_seconds",
+    "scatter or decode": "scatter_seconds",
+    "store": "store_seconds",
+    "commit": "commit_seconds",
+}
+"""What a phase of an exchange is called -> the field of a record that has its seconds."""
 
 
 def figures(way: WayResult) -> Figures:
@@ -132,6 +145,12 @@ def figures(way: WayResult) -> Figures:
 
     def median(value: Callable[[EpochRecord], float]) -> float | None:
         return statistics.median(map(value, exchanged)) if exchanged else None
+
+    reading = [record for record in exchanged if record.store_seconds > 0]
+
+    def reads(value: Callable[[EpochRecord], float | None]) -> float | None:
+        known = [found for record in reading if (found := value(record)) is not None]
+        return statistics.median(known) if known else None
 
     errors = [point.error for point in way.history]
     walls = [after.seconds - before.seconds for before, after in itertools.pairwise(way.history)]
@@ -146,9 +165,12 @@ def figures(way: WayResult) -> Figures:
         wire_bytes=median(lambda record: record.wire_bytes),
         store_bytes=median(lambda record: record.store_bytes),
         store_requests=median(lambda record: record.store_requests),
+        requests_per_second=reads(lambda record: record.store_requests / record.store_seconds),
+        read_amplification=reads(lambda record: record.read_amplification),
+        cpu_idle=median(lambda record: record.cpu_idle),
         phases={
-            phase: statistics.median(getattr(record, f"{phase}_seconds") for record in exchanged)
-            for phase in PHASES
+            phase: statistics.median(getattr(record, seconds) for record in exchanged)
+            for phase, seconds in PHASES.items()
             if exchanged
         },
         first_error=errors[0] if errors else None,
@@ -175,6 +197,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
                 "delivery": way.delivery,
                 "sharding": way.sharding,
                 "figures": asdict(figures(way)),
+                "quality": None if way.quality is None else asdict(way.quality),
                 "history": [asdict(point) for point in way.history],
             }
             for way in comparison.ways

@@ -8,18 +8,31 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dshuffle.report.summary import Comparison, Spread, WayResult, figures
-from dshuffle.report.units import UNKNOWN, human_bytes, human_count, human_error, human_seconds
+from dshuffle.report.summary import Comparison, Figures, Spread, WayResult, figures
+from dshuffle.report.units import UNKNOWN, human_bytes, human_count, human_error, human_ratio, human_seconds
 
-TIME_HEADINGS = ("epoch", "shuffle", "range", "training", "waited", "last error")
-TRAFFIC_HEADINGS = ("needed", "packets", "on the wire", "by the server", "from the store", "requests")
+TIME_HEADINGS = ("epoch", "shuffle", "range", "idle CPU", "training", "waited")
+TRAFFIC_HEADINGS = ("needed", "packets", "on the wire", "by the server")
+STORE_HEADINGS = ("from the store", "read amplification", "requests", "a second")
 CAPTION = (
     "Medians of the epochs after the first, which is loaded and not exchanged. epoch: wall time. "
     "shuffle: from the start of an exchange until every worker is ready, mostly while training. "
+    "idle CPU: of the busiest host during an exchange; with less than 15 % idle (marked !) the time is what the "
+    "processors allow, not what the network or the store does. "
     "waited: how long training stood still for it. needed: samples trained on "
     "by a worker that did not hold them. packets: what was sent for them, each one sample or the XOR of "
-    "several. Bytes and requests are of one epoch, over all workers; those sent by the server are part of those "
-    "on the wire."
+    "several. read amplification: bytes fetched for each byte needed. Bytes and requests are of one epoch, over all "
+    "workers; those sent by the server are part of those on the wire."
+)
+#: With a smaller share of idle processors, a time says nothing about the network or the store.
+CPU_BOUND = 0.15
+QUALITY_HEADINGS = ("meet again", "by chance", "neighbour distance", "class spread")
+QUALITY_CAPTION = (
+    "How well the first epochs are mixed, by their plans. meet again: the probability that two rows of one chunk that "
+    "were with one worker are with one worker in the next epoch too, and by chance what it is in a uniform draw. "
+    "neighbour distance: how far apart rows are trained on that are neighbours in the store, "
+    "relative to a uniform permutation. class spread: how far the classes in a batch of 256 rows are from those of the "
+    "whole, relative to random batches; 1.00 is as random as can be, and more is less mixed."
 )
 # So many epochs fit beside the label.
 MOST_ERROR_COLUMNS = 7
@@ -33,9 +46,9 @@ def time_cells(way: WayResult) -> tuple[str, ...]:
         human_seconds(found.epoch_seconds),
         human_seconds(None if spread is None else spread.median),
         UNKNOWN if spread is None else _range(spread),
+        idle_cell(found),
         human_seconds(found.training_seconds),
         human_seconds(found.waited_seconds),
-        human_error(found.last_error),
     )
 
 
@@ -47,8 +60,35 @@ def traffic_cells(way: WayResult) -> tuple[str, ...]:
         human_count(found.packets),
         human_bytes(found.wire_bytes),
         human_bytes(found.server_sent_bytes),
+    )
+
+
+def store_cells(way: WayResult) -> tuple[str, ...]:
+    """One cell for each of :data:`STORE_HEADINGS`."""
+    found = figures(way)
+    return (
         human_bytes(found.store_bytes),
+        UNKNOWN if found.read_amplification is None else human_ratio(found.read_amplification),
         human_count(found.store_requests),
+        human_count(found.requests_per_second),
+    )
+
+
+def idle_cell(found: Figures) -> str:
+    """The idle share of the processors, with a mark where it is so little that they were the limit."""
+    if found.cpu_idle is None:
+        return UNKNOWN
+    return f"{found.cpu_idle:.0%}".replace("%", " %") + (" !" if found.cpu_idle < CPU_BOUND else "")
+
+
+def quality_cells(way: WayResult) -> tuple[str, ...]:
+    """One cell for each of :data:`QUALITY_HEADINGS`."""
+    found = way.quality
+    if found is None:
+        return (UNKNOWN,) * len(QUALITY_HEADINGS)
+    return tuple(
+        UNKNOWN if value is None else f"{value:.2f}"
+        for value in (found.meets_again, found.by_chance, found.neighbour_distance, found.class_spread)
     )
 
 
@@ -76,11 +116,13 @@ def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Three tables, a row for each way: seconds and errors, traffic, the error after each epoch."""
+    """A row for each way in each table: seconds, traffic, storage, how well it mixes, the error after each epoch."""
     epochs = epochs_of(comparison, MOST_ERROR_COLUMNS)
     return [
         _table("Seconds", TIME_HEADINGS, [(way, time_cells(way)) for way in comparison.ways]),
         _table("Traffic", TRAFFIC_HEADINGS, [(way, traffic_cells(way)) for way in comparison.ways]),
+        _table("Storage", STORE_HEADINGS, [(way, store_cells(way)) for way in comparison.ways]),
+        _table("Mixing", QUALITY_HEADINGS, [(way, quality_cells(way)) for way in comparison.ways]),
         _table(
             "Error after each epoch",
             tuple(map(str, epochs)),

@@ -56,7 +56,7 @@ def _workers_that_fit(plan: ShufflePlanSpec, layout: RowLayout, limit: int) -> i
         except InvalidParameter:  # a cache fraction below 1/n is not allowed: too few workers
             return False
 
-    low, high = plan.n_workers, plan.n_samples
+    low, high = plan.n_workers, plan.most_workers
     if not fits(high):
         high = min(high, MOST_FOR_TABLES)  # some deliveries serve no more
     if high <= low or not fits(high):

@@ -17,7 +17,7 @@ from distributed import Scheduler
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
-from dshuffle.planning import SERVER
+from dshuffle.planning import SERVER, AutoDelivery
 from dshuffle.runtime.membership import Members
 from dshuffle.runtime.replies import Reply, unwrap
 
@@ -30,6 +30,7 @@ class Run:
 
     run_id: int
     epoch: int
+    delivery: str
     started: float
     votes: dict[int, dict[str, Any]] = field(default_factory=dict)
     decided: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,15 +49,19 @@ class Coordinator:
         Ranks and server.
     client_id
         The client whose session this is.
+    deliveries
+        Chooses each epoch's.
     """
 
-    def __init__(self, scheduler: Scheduler, members: Members, client_id: str) -> None:
+    def __init__(self, scheduler: Scheduler, members: Members, client_id: str, deliveries: AutoDelivery) -> None:
         self.members = members
         self.client_id = client_id
         self.epoch = -1
         self._scheduler = scheduler
         self._spec = members.spec
         self._runs = 0
+        self._deliveries = deliveries
+        self._chosen: tuple[int, str] = (-1, "")
         self._run: Run | None = None
         self._answer: dict[str, Any] = {}
         self._broken: DShuffleError | None = None
@@ -124,8 +129,10 @@ class Coordinator:
             run.error = self._check_votes(run)
             run.decided.set()
             if run.error is None:
+                if run.epoch:  # epoch 0 is loaded
+                    self._deliveries.observe(run.delivery, run.ready_after)
                 # Not before: planning would take cores from members that are still exchanging.
-                self._scheduler._ongoing_background_tasks.call_soon(self._plan_ahead, run.run_id)
+                self._scheduler._ongoing_background_tasks.call_soon(self._plan_ahead, run)
 
     def lose(self, address: str) -> None:
         """A member has left the cluster."""
@@ -170,19 +177,27 @@ class Coordinator:
             raise self._broken
         if self._run is None:
             self._runs += 1
-            self._run = run = Run(self._runs, self.epoch + 1, time.perf_counter())
+            epoch = self.epoch + 1
+            self._run = run = Run(self._runs, epoch, self._delivery_of(epoch), time.perf_counter())
             try:
-                await self._tell_all("dshuffle_begin", run_id=run.run_id, epoch=run.epoch)
+                await self._tell_all("dshuffle_begin", run_id=run.run_id, epoch=run.epoch, delivery=run.delivery)
             except DShuffleError as error:
                 run.error = run.error or error
                 run.decided.set()
         return self._run
 
-    async def _plan_ahead(self, run_id: int) -> None:
+    async def _plan_ahead(self, run: Run) -> None:
         try:
-            await self._tell_all("dshuffle_plan_ahead", run_id=run_id)
+            delivery = self._delivery_of(run.epoch + 1)
+            await self._tell_all("dshuffle_plan_ahead", run_id=run.run_id, delivery=delivery)
         except DShuffleError as error:  # the next epoch plans for itself
-            logger.debug("dshuffle: no plan ahead after run %d: %s", run_id, error)
+            logger.debug("dshuffle: no plan ahead after run %d: %s", run.run_id, error)
+
+    def _delivery_of(self, epoch: int) -> str:
+        """Chosen once for an epoch: members may have planned it already when it is tried again."""
+        if self._chosen[0] != epoch:
+            self._chosen = epoch, self._deliveries.choose()
+        return self._chosen[1]
 
     async def _commit(self, run: Run) -> dict[int, Reply]:
         """Phase two. A member that cannot swap now never will: the session is broken, loudly."""
@@ -223,6 +238,7 @@ class Coordinator:
         return {
             "epoch": run.epoch,
             "run_id": run.run_id,
+            "delivery": run.delivery if run.epoch else "load",
             "needed": vote["needed"],
             "packets": vote["packets"],
             "components": vote["expected"],
@@ -244,6 +260,7 @@ class Coordinator:
             "commit_seconds": slowest("commit_seconds"),
             "exchange_seconds": run.ready_after,
             "waited_seconds": waited,
+            "cpu_idle": float(min(report["cpu_idle"] for report in reports.values())),
             "training_seconds_before": [reports[rank]["training_seconds"] for rank in self._ranks],
         }
 

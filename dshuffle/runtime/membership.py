@@ -8,7 +8,7 @@ from distributed import Scheduler
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning import DELIVERIES, SERVER, ShufflePlanSpec
+from dshuffle.planning import DELIVERIES, SERVER, UNCODED, ShufflePlanSpec
 from dshuffle.runtime.spec import SessionSpec, ShuffleOrder
 
 SERVER_RESOURCE = "dshuffle-server"
@@ -52,7 +52,7 @@ def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
         n_workers=len(training),
         seed=order.seed,
         assignment=order.assignment,
-        delivery=order.delivery,
+        delivery=max(order.deliveries, key=_demands),
         sharding=order.sharding,
         caching=order.caching,
         cache_fraction=order.cache_fraction,
@@ -60,11 +60,13 @@ def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
     )
     addresses = {rank: worker.address for rank, worker in enumerate(training)}
     role = ""
-    if order.delivery in NEEDS_SERVER:
+    if order.deliveries.keys() & NEEDS_SERVER:
         serving = server if server is not None else training[0]
         addresses[SERVER] = serving.address
         role = "dedicated" if serving not in training else f"beside rank {training.index(serving)}"
-    spec = SessionSpec(order.session_id, order.dataset, plan, order.memory_limit, order.settings, addresses)
+    spec = SessionSpec(
+        order.session_id, order.dataset, plan, tuple(order.deliveries), order.memory_limit, order.settings, addresses
+    )
     return Members(spec, role)
 
 
@@ -77,6 +79,10 @@ def _find_server(workers: list[WorkerState], wanted: str | None) -> WorkerState 
             return worker
     names = ", ".join(f"{worker.name} ({worker.address})" for worker in workers)
     raise InvalidParameter.of("server", wanted, f"the address or name of a worker: {names}")
+
+
+def _demands(delivery: str) -> tuple[bool, bool]:
+    return delivery not in UNCODED, delivery in NEEDS_SERVER
 
 
 def _by_name(worker: WorkerState) -> tuple[bool, int, str, str]:

@@ -62,13 +62,19 @@ class Planned:
 
     @classmethod
     def make(
-        cls, planner: EpochPlanner, epoch: int, participants: Sequence[int], layout: RowLayout, settings: Settings
+        cls,
+        planner: EpochPlanner,
+        epoch: int,
+        participants: Sequence[int],
+        layout: RowLayout,
+        settings: Settings,
+        delivery: str,
     ) -> Planned:
         """Plan an epoch: the planner's next one, or the one that it has planned already."""
         started = time.perf_counter()
         made = planner.current or planner.load()
         if made.epoch < epoch:  # else what came after planning failed the last time
-            made = planner.advance()
+            made = planner.advance(delivery)
         plan = made.plan
         hops = None
         at_most = rows_per_message(layout.nbytes, settings.message_bytes)

@@ -17,6 +17,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
+from dshuffle.planning import AutoDelivery
 from dshuffle.runtime.coordinator import Coordinator
 from dshuffle.runtime.membership import choose_members
 from dshuffle.runtime.replies import Reply, replying
@@ -99,7 +100,7 @@ class DShuffleScheduler(SchedulerPlugin):
         assert self._scheduler is not None
         await self._wait_for_workers(order.settings.timeout)
         members = choose_members(self._scheduler, order)
-        coordinator = Coordinator(self._scheduler, members, order.client_id)
+        coordinator = Coordinator(self._scheduler, members, order.client_id, AutoDelivery(order.deliveries))
         self.coordinators[order.session_id] = coordinator  # from now on it hears of members and clients that go
         try:
             await coordinator.open()

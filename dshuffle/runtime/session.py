@@ -34,6 +34,7 @@ from dshuffle.runtime.budget import partition_nbytes
 from dshuffle.runtime.gate import EpochGate, View
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.planned import Planned
+from dshuffle.runtime.processors import ProcessorTimes
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.server_rows import ServerRows
 from dshuffle.runtime.spec import SessionSpec
@@ -53,11 +54,14 @@ class Run:
 
     run_id: int
     epoch: int
+    delivery: str
     planned: Planned | None = None
     prepared: asyncio.Future[tuple[Swap, View]] | None = None
     ends: list[asyncio.Future[Any]] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
     ready: bool = False
+    processors: ProcessorTimes = field(default_factory=ProcessorTimes.now)
+    cpu_idle: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,22 +174,22 @@ class WorkerSession:
         """Seconds that tasks of this session took here since the last call."""
         return 0.0 if self._seat is None else self._seat.gate.take_training_seconds()
 
-    async def begin(self, run_id: int, epoch: int) -> None:
+    async def begin(self, run_id: int, epoch: int, delivery: str) -> None:
         """Start an attempt at an epoch's exchange; the scheduler hears when it has succeeded or failed here."""
         if epoch != self.epoch + 1:
             raise ExchangeError(f"epoch {epoch} cannot be prepared on a worker that is on epoch {self.epoch}")
         if self._run is not None:
             raise ExchangeError(f"run {run_id} cannot begin: run {self._run.run_id} is under way")
-        self._run = Run(run_id, epoch)
+        self._run = Run(run_id, epoch, delivery)
         self._spawn(self._exchange(self._run))
 
-    async def plan_ahead(self, run_id: int) -> None:
+    async def plan_ahead(self, run_id: int, delivery: str) -> None:
         """All members are ready: plan the epoch after, which depends on seeds alone, unless that was done.
 
         Should that fail, the epoch that needs the plan says so.
         """
         if self._run is not None and self._run.run_id == run_id:
-            self._plan(self._run.epoch + 1)
+            self._plan(self._run.epoch + 1, delivery)
 
     async def commit(self, run_id: int) -> Reply:
         """Swap to the epoch that has been prepared, once no task reads the present one.
@@ -271,7 +275,7 @@ class WorkerSession:
             self._report(run.run_id, f"the exchange could not start: {type(error).__name__}: {error}")
 
     async def _start(self, run: Run) -> None:
-        run.planned = planned = await self._plan(run.epoch)
+        run.planned = planned = await self._plan(run.epoch, run.delivery)
         if self._run is not run:  # given up meanwhile
             return
         self._traffic = self._dataset.traffic
@@ -291,7 +295,8 @@ class WorkerSession:
             run.prepared = self._loop.run_in_executor(
                 self._planning, self._prepare, planned.parts[self.rank], run.epoch
             )
-        run.timer = self._loop.call_later(PLAN_AFTER, self._plan, run.epoch + 1)
+        if len(self.spec.deliveries) == 1:  # else it is chosen once this exchange has been timed
+            run.timer = self._loop.call_later(PLAN_AFTER, self._plan, run.epoch + 1, run.delivery)
         for end in list(run.ends):
             await asyncio.shield(end)
         if served is not None:
@@ -310,15 +315,16 @@ class WorkerSession:
             run.timer.cancel()
         run.ends.clear()
 
-    def _plan(self, epoch: int) -> asyncio.Future[Planned]:
+    def _plan(self, epoch: int, delivery: str) -> asyncio.Future[Planned]:
         """The plan of an epoch, made once however often its exchange is tried (unless making it failed)."""
         plan = self._plans.get(epoch)
         if plan is None or (plan.done() and plan.exception() is not None):
-            self._plans[epoch] = self._loop.run_in_executor(self._planning, self._make_plan, epoch)
+            self._plans[epoch] = self._loop.run_in_executor(self._planning, self._make_plan, epoch, delivery)
         return self._plans[epoch]
 
-    def _make_plan(self, epoch: int) -> Planned:
-        return Planned.make(self._planner, epoch, list(self._senders), self._dataset.layout, self.spec.settings)
+    def _make_plan(self, epoch: int, delivery: str) -> Planned:
+        participants, layout = list(self._senders), self._dataset.layout
+        return Planned.make(self._planner, epoch, participants, layout, self.spec.settings, delivery)
 
     def _make_sink(self, planned: Planned, source: Future[RowSource]) -> RowSink:
         assert self._seat is not None
@@ -352,6 +358,7 @@ class WorkerSession:
                 logger.exception("dshuffle: run %d cannot be committed", run_id)
                 reason = f"the next index could not be made: {type(error).__name__}: {error}"
         run.ready = reason is None
+        run.cpu_idle = ProcessorTimes.now().idle_since(run.processors)
         vote: dict[str, Any] = {} if run.planned is None else dict(run.planned.summary)
         vote["rows"] = self._seat.receiver.meter.rows if self._seat is not None else 0
         try:
@@ -394,4 +401,5 @@ class WorkerSession:
             "store_bytes": traffic.fetched_bytes,
             "store_delivered_bytes": traffic.delivered_bytes,
             "store_seconds": traffic.seconds,
+            "cpu_idle": run.cpu_idle,
         }

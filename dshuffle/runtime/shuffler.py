@@ -16,9 +16,12 @@ from distributed import Client, Future, wait
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
-from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SERVER, SHARDINGS, Assignment, parse_assignment
+from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SERVER, SHARDINGS, Assignment, parse_assignment
+from dshuffle.planning.cost import Cluster
 from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
+from dshuffle.runtime.candidates import expected_seconds
+from dshuffle.runtime.chunks import with_chunks_of
 from dshuffle.runtime.replies import Reply, unwrap
 from dshuffle.runtime.scheduler import DShuffleScheduler
 from dshuffle.runtime.settings import Settings
@@ -82,12 +85,15 @@ class Shuffler:
     assignment
         Which worker trains on which sample: ``"global"`` (a new random partition each epoch), ``"partial:Q"`` or
         ``Partial(Q)`` (each worker exchanges the fraction Q of its samples), ``"local"`` (none). ``"aligned"`` is a
-        random partition drawn so that coded deliveries pack well.
+        random partition drawn so that coded deliveries pack well. ``"chunks"`` gives every chunk of the dataset to a
+        random worker, which mixes the rows of all its chunks: reading again without reading twice, but less random
+        (``"chunks:ROWS"`` for another unit than the dataset's chunks).
     delivery
         How a worker gets the samples that it lacks: ``"peer"`` (from the least loaded worker that holds them),
         ``"server"`` (from one worker that can read everything), ``"storage"`` (read again from the dataset). Coded,
         from a server that holds all rows, several samples to a packet: ``"clique"``, ``"coded"``, ``"ubershuffle"``,
-        and ``"leftover"`` for caches without excess.
+        and ``"leftover"`` for caches without excess. ``"auto"`` takes another one for each epoch: first the one that
+        the cost model says is the fastest here, then by what exchanges have really taken.
     caching
         What a worker keeps beyond its share: ``"uniform"``, ``"recent"`` or ``"even"``.
     cache_fraction
@@ -97,7 +103,7 @@ class Shuffler:
         for, which hands them to the others), ``"ring"`` (scattered over these workers, then passed around), or
         ``"unicast"`` (from the server to each of them).
     sharding
-        The first assignment: ``"random"`` or ``"contiguous"``.
+        The first assignment: ``"random"`` or ``"contiguous"``; of whole chunks with the assignment ``"chunks"``.
     seed
         Together with the epoch and the workers it fixes every random choice.
     memory_limit
@@ -106,11 +112,15 @@ class Shuffler:
     server
         Address or name of the worker that serves, for ``"server"`` and coded deliveries. By default one with the Dask
         resource ``dshuffle-server``; either does not train. Without one, rank 0 serves beside training.
+    cluster
+        For ``"auto"``: how fast links, storage and processors are. By default that is measured, which takes a few
+        seconds.
 
     Raises
     ------
     InvalidParameter
-        If a parameter has a value that is not allowed, or there are fewer samples than workers.
+        If a parameter has a value that is not allowed, or there are fewer samples, or with ``"chunks"`` fewer chunks,
+        than workers.
     CacheBudgetError
         If a worker's cache partition does not fit; the message says how many bytes and workers would do.
     ClusterError
@@ -148,6 +158,7 @@ class Shuffler:
         seed: int = 0,
         memory_limit: int | str | None = None,
         server: str | int | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         if client.asynchronous:
             raise InvalidParameter.of(
@@ -156,7 +167,7 @@ class Shuffler:
         if client.status != "running":
             raise ClusterError(f"the Dask client is {client.status}; make a new one")
         for name, value, known in (
-            ("delivery", delivery, DELIVERIES),
+            ("delivery", delivery, {*DELIVERIES, AUTO}),
             ("relay", relay, RELAYS),
             ("caching", caching, CACHINGS),
             ("sharding", sharding, SHARDINGS),
@@ -166,12 +177,30 @@ class Shuffler:
         self.records: list[EpochRecord] = []
         self._client = client
         self.dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+        if cluster is not None and delivery != AUTO:
+            raise InvalidParameter.of("cluster", cluster, f"absent with delivery={delivery!r}", "Only 'auto' predicts.")
+        settings = Settings.from_config()
+        wanted = with_chunks_of(self.dataset, parse_assignment(assignment))
+        deliveries = {delivery: 0.0}
+        if delivery == AUTO:
+            deliveries = expected_seconds(
+                client,
+                self.dataset,
+                cluster,
+                assignment=wanted,
+                caching=caching,
+                cache_fraction=cache_fraction,
+                relay=relay,
+                server=None if server is None else str(server),
+                memory_fraction=settings.memory_fraction,
+            )
+        self._delivery = delivery
         self._order = ShuffleOrder(
             session_id=uuid.uuid4().hex[:12],
             client_id=client.id,
             dataset=DatasetReference.of(self.dataset),
-            assignment=parse_assignment(assignment),
-            delivery=delivery,
+            assignment=wanted,
+            deliveries=deliveries,
             caching=caching,
             sharding=sharding,
             cache_fraction=cache_fraction,
@@ -179,7 +208,7 @@ class Shuffler:
             seed=as_integer("seed", seed),
             memory_limit=_parse_memory_limit(memory_limit),
             server=None if server is None else str(server),
-            settings=Settings.from_config(),
+            settings=settings,
         )
         self._closed = True  # until it is open
         self._epoch: Epoch | None = None
@@ -198,7 +227,7 @@ class Shuffler:
 
     def __repr__(self) -> str:
         order = self._order
-        return f"<Shuffler {order.assignment} x {order.delivery} of {self.dataset.url}>"
+        return f"<Shuffler {order.assignment} x {self._delivery} of {self.dataset.url}>"
 
     def __enter__(self) -> Self:
         return self
@@ -295,7 +324,6 @@ class Shuffler:
         self.records.append(
             EpochRecord(
                 assignment=str(order.assignment),
-                delivery=order.delivery if measured["epoch"] else "load",
                 caching=order.caching,
                 sharding=order.sharding,
                 n_workers=self.n_workers,

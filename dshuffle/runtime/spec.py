@@ -19,7 +19,7 @@ PLUGIN = "dshuffle"
 TASK_PREFIX = "dshuffle-partition-"
 """With what the keys begin of the tasks that run on a partition; they end with its rank."""
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever messages between processes change; a worker of another protocol is refused."""
 
 
@@ -54,13 +54,16 @@ class DatasetReference:
 
 @dataclass(frozen=True, slots=True)
 class ShuffleOrder:
-    """What a client asks the scheduler for: a wish, before ranks are given out."""
+    """What a client asks the scheduler for: a wish, before ranks are given out.
+
+    ``deliveries`` are those to choose from in each epoch, with the seconds that an exchange is expected to take.
+    """
 
     session_id: str
     client_id: str
     dataset: DatasetReference
     assignment: Assignment
-    delivery: str
+    deliveries: dict[str, float]
     caching: str
     sharding: str
     cache_fraction: float | None
@@ -77,13 +80,18 @@ class SessionSpec:
 
     Parameters
     ----------
+    plan
+        All that plans depend on. Its delivery is the one that needs the most memory, if epochs have different ones.
+    deliveries
+        Those that epochs may have.
     addresses
-        Address of every rank, and of the server under :data:`dshuffle.planning.SERVER` if the delivery needs one.
+        Address of every rank, and of the server under :data:`dshuffle.planning.SERVER` if a delivery needs one.
     """
 
     session_id: str
     dataset: DatasetReference
     plan: ShufflePlanSpec
+    deliveries: tuple[str, ...]
     memory_limit: int | None
     settings: Settings
     addresses: dict[int, str] = field(default_factory=dict)

@@ -52,14 +52,14 @@ class DShuffleWorker(WorkerPlugin):
         async def open_session(spec: SessionSpec) -> None:
             await plugin().open(spec)
 
-        async def begin(session_id: str, run_id: int, epoch: int) -> None:
-            await plugin().session(session_id).begin(run_id, epoch)
+        async def begin(session_id: str, run_id: int, epoch: int, delivery: str) -> None:
+            await plugin().session(session_id).begin(run_id, epoch, delivery)
 
         async def commit(session_id: str, run_id: int) -> Reply:
             return {"report": await plugin().session(session_id).commit(run_id)}
 
-        async def plan_ahead(session_id: str, run_id: int) -> None:
-            await plugin().session(session_id).plan_ahead(run_id)
+        async def plan_ahead(session_id: str, run_id: int, delivery: str) -> None:
+            await plugin().session(session_id).plan_ahead(run_id, delivery)
 
         async def abort(session_id: str) -> None:
             await plugin().session(session_id).abort()

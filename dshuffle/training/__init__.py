@@ -4,6 +4,7 @@ from dshuffle.training.cluster import connect, local_cluster
 from dshuffle.training.comparison import Way, compare_ways, default_ways, modest_step, product_of_ways
 from dshuffle.training.datasets import keyed_regression, keyed_weights
 from dshuffle.training.linear_regression import History, fit_linear_regression
+from dshuffle.training.measuring import measure_exchanges
 from dshuffle.training.warmup import compile_kernels
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "keyed_regression",
     "keyed_weights",
     "local_cluster",
+    "measure_exchanges",
     "modest_step",
     "product_of_ways",
 ]

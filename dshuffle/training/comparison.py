@@ -10,12 +10,13 @@ import numpy as np
 from distributed import Client
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SHARDINGS, UNCODED, Aligned, Local, parse_assignment
+from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SHARDINGS, UNCODED, Aligned, Local, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
 from dshuffle.store import Dataset
 from dshuffle.training.facts import cluster_facts, dataset_facts, machine_facts, version_facts
 from dshuffle.training.linear_regression import check_regression, fit_linear_regression
+from dshuffle.training.quality import QualityOfWays
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Way:
     def __post_init__(self) -> None:
         parse_assignment(self.assignment)
         for name, value, known in (
-            ("delivery", self.delivery, DELIVERIES),
+            ("delivery", self.delivery, {*DELIVERIES, AUTO}),
             ("sharding", self.sharding, SHARDINGS),
             ("caching", self.caching, CACHINGS),
             ("relay", self.relay, RELAYS),
@@ -45,12 +46,14 @@ def default_ways(cache_fraction: float | None = None) -> tuple[Way, ...]:
     """The baselines of the papers, from the least shuffling to the most.
 
     ``partial`` starts from contiguous shards, as its question is whether exchanging a tenth makes up for
-    leaving data where they are stored. Where workers hold more than their shares, coded deliveries come in.
+    leaving data where they are stored. ``chunks`` is how loaders shuffle that re-read, and needs a chunk for every
+    worker. Where workers hold more than their shares, coded deliveries come in.
     """
     ways = (
         Way("local, as stored", "local", "peer", "contiguous"),
         Way("local, shuffled once", "local", "peer", "random"),
         Way("partial:0.1 + peer", "partial:0.1", "peer", "contiguous"),
+        Way("chunks + storage", "chunks", "storage", "random"),
         Way("global + storage", "global", "storage", "random"),
         Way("global + server", "global", "server", "random"),
         Way("global + peer", "global", "peer", "random"),
@@ -163,6 +166,7 @@ def compare_ways(
     if not ways:
         raise InvalidParameter.of("ways", ways, "at least one way of shuffling")
     check_dataset(dataset, features, target)
+    quality = QualityOfWays(dataset, target)
 
     def run(way: Way, count: int, report: Callable[[TrainingPoint], None] | None) -> WayResult:
         with Shuffler(
@@ -186,6 +190,7 @@ def compare_ways(
             sharding=way.sharding,
             records=tuple(shuffler.records),
             history=history.points,
+            quality=quality.of(way.assignment, way.sharding, way.caching, shuffler.n_workers, seed, cache_fraction),
         )
 
     def reporting(way: Way) -> Callable[[TrainingPoint], None] | None:
@@ -197,7 +202,7 @@ def compare_ways(
         seed=seed,
         step=step,
         command=command,
-        dataset=dataset_facts(dataset),
+        dataset={**dataset_facts(dataset), "classes": quality.classes},
         cluster=cluster_facts(client),
         versions=version_facts(),
         machine=machine_facts(),

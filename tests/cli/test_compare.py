@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
-from dshuffle.training import keyed_regression, local_cluster
+from dshuffle.training import default_ways, keyed_regression, local_cluster
 
 
 def run(*arguments):
@@ -76,6 +77,21 @@ def test_a_dataset_that_is_no_regression_names_the_options(elsewhere, tmp_path):
         "it must be one of the dataset's arrays: label, x"
         in run(tmp_path / "d.zarr").stderr + run(tmp_path / "d.zarr", "--features", "z").stderr
     )
+
+
+def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, url, monkeypatch):
+    ran = []
+    monkeypatch.setattr("dshuffle.cli.compare.connect", lambda *arguments: contextlib.nullcontext())
+    monkeypatch.setattr(
+        "dshuffle.cli.compare.compare_ways", lambda client, data, ways, **rest: ran.extend(ways) or 1 / 0
+    )
+    result = run(url)
+    assert isinstance(result.exception, ZeroDivisionError), "all but that way would have been run"
+    assert "“chunks + storage” is left out: chunk_rows=400 is not allowed; it must be at most 133" in result.stderr
+    assert [way.label for way in ran] == [way.label for way in default_ways() if way.assignment != "chunks"]
+    chosen = run(url, "--assignment", "chunks", "--delivery", "storage")
+    assert chosen.exit_code == 1
+    assert "chunk_rows=400" in chosen.stderr
 
 
 @pytest.mark.slow

@@ -45,6 +45,15 @@ def test_aligned_needs_fewer_packets_than_any_code_on_a_uniform_draw():
     assert packets["clique"] < bound
 
 
+def test_chunks_can_be_planned_without_a_dataset():
+    ran = run("--samples", "4096", "--workers", "4", "--assignment", "chunks:64", "--cache-fraction", "0.5", "--json")
+    assert ran.exit_code == 0, ran.output
+    figures = json.loads(ran.output)
+    assert figures["assignment"] == "chunks:64"
+    rows = {row["name"]: row for row in figures["deliveries"]}
+    assert rows["clique"]["packets"] < rows["server"]["packets"] == rows["server"]["needed"]
+
+
 def test_the_table_names_all(request):
     ran = run("--samples", "3000", "--workers", "4")
     assert ran.exit_code == 0
@@ -58,6 +67,8 @@ def test_the_table_names_all(request):
         (("--samples", "3", "--workers", "4"), "fewer samples than workers"),
         (("--samples", "100", "--workers", "4", "--cache-fraction", "2"), "cache_fraction=2.0"),
         (("--samples", "100", "--workers", "4", "--assignment", "best"), "assignment='best'"),
+        (("--samples", "100", "--workers", "4", "--assignment", "chunks"), "'chunks:ROWS'"),
+        (("--samples", "100", "--workers", "4", "--assignment", "chunks:50"), "chunk_rows=50"),
         (("--samples", "100", "--workers", "4", "--cache-fraction", "0.5", "--delivery", "leftover"), "clique"),
         (("--samples", "1000", "--workers", "70", "--cache-fraction", "0.5", "--delivery", "coded"), "at most 64"),
     ],

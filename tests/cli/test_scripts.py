@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,37 @@ def test_the_papers_figures_are_drawn(tmp_path):
     counted = run("pipelines/worst_case.py", "--samples-per-worker", 40, "--shuffles", 2)
     assert counted.returncode == 0, counted.stderr
     assert counted.stdout.count("2/2") == 19
+
+
+@pytest.mark.slow
+def test_an_epoch_is_broken_down(tmp_path):
+    url = tmp_path / "d.zarr"
+    assert run("storage/make_dataset.py", url, "--samples", "2_000", "--features", 20).returncode == 0
+    ran = run("pipelines/exchange_breakdown.py", url, "--workers", 2, "--epochs", 2, "--output", tmp_path / "out")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("partial 0.") == 5
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_papers_tables_are_measured(tmp_path):
+    arguments = ["--mbit", 1000, "--data", tmp_path, "--scale", 0.001, "--epochs", 1, "--workers", 3]
+    out = tmp_path / "tables.json"
+    ran = run(
+        "pipelines/ubershuffle_tables.py",
+        *arguments,
+        "--setup",
+        "b",
+        "--storage",
+        f"disk={tmp_path}/s",
+        "--output",
+        out,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(out.read_text())["b"]
+    assert found["rows"] == 300
+    # 35 s of a link of 1 Gbit/s carry 80 % of 300,000 rows, if a row has 18,229 bytes.
+    assert abs(found["row_nbytes"] - 35 * 125e6 / (300_000 * 0.8)) < 8
+    assert {"server", "coded", "ubershuffle", "clique", "peer", "disk"} < set(found["ways"])
+    assert found["ways"]["server"]["packets"] > found["ways"]["clique"]["packets"] > 0
+    assert "1.38" in ran.stdout, "the paper's 35.0 over 25.3"

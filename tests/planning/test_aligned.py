@@ -187,7 +187,8 @@ def _uniform(q, alpha):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("q", "alpha", "packets", "seconds"),
-    [(10**5, 0.2, 16_700, 0.1), (10**5, 0.1, 30_400, 0.1), (10**6, 0.2, 162_000, 0.3)],
+    # Three times what is promised on a quiet core.
+    [(10**5, 0.2, 16_700, 0.3), (10**5, 0.1, 30_400, 0.3), (10**6, 0.2, 162_000, 0.9)],
 )
 def test_packets_and_seconds_after_five_epochs(q, alpha, packets, seconds):
     made = planner(q, alpha, Aligned())

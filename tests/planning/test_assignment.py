@@ -10,6 +10,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import (
     SHARDINGS,
     Aligned,
+    Chunks,
     Global,
     Local,
     Partial,
@@ -199,7 +200,7 @@ def test_golden_values():
 
 @pytest.mark.parametrize(
     "assignment",
-    [Local(), Global(), Partial(0.3), Partial(1 / 3), Partial(0), Partial(1e-7), Aligned(), Aligned(0.3), Aligned(0)],
+    [Local(), Global(), *map(Partial, (0.3, 1 / 3, 0, 1e-7)), *map(Aligned, (1, 0.3, 0)), Chunks(), Chunks(64)],
 )
 def test_parsing_is_the_inverse_of_str(assignment):
     assert parse_assignment(str(assignment)) == assignment
@@ -213,11 +214,15 @@ def test_str_of_partial():
 
 @pytest.mark.parametrize(
     "text",
-    ["locals", "", "partial", "partial:", "partial:x", "partial:1.5", "partial:nan", "aligned:", "aligned:2", "a:1", 3],
+    [
+        *("locals", "", "a:1", 3, "partial", "partial:", "partial:x", "partial:1.5", "partial:nan"),
+        *("aligned:", "aligned:2", "chunks:", "chunks:0", "chunks:-3", "chunks:2.5"),
+    ],
 )
 def test_unknown_assignments_list_the_known(text):
     with pytest.raises(
-        InvalidParameter, match=r"assignment=.*'local', 'global', 'aligned', .* 'partial:Q' or 'aligned:Q'"
+        InvalidParameter,
+        match=r"assignment=.*'local', 'global', 'aligned', .* 'partial:Q' or 'aligned:Q'.*'chunks:ROWS'",
     ) as error:
         parse_assignment(text)
     assert repr(text) in str(error.value)
@@ -251,7 +256,7 @@ def test_bad_input():
         next_assignment("local", [0, 1], 2, seed=0, epoch=1)
 
 
-@pytest.mark.parametrize("assignment", ["local", "partial:0.5", "global", "aligned"])
+@pytest.mark.parametrize("assignment", ["local", "partial:0.5", "global", "aligned", "chunks:2"])
 def test_holders_that_do_not_cover_the_shares_are_refused(assignment):
     previous = np.array([0, 1, 0, 1])
     holders = np.array([0b01, 0b10, 0b10, 0b11], dtype=np.uint64)  # worker 0 trains on sample 2, and lacks it

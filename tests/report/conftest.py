@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dshuffle.planning import ShuffleQuality
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 
@@ -58,6 +59,7 @@ def make_record(epoch: int, assignment: str, delivery: str, sharding: str, neede
         commit_seconds=0.004,
         exchange_seconds=seconds,
         training_seconds=0.15,
+        cpu_idle=0.4 if delivery == "storage" else 0.1,
         waited_seconds=max(0.0, seconds - 0.15),
     )
 
@@ -86,10 +88,16 @@ def make_way(
             TrainingPoint(epoch=epoch, seconds=(epoch + 1) * (0.3 + seconds), error=max(3e-8, 0.6 * factor**epoch))
             for epoch in range(epochs)
         ),
+        quality=ShuffleQuality(
+            meets_again=0.25 if assignment == "global" else 0.875,
+            by_chance=0.25,
+            neighbour_distance=1.0,
+            class_spread=3.859 if sharding == "contiguous" else 1.0,
+        ),
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def comparison() -> Comparison:
     return Comparison(
         ways=tuple(make_way(*way) for way in WAYS),

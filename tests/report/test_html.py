@@ -49,7 +49,7 @@ def test_the_page_says_what_was_measured(comparison):
     assert verdict(comparison).replace("e-", "e\u2011") in text
     for way in comparison.ways:
         assert way.label in text
-    for fact in (comparison.command, "2026.8.0", "/data/keyed.zarr", "Linux 6.1", "seed 7", "0.02"):
+    for fact in (comparison.command, "2026.8.0", "/data/keyed.zarr", "Linux 6.1", "seed 7", "0.02", "3.86"):
         assert fact in text
     assert "prefers-color-scheme: dark" in render_html(comparison)
 

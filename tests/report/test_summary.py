@@ -8,7 +8,16 @@ import pytest
 from dshuffle.errors import InvalidParameter
 from dshuffle.records import EpochRecord
 from dshuffle.report import comparison_tables, figures, write_report
-from dshuffle.report.tables import TIME_HEADINGS, TRAFFIC_HEADINGS, time_cells, traffic_cells
+from dshuffle.report.tables import (
+    QUALITY_HEADINGS,
+    STORE_HEADINGS,
+    TIME_HEADINGS,
+    TRAFFIC_HEADINGS,
+    quality_cells,
+    store_cells,
+    time_cells,
+    traffic_cells,
+)
 
 
 def with_exchange_seconds(way, seconds):
@@ -40,8 +49,29 @@ def test_a_way_of_one_epoch_has_errors_and_no_medians(comparison):
     assert found.training_seconds is None
     assert found.epoch_seconds is None
     assert found.last_error == found.first_error == 0.6
-    assert time_cells(short)[:5] == ("-",) * 5
+    assert time_cells(short)[:6] == ("-",) * 6
     assert traffic_cells(short) == ("-",) * len(TRAFFIC_HEADINGS)
+
+
+def test_storage_and_processors(comparison):
+    storage, peer = comparison.ways[3], comparison.ways[5]
+    twice = [
+        dataclasses.replace(record, store_bytes=2 * record.store_delivered_bytes, store_requests=80, store_seconds=0.4)
+        for record in storage.records
+    ]
+    way = dataclasses.replace(storage, records=tuple(twice))
+    assert store_cells(way)[1:] == ("2.0", "80", "200")
+    assert store_cells(peer) == ("0 B", "-", "0", "-")
+    assert time_cells(storage)[3] == "40 %"
+    assert time_cells(peer)[3] == "10 % !"
+
+
+def test_quality_is_shown_as_far_as_it_is_known(comparison):
+    way = comparison.ways[0]
+    assert quality_cells(way) == ("0.88", "0.25", "1.00", "3.86")
+    unknown = dataclasses.replace(way.quality, meets_again=None, class_spread=None)
+    assert quality_cells(dataclasses.replace(way, quality=unknown)) == ("-", "0.25", "1.00", "-")
+    assert quality_cells(dataclasses.replace(way, quality=None)) == ("-",) * 4
 
 
 def test_ways_with_one_label_are_refused(comparison):
@@ -51,13 +81,14 @@ def test_ways_with_one_label_are_refused(comparison):
 
 def test_every_way_has_a_row_in_every_table_and_fits_80_columns(comparison, capsys):
     tables = comparison_tables(comparison)
-    assert [table.row_count for table in tables] == [6, 6, 6]
-    assert [len(table.columns) for table in tables] == [1 + len(TIME_HEADINGS), 1 + len(TRAFFIC_HEADINGS), 6]
+    assert [table.row_count for table in tables] == [6] * 5
+    headings = (TIME_HEADINGS, TRAFFIC_HEADINGS, STORE_HEADINGS, QUALITY_HEADINGS, range(5))
+    assert [len(table.columns) for table in tables] == [1 + len(each) for each in headings]
     console = pytest.importorskip("rich.console").Console(width=80)
     for table in tables:
         console.print(table)
     lines = capsys.readouterr().out.splitlines()
-    assert sum("local, shuffled once" in line for line in lines) == 3, "labels must not wrap"
+    assert sum("local, shuffled once" in line for line in lines) == 5, "labels must not wrap"
     assert "…" not in "".join(lines)
 
 
@@ -82,5 +113,6 @@ def test_the_files_hold_every_record_and_the_figures(comparison, tmp_path):
     assert summary["seed"] == 7
     assert summary["command"] == comparison.command
     assert summary["ways"][5]["figures"]["needed"] == 75_000
+    assert summary["ways"][0]["quality"]["class_spread"] == 3.859
     assert [point["epoch"] for point in summary["ways"][0]["history"]] == [0, 1, 2, 3, 4]
     assert write_report(comparison, page.parent) == page, "a second report replaces the first"

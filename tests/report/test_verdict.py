@@ -46,6 +46,16 @@ def test_the_fastest_global_way_is_named_with_ratios(comparison):
     )
 
 
+def test_what_loaders_do_that_re_read_stands_beside(comparison):
+    chunks = dataclasses.replace(comparison.ways[3], label="chunks + storage", assignment="chunks")
+    comparison = dataclasses.replace(comparison, ways=(*comparison.ways, chunks))
+    comparison = with_error(with_seconds(comparison, "chunks + storage", [0.1] * 5), "chunks + storage", 0.03)
+    told = "“chunks + storage”, which keeps the rows of a chunk together, took 100 ms and reached an error of 0.03."
+    assert verdict(comparison).startswith("“global + peer” took")
+    assert f"; {told} After 5 epochs" in verdict(comparison)
+    assert verdict(only(comparison, "global + peer", "chunks + storage")).endswith(f"so was run; {told}")
+
+
 def test_local_ways_are_never_the_fastest_shuffle(comparison):
     text = verdict(only(comparison, "local, as stored", "partial:0.1 + peer"))
     assert text.startswith("No way that reshuffles everything was run")

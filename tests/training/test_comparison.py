@@ -23,6 +23,7 @@ def test_the_default_ways_are_the_papers_baselines():
     ways = default_ways()
     assert [(way.assignment, way.delivery) for way in ways[2:]] == [
         ("partial:0.1", "peer"),
+        ("chunks", "storage"),
         ("global", "storage"),
         ("global", "server"),
         ("global", "peer"),
@@ -86,7 +87,7 @@ def test_a_cluster_needs_a_worker():
 @pytest.mark.slow
 def test_all_default_ways_on_a_real_cluster(tmp_path):
     data = {name: array.compute() for name, array in keyed_regression(2000).items()}
-    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", data)
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", data, chunk_rows=100)
     seen = []
     with local_cluster(2) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
@@ -115,5 +116,15 @@ def test_all_default_ways_on_a_real_cluster(tmp_path):
     # The same samples reach the same workers in the same order, whoever carries them.
     assert final["global + peer"] == final["global + storage"] == final["global + server"]
     assert final["local, as stored"] > 10 * final["local, shuffled once"]
+    # Chunks of sorted rows are read once each, and mix less.
+    for record in results["chunks + storage"].records:
+        assert record.store_bytes == record.needed * 404 + 4 * record.store_requests  # with a checksum each
+        assert record.needed % 100 == 0
+    assert final["chunks + storage"] > 10 * final["global + storage"]
+    quality = {label: way.quality for label, way in results.items()}
+    assert quality["chunks + storage"].meets_again == quality["local, as stored"].meets_again == 1
+    assert quality["global + peer"] == quality["global + storage"]
+    assert quality["global + peer"].class_spread < 1.2 < quality["chunks + storage"].class_spread
+    assert comparison.dataset["classes"] == "64 slices of the stored order"
     assert comparison.dataset["samples"] == 2000
     assert comparison.cluster["of them servers"] == 1

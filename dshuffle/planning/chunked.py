@@ -1,0 +1,85 @@
+"""Whole chunks to workers: how many rows each gets, and which.
+
+Workers get equally many whole chunks, or one more; the short chunk at the end of the dataset, where there is one, goes
+to a worker that has the fewest of them. So partition sizes differ by at most one chunk's rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.randomness import permutation, shuffle
+from dshuffle.planning.values import Ranks
+
+
+def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1) -> int:
+    """Samples of the largest partition, the same in every epoch.
+
+    Examples
+    --------
+    >>> largest_share(10, 4), largest_share(10, 4, chunk_rows=2), largest_share(9, 4, chunk_rows=2)
+    (3, 4, 3)
+    """
+    whole, short = divmod(n_samples, chunk_rows)
+    each, extra = divmod(whole, n_workers)
+    return (each + 1) * chunk_rows if extra else each * chunk_rows + short
+
+
+def check_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> None:
+    """Refuse chunks of which there are fewer than workers.
+
+    Raises
+    ------
+    InvalidParameter
+        Saying how large chunks may be.
+    """
+    n_chunks = -(-n_samples // chunk_rows)
+    if n_chunks < n_workers:
+        raise InvalidParameter.of(
+            "chunk_rows",
+            chunk_rows,
+            f"at most {(n_samples - 1) // (n_workers - 1)}, for {n_samples} samples and {n_workers} workers",
+            f"There are {n_chunks} chunks, and with the assignment 'chunks' a worker without one would have nothing to "
+            "train on. Create the dataset with smaller chunks, or use the assignment 'global', or fewer workers.",
+        )
+
+
+def slice_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
+    """``(n_samples,)`` ranks: consecutive chunks to each worker, in rank order.
+
+    Examples
+    --------
+    >>> slice_chunks(9, 2, 2)
+    array([0, 0, 0, 0, 1, 1, 1, 1, 1], dtype=int32)
+    """
+    return _of_rows(_whole_chunks(n_samples, n_workers, chunk_rows), n_workers - 1, n_samples, chunk_rows)
+
+
+def draw_chunks(n_samples: int, n_workers: int, chunk_rows: int, *path: int | str) -> Ranks:
+    """``(n_samples,)`` ranks: every chunk to a uniformly random worker, as balanced as chunks allow.
+
+    Parameters
+    ----------
+    path
+        Names the random numbers, as in :func:`~dshuffle.planning.random_words`.
+    """
+    # Random names, as always the same workers would otherwise get the chunks left over and be slower in every epoch.
+    names = permutation(n_workers, "names", *path).astype(np.int32)
+    ranks = names[_whole_chunks(n_samples, n_workers, chunk_rows)]
+    shuffle(ranks, *path)
+    return _of_rows(ranks, int(names[-1]), n_samples, chunk_rows)
+
+
+def _whole_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
+    """The ranks of all chunks but a short one; the last worker has the fewest."""
+    each, extra = divmod(n_samples // chunk_rows, n_workers)
+    counts = np.full(n_workers, each)
+    counts[:extra] += 1
+    return np.repeat(np.arange(n_workers, dtype=np.int32), counts)
+
+
+def _of_rows(whole: Ranks, short: int, n_samples: int, chunk_rows: int) -> Ranks:
+    ranks = np.full(n_samples, short, dtype=np.int32)
+    ranks[: len(whole) * chunk_rows] = np.repeat(whole, chunk_rows)
+    return ranks

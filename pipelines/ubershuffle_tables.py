@@ -1,0 +1,177 @@
+"""The tables of UberShuffle (Chung et al., 2017) on a cluster of yours: seconds of a shuffle, way by way.
+
+    python pipelines/ubershuffle_tables.py --scheduler ADDRESS --mbit 100 --data /mnt/shared/tables
+        [--storage nfs=/mnt/nfs/tables] [--storage s3=s3://bucket/tables] [--setup a --setup 2] [--output tables.json]
+
+Setups a to d are those of the paper's Table 1; 2 is Table 2, which sets UberShuffle beside re-reading from shared
+storage. The paper had 20 workers and a server at 1 Gbit/s. Scaled here by one rule: the same cache fraction (at least
+a worker's share), the same ratio of row bytes to link rate, and fewer rows, `--scale` of them. The paper does not say
+how many bytes a row has; they follow from its uncoded seconds, since the server's link carried nothing else:
+bytes = seconds x rate / (rows x (1 - cache fraction)).
+
+One worker must have the resource `dshuffle-server`. The dataset is written to --data, which all hosts must see, and to
+every --storage, from which it is re-read. Ratios stand beside the paper's; compare those, not seconds. A time with no
+processor idle (marked !) says nothing about the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed import Client
+from rich.console import Console
+from rich.table import Table
+
+import dshuffle
+from dshuffle.report.tables import CPU_BOUND
+from dshuffle.report.units import human_bytes, human_ratio, human_seconds
+from dshuffle.training import Way, connect, measure_exchanges
+
+PAPER_RATE = 1e9 / 8
+"""Bytes a second of the paper's links."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A row of the paper's tables: rows, cache fraction, and seconds of a shuffle by way."""
+
+    rows: int
+    cache_fraction: float
+    seconds: dict[str, float]
+    row_nbytes: int = 0
+
+    def bytes_at(self, rate: float) -> int:
+        """Bytes of a row, scaled to links of another rate; whole words."""
+        at_paper = self.row_nbytes or self.seconds["server"] * PAPER_RATE / (self.rows * (1 - self.cache_fraction))
+        return max(8, round(at_paper * rate / PAPER_RATE / 8) * 8)
+
+
+SETUPS = {
+    "a": Setup(100_000, 0.2, {"server": 105.5, "coded": 123.6, "ubershuffle": 65.2}),
+    "b": Setup(300_000, 0.2, {"server": 35.0, "coded": 28.8, "ubershuffle": 25.3}),
+    "c": Setup(68_000, 0.2, {"server": 0.42, "coded": 1.66, "ubershuffle": 1.52}),
+    "d": Setup(700_000, 0.14, {"server": 112.9, "coded": 94.6, "ubershuffle": 60.82}),
+    # Its rows are those of setup b, whose matrix it shares: 1,000 entries a row, about 18 bytes an entry.
+    "2": Setup(300_000, 0.05, {"ubershuffle": 34, "storage": 110, "EFS": 490, "EFS Max I/O": 1100}, 18_229),
+}
+NETWORK = ("server", "coded", "ubershuffle", "clique", "peer")
+
+
+def rows_of(setup: Setup, rate: float, scale: float) -> np.ndarray[Any, Any]:
+    """Random rows: what is in them does not matter, as nothing here compresses."""
+    shape = max(64, round(setup.rows * scale)), setup.bytes_at(rate)
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def measure(client: Client, name: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """All ways for one setup."""
+    setup = SETUPS[name]
+    rate = options.mbit * 1e6 / 8
+    rows = rows_of(setup, rate, options.scale)
+    at_storage = {}
+    for label, url in options.storage.items():
+        at_storage[label] = dshuffle.create_dataset(
+            f"{url}/{name}.zarr", {"x": rows}, chunk_rows=options.chunk_rows, overwrite=True
+        )
+    local = dshuffle.create_dataset(f"{options.data}/{name}.zarr", {"x": rows}, overwrite=True)
+    del rows
+    results: dict[str, Any] = {}
+    ways = [(way, local, Way(way, "global", way, "random")) for way in NETWORK]
+    ways += [(label, there, Way(label, "global", "storage", "random")) for label, there in at_storage.items()]
+    ways += [
+        (f"{label}, chunks", there, Way(label, "chunks", "storage", "random")) for label, there in at_storage.items()
+    ]
+    n_workers = len(client.scheduler_info(n_workers=-1)["workers"]) - 1  # without the server
+    fraction = max(setup.cache_fraction, 1 / n_workers)
+    for label, dataset, way in ways:
+        with console.status(f"setup {name}: {label}"):
+            records = measure_exchanges(
+                client, dataset, way, epochs=options.epochs, training_seconds=0.5, cache_fraction=fraction
+            )
+        results[label] = {
+            "seconds": statistics.median(record.exchange_seconds for record in records),
+            "cpu_idle": statistics.median(record.cpu_idle for record in records),
+            "packets": records[-1].packets,
+            "wire_bytes": records[-1].wire_bytes,
+            "store_bytes": records[-1].store_bytes,
+            "read_amplification": records[-1].read_amplification,
+        }
+    return {
+        "rows": local.n_samples,
+        "row_nbytes": local.row_nbytes,
+        "workers": n_workers,
+        "cache_fraction": fraction,
+        "ways": results,
+        "paper": setup.seconds,
+    }
+
+
+def show(name: str, found: dict[str, Any], console: Console) -> None:
+    """One table: seconds here, and both ratios to UberShuffle."""
+    shape = f"{found['rows']:,} rows of {human_bytes(found['row_nbytes'])}, {found['workers']} workers"
+    table = Table(title=f"Setup {name}: {shape}, cache fraction {found['cache_fraction']:.3g}", title_justify="left")
+    for heading in (
+        "way",
+        "seconds",
+        "idle CPU",
+        "over ubershuffle",
+        "in the paper",
+        "from the store",
+        "amplification",
+    ):
+        table.add_column(heading, justify="left" if heading == "way" else "right")
+    ways, paper = found["ways"], found["paper"]
+    for label, way in ways.items():
+        in_paper = paper.get(label, paper.get("storage") if label in found["storages"] else None)
+        table.add_row(
+            label,
+            human_seconds(way["seconds"]),
+            f"{way['cpu_idle']:.0%}" + (" !" if way["cpu_idle"] < CPU_BOUND else ""),
+            f"{way['seconds'] / ways['ubershuffle']['seconds']:.2f}",
+            "" if in_paper is None else f"{in_paper / paper['ubershuffle']:.2f}",
+            human_bytes(way["store_bytes"]),
+            "" if way["read_amplification"] is None else human_ratio(way["read_amplification"]),
+        )
+    console.print(table)
+
+
+def labelled(text: str) -> tuple[str, str]:
+    """``LABEL=URL``."""
+    label, separator, url = text.partition("=")
+    if not (label and separator and url):
+        raise argparse.ArgumentTypeError(f"{text!r} is not LABEL=URL, such as nfs=/mnt/nfs/tables")
+    return label, url.rstrip("/")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scheduler", help="address of a Dask scheduler (default: a local cluster)")
+    parser.add_argument("--workers", type=int, default=4, help="workers of the local cluster")
+    parser.add_argument("--mbit", type=float, required=True, help="rate of every worker's link")
+    parser.add_argument("--data", required=True, help="folder that all hosts see")
+    parser.add_argument("--storage", type=labelled, action="append", default=[], help="LABEL=URL; again for several")
+    parser.add_argument("--setup", dest="setups", action="append", choices=[*SETUPS], help="default: all")
+    parser.add_argument("--scale", type=float, default=0.1, help="share of the paper's rows")
+    parser.add_argument("--chunk-rows", type=int, default=64, help="rows a chunk at --storage")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="write all figures as JSON")
+    options = parser.parse_args()
+    options.storage = dict(options.storage)
+    console = Console()
+    found = {}
+    with connect(options.scheduler, options.workers) as client:
+        for name in options.setups or SETUPS:
+            found[name] = measure(client, name, options, console) | {"storages": list(options.storage)}
+            show(name, found[name], console)
+            if options.output:
+                options.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

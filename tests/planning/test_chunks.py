@@ -1,0 +1,147 @@
+"""The assignment ``chunks``: whole chunks to workers, balanced to within one, and nothing that is not needed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import (
+    CACHINGS,
+    SHARDINGS,
+    Chunks,
+    EpochPlanner,
+    Global,
+    ShufflePlanSpec,
+    first_assignment,
+    next_assignment,
+)
+from dshuffle.planning.chunked import largest_share
+from dshuffle.planning.survey import survey
+
+
+@st.composite
+def shapes(draw):
+    """Samples, workers, and rows of a chunk such that there are enough chunks."""
+    n = draw(st.integers(1, 9))
+    q = draw(st.integers(n, 90))
+    return q, n, draw(st.integers(1, q if n == 1 else (q - 1) // (n - 1)))
+
+
+def draws(q, n, rows, seed):
+    """The first assignments, and those of some epochs."""
+    firsts = [first_assignment(sharding, q, n, seed=seed, chunk_rows=rows) for sharding in sorted(SHARDINGS)]
+    return [*firsts, *(next_assignment(Chunks(rows), firsts[0], n, seed=seed, epoch=epoch) for epoch in (1, 2, 3))]
+
+
+@given(shapes(), st.integers())
+def test_chunks_stay_whole_and_sizes_differ_by_one_chunk_at_most(shape, seed):
+    q, n, rows = shape
+    for ranks in draws(q, n, rows, seed):
+        assert ranks.dtype == np.int32
+        for start in range(0, q, rows):
+            assert len(set(ranks[start : start + rows].tolist())) == 1
+        sizes = np.bincount(ranks, minlength=n)
+        assert len(sizes) == n
+        assert sizes.min() > 0
+        assert np.ptp(sizes) <= rows
+        assert sizes.max() == largest_share(q, n, rows)
+
+
+@given(shapes(), st.integers())
+def test_draws_depend_on_seed_and_epoch_alone(shape, seed):
+    q, n, rows = shape
+    for one, other in zip(draws(q, n, rows, seed), draws(q, n, rows, seed), strict=True):
+        np.testing.assert_array_equal(one, other)
+    anywhere = np.arange(q) % n
+    np.testing.assert_array_equal(
+        next_assignment(Chunks(rows), anywhere, n, seed=seed, epoch=2), draws(q, n, rows, seed)[3]
+    )
+
+
+@given(shapes())
+def test_contiguous_chunks_are_slices_in_rank_order(shape):
+    q, n, rows = shape
+    assert (np.diff(first_assignment("contiguous", q, n, seed=0, chunk_rows=rows)) >= 0).all()
+
+
+def test_chunks_of_one_row_are_balanced_as_global_is():
+    ranks = next_assignment(Chunks(1), np.zeros(103, int), 10, seed=0, epoch=1)
+    assert sorted(np.bincount(ranks).tolist()) == [10] * 7 + [11] * 3
+
+
+def test_every_chunk_goes_everywhere_and_nobody_is_favoured():
+    q, n, rows, epochs = 68, 3, 10, 3000  # six whole chunks and one of eight rows
+    start = np.zeros(q, dtype=int)
+    counts, sizes = np.zeros((7, n)), np.zeros(n)
+    together = 0
+    for epoch in range(epochs):
+        ranks = next_assignment(Chunks(rows), start, n, seed=0, epoch=epoch)
+        counts[np.arange(7), ranks[::rows]] += 1
+        sizes += np.bincount(ranks)
+        together += ranks[0] == ranks[10]
+    # 1000 of each with a standard deviation of 26; two whole chunks share a worker with probability 1/5.
+    assert np.abs(counts - 1000).max() < 130
+    assert np.abs(sizes / epochs - q / n).max() < 0.5
+    assert abs(together / epochs - 1 / 5) < 0.04
+
+
+def test_golden_values():
+    start = first_assignment("random", 11, 2, seed=7, chunk_rows=2)
+    assert start.tolist() == [0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0]
+    assert next_assignment(Chunks(2), start, 2, seed=7, epoch=1).tolist() == [1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("caching", CACHINGS)
+def test_without_excess_workers_hold_their_shares_alone(caching):
+    spec = ShufflePlanSpec(1003, 4, 0, Chunks(64), "storage", "random", caching=caching)
+    assert (spec.capacity, spec.has_excess) == (256, False)
+    planner = EpochPlanner(spec)
+    for epoch in range(4):
+        plan = planner.advance() if epoch else planner.load()
+        for rank in range(4):
+            worker = plan.for_worker(rank)
+            np.testing.assert_array_equal(worker.held, worker.own)
+            for samples in worker.receives.values():  # whole chunks, so that no read fetches what nobody wants
+                _, rows = np.unique(samples // 64, return_counts=True)
+                assert set(rows.tolist()) <= {64, 1003 % 64}
+
+
+@pytest.mark.parametrize("caching", CACHINGS)
+def test_with_excess_caches_are_full(caching):
+    spec = ShufflePlanSpec(1003, 4, 0, Chunks(64), "peer", "random", caching=caching, cache_fraction=0.5)
+    planner = EpochPlanner(spec)
+    planner.load()
+    for _ in range(5):
+        plan = planner.advance()
+        for rank in range(4):
+            held = len(plan.for_worker(rank).held)
+            assert held <= spec.capacity == 501
+            assert held >= 0.95 * spec.capacity
+
+
+def test_a_fraction_that_holds_no_more_than_the_largest_share_is_no_excess():
+    spec = ShufflePlanSpec(1000, 4, 0, Chunks(200), "leftover", "random", cache_fraction=0.3)
+    assert (spec.capacity, spec.largest_share, spec.most_workers) == (400, 400, 5)
+
+
+def test_fewer_chunks_than_workers_are_refused():
+    message = r"chunk_rows=34 .*at most 33, for 100 samples and 4 workers.* 3 chunks"
+    with pytest.raises(InvalidParameter, match=message):
+        first_assignment("random", 100, 4, seed=0, chunk_rows=34)
+    with pytest.raises(InvalidParameter, match=message):
+        next_assignment(Chunks(34), np.zeros(100, int), 4, seed=0, epoch=1)
+    assert len(set(first_assignment("random", 100, 4, seed=0, chunk_rows=33).tolist())) == 4
+
+
+@pytest.mark.parametrize("rows", [0, -1, 2.5, "8"])
+def test_rows_must_be_a_count(rows):
+    with pytest.raises(InvalidParameter, match=r"assignment\.rows="):
+        Chunks(rows)
+
+
+def test_a_survey_counts_the_rows_of_chunks_that_move():
+    [chunks] = survey(4096, 4, cache_fraction=None, assignment=Chunks(64), deliveries=["server"], bounds=False)
+    assert chunks.needed % 64 == 0
+    [whole] = survey(4096, 4, cache_fraction=None, assignment=Global(), deliveries=["server"], bounds=False)
+    assert chunks.theorem2 == whole.theorem2

@@ -1,0 +1,80 @@
+"""The report in a real browser: no error on its console, every chart drawn, nothing wider than a phone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from dshuffle.report import write_report
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+QUIET = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--enable-logging=stderr",
+]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt install chromium)"),
+]
+
+
+@pytest.fixture(scope="module")
+def opened(comparison, tmp_path_factory):
+    """What the page has become after its scripts have run, and what the console said, by width."""
+    folder = tmp_path_factory.mktemp("browser")
+    page = write_report(comparison, folder)
+    # The page itself notes what a person would see: whether anything sticks out, and where the charts are.
+    watch = """<script>addEventListener("load", () => setTimeout(() => {
+        const drawn = [...document.querySelectorAll("figure")].filter((figure) => {
+            const box = figure.querySelector(".bk-Figure")?.getBoundingClientRect();
+            return box && box.height > 100 && box.width > 200;
+        }).length;
+        document.body.dataset.drawn = drawn;
+        document.body.dataset.sticks = document.documentElement.scrollWidth - innerWidth;
+        document.body.dataset.roots = Bokeh.documents.flatMap((one) => one.roots()).length;
+    }, 2000))</script></body>"""
+    page.write_text(page.read_text().replace("</body>", watch))
+    found = {}
+    for width in (1280, 500):
+        done = subprocess.run(
+            [
+                str(CHROMIUM),
+                *QUIET,
+                f"--user-data-dir={folder / str(width)}",
+                f"--window-size={width},900",
+                "--virtual-time-budget=8000",
+                "--dump-dom",
+                page.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        )
+        found[width] = done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return found
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_the_page_draws_everything_and_complains_of_nothing(opened, width):
+    document, console = opened[width]
+    # Bokeh greets; anything that a console shows as an error or a warning does not pass.
+    assert [line for line in console if re.search(r"error|warn|failed|uncaught", line, re.IGNORECASE)] == []
+    [body] = re.findall(r"<body data-[^>]*>", document)
+    facts = dict(re.findall(r'data-(\w+)="(-?\d+)"', body))
+    n_charts = document.count("<figure>")
+    assert n_charts >= 5
+    assert int(facts["drawn"]) == int(facts["roots"]) == n_charts
+    assert int(facts["sticks"]) <= 0

@@ -1,0 +1,80 @@
+"""What stands for a dataset when the quality of a way is planned, and by which classes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dshuffle
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import Chunks, Global, ShufflePlanSpec
+from dshuffle.training.quality import LEAST_CHUNK_ROWS, Likeness, QualityOfWays
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_rows_that_stand_for_all_are_evenly_apart(data):
+    n_samples = data.draw(st.integers(1, 3000))
+    chunk_rows = data.draw(st.integers(1, n_samples))
+    at_most = data.draw(st.integers(100, 3000))
+    likeness = Likeness.of(n_samples, chunk_rows, at_most)
+    ids = likeness.sample_ids
+    assert 0 < len(ids) <= at_most
+    assert (np.diff(ids) > 0).all()
+    assert ids[0] >= 0
+    assert ids[-1] < n_samples
+    assert likeness.chunk_rows >= min(chunk_rows, LEAST_CHUNK_ROWS)
+    # Rows of one chunk there are rows of one chunk here.
+    np.testing.assert_array_equal(
+        np.unique(ids // chunk_rows, return_inverse=True)[1], np.arange(len(ids)) // likeness.chunk_rows
+    )
+    n_chunks = -(-n_samples // chunk_rows)
+    assert len(set((ids // chunk_rows).tolist())) >= min(
+        n_chunks, at_most // max(LEAST_CHUNK_ROWS, likeness.chunk_rows)
+    )
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_chunks_that_can_be_planned_can_be_planned_for_those_rows(data):
+    n_samples = data.draw(st.integers(2, 3000))
+    n_workers = data.draw(st.integers(1, min(n_samples, 60)))
+    rows = data.draw(st.integers(1, max(1, (n_samples - 1) // max(1, n_workers - 1))))
+    likeness = Likeness.of(n_samples, data.draw(st.integers(1, n_samples)), 1000)
+    q = len(likeness.sample_ids)
+    assignment = likeness.assignment(Chunks(rows), n_workers)
+    ShufflePlanSpec(q, n_workers, 0, assignment, "storage", "random")
+    assert likeness.assignment(Global(), n_workers) == Global()
+
+
+def test_integers_and_booleans_are_classes(tmp_path):
+    q = 600
+    arrays = {
+        "x": np.random.default_rng(0).random((q, 3)),
+        "label": np.repeat([7, -3, 12], q // 3),
+        "yes": np.arange(q) % 2 == 0,
+        "number": np.arange(q),
+    }
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {**arrays, "many": np.arange(q, dtype="u2")}, chunk_rows=50)
+    label = QualityOfWays(dataset, "label")
+    assert label.classes == "3 values of label"
+    stored = label.of("local", "contiguous", "uniform", 3, 0, None)
+    assert stored.class_spread > 10  # every worker has a class of its own
+    assert label.of("global", "random", "uniform", 3, 0, None).class_spread == pytest.approx(1, abs=0.5)
+    assert label.of("chunks", "random", "uniform", 3, 0, None).meets_again == 1
+    assert QualityOfWays(dataset, "yes").classes == "2 values of yes"
+    assert QualityOfWays(dataset, "x").classes == "64 slices of the stored order"
+    with pytest.raises(InvalidParameter, match=r"target='z' .*label, many, number, x, yes"):
+        QualityOfWays(dataset, "z")
+
+
+def test_more_values_than_a_thousand_are_no_classes(tmp_path):
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"y": np.arange(1001)})
+    assert QualityOfWays(dataset, "y").classes == "64 slices of the stored order"
+
+
+def test_a_single_row_cannot_be_shuffled(tmp_path):
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"y": np.ones(1)})
+    assert QualityOfWays(dataset, "y").of("global", "random", "uniform", 1, 0, None) is None
