@@ -23,7 +23,7 @@ from dshuffle.store import Dataset
 
 LONGEST = 20.0
 """Seconds that a measurement may take, at most."""
-PAIRS = 4
+PAIRS = 2
 """Links that are measured alone."""
 BUSY = 0.85
 """Share of the processors' time from which on they, and not the network, are taken to be the limit."""
@@ -150,7 +150,7 @@ class _Probe:
         alone = [
             rate
             for sender, receiver in pairs
-            for rate in self._pull([sender], [receiver], 0.12 * seconds / len(pairs), idle.busy).rates
+            for rate in self._pull([sender], [receiver], 0.15 * seconds / len(pairs), idle.busy).rates
         ]
         together = self._pull(self.workers, self.workers, 0.2 * seconds, idle.busy)
         served = self._pull([self.server], self.workers, 0.15 * seconds, idle.busy) if self.server else None
@@ -194,7 +194,7 @@ class _Probe:
         on_machine = Counter(self.machines[address].name for address in self.workers)
         most = max(on_machine.values())
         chunk_bytes = unit_rows(self.dataset) * self.dataset.row_nbytes
-        read = max(read_alone.processor_seconds, read_together.processor_seconds)
+        read = read_together.processor_seconds or read_alone.processor_seconds
         return Cluster(
             n_workers=len(self.workers),
             link_up=link,

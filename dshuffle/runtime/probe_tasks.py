@@ -26,8 +26,8 @@ HANDLER = "dshuffle_probe"
 MESSAGE_BYTES = 4 * MIB
 WINDOW = 4
 """Messages that a worker has asked for at a time."""
-LEAST_BYTES = MIB // 8
-"""What is asked for first, and on ways that take their time."""
+LEAST_BYTES = MIB // 2
+"""What is asked for first, and on slow ways. Less measures round trips where queues are long, not the rate."""
 READ_BYTES = 16 * MIB
 """Rows that are read in one call."""
 KERNEL_BYTES = 16 * MIB
@@ -128,7 +128,8 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
         while (asked := time.perf_counter()) - began < seconds:
             other = others[turn % len(others)]
             turn += 1
-            total += await probe(dask_worker, other, nbytes)
+            arrived = await probe(dask_worker, other, nbytes)  # others count while this one waits
+            total += arrived
             nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, MESSAGE_BYTES)
 
     await asyncio.gather(*(keep_asking() for _ in range(WINDOW)))
@@ -136,10 +137,14 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
 
 
 def read_chunks(dataset: Dataset, seconds: float, seed: int) -> Traffic:
-    """Read random chunks whole, many at a time and none twice, for some seconds or until there are no more."""
+    """Read chunks whole from a random place on, many at a time and none twice, for some seconds or until all are read.
+
+    That is what re-reading does: where chunks have more rows than there are workers, it reads nearly all, in order.
+    """
     chunk_rows = min(unit_rows(dataset), dataset.n_samples)
     chunk_bytes = max(1, chunk_rows * dataset.row_nbytes)
-    order = np.random.default_rng(seed).permutation(-(-dataset.n_samples // chunk_rows))
+    n_chunks = -(-dataset.n_samples // chunk_rows)
+    order = (np.arange(n_chunks) + np.random.default_rng(seed).integers(n_chunks)) % n_chunks
     most = max(1, READ_BYTES // chunk_bytes)
     rows = dataset.layout.empty(min(dataset.n_samples, most * chunk_rows))
     began = time.perf_counter()
@@ -196,7 +201,7 @@ def kernels(row_nbytes: int) -> Kernels:
 
 def _next_size(nbytes: int, took: float, seconds: float, most: int) -> int:
     """How much to ask for next: more while an answer takes little of the time that there is, however slow the way."""
-    return min(most, 2 * nbytes) if took < seconds / 16 else max(LEAST_BYTES, nbytes // 2)
+    return min(most, 2 * nbytes) if took < seconds / 4 else max(LEAST_BYTES, nbytes // 2)
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -46,6 +46,31 @@ def test_all_that_the_model_needs_is_measured(cluster_of, small):
 
 
 @pytest.mark.slow
+def test_every_byte_counts(cluster_of):
+    """Several messages are under way at a time, and none may be lost from the sum."""
+
+    def count(dask_worker):
+        give = dask_worker.handlers[probe_tasks.HANDLER]
+        dask_worker.given = 0
+
+        async def counted(nbytes):
+            dask_worker.given += nbytes
+            return await give(nbytes)
+
+        dask_worker.handlers[probe_tasks.HANDLER] = counted
+
+    with cluster_of({0: {}, 1: {}, 2: {}}) as cluster, Client(cluster) as client:
+        client.wait_for_workers(3)
+        workers = list(client.scheduler_info()["workers"])
+        client.run(probe_tasks.install)
+        client.run(count)
+        done = client.run(probe_tasks.pull, senders=workers, receivers=workers, seconds=0.2)
+        given = sum(client.run(lambda dask_worker: dask_worker.given).values())
+        client.run(probe_tasks.remove)
+    assert sum(traffic.nbytes for traffic in done.values()) == given - 6  # a byte to each other one, to connect
+
+
+@pytest.mark.slow
 def test_a_cluster_of_one(cluster_of, small):
     with cluster_of({0: {}}) as cluster, Client(cluster) as client:
         client.wait_for_workers(1)

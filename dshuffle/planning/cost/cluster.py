@@ -31,7 +31,7 @@ class Cluster:
     link_up, link_down
         What leaves, and what enters, a worker: one rate, or one for each worker.
     server_up
-        What leaves the server; None if there is no server of its own, so that a worker's link serves.
+        What leaves the server; None if there is no server of its own, so that the first worker serves beside training.
     storage
         What the storage gives to all workers together, perhaps infinite; None if the samples cannot be read again.
     storage_client

@@ -167,8 +167,12 @@ def _seconds(cluster: Cluster, loads: Loads) -> dict[str, float]:
     up, down = cluster.rates("link_up"), cluster.rates("link_down")
     wire = 1 + cluster.wire_overhead
     entering = loads.worker_in + (loads.read if cluster.storage_over_links else 0.0)
+    served = loads.server_out
+    if cluster.server_up is None and served:
+        # The first worker serves beside training: its own rows cross no link, and what it hands on leaves by the same.
+        served = served * (1 - 1 / cluster.n_workers) + float(loads.worker_out[0])
     seconds = {
-        "server egress": loads.server_out * wire / cluster.server_link,
+        "server egress": served * wire / cluster.server_link,
         "worker ingress": float((entering / down).max()) * wire,
         "worker egress": float((loads.worker_out / up).max()) * wire,
         PROCESSORS: _processor_seconds(cluster, loads),

@@ -80,6 +80,18 @@ def test_the_server_sends_everything(precision):
     assert predicted.runner_up == "worker ingress"
 
 
+def test_a_worker_that_serves_sends_itself_nothing():
+    dedicated, beside = network(4, server_up=RATE), network(4)
+    for delivery, factor in (("server", 0.75), ("clique", None)):
+        work = Work(20_000, 996, 0.5, delivery=delivery)
+        alone, both = predict(dedicated, work), predict(beside, work)
+        if factor is not None:
+            assert both.exchange_seconds == pytest.approx(factor * alone.exchange_seconds)
+        else:  # what it hands on goes over the same link
+            sent = 0.75 * both.server_egress + both.worker_egress / 4
+            assert both.exchange_seconds == pytest.approx(sent / RATE, rel=0.05)
+
+
 CODED = st.sampled_from(["coded", "ubershuffle", "clique"])
 RELAY = st.sampled_from(["pipelined", "ring", "unicast"])
 
