@@ -22,6 +22,7 @@ from zarr.storage import MemoryStore
 
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store.dataset import MARK, Dataset, open_dataset
+from dshuffle.store.source import RowSource
 from dshuffle.store.urls import GROUP, canonical_url, is_local, is_memory, open_store, standing_at
 
 _CHUNK_NBYTES = 4 << 20
@@ -51,7 +52,8 @@ def create_dataset(
         Name -> NumPy or Dask array, or what :func:`numpy.asarray` takes; ``(n_samples, ...)`` of any dtype of
         fixed size. Values are kept; Zarr v3 knows neither big-endian items nor padding between the fields of
         a structured dtype, so both are dropped. Dask arrays are written chunk by chunk by the Dask scheduler
-        in use, whose workers must reach the URL.
+        in use, whose workers must reach the URL. A :class:`~dshuffle.store.source.RowSource` (see
+        :func:`~dshuffle.store.read_sources`) is read slab by slab, 32 MiB or one chunk at a time.
     chunk_rows
         Samples in a chunk. By default each array's chunks hold about 4 MiB.
     overwrite
@@ -78,6 +80,7 @@ def create_dataset(
     checked = _checked(arrays)
     rows = _checked_chunk_rows(chunk_rows)
     _refuse_what_stands_there(url, overwrite, storage_options)
+    _refuse_own_source(url, checked)
     with _unstable_dtypes_allowed():
         if is_local(url):
             _write_beside(os.path.realpath(url), checked, rows, overwrite)
@@ -89,6 +92,8 @@ def create_dataset(
                     rows,
                     in_process=is_memory(url),
                 )
+            except DatasetError:
+                raise  # of the source, some of which are OSErrors too
             except OSError as exc:
                 raise DatasetError(f"cannot write to {url}: {type(exc).__name__}: {exc}") from exc
     return open_dataset(url, storage_options=storage_options)
@@ -117,7 +122,7 @@ def _checked_array(name: object, value: Any) -> Any:
             raise InvalidParameter.of(
                 f"{label}.shape", value.shape, "known", "Call compute_chunk_sizes() on the Dask array first."
             )
-    else:
+    elif not isinstance(value, RowSource):
         try:
             value = np.asarray(value)
         except ValueError as exc:
@@ -175,6 +180,13 @@ def _refuse_what_stands_there(url: str, overwrite: bool, storage_options: Mappin
         raise DatasetExists(f"{url} is {found}; only a Zarr group is ever replaced, so choose another place")
 
 
+def _refuse_own_source(url: str, arrays: Mapping[str, Any]) -> None:
+    # A local dataset is written beside its place; elsewhere the source would be gone before it is read.
+    for name, array in arrays.items():
+        if not is_local(url) and isinstance(array, RowSource) and (array.origin + "/").startswith(url + "/"):
+            raise InvalidParameter.of("url", url, f"another place than that of its source, array {name!r}")
+
+
 def _write_beside(target: str, arrays: Mapping[str, Any], chunk_rows: int | None, overwrite: bool) -> None:
     parent, name = os.path.split(target)
     beside = os.path.join(parent, f".{name}.{uuid.uuid4().hex}")
@@ -190,6 +202,8 @@ def _write_beside(target: str, arrays: Mapping[str, Any], chunk_rows: int | None
                 os.rename(beside + ".replaced", target)
             raise
         shutil.rmtree(beside + ".replaced", ignore_errors=True)
+    except DatasetError:
+        raise  # of the source, some of which are OSErrors too
     except OSError as exc:
         raise DatasetError(f"cannot write to {target}: {type(exc).__name__}: {exc}") from exc
     finally:
