@@ -220,7 +220,7 @@ def open_dataset(url: str | os.PathLike[str], *, storage_options: Mapping[str, A
     >>> dataset
     <Dataset 'memory://doc-open', 10 samples of 20 bytes (x: float32 (3,), y: int64 ())>
     >>> dataset.arrays["x"]
-    ArrayInfo(dtype=dtype('<f4'), shape=(3,), chunk_rows=10)
+    ArrayInfo(dtype=dtype('<f4'), shape=(3,), chunk_rows=10, shard_rows=None)
     """
     url = canonical_url(url)
     found = standing_at(url, storage_options)
