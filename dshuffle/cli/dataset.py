@@ -36,14 +36,22 @@ def dataset() -> None:
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--chunk-rows", type=click.IntRange(1), help="Samples in a chunk.  [default: chunks of about 4 MiB]")
+@click.option("--shard-rows", type=click.IntRange(1), help="Samples in a shard of chunks.  [default: no shards]")
 @click.option("--overwrite", is_flag=True, help="Replace a dataset at URL.")
 def create(
-    url: str, synthetic: str, samples: int, features: int, seed: int, chunk_rows: int | None, overwrite: bool
+    url: str,
+    synthetic: str,
+    samples: int,
+    features: int,
+    seed: int,
+    chunk_rows: int | None,
+    shard_rows: int | None,
+    overwrite: bool,
 ) -> None:
     """Write a synthetic dataset to URL: a linear regression whose rows are sorted by a key."""
     n_keys = max(1, features * 3 // 5)
     arrays = keyed_regression(samples, n_keys=n_keys, n_dense=features - n_keys, seed=seed)
-    made = create_dataset(url, arrays, chunk_rows=chunk_rows, overwrite=overwrite)
+    made = create_dataset(url, arrays, chunk_rows=chunk_rows, shard_rows=shard_rows, overwrite=overwrite)
     click.echo(
         f"wrote {human_count(made.n_samples)} samples of {human_bytes(made.row_nbytes)} "
         f"({human_bytes(made.n_samples * made.row_nbytes)}) to {made.url}"
@@ -61,7 +69,7 @@ def info(url: str, as_json: bool) -> None:
         click.echo(json.dumps(description))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("array", "dtype", "shape of a sample", "rows a chunk", "bytes"):
+    for heading in ("array", "dtype", "shape of a sample", "rows a chunk", "rows a shard", "bytes"):
         table.add_column(heading, justify="left" if heading in ("array", "dtype") else "right")
     for array in description["arrays"]:
         table.add_row(
@@ -69,6 +77,7 @@ def info(url: str, as_json: bool) -> None:
             Text(array["dtype"]),
             str(tuple(array["shape"])),
             human_count(array["chunk_rows"]),
+            human_count(array["shard_rows"]) if array["shard_rows"] else "-",
             human_bytes(array["bytes"]),
         )
     click.echo(f"{found.url}: {human_count(found.n_samples)} samples of {human_bytes(found.row_nbytes)}")
@@ -87,6 +96,7 @@ def _description(found: Dataset) -> dict[str, Any]:
                 "dtype": str(array.dtype),
                 "shape": list(array.shape),
                 "chunk_rows": array.chunk_rows,
+                "shard_rows": array.shard_rows,
                 "bytes": found.n_samples * math.prod(array.shape) * array.dtype.itemsize,
             }
             for name, array in found.arrays.items()

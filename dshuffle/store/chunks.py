@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from zarr import Array
 
 from dshuffle.errors import CorruptChunk, DatasetError
+from dshuffle.store.cache import ChunkCache
 from dshuffle.store.direct import DirectArray
 
 
@@ -53,7 +54,7 @@ class StoredArray:
     direct: DirectArray | None
 
     @classmethod
-    def of(cls, url: str, name: str, array: Array[Any]) -> StoredArray:
+    def of(cls, url: str, name: str, array: Array[Any], cache: ChunkCache | None) -> StoredArray:
         """Check that rows can be read from a Zarr array.
 
         Raises
@@ -71,7 +72,7 @@ class StoredArray:
             )
         shard_rows = None if array.shards is None else array.shards[0]
         info = ArrayInfo(dtype, array.shape[1:], array.chunks[0], shard_rows)
-        return cls(url, name, array, info, DirectArray.of(array))
+        return cls(url, name, array, info, DirectArray.of(array, cache))
 
     @property
     def batch_nbytes(self) -> int:

@@ -19,11 +19,13 @@ from numcodecs import GZip, Zstd
 from numcodecs.blosc import Blosc
 from numpy.typing import NDArray
 from zarr import Array
-from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
 from zarr.codecs.sharding import ShardingCodecIndexLocation
 from zarr.core.buffer import Buffer, default_buffer_prototype
 from zarr.core.metadata.v2 import ArrayV2Metadata
+
+from dshuffle.store.cache import ChunkCache
 
 Bytes = NDArray[np.uint8]
 Decoder = Callable[[Any], Any]
@@ -41,6 +43,10 @@ class DirectArray:
     ----------
     array
         The array.
+    store
+        Whom to ask for chunks.
+    cached
+        Whether the store keeps answers.
     decoders
         What undoes each codec, the last one first.
     chunk_nbytes
@@ -52,13 +58,15 @@ class DirectArray:
     """
 
     array: Array[Any]
+    store: Store
+    cached: bool
     decoders: tuple[Decoder, ...]
     chunk_nbytes: int
     shard_chunks: int
     index_first: bool
 
     @classmethod
-    def of(cls, array: Array[Any]) -> DirectArray | None:
+    def of(cls, array: Array[Any], cache: ChunkCache | None = None) -> DirectArray | None:
         """How to read an array directly; ``None`` if only zarr can."""
         outer = array.shards or array.chunks
         if not (array.chunks[1:] == outer[1:] == array.shape[1:]) or not math.prod(array.shape[1:]):
@@ -83,7 +91,7 @@ class DirectArray:
         if decoders is None:
             return None
         nbytes = math.prod(array.chunks) * array.dtype.itemsize
-        return cls(array, decoders, nbytes, shard_chunks, index_first)
+        return cls(array, cache or array.store, cache is not None, decoders, nbytes, shard_chunks, index_first)
 
     @property
     def decompresses(self) -> bool:
@@ -116,7 +124,7 @@ class DirectArray:
             stored = [await self._get(chunks[0], None)]
         else:
             wanted = [(self._key(chunk), None) for chunk in chunks]
-            answers = await self.array.store.get_partial_values(default_buffer_prototype(), wanted)
+            answers = await self.store.get_partial_values(default_buffer_prototype(), wanted)
             stored = [None if answer is None else _bytes(answer) for answer in answers]
         found = [data for data in stored if data is not None]
         return found if len(found) == len(chunks) else None
@@ -183,7 +191,7 @@ class DirectArray:
         return data
 
     async def _get(self, outer: int, byte_range: ByteRequest | None) -> Bytes | None:
-        answer = await self.array.store.get(self._key(outer), default_buffer_prototype(), byte_range)
+        answer = await self.store.get(self._key(outer), default_buffer_prototype(), byte_range)
         return None if answer is None else _bytes(answer)
 
     def _key(self, outer: int) -> str:

@@ -35,6 +35,10 @@ class Meter:
         with self._lock:
             self._traffic += traffic
 
+    def count_retry(self) -> None:
+        """Add a request that is sent again."""
+        self.add(StoreTraffic(retries=1))
+
     @property
     def traffic(self) -> StoreTraffic:
         """The sum so far."""

@@ -127,6 +127,8 @@ def _jobs(sink: Sink, ids: NDArray[np.int64], slots: NDArray[np.int64], span_nby
             nbytes = (stop - start) // chunk_rows * source.band_nbytes
             yield cost(nbytes), partial(_read_span, sink, start, stop, ids[first:last], slots[first:last])
     elif direct.shard_chunks:
+        if direct.cached:
+            max_bands = 1  # which neighbours are wanted along with a chunk changes from epoch to epoch
         for start, stop, first, last in spans(ids, chunk_rows, max_bands, direct.shard_chunks):
             chunks = list(range(start // chunk_rows, stop // chunk_rows))
             read = partial(_read_chunks, sink, direct, chunks, ids[first:last], slots[first:last])

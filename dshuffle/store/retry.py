@@ -138,11 +138,11 @@ class RetryingStore(WrapperStore[Store]):
                 taken = time.monotonic() - started
                 last = attempt > self._patience.max_retries or taken >= 2 * self._patience.timeout
                 if last or not is_transient(exc):
+                    silent = isinstance(exc, TimeoutError) and not str(exc)
+                    said = f"no answer within {self._limit:g} s" if silent else explained(exc, self._secrets)
                     often = f"; tried {attempt} times in {taken:.1f} s" if attempt > 1 else ""
                     # Not chained: the original's text may hold secrets, and a traceback would print it.
-                    raise DatasetError(
-                        f"cannot {what} of {self._url}: {explained(exc, self._secrets)}{often}"
-                    ) from None
+                    raise DatasetError(f"cannot {what} of {self._url}: {said}{often}") from None
             if self._on_retry is not None:
                 self._on_retry()
             await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)) * random.uniform(0.5, 1))

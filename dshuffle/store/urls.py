@@ -14,6 +14,7 @@ from zarr.storage import FsspecStore, MemoryStore
 
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.store.local import LocalFiles
+from dshuffle.store.nfs import NfsStore
 from dshuffle.store.retry import Patience, RetryingStore
 
 try:
@@ -101,7 +102,10 @@ def open_store(
             name = url.removeprefix("memory://")
             kept = _MEMORY.get(name, {}) if read_only else _MEMORY.setdefault(name, {})
             return MemoryStore(kept, read_only=read_only)
-        store, batch_nbytes = LocalFiles(url, read_only=read_only), _BATCH_NBYTES
+        if scheme == "nfs":
+            store = NfsStore(url, timeout=patience.timeout, read_only=read_only)
+        else:
+            store, batch_nbytes = LocalFiles(url, read_only=read_only), _BATCH_NBYTES
     elif scheme == "s3":
         store, secrets = _open_s3(url, options, patience, read_only=read_only)
         limit = None
