@@ -60,6 +60,15 @@ class Dataset:
         return self.layout.nbytes
 
     @property
+    def read_by(self) -> dict[str, str]:
+        """Name -> ``"direct"`` for arrays whose chunks are read without zarr's codec pipeline, else ``"zarr"``.
+
+        Direct are those whose chunks (inner chunks, if sharded) span all axes but the first, without codecs or with
+        crc32c, zstd, gzip or blosc alone.
+        """
+        return {name: "zarr" if source.direct is None else "direct" for name, source in self._sources.items()}
+
+    @property
     def traffic(self) -> StoreTraffic:
         """What reading through this object has cost so far; the difference of two is what lies between."""
         return self._meter.traffic
@@ -262,6 +271,8 @@ def open_dataset(
         group = zarr.open_group(store=store, mode="r")
         arrays = dict(sorted(group.arrays()))
         mark = group.attrs.get(MARK)
+    except DatasetError:
+        raise
     except Exception as exc:
         raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
     if isinstance(mark, Mapping):
