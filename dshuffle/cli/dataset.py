@@ -80,9 +80,12 @@ def dataset() -> None:
 @click.option("--noise", type=click.FloatRange(0), default=0.0, show_default=True, help="Added to entries of size 1.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--chunk-rows", type=click.IntRange(1), help="Samples in a chunk.  [default: chunks of about 4 MiB]")
+@click.option("--shard-rows", type=click.IntRange(1), help="Samples in a shard of chunks.  [default: no shards]")
 @click.option("--overwrite", is_flag=True, help="Replace a dataset at URL.")
 @click.pass_context
-def create(ctx: click.Context, /, url: str, chunk_rows: int | None, overwrite: bool, **options: Any) -> None:
+def create(
+    ctx: click.Context, /, url: str, chunk_rows: int | None, shard_rows: int | None, overwrite: bool, **options: Any
+) -> None:
     """Write a dataset to URL, from files or generated, without ever holding all of it in memory.
 
     Generated data are sorted, the case where shuffling decides: a linear regression by its key, a
@@ -98,7 +101,7 @@ def create(ctx: click.Context, /, url: str, chunk_rows: int | None, overwrite: b
         else:
             arrays = _synthetic(**options)
         with _blocks_counted(advance):
-            made = create_dataset(url, arrays, chunk_rows=chunk_rows, overwrite=overwrite)
+            made = create_dataset(url, arrays, chunk_rows=chunk_rows, shard_rows=shard_rows, overwrite=overwrite)
     click.echo(
         f"wrote {human_count(made.n_samples)} samples of {human_bytes(made.row_nbytes)} "
         f"({human_bytes(made.n_samples * made.row_nbytes)}) to {made.url}"
@@ -172,7 +175,7 @@ def info(url: str, as_json: bool) -> None:
         click.echo(json.dumps(description))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("array", "dtype", "shape of a sample", "rows a chunk", "bytes"):
+    for heading in ("array", "dtype", "shape of a sample", "rows a chunk", "rows a shard", "bytes"):
         table.add_column(heading, justify="left" if heading in ("array", "dtype") else "right")
     for array in description["arrays"]:
         table.add_row(
@@ -180,6 +183,7 @@ def info(url: str, as_json: bool) -> None:
             Text(array["dtype"]),
             str(tuple(array["shape"])),
             human_count(array["chunk_rows"]),
+            human_count(array["shard_rows"]) if array["shard_rows"] else "-",
             human_bytes(array["bytes"]),
         )
     click.echo(f"{found.url}: {human_count(found.n_samples)} samples of {human_bytes(found.row_nbytes)}")
@@ -198,6 +202,7 @@ def _description(found: Dataset) -> dict[str, Any]:
                 "dtype": str(array.dtype),
                 "shape": list(array.shape),
                 "chunk_rows": array.chunk_rows,
+                "shard_rows": array.shard_rows,
                 "bytes": found.n_samples * math.prod(array.shape) * array.dtype.itemsize,
             }
             for name, array in found.arrays.items()
