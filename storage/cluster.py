@@ -69,7 +69,8 @@ def await_workers(hosts: Sequence[Host], seconds: float) -> None:
 def registered(head: Place) -> set[str]:
     """Names of the workers that the scheduler knows, as its page for machines tells."""
     # Nothing else than bash: a Python that asks over and over would take the cores from the workers that start.
-    ask = f"exec 3<>/dev/tcp/{head.address}/{HTTP_PORT} && printf 'GET /json/identity.json HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3"
+    question = r"GET /json/identity.json HTTP/1.0\r\n\r\n"
+    ask = f"exec 3<>/dev/tcp/{head.address}/{HTTP_PORT} && printf '{question}' >&3 && cat <&3"
     answer = subprocess.run([*head.enter, "bash", "-c", ask], capture_output=True, text=True, check=False).stdout
     _, _, body = answer.partition("\n\n")
     return {str(worker["name"]) for worker in json.loads(body)["workers"].values()} if body else set()

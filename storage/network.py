@@ -77,21 +77,27 @@ def plan_hosts(n_workers: int, server: bool) -> list[Host]:
     return special + [Host(f"w{rank}", f"{SUBNET}.{10 + rank}") for rank in range(1, n_workers + 1)]
 
 
-class Rate(click.ParamType):
-    """A link rate in bits a second: ``100mbit``, ``2.5gbit``, or ``none`` for a link that is not limited.
+def rate(text: str) -> str:
+    """Check a link's rate in bits a second: ``100mbit``, ``2.5gbit``, or ``none`` for a link that is not limited.
 
     ``tc`` knows more units, among them ``mbps``, which means bytes: these are refused.
+
+    Raises
+    ------
+    click.BadParameter
+        The text is something else.
+
+    Examples
+    --------
+    >>> rate("2.5Gbit")
+    '2.5gbit'
     """
-
-    name = "rate"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check the text and give it back in lower case."""
-        text = str(value).lower()
-        number = re.fullmatch(r"(\d+(?:\.\d+)?)(?:kbit|mbit|gbit)", text)
-        if text != "none" and (number is None or float(number[1]) == 0):
-            self.fail(f"{value!r} is not allowed; it must be like 100mbit or 2.5gbit (bits a second), or none")
-        return text
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)(?:kbit|mbit|gbit)", text.lower())
+    if text.lower() != "none" and (number is None or float(number[1]) == 0):
+        raise click.BadParameter(
+            f"{text!r} is not allowed; it must be like 100mbit or 2.5gbit (bits a second), or none"
+        )
+    return text.lower()
 
 
 def switch_commands() -> list[Command]:
@@ -107,10 +113,10 @@ def switch_commands() -> list[Command]:
 def link_commands(host: Host) -> list[Command]:
     """Make a host's namespace, its link to the switch and its address."""
     inside = ("ip", "-n", host.namespace)
+    peer = ("type", "veth", "peer", "name", "eth0", "netns", host.namespace)
     return [
         ("ip", "netns", "add", host.namespace),
-        ("ip", "link", "add", host.port, "netns", SWITCH)
-        + ("type", "veth", "peer", "name", "eth0", "netns", host.namespace),
+        ("ip", "link", "add", host.port, "netns", SWITCH, *peer),
         ("ip", "-n", SWITCH, "link", "set", host.port, "master", "bridge", "up"),
         (*inside, "link", "set", "lo", "up"),
         (*inside, "address", "add", f"{host.address}/24", "dev", "eth0"),
@@ -118,7 +124,7 @@ def link_commands(host: Host) -> list[Command]:
     ]
 
 
-def shape_commands(host: Host, rate: str) -> list[Command]:
+def shape_commands(host: Host, limit: str) -> list[Command]:
     """Limit both directions of a host's link to a rate; ``none`` takes the limit away.
 
     Examples
@@ -128,7 +134,7 @@ def shape_commands(host: Host, rate: str) -> list[Command]:
     tc -n dsh-w1 qdisc replace dev eth0 root tbf rate 100mbit burst 128kb limit 1mb
     tc -n dsh-switch qdisc replace dev p-w1 root tbf rate 100mbit burst 128kb limit 1mb
     """
-    discipline = ("noqueue",) if rate == "none" else ("tbf", "rate", rate, "burst", BURST, "limit", QUEUE)
+    discipline = ("noqueue",) if limit == "none" else ("tbf", "rate", limit, "burst", BURST, "limit", QUEUE)
     ends = ((host.namespace, "eth0"), (SWITCH, host.port))
     return [("tc", "-n", where, "qdisc", "replace", "dev", device, "root", *discipline) for where, device in ends]
 

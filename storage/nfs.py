@@ -53,7 +53,7 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
             address=place.address, nfs_port=NFS_PORT, mount_port=MOUNT_PORT, directory=directory, export=EXPORT
         )
     )
-    if not place.succeeds("bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{RPCBIND_PORT}"):
+    if not place.listens(RPCBIND_PORT, "127.0.0.1"):
         place.start("nfs.rpcbind", "rpcbind", "-f")
         place.await_port("nfs.rpcbind", RPCBIND_PORT, "127.0.0.1")
     number = place.state.folder / "ganesha.pid"
@@ -143,9 +143,10 @@ SERVICE = service.Service(
     launch=launch,
     check=check,
     script=__file__,
+    ports=(NFS_PORT, MOUNT_PORT),
     root="ganesha opens files by handle",
 )
-main = service.commands(SERVICE, lambda: this_machine(service.local_folder()), str(__doc__))
+SERVICE_COMMANDS = service.commands(SERVICE, lambda: this_machine(service.local_folder()), str(__doc__))
 
 if __name__ == "__main__":
-    main()
+    SERVICE_COMMANDS()

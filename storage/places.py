@@ -108,22 +108,25 @@ class Place:
         line, variables = self._call(command, environment or {})
         log = self.state.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "w") as output, self.state.change() as content:
-            process = subprocess.Popen(
-                line,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            record = {"pid": process.pid, "started": start_time(process.pid), "host": self.name, "command": command}
+        # Nobody here waits for its end, so it is spawned without an object that wants to.
+        files = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ]
+        python_ignores = (signal.SIGPIPE, signal.SIGXFSZ)
+        with self.state.change() as content:
+            pid = os.posix_spawnp(line[0], line, variables, file_actions=files, setsid=True, setsigdef=python_ignores)
+            record = {"pid": pid, "started": start_time(pid), "host": self.name, "command": command}
             content.setdefault("processes", {})[name] = record
 
     def await_port(self, name: str, port: int, address: str | None = None) -> None:
         """Wait until somebody listens at a port; ``name`` is the process that should."""
-        target = f"exec 3<>/dev/tcp/{address or self.address}/{port}"
-        self.await_true(name, lambda: self.succeeds("bash", "-c", target), f"to listen at port {port}")
+        self.await_true(name, lambda: self.listens(port, address), f"to listen at port {port}")
+
+    def listens(self, port: int, address: str | None = None) -> bool:
+        """Whether somebody listens at a port."""
+        return self.succeeds("bash", "-c", f"exec 3<>/dev/tcp/{address or self.address}/{port}")
 
     def await_true(self, name: str, condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
         """Wait for a condition that a started process brings about.

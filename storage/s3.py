@@ -109,7 +109,9 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
     ceph = ("-c", str(configuration))
     if fresh:
         monitors = str(directory / "monmap")
-        place.run("monmaptool", "--create", "--fsid", cluster, "--addv", "a", f"[v2:{place.address}:{MONITOR_PORT}]", monitors)
+        place.run(
+            "monmaptool", "--create", "--fsid", cluster, "--addv", "a", f"[v2:{place.address}:{MONITOR_PORT}]", monitors
+        )
         place.run("ceph-mon", *ceph, "--mkfs", "-i", "a", "--monmap", monitors)
     place.start("s3.monitor", "ceph-mon", *ceph, "-f", "-i", "a")
     place.await_port("s3.monitor", MONITOR_PORT)
@@ -119,7 +121,14 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
     place.start("s3.storage", "ceph-osd", *ceph, "-f", "-i", "0")
     place.start("s3.gateway", "radosgw", *ceph, "-f", "-n", "client.rgw")
     if fresh:
-        user = ("user", "create", "--uid=dshuffle", "--display-name=dshuffle", f"--access-key={KEY}", f"--secret={SECRET}")
+        user = (
+            "user",
+            "create",
+            "--uid=dshuffle",
+            "--display-name=dshuffle",
+            f"--access-key={KEY}",
+            f"--secret={SECRET}",
+        )
         place.run("radosgw-admin", *ceph, *user)
     place.await_port("s3.gateway", PORT)
     known.write_text(f"{cluster} {place.address}\n")
@@ -168,7 +177,9 @@ def request(method: str, url: str, data: bytes = b"", headers: Mapping[str, str]
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
-            raise click.ClickException(f"{method} {url} was answered with {error.code}: {error.read()[:300]!r}") from error
+            raise click.ClickException(
+                f"{method} {url} was answered with {error.code}: {error.read()[:300]!r}"
+            ) from error
     except OSError as error:
         raise click.ClickException(f"no S3 server answers at {url}: {error}") from error
 
@@ -186,8 +197,9 @@ SERVICE = service.Service(
     launch=launch,
     check=check,
     script=__file__,
+    ports=(PORT, MONITOR_PORT),
 )
-main = service.commands(SERVICE, lambda: this_machine(service.local_folder()), str(__doc__))
+SERVICE_COMMANDS = service.commands(SERVICE, lambda: this_machine(service.local_folder()), str(__doc__))
 
 if __name__ == "__main__":
-    main()
+    SERVICE_COMMANDS()

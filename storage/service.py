@@ -41,6 +41,8 @@ class Service:
         Raises unless what answers at a URL is what it claims to be. Runs where clients are.
     script
         The file with its commands.
+    ports
+        Where it listens; nobody else may.
     root
         Why it needs root, if it does.
     before_stop
@@ -52,6 +54,7 @@ class Service:
     launch: Callable[[Place, Path, Sequence[Place]], str]
     check: Callable[[str], str]
     script: str
+    ports: tuple[int, ...]
     root: str = ""
     before_stop: Callable[[Place, Sequence[Place]], None] | None = None
 
@@ -68,6 +71,8 @@ class Service:
             places.need_root(self.name, self.root)
         if self.running(place):
             raise click.ClickException(f"{self.name} already runs on {place.name}. Stop it first.")
+        if taken := [port for port in self.ports if place.listens(port)]:
+            raise click.ClickException(f"ports {taken} of {place.address} are taken by another program")
         directory = directory.resolve()
         directory.mkdir(parents=True, exist_ok=True)
         begun = time.monotonic()

@@ -17,12 +17,22 @@ from pathlib import Path
 
 import click
 
+import places
 import service
 from places import Place, run, this_machine
 
 GUARD = "dshuffle-guard"
 CLIENTS_PORT = 9421
 CHUNKS_PORT = 9422
+
+PROGRAMS = {
+    "mfsmaster": "moosefs-master",
+    "mfschunkserver": "moosefs-chunkserver",
+    "mfsmount": "moosefs-client",
+    "mount": "mount",
+    "ip": "iproute2",
+    "bash": "bash",
+}
 
 MASTER = """
 WORKING_USER = root
@@ -65,10 +75,10 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
         for name in ("master", "chunkserver", "chunks"):
             (directory / name).mkdir()
         (known / "metadata.mfs").write_bytes(b"MFSM NEW")
-    places = {"directory": directory, "address": place.address}
+    fields = {"directory": directory, "address": place.address}
     for name, text in {
-        "master.cfg": MASTER.format(**places),
-        "chunkserver.cfg": CHUNKS.format(**places),
+        "master.cfg": MASTER.format(**fields),
+        "chunkserver.cfg": CHUNKS.format(**fields),
         "exports.cfg": "".join(f"{host.address} / rw,alldirs,maproot=0\n" for host in clients or [place]),
         "topology.cfg": "",
         "disks.cfg": f"{directory}/chunks\n",
@@ -102,6 +112,7 @@ def _has_room(place: Place, path: Path) -> bool:
 
 def own_address() -> str:
     """An address of this machine on a network; MooseFS refuses the loopback."""
+    places.need_programs(PROGRAMS, "sharedfs")
     links = json.loads(run(["ip", "-json", "-4", "address", "show", "scope", "global", "up"]))
     for link in links:
         for entry in link["addr_info"]:
@@ -166,21 +177,15 @@ def check(url: str) -> str:
 
 SERVICE = service.Service(
     name="sharedfs",
-    programs={
-        "mfsmaster": "moosefs-master",
-        "mfschunkserver": "moosefs-chunkserver",
-        "mfsmount": "moosefs-client",
-        "mount": "mount",
-        "ip": "iproute2",
-        "bash": "bash",
-    },
+    programs=PROGRAMS,
     launch=launch,
     check=check,
     script=__file__,
+    ports=(CLIENTS_PORT, CHUNKS_PORT),
     root="it mounts",
     before_stop=unmount,
 )
-main = service.commands(SERVICE, lambda: this_machine(service.local_folder(), own_address()), str(__doc__))
+SERVICE_COMMANDS = service.commands(SERVICE, lambda: this_machine(service.local_folder(), own_address()), str(__doc__))
 
 if __name__ == "__main__":
-    main()
+    SERVICE_COMMANDS()

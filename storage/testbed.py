@@ -37,8 +37,8 @@ def main() -> None:
 
 @main.command()
 @click.option("--workers", type=click.IntRange(1, network.MAX_WORKERS), default=8, show_default=True)
-@click.option("--rate", type=network.Rate(), default="100mbit", show_default=True, help="Of every link, each way.")
-@click.option("--storage-rate", type=network.Rate(), help="Of the storage host's link.  [default: --rate]")
+@click.option("--rate", type=network.rate, default="100mbit", show_default=True, help="Of every link, each way.")
+@click.option("--storage-rate", type=network.rate, help="Of the storage host's link.  [default: --rate]")
 @click.option("--server", is_flag=True, help="A host more, whose worker has the resource dshuffle-server.")
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds for all workers to register.")
 def up(workers: int, rate: str, storage_rate: str | None, server: bool, timeout: float) -> None:
@@ -61,7 +61,7 @@ def up(workers: int, rate: str, storage_rate: str | None, server: bool, timeout:
 
 
 @main.command()
-@click.argument("rate", type=network.Rate())
+@click.argument("rate", type=network.rate)
 @click.argument("names", nargs=-1, metavar="[HOST]...")
 def shape(rate: str, names: tuple[str, ...]) -> None:
     """Change the RATE of the links of the given hosts, or of all: 100mbit, 2.5gbit, or none."""
@@ -119,7 +119,9 @@ def log(name: str) -> None:
     """Print what a process of the testbed has said; `status` lists their names."""
     known = hosts.STATE.processes()
     if name not in known:
-        raise click.BadParameter(f"NAME={name!r} is not allowed; it must be one of {', '.join(known) or '(no testbed)'}")
+        raise click.BadParameter(
+            f"NAME={name!r} is not allowed; it must be one of {', '.join(known) or '(no testbed)'}"
+        )
     click.echo(hosts.STATE.log(name).read_text(errors="replace"), nl=False)
 
 
