@@ -76,6 +76,9 @@ def check(url: str) -> str:
         exports = export_names(call(parts.hostname, MOUNT_PORT, MOUNT_PROGRAM, MOUNT_EXPORTS))
     except OSError as error:
         raise click.ClickException(f"no NFS server answers at {url}: {error}") from error
+    if not exports:
+        hint = "Its directory must be on a file system whose files have handles: ext4, XFS or tmpfs, but not overlay."
+        raise click.ClickException(f"the server at {url} exports nothing. {hint}")
     if parts.path not in exports:
         raise click.ClickException(f"the server at {url} does not export {parts.path}; it exports {exports}")
     return f"{url} (NFS version 3, exports {', '.join(exports)})"

@@ -81,8 +81,11 @@ class Service:
             seconds = time.monotonic() - begun
             client = clients[0] if clients else place
             verdict = client.run(sys.executable, self.script, "check", url).strip()
-        except BaseException:
+        except BaseException as error:
             self.stop(place, clients)
+            if isinstance(error, click.ClickException):
+                _, _, said = error.message.rpartition("Error: ")  # of the check, which is a command like others
+                raise click.ClickException(f"{self.name} was not started: {said}") from error
             raise
         with place.state.change() as content:
             content.setdefault("services", {})[self.name] = {"url": url, "directory": str(directory)}
