@@ -226,10 +226,14 @@ def test_a_range_answered_wrongly_never_gives_rows(
 def test_without_credentials(monkeypatch: Any, told_server: ToldServer) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    options = {"endpoint": told_server.options["endpoint_url"], "anon": True, "max_retries": 0}
-    with pytest.raises(DatasetError, match="s3://bucket/x"):
+    endpoint = told_server.options["endpoint_url"]
+    options = {"endpoint": endpoint, "metadata_endpoint": endpoint}
+    with pytest.raises(DatasetError, match=r"s3://bucket/x.*No credentials were found.*AWS_ACCESS_KEY_ID") as caught:
         open_dataset("s3://bucket/x", storage_options=options)
-    assert told_server.requests, "anonymous requests are sent unsigned"
+    assert "tried" not in str(caught.value)
+    with pytest.raises(DatasetError, match="s3://bucket/x"):
+        open_dataset("s3://bucket/x", storage_options={"endpoint": endpoint, "anon": True})
+    assert "/bucket/x/zarr.json" in told_server.requests, "an anonymous request goes out without credentials"
 
 
 def test_nobody_listens() -> None:
