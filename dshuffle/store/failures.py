@@ -30,18 +30,21 @@ _TRANSIENT_ERRNO = frozenset(
 # obstore has one class for all that is neither "not found" nor "not allowed", so its words must tell.
 _STATUS = re.compile(r"status code: (\d{3})")
 _TRANSIENT_WORDS = ("error sending request", "body error", "kind: Timeout", "kind: Interrupted", "kind: Connect")
-_METADATA_SERVICE = "169.254.169.254"
+# Where obstore looks for a role of the machine, when it knows of no credentials.
+_METADATA_SERVICE = "/latest/api/token"
 
 _HINTS = (
     (("RequestTimeTooSkewed",), "The clock of this machine is wrong; set it (NTP)."),
     (
-        (_METADATA_SERVICE,),
+        (_METADATA_SERVICE, "/latest/meta-data"),
         "No credentials were found: give storage_options access_key_id and secret_access_key, or set "
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (anon=True for public data).",
     ),
     (("NoSuchBucket",), "The bucket does not exist at this endpoint."),
     (("InvalidAccessKeyId", "SignatureDoesNotMatch"), "The credentials are wrong for this endpoint."),
     (("AccessDenied", "403"), "The credentials have no permission for this."),
+    (("kind: Timeout", "TimedOut"), "It did not answer in time."),
+    (("ConnectionRefused",), "Nothing listens at the endpoint."),
     (("redirect without LOCATION",), "The bucket is in another region; name it with region=."),
     (
         ("non-partial response", "Requested "),

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Client, LocalCluster
 
-from dshuffle.errors import CorruptChunk, DatasetError
+from dshuffle import Shuffler
+from dshuffle.errors import CorruptChunk, DatasetError, ExchangeError
 from dshuffle.store import create_dataset, open_dataset
 
 pytest.importorskip("obstore", reason="obstore is not installed")
@@ -176,7 +178,9 @@ def test_a_store_that_stops_answering_in_the_middle(told_server: ToldServer, tmp
     dataset = open_dataset("s3://bucket/x", storage_options=options)
     told_server.answer = lambda request: Answer(delay=5.0) if request.path.endswith("c/5/0") else right(request)
     rows = dataset.layout.empty(100)
-    with pytest.raises(DatasetError, match=r"cannot fetch x/c/5/0 of s3://bucket/x: .*; tried [23] times") as caught:
+    with pytest.raises(
+        DatasetError, match=r"cannot fetch x/c/5/0 of s3://bucket/x: .*in time\.; tried [23] times"
+    ) as caught:
         dataset.read_into(rows, np.arange(100), np.arange(100))
     assert not isinstance(caught.value, CorruptChunk)
     told_server.answer = right
@@ -222,7 +226,43 @@ def test_a_range_answered_wrongly_never_gives_rows(
 def test_without_credentials(monkeypatch: Any, told_server: ToldServer) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    options = {"endpoint": told_server.options["endpoint_url"], "anon": True, "max_retries": 0}
-    with pytest.raises(DatasetError, match="s3://bucket/x"):
+    endpoint = told_server.options["endpoint_url"]
+    options = {"endpoint": endpoint, "metadata_endpoint": endpoint}
+    with pytest.raises(DatasetError, match=r"s3://bucket/x.*No credentials were found.*AWS_ACCESS_KEY_ID") as caught:
         open_dataset("s3://bucket/x", storage_options=options)
-    assert told_server.requests, "anonymous requests are sent unsigned"
+    assert "tried" not in str(caught.value)
+    with pytest.raises(DatasetError, match="s3://bucket/x"):
+        open_dataset("s3://bucket/x", storage_options={"endpoint": endpoint, "anon": True})
+    assert "/bucket/x/zarr.json" in told_server.requests, "an anonymous request goes out without credentials"
+
+
+def test_nobody_listens() -> None:
+    options = {"key": KEY, "secret": SECRET, "endpoint": "http://127.0.0.1:9", "max_retries": 1}
+    with pytest.raises(DatasetError, match=r"Nothing listens at the endpoint\.; tried 2 times"):
+        open_dataset("s3://bucket/x", storage_options=options)
+
+
+def sample_ids(partition: Any) -> Any:
+    return partition.sample_ids
+
+
+@pytest.mark.slow
+def test_an_epoch_survives_a_silent_store(told_server: ToldServer, tmp_path: Path) -> None:
+    create_dataset(tmp_path / "d", {"x": X}, chunk_rows=5)
+    told_server.answer = right = serve(tmp_path / "d")
+    options = {**told_server.options, "timeout": 0.5, "max_retries": 20}
+    dataset = open_dataset("s3://bucket/x", storage_options=options, chunk_cache=1000)
+    with (
+        LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        Shuffler(client, dataset, assignment="global", delivery="storage") as shuffler,
+    ):
+        list(shuffler.epochs(1))
+        told_server.answer = lambda request: Answer(delay=5.0) if request.path.endswith("c/5/0") else right(request)
+        with pytest.raises(ExchangeError, match=r"cannot fetch x/c/5/0 of s3://bucket/x.*tried \d times"):
+            list(shuffler.epochs(3))  # the exchange for the first of these may have been made in time
+        told_server.answer = right
+        [epoch] = shuffler.epochs(1)
+        trained = np.concatenate(client.gather(epoch.map(sample_ids)))
+        np.testing.assert_array_equal(np.sort(trained), np.arange(100))
+        assert SECRET not in "".join(record.to_json() for record in shuffler.records) + repr(shuffler)
