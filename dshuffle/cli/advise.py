@@ -10,8 +10,8 @@ from dshuffle.cli.predictions import show
 from dshuffle.planning.cost import Work, all_ways, compare_costs, recommend
 from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.report.units import human_rate, human_seconds
+from dshuffle.runtime.chunks import unit_rows
 from dshuffle.runtime.probe import BUSY, Measurement, measure_cluster
-from dshuffle.runtime.probe_tasks import chunk_rows_of
 from dshuffle.store import open_dataset
 from dshuffle.training.cluster import connect
 
@@ -49,9 +49,7 @@ def advise(
     with connect(scheduler, 0) as client:
         measured = measure_cluster(client, data, seconds=seconds)
     cluster = measured.cluster
-    work = Work(
-        *(data.n_samples, data.row_nbytes, cache_fraction, chunk_rows_of(data)), training_seconds=training_seconds
-    )
+    work = Work(*(data.n_samples, data.row_nbytes, cache_fraction, unit_rows(data)), training_seconds=training_seconds)
     ways = all_ways(cluster, work, assignments=assignments or ASSIGNMENTS)
     advice = recommend(cluster, ways)
     predictions = compare_costs(cluster, ways)

@@ -36,7 +36,8 @@ def show(
         What else belongs into the object.
     """
     if as_json:
-        click.echo(json.dumps(as_object(cluster, predictions, advice) | (facts or {})))
+        # What is infinite limits nothing, and JSON has no such number.
+        click.echo(json.dumps(_finite(as_object(cluster, predictions, advice) | (facts or {})), allow_nan=False))
         return
     console = Console()
     console.print(_table(predictions))
@@ -44,7 +45,7 @@ def show(
         console.print(sentence, highlight=False, markup=False)
     console.print("\nWhat would change this:", highlight=False)
     for line in [_change(cluster, change) for change in advice.changes] or [
-        "  nothing that is up to 256 times as fast, or as slow"
+        "  no rate alone, be it 256 times as high or as low"
     ]:
         console.print(line, highlight=False, markup=False)
 
@@ -52,7 +53,7 @@ def show(
 def as_object(cluster: Cluster, predictions: Sequence[Prediction], advice: Recommendation) -> dict[str, Any]:
     """The same for programs: seconds, bytes, and names."""
     return {
-        "cluster": {name: None if value == math.inf else value for name, value in dataclasses.asdict(cluster).items()},
+        "cluster": dataclasses.asdict(cluster),
         "ways": [_as_row(prediction) for prediction in predictions],
         "recommendation": {
             "way": advice.best.work.way,
@@ -72,6 +73,14 @@ def as_object(cluster: Cluster, predictions: Sequence[Prediction], advice: Recom
             ],
         },
     }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if value == math.inf else value
 
 
 def _as_row(prediction: Prediction) -> dict[str, Any]:

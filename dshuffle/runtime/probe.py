@@ -16,8 +16,9 @@ from distributed import Client, Future, KilledWorker
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import Cluster
 from dshuffle.runtime import probe_tasks
+from dshuffle.runtime.chunks import unit_rows
 from dshuffle.runtime.membership import SERVER_RESOURCE
-from dshuffle.runtime.probe_tasks import Kernels, Machine, Traffic, chunk_rows_of
+from dshuffle.runtime.probe_tasks import Kernels, Machine, Traffic
 from dshuffle.store import Dataset
 
 LONGEST = 20.0
@@ -192,7 +193,7 @@ class _Probe:
         each_end = together.processor_seconds / 2
         on_machine = Counter(self.machines[address].name for address in self.workers)
         most = max(on_machine.values())
-        chunk_bytes = chunk_rows_of(self.dataset) * self.dataset.row_nbytes
+        chunk_bytes = unit_rows(self.dataset) * self.dataset.row_nbytes
         read = max(read_alone.processor_seconds, read_together.processor_seconds)
         return Cluster(
             n_workers=len(self.workers),

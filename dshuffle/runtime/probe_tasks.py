@@ -18,6 +18,7 @@ from dshuffle.exchange.comms import as_frames, probe
 from dshuffle.exchange.messages import MIB
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.rows import RowLayout, checksum_rows, gather_rows, scatter_verified
+from dshuffle.runtime.chunks import unit_rows
 from dshuffle.runtime.replies import Reply
 from dshuffle.store import Dataset
 
@@ -25,6 +26,8 @@ HANDLER = "dshuffle_probe"
 MESSAGE_BYTES = 4 * MIB
 WINDOW = 4
 """Messages that a worker has asked for at a time."""
+LEAST_BYTES = MIB // 8
+"""What is asked for first, and on ways that take their time."""
 READ_BYTES = 16 * MIB
 """Rows that are read in one call."""
 KERNEL_BYTES = 16 * MIB
@@ -121,10 +124,12 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
 
     async def keep_asking() -> None:
         nonlocal total, turn
-        while time.perf_counter() - began < seconds:
+        nbytes = LEAST_BYTES
+        while (asked := time.perf_counter()) - began < seconds:
             other = others[turn % len(others)]
             turn += 1
-            total += await probe(dask_worker, other, MESSAGE_BYTES)
+            total += await probe(dask_worker, other, nbytes)
+            nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, MESSAGE_BYTES)
 
     await asyncio.gather(*(keep_asking() for _ in range(WINDOW)))
     return Traffic(total, time.perf_counter() - began)
@@ -132,19 +137,21 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
 
 def read_chunks(dataset: Dataset, seconds: float, seed: int) -> Traffic:
     """Read random chunks whole, many at a time and none twice, for some seconds or until there are no more."""
-    chunk_rows = chunk_rows_of(dataset)
-    n_chunks = -(-dataset.n_samples // chunk_rows)
-    order = np.random.default_rng(seed).permutation(n_chunks)
-    at_once = max(1, READ_BYTES // max(1, chunk_rows * dataset.row_nbytes))
-    rows = dataset.layout.empty(min(dataset.n_samples, at_once * chunk_rows))
+    chunk_rows = min(unit_rows(dataset), dataset.n_samples)
+    chunk_bytes = max(1, chunk_rows * dataset.row_nbytes)
+    order = np.random.default_rng(seed).permutation(-(-dataset.n_samples // chunk_rows))
+    most = max(1, READ_BYTES // chunk_bytes)
+    rows = dataset.layout.empty(min(dataset.n_samples, most * chunk_rows))
     began = time.perf_counter()
-    total = 0
-    for first in range(0, n_chunks, at_once):
-        ids = _rows_of(order[first : first + at_once], chunk_rows, dataset.n_samples)
+    total = first = 0
+    nbytes = LEAST_BYTES
+    while first < len(order) and (asked := time.perf_counter()) - began < seconds:
+        chunks = order[first : first + max(1, nbytes // chunk_bytes)]
+        ids = _rows_of(chunks, chunk_rows, dataset.n_samples)
         dataset.read_into(rows, np.arange(len(ids)), ids)
+        first += len(chunks)
         total += len(ids) * dataset.row_nbytes
-        if time.perf_counter() - began > seconds:
-            break
+        nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, READ_BYTES)
     return Traffic(total, time.perf_counter() - began)
 
 
@@ -158,12 +165,6 @@ def request_seconds(dataset: Dataset, seed: int, count: int = 8) -> float:
         dataset.read_into(rows, np.zeros(1, dtype=np.int64), np.array([sample]))
         taken.append(time.perf_counter() - began)
     return float(np.median(taken))
-
-
-def chunk_rows_of(dataset: Dataset) -> int:
-    """Samples of a chunk of the array that has the most bytes."""
-    largest = max(dataset.arrays.values(), key=lambda info: info.dtype.itemsize * int(np.prod(info.shape)))
-    return min(largest.chunk_rows, dataset.n_samples)
 
 
 def kernels(row_nbytes: int) -> Kernels:
@@ -191,6 +192,11 @@ def kernels(row_nbytes: int) -> Kernels:
         / _seconds(lambda: encode(rows, sums, four, slots.ravel(), np.arange(n_packets), packets, packet_sums)),
         decode=nbytes / _seconds(lambda: decode(rows, sums, packets, packet_sums, three, known, lacking, lacking)),
     )
+
+
+def _next_size(nbytes: int, took: float, seconds: float, most: int) -> int:
+    """How much to ask for next: more while an answer takes little of the time that there is, however slow the way."""
+    return min(most, 2 * nbytes) if took < seconds / 16 else max(LEAST_BYTES, nbytes // 2)
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -16,8 +16,8 @@ def test_a_cluster_is_measured_and_advised(tmp_path):
     dataset = str(tmp_path / "data.zarr")
     dshuffle.create_dataset(dataset, {"x": np.random.default_rng(0).random((4000, 64))}, chunk_rows=100)
     options = {"dashboard_address": None, "scheduler_kwargs": {"dashboard": False, "dashboard_address": "127.0.0.1:0"}}
-    with LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster:
-        arguments = ["advise", dataset, "--scheduler", cluster.scheduler_address, "--seconds", "0.5"]
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, protocol="tcp://", **options) as cluster:
+        arguments = ["advise", dataset, "--scheduler", cluster.scheduler_address, "--seconds", "0.3"]
         ran = CliRunner().invoke(main, [*arguments, "--cache-fraction", "0.75", "--training", "5", "--json"])
         assert ran.exit_code == 0, ran.output
         answer = json.loads(ran.output)

@@ -1,11 +1,13 @@
 """`dshuffle simulate`: predictions for clusters that one does not have."""
 
 import json
+import tomllib
 
 import pytest
 from click.testing import CliRunner
 
 from dshuffle.cli import main
+from dshuffle.cli.profiles import shipped
 
 JOB = ("--workers", "8", "--samples", "20000", "--cache-fraction", "0.5")
 
@@ -16,11 +18,26 @@ def run(*arguments):
 
 @pytest.fixture
 def profiles(tmp_path):
+    def table(name, **changes):
+        rates = {
+            "link_up_bytes_per_second": 1e7,
+            "link_down_bytes_per_second": 2e7,
+            "server_up_bytes_per_second": 3e7,
+            "storage_bytes_per_second": "inf",
+            "storage_client_bytes_per_second": 4e7,
+            "storage_connection_bytes_per_second": 5e6,
+            "storage_request_seconds": 0.01,
+            "storage_requests_per_second": 500,
+        } | changes
+        lines = [f"{key} = {value}" for key, value in rates.items() if value is not None]
+        return "\n".join([f"[{name}]", 'description = "in a book"', *lines, ""])
+
     path = tmp_path / "profiles.toml"
     path.write_text(
-        '[slow]\nlink_bytes_per_second = 12.5e6\nsource = "a book"\n'
-        "[stores.fast]\nstorage_bytes_per_second = 5e9\nrequest_seconds = 0.01\n"
-        "[broken]\nlink_bytes_per_second = -3\n"
+        table("good")
+        + table("broken", link_up_bytes_per_second=-3)
+        + table("endless", link_down_bytes_per_second="inf")
+        + table("short", storage_request_seconds=None)
     )
     return path
 
@@ -29,7 +46,7 @@ def test_json_has_all_ways_and_the_recommendation():
     ran = run(*JOB, "--bandwidth", "100mbit", "--storage-bandwidth", "100MB/s", "--json")
     assert ran.exit_code == 0, ran.output
     answer = json.loads(ran.output)
-    assert answer["cluster"]["link_up"] == 12.5e6
+    assert answer["cluster"]["link_up"] == pytest.approx(12.5e6 / 1.046)
     ways = {row["way"]: row for row in answer["ways"]}
     assert {"local", "partial:0.1 + peer", "global + storage", "chunks + storage"} < set(ways)
     peer = ways["global + peer"]
@@ -47,15 +64,28 @@ def test_the_table_fits_a_terminal_and_says_what_to_do():
         assert words in " ".join(ran.output.split())
 
 
-def test_profiles_are_taken_together(profiles):
-    ran = run(*JOB, "--profile", f"{profiles}#slow", "--profile", f"{profiles}#fast", "--json")
+def test_a_profile_gives_the_rates_and_options_go_before(profiles):
+    ran = run(*JOB, "--profile", f"{profiles}#good", "--json")
     assert ran.exit_code == 0, ran.output
     answer = json.loads(ran.output)
     cluster = answer["cluster"]
-    assert (cluster["link_down"], cluster["storage"], cluster["request_seconds"]) == (12.5e6, 5e9, 0.01)
-    assert answer["sources"] == ["slow: a book"]
-    other = run(*JOB, "--profile", f"{profiles}#slow", "--bandwidth", "1GB/s", "--json")
-    assert json.loads(other.output)["cluster"]["link_up"] == 1e9
+    assert (cluster["link_up"], cluster["link_down"], cluster["server_up"]) == (1e7, 2e7, 3e7)
+    assert (cluster["storage"], cluster["request_seconds"], cluster["storage_requests"]) == (None, 0.01, 500)
+    assert answer["profile"]["description"] == "in a book"
+    storage = next(row for row in answer["ways"] if row["way"] == "global + storage")
+    waiting = storage["requests"] / 8 * (0.01 + 64 * 1024 / 5e6) / 64
+    assert storage["resources"]["storage requests"] == pytest.approx(max(waiting, storage["requests"] / 500), rel=0.05)
+    other = run(*JOB, "--profile", f"{profiles}#good", "--bandwidth", "1GB/s", "--json")
+    assert json.loads(other.output)["cluster"]["link_up"] == pytest.approx(1e9 / 1.046)
+    assert run(*JOB, "--profile", f"{profiles}#good").output.startswith(f"{profiles}#good: in a book")
+
+
+@pytest.mark.skipif(not shipped().exists(), reason="storage/profiles.toml is not here")
+def test_all_profiles_that_come_along_can_be_used():
+    for name in tomllib.loads(shipped().read_text()):
+        ran = run("--workers", "16", "--samples", "1000000", "--profile", name, "--precision", "closed", "--json")
+        assert ran.exit_code == 0, ran.output
+        assert json.loads(ran.output)["recommendation"]["way"]
 
 
 def test_a_job_of_any_size():
@@ -73,9 +103,10 @@ def test_a_job_of_any_size():
         (("--bandwidth", "0"), "bandwidth='0'"),
         (("--bandwidth", "1e6", "--assignment", "local"), "at least one with the assignment 'global'"),
         (("--bandwidth", "1e6", "--cache-fraction", "2"), "cache_fraction=2.0"),
-        (("--profile", "{}#fast"), "#fast' is not allowed; it must be one with 'link_bytes_per_second'"),
-        (("--profile", "{}#none"), "one of broken, fast, slow"),
-        (("--profile", "{}#broken"), "link_bytes_per_second=-3"),
+        (("--profile", "{}#none"), "one of broken, endless, good, short"),
+        (("--profile", "{}#short"), "one with 'storage_request_seconds', which it lacks"),
+        (("--profile", "{}#broken"), "link_up_bytes_per_second=-3"),
+        (("--profile", "{}#endless"), "a finite number above 0"),
         (("--profile", "nowhere.toml#fast"), "nowhere.toml"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -213,7 +214,7 @@ def _changes(cluster: Cluster, candidates: Sequence[tuple[Work, Loads]], best: P
     """For everything that can be bought, the nearest factors below and above 1 that make another delivery win."""
     changes: list[Change] = []
     for what, fields in SCALABLE.items():
-        if all(getattr(cluster, field) is None for field in fields):
+        if all(getattr(cluster, field) in (None, math.inf) for field in fields):
             continue
 
         def winner(factor: float, what: str = what) -> Prediction:

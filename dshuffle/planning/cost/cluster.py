@@ -33,9 +33,13 @@ class Cluster:
     server_up
         What leaves the server; None if there is no server of its own, so that a worker's link serves.
     storage
-        What the storage gives to all workers together; None if the samples cannot be read again.
+        What the storage gives to all workers together, perhaps infinite; None if the samples cannot be read again.
     storage_client
         What the storage gives to one worker alone; None for whatever the other rates allow.
+    storage_connection
+        What one request reaches once its first byte has come; None for whatever the other rates allow.
+    storage_requests
+        Requests a second that the storage answers, of all workers together.
     request_seconds
         From the request for one object to its first byte.
     requests_at_once
@@ -87,6 +91,8 @@ class Cluster:
     server_up: float | None = None
     storage: float | None = None
     storage_client: float | None = None
+    storage_connection: float | None = None
+    storage_requests: float = math.inf
     request_seconds: float = 0.0
     requests_at_once: int = 64
     storage_over_links: bool = True
@@ -110,10 +116,10 @@ class Cluster:
             as_integer("rack_workers", self.rack_workers, 1)
         for name in ("link_up", "link_down"):
             self._check_link(name, getattr(self, name))
-        for name in ("server_up", "storage", "storage_client"):
+        for name in ("server_up", "storage", "storage_client", "storage_connection"):
             if getattr(self, name) is not None:
-                _check_rate(name, getattr(self, name))
-        for name in ("send_rate", "receive_rate", "encode_rate", "decode_rate", "read_rate"):
+                _check_rate(name, getattr(self, name), infinite=name != "server_up")
+        for name in ("storage_requests", "send_rate", "receive_rate", "encode_rate", "decode_rate", "read_rate"):
             _check_rate(name, getattr(self, name), infinite=True)
         for name in ("request_seconds", "wire_overhead", "epoch_seconds"):
             as_number(name, getattr(self, name), 0.0)
@@ -165,7 +171,7 @@ class Cluster:
 SCALABLE = {
     "links": ("link_up", "link_down"),
     "server": ("server_up",),
-    "storage": ("storage", "storage_client"),
+    "storage": ("storage", "storage_client", "storage_connection", "storage_requests"),
     "processors": ("send_rate", "receive_rate", "encode_rate", "decode_rate", "read_rate"),
 }
 """What one may buy more of: name -> rates that grow together. Faster storage also answers requests sooner."""
@@ -180,4 +186,4 @@ def as_number(name: str, value: object, least: float) -> float:
 
 def _check_rate(name: str, value: object, *, infinite: bool = False) -> None:
     if not isinstance(value, Real) or not float(value) > 0 or (float(value) == math.inf and not infinite):
-        raise InvalidParameter.of(name, value, "bytes a second, above 0" + ("" if infinite else " and finite"))
+        raise InvalidParameter.of(name, value, "a rate above 0" + ("" if infinite else " and finite"))

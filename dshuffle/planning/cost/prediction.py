@@ -185,10 +185,18 @@ def _seconds(cluster: Cluster, loads: Loads) -> dict[str, float]:
         seconds["rack uplink"] = float(busiest.max()) * wire
     if cluster.storage is not None:
         seconds["storage"] = float(loads.read.sum()) / cluster.storage
-        seconds["storage requests"] = float(loads.requests.max()) * cluster.request_seconds / cluster.requests_at_once
+        seconds["storage requests"] = _request_seconds(cluster, loads)
         if cluster.storage_client is not None:
             seconds["storage for one worker"] = float(loads.read.max()) / cluster.storage_client
     return seconds
+
+
+def _request_seconds(cluster: Cluster, loads: Loads) -> float:
+    """How long the busiest worker waits for its requests, so many at a time, or all for the storage to answer them."""
+    waiting = loads.requests * cluster.request_seconds
+    if cluster.storage_connection is not None:
+        waiting = waiting + loads.read / cluster.storage_connection
+    return max(float(waiting.max()) / cluster.requests_at_once, float(loads.requests.sum()) / cluster.storage_requests)
 
 
 def _processor_seconds(cluster: Cluster, loads: Loads) -> float:

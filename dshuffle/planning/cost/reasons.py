@@ -136,7 +136,7 @@ def _why(cluster: Cluster, p: Prediction) -> str:
             return f"every worker reads {bytes_of(p.storage_bytes / cluster.n_workers)}{_amplified(p)} at {rate}/s"
         case "storage requests":
             each = p.requests / cluster.n_workers
-            return f"every worker makes {each:,.0f} requests of {seconds_of(cluster.request_seconds)}"
+            return f"every worker makes {each:,.0f} requests, {cluster.requests_at_once} at a time"
     crossing = bytes_of(max(p.needed * row, p.storage_bytes))
     return f"processors are busy with {crossing} for {seconds_of(dict(p.resources)[PROCESSORS])}"
 

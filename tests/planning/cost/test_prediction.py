@@ -168,11 +168,16 @@ def test_read_amplification_as_expected_and_as_planned(chunk_rows, alpha):
         assert exact.read_amplification == pytest.approx(1)
 
 
-def test_whole_chunks_are_read_without_amplification():
-    predicted = predict(network(10, storage=1e8), Work(64_000, 1000, assignment="chunks", delivery="storage"))
+@pytest.mark.parametrize("precision", ["exact", "closed"])
+def test_whole_chunks_are_read_without_amplification(precision):
+    work = Work(64_000, 1000, assignment="chunks", delivery="storage")
+    predicted = predict(network(10, storage=1e8), work, precision=precision)
     assert predicted.read_amplification == pytest.approx(1)
-    assert predicted.requests == pytest.approx(900)
-    assert predicted.storage_bytes == pytest.approx(57.6e6)
+    assert predicted.requests == pytest.approx(900, rel=0.03)
+    assert predicted.storage_bytes == pytest.approx(57.6e6, rel=0.03)
+    # Too few chunks to be planned: what is expected of many.
+    few = dataclasses.replace(work, chunk_rows=8000)
+    assert not predict(network(10, storage=1e8), few).exact
 
 
 def test_a_large_job_is_scaled_from_a_small_plan():
