@@ -39,17 +39,17 @@ class RowSource(ABC):
         """Number of axes, that of the samples included."""
         return len(self.shape)
 
-    @property
-    def block_rows(self) -> int:
-        """Rows of about 4 MiB, at least one."""
-        return max(1, _BLOCK_NBYTES // max(1, self.dtype.itemsize * math.prod(self.shape[1:])))
-
     def __len__(self) -> int:
         return self.shape[0]
 
     @abstractmethod
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         """The rows of a slice without a step, in memory of their own."""
+
+
+def block_rows(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Rows of about 4 MiB, at least one: what a stream gives at a time."""
+    return max(1, _BLOCK_NBYTES // max(1, dtype.itemsize * math.prod(shape[1:])))
 
 
 class StreamSource(RowSource):
@@ -76,14 +76,14 @@ class StreamSource(RowSource):
         super().__init__(origin, shape, dtype)
         self._open = blocks
         self._blocks: Iterator[NDArray[Any]] = iter(())
-        self._rest = np.empty((0, *shape[1:]), dtype)
+        self._none = self._rest = np.empty((0, *shape[1:]), dtype)
         # Where the first row of the rest stands; beyond the end, so that the first slab opens the stream.
         self._at = len(self) + 1
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, stop, _ = rows.indices(len(self))
         if start < self._at:
-            self._blocks, self._rest, self._at = self._open(), self._rest[:0], 0
+            self._blocks, self._rest, self._at = self._open(), self._none, 0
         while self._at < start:
             self._take(start - self._at)
         slab = np.empty((stop - start, *self.shape[1:]), self.dtype)
@@ -91,24 +91,35 @@ class StreamSource(RowSource):
             done = self._at - start
             piece = self._take(stop - self._at)
             slab[done : done + len(piece)] = piece
+            del piece  # the block goes before the next one comes
         return slab
 
     def _take(self, most: int) -> NDArray[Any]:
         """The next rows, at least one and at most so many."""
         while not len(self._rest):
-            try:
-                self._rest = next(self._blocks)
-            except StopIteration:
+            block = self._next_block()
+            if block is None:
                 raise DatasetError(
                     f"{self.origin} ended after {self._at} of {len(self)} rows; was it changed while being read?"
-                ) from None
-            except (DShuffleError, MemoryError):
-                raise
-            except Exception as exc:
-                raise unreadable(self.origin, exc) from exc
-        piece, self._rest = self._rest[:most], self._rest[most:]
+                )
+            self._rest = block
+        piece, self._rest = self._rest[:most], self._rest[most:] if len(self._rest) > most else self._none
         self._at += len(piece)
+        if self._at == len(self):
+            # To its very end, where a stream closes its file and may have a checksum to verify.
+            while len(self._rest) == 0 and (block := self._next_block()) is not None:
+                self._rest = block
+            if len(self._rest):
+                raise DatasetError(f"{self.origin} has more than {len(self)} rows; was it changed while being read?")
         return piece
+
+    def _next_block(self) -> NDArray[Any] | None:
+        try:
+            return next(self._blocks, None)
+        except (DShuffleError, MemoryError):
+            raise
+        except Exception as exc:
+            raise unreadable(self.origin, exc) from exc
 
 
 class _Watched(RowSource):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.store.ingest.numpy_files import npy_arrays, npz_arrays
-from dshuffle.store.ingest.zarr_arrays import zarr_arrays
+from dshuffle.store.ingest.zarr_nodes import zarr_arrays
 from dshuffle.store.source import RowSource
 from dshuffle.store.urls import canonical_url, is_local
 

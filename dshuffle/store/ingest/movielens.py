@@ -111,8 +111,6 @@ class _Draw:
             users, where = np.unique(np.concatenate([users, more]), return_inverse=True)
             # Sums are exact: they are below 2^53.
             counts = np.bincount(where, np.concatenate([counts, n])).astype(np.int64)
-        if not len(users):
-            raise DatasetError(f"{path} has no ratings")
         if counts.max() < per_user:
             raise DatasetError(
                 f"no user of {path} has {per_user} ratings, the most are {counts.max()}; draw fewer of each "
@@ -156,7 +154,8 @@ def _draw(
 def _check_header(path: str) -> None:
     try:
         with open(path, encoding="utf-8-sig", newline="") as lines:
-            header = next(csv.reader(lines), [])
+            parsed = csv.reader(lines)
+            header, first = next(parsed, []), next(parsed, None)
     except Exception as exc:
         raise unreadable(path, exc) from exc
     if not set(_TYPES) <= set(header):
@@ -164,6 +163,8 @@ def _check_header(path: str) -> None:
         raise DatasetError(
             f"{path} is no ratings.csv of MovieLens: its first line must name userId,movieId,rating, but is {found!r}"
         )
+    if first is None:
+        raise DatasetError(f"{path} has no ratings")
 
 
 def _parsed(path: str, columns: list[str]) -> Iterator[dict[str, NDArray[Any]]]:

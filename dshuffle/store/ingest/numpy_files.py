@@ -12,8 +12,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.store.source import RowSource, StreamSource, unreadable
+from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
+from dshuffle.store.source import RowSource, StreamSource, block_rows, unreadable
 
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
@@ -30,7 +30,7 @@ class _Npy(RowSource):
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         # A copy, and a mapping for each slab: mapped pages count as memory of the process until it is gone.
-        return np.array(_mapped(self.origin)[rows])
+        return np.array(_mapped(self.origin)[rows], order="C")
 
 
 def _mapped(path: str) -> NDArray[Any]:
@@ -45,9 +45,7 @@ def npz_arrays(path: str) -> dict[str, RowSource]:
     try:
         with zipfile.ZipFile(path) as archive:
             return {info.filename.removesuffix(".npy"): _member(path, archive, info) for info in archive.infolist()}
-    except DatasetError:
-        raise
-    except InvalidParameter:
+    except DShuffleError:
         raise
     except Exception as exc:
         raise unreadable(path, exc) from exc
@@ -68,15 +66,13 @@ def _member(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> RowSo
     def blocks() -> Iterator[NDArray[Any]]:
         with zipfile.ZipFile(path) as archive, archive.open(name) as stream:
             _header(path, stream)
-            for start in range(0, len(source), source.block_rows):
-                block = np.empty((min(source.block_rows, len(source) - start), *shape[1:]), dtype)
-                _fill(stream, block)
-                yield block
-            if stream.read(1):  # and with it the member's checksum is verified
-                raise DatasetError(f"{path}: array {name!r} is longer than its header says")
+            n_rows, rows = shape[0], block_rows(shape, dtype)
+            for start in range(0, n_rows, rows):
+                yield _read(stream, (min(rows, n_rows - start), *shape[1:]), dtype)
+            if stream.read(1):
+                raise ValueError("the array is longer than its header says")
 
-    source = StreamSource(path, shape, dtype, blocks)
-    return source
+    return StreamSource(path, shape, dtype, blocks)
 
 
 def _header(path: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -86,9 +82,9 @@ def _header(path: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dty
     return _HEADERS[version](stream)
 
 
-def _fill(stream: IO[bytes], block: NDArray[Any]) -> None:
-    nbytes = block.dtype.itemsize * math.prod(block.shape)
+def _read(stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    nbytes = dtype.itemsize * math.prod(shape)
     data = stream.read(nbytes)
     if len(data) < nbytes:
         raise EOFError("the array is cut off")
-    block[...] = np.frombuffer(data, block.dtype).reshape(block.shape)
+    return np.frombuffer(data, dtype).reshape(shape)

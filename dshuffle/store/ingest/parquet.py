@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.store.source import RowSource, StreamSource, unreadable
+from dshuffle.store.source import RowSource, StreamSource, block_rows, unreadable
 
 # Without a buffer pyarrow fetches all of a row group's column at once, which may be the whole file.
 _BUFFER_NBYTES = 1 << 20
@@ -99,15 +99,15 @@ def _column(files: list[str], name: str, kind: Any, n_rows: int) -> RowSource:
             "Cast it, or leave it out by naming the others.",
         )
     shape, dtype = (n_rows, *sizes), np.dtype(items.to_pandas_dtype())
+    rows = block_rows(shape, dtype)
 
     def blocks() -> Iterator[NDArray[Any]]:
         for file in files:
             with _opened(file) as table:
-                for batch in table.iter_batches(batch_size=source.block_rows, columns=[name], use_threads=False):
+                for batch in table.iter_batches(batch_size=rows, columns=[name], use_threads=False):
                     yield _numbers(file, name, batch.column(0), len(batch), shape[1:])
 
-    source = StreamSource(", ".join(files), shape, dtype, blocks)
-    return source
+    return StreamSource(", ".join(files), shape, dtype, blocks)
 
 
 def _first_length(files: list[str], name: str) -> int:

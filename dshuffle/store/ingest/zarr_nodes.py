@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError, DShuffleError
-from dshuffle.store.chunks import StoredArray
+from dshuffle.store.chunks import ArrayInfo, StoredArray
 from dshuffle.store.dataset import open_dataset
 from dshuffle.store.source import RowSource, StreamSource, unreadable
 from dshuffle.store.urls import GROUP, canonical_url, open_store, standing_at
 
-# A band of chunks is decoded once, unless it is larger than this: then memory matters more than time.
+# Bands of chunks are read so many bytes at a time, for a store answers many requests at once as fast as one.
+_READ_NBYTES = 16 << 20
+# A band is decoded once, unless it is larger than this: then memory matters more than time.
 _BAND_NBYTES = 256 << 20
 
 
@@ -41,12 +43,17 @@ def _source(stored: StoredArray) -> RowSource:
     info, n_rows = stored.info, stored.array.shape[0]
     # The shard, where there is one: its chunks would be asked for one by one otherwise.
     band = (stored.array.shards or stored.array.chunks)[0]
-    rows = max(1, min(band, _BAND_NBYTES // max(1, stored.row_nbytes)))
+    row_nbytes = max(1, stored.row_nbytes)
+    rows = max(1, min(band, _BAND_NBYTES // row_nbytes))
+    rows *= max(1, _READ_NBYTES // (rows * row_nbytes))
 
     def blocks() -> Iterator[NDArray[Any]]:
         for start in range(0, n_rows, rows):
             stop = min(start + rows, n_rows)
-            matrix: NDArray[np.uint8] = sync(stored.read_rows(start, stop))
-            yield matrix.reshape(-1).view(info.dtype).reshape(stop - start, *info.shape)
+            yield _items(sync(stored.read_rows(start, stop)), info)
 
     return StreamSource(stored.url, (n_rows, *info.shape), info.dtype, blocks)
+
+
+def _items(matrix: NDArray[np.uint8], info: ArrayInfo) -> NDArray[Any]:
+    return matrix.reshape(-1).view(info.dtype).reshape(len(matrix), *info.shape)
