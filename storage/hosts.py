@@ -138,7 +138,7 @@ def destroy() -> list[str]:
 
 def _namespaces() -> list[str]:
     folder = Path("/run/netns")
-    return sorted(path.name for path in folder.glob(f"{network.PREFIX}*")) if folder.exists() else []
+    return sorted(path.name for path in folder.iterdir() if network.is_own(path.name)) if folder.exists() else []
 
 
 def _mounts() -> list[str]:

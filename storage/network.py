@@ -77,6 +77,17 @@ def plan_hosts(n_workers: int, server: bool) -> list[Host]:
     return special + [Host(f"w{rank}", f"{SUBNET}.{10 + rank}") for rank in range(1, n_workers + 1)]
 
 
+def is_own(namespace: str) -> bool:
+    """Whether a network namespace has a name that a testbed gives.
+
+    Examples
+    --------
+    >>> is_own("dsh-w12"), is_own("dsh-switch"), is_own("dsh-of-somebody")
+    (True, True, False)
+    """
+    return re.fullmatch(rf"{PREFIX}(switch|storage|scheduler|server|w\d+)", namespace) is not None
+
+
 def rate(text: str) -> str:
     """Check a link's rate in bits a second: ``100mbit``, ``2.5gbit``, or ``none`` for a link that is not limited.
 

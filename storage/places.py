@@ -197,15 +197,28 @@ def alive(record: Mapping[str, Any]) -> bool:
     return record["started"] is not None and start_time(record["pid"]) == record["started"]
 
 
-def stop(state: State, prefix: str = "") -> list[str]:
+def stop(state: State, prefix: str = "", host: str | None = None) -> list[str]:
     """Stop the recorded processes whose names begin so, the last one first: asked, and after a while killed.
+
+    Parameters
+    ----------
+    state
+        Knows the processes.
+    prefix
+        Of the names of those to stop.
+    host
+        Only those on this host.
 
     Returns
     -------
     list of str
         Names of those that were running.
     """
-    chosen = {name: record for name, record in state.processes().items() if name.startswith(prefix)}
+    chosen = {
+        name: record
+        for name, record in state.processes().items()
+        if name.startswith(prefix) and host in (None, record["host"])
+    }
     running = [name for name in reversed(chosen) if alive(chosen[name])]
     for name in running:
         _end(chosen[name])

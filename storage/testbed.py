@@ -131,8 +131,7 @@ def down() -> None:
     if not hosts.is_up():
         click.echo("nothing is up")
         return
-    for service in SERVICES.values():
-        places.stop(hosts.STATE, f"{service.name}.")  # gently: they write their data
+    places.stop(hosts.STATE, host="storage")  # gently: they write their data
     if left := hosts.destroy():
         raise click.ClickException(f"these could not be taken away: {', '.join(left)}")
 

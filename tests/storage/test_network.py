@@ -21,7 +21,7 @@ def test_hosts_have_addresses_of_their_own(workers, server):
         assert len({getattr(host, what) for host in hosts}) == len(hosts)
     assert all(ip_address(host.address) in ip_network(f"{network.SUBNET}.0/24") for host in hosts)
     # Names of network interfaces have at most 15 characters.
-    assert all(len(host.port) <= 15 and host.namespace.startswith("dsh-") for host in hosts)
+    assert all(len(host.port) <= 15 and network.is_own(host.namespace) for host in hosts)
 
 
 def test_a_server_changes_nobody_elses_address():

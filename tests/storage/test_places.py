@@ -33,6 +33,13 @@ def test_only_the_named_are_stopped(place):
     assert list(place.state.processes()) == ["b.one"]
 
 
+def test_only_those_on_a_host_are_stopped(place):
+    place.start("here", "sleep", "1000")
+    places.Place("there", "127.0.0.1", place.state).start("far", "sleep", "1000")
+    assert places.stop(place.state, host="there") == ["far"]
+    assert list(place.state.processes()) == ["here"]
+
+
 def test_one_that_ignores_the_request_is_killed(place, monkeypatch):
     monkeypatch.setattr(places, "PATIENCE_SECONDS", 0.2)
     deaf = (
