@@ -66,6 +66,21 @@ def known_hosts() -> list[Host]:
     return [Host(**host) for host in hosts]
 
 
+def description() -> str:
+    """What is not real about this cluster, in words."""
+    state = STATE.read()
+    rates = state.get("rates", {})
+    by_rate: dict[str, list[str]] = {}
+    for host in known_hosts():
+        by_rate.setdefault(rates.get(host.name, "unknown"), []).append(host.name)
+    links = "; ".join(f"{rate}: {', '.join(names)}" for rate, names in by_rate.items())
+    services = ", ".join(state.get("services", {})) or "none"
+    return (
+        f"all hosts are network namespaces of one machine with {os.cpu_count()} processors, on links limited by tc "
+        f"({links}); storage services: {services}"
+    )
+
+
 def find(name: str) -> Host:
     """A host by its name."""
     hosts = {host.name: host for host in known_hosts()}

@@ -76,7 +76,9 @@ def execute(host: str, command: tuple[str, ...]) -> None:
     """Run COMMAND on HOST, in the present folder."""
     place = hosts.place(hosts.find(host))
     line = [*place.enter, *command]
-    os.execvpe(line[0], line, {**os.environ, **place.environment})
+    # For the report of whatever is measured there.
+    emulated = {"DSHUFFLE_EMULATED": hosts.description()}
+    os.execvpe(line[0], line, {**os.environ, **emulated, **place.environment})
 
 
 @main.command("bytes")
