@@ -22,12 +22,18 @@ class StoreTraffic:
         Bytes of rows handed to the caller.
     seconds
         Wall time of the reads; concurrent reads of one call count once.
+    retries
+        Requests that were sent again, after an error that might pass.
+    cache_hits
+        Requests that the chunk cache answered instead; they are not among ``requests``.
     """
 
     requests: int = 0
     fetched_bytes: int = 0
     delivered_bytes: int = 0
     seconds: float = 0.0
+    retries: int = 0
+    cache_hits: int = 0
 
     def __add__(self, other: StoreTraffic) -> StoreTraffic:
         return StoreTraffic(
@@ -35,6 +41,8 @@ class StoreTraffic:
             fetched_bytes=self.fetched_bytes + other.fetched_bytes,
             delivered_bytes=self.delivered_bytes + other.delivered_bytes,
             seconds=self.seconds + other.seconds,
+            retries=self.retries + other.retries,
+            cache_hits=self.cache_hits + other.cache_hits,
         )
 
     def __sub__(self, other: StoreTraffic) -> StoreTraffic:
@@ -43,6 +51,8 @@ class StoreTraffic:
             fetched_bytes=self.fetched_bytes - other.fetched_bytes,
             delivered_bytes=self.delivered_bytes - other.delivered_bytes,
             seconds=self.seconds - other.seconds,
+            retries=self.retries - other.retries,
+            cache_hits=self.cache_hits - other.cache_hits,
         )
 
 

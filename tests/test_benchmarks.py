@@ -41,3 +41,11 @@ def test_the_coding_benchmark_runs():
         for each in speeds.values():
             assert each["ratio"] == each["ours"] / each["batched"] > 0
             assert each["one by one"] > 0
+
+
+def test_the_reading_benchmark_runs():
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    results = load("reading").main(["--chunk-kib=64", "--mib=1", "--repeats=1"])
+    assert set(results) == {"64 KiB", "64 KiB, zstd"}
+    for result in results.values():
+        assert result["ratio"] == result["MB/s"]["ours"] / result["MB/s"]["bare"] > 0

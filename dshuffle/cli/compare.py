@@ -20,6 +20,7 @@ from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dic
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
 from dshuffle.runtime.chunks import with_chunks_of
 from dshuffle.runtime.membership import SERVER_RESOURCE
+from dshuffle.runtime.probe import measure_cluster
 from dshuffle.store import Dataset, create_dataset, open_dataset
 from dshuffle.training import (
     Way,
@@ -35,6 +36,7 @@ from dshuffle.training.facts import without_secrets
 from dshuffle.training.linear_regression import check_step
 
 DEFAULT_SAMPLES = 100_000
+MEASURING_SECONDS = 3.0
 DEFAULT_CHUNK_ROWS = 1_000
 
 
@@ -140,7 +142,8 @@ def compare(
                 done += 1
                 advance(done, len(ways) * epochs, way.label)
 
-            advance(0, len(ways) * epochs, "starting")
+            advance(0, len(ways) * epochs, "measuring the cluster")
+            measured = measure_cluster(client, data, seconds=MEASURING_SECONDS).cluster
             comparison = compare_ways(
                 client,
                 data,
@@ -152,6 +155,7 @@ def compare(
                 features=features,
                 target=target,
                 command=_command(),
+                measured=measured,
                 on_epoch=on_epoch,
             )
     page = write_report(comparison, output)

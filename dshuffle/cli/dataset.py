@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import click
+from click.core import ParameterSource
+from dask.callbacks import Callback
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dshuffle.cli.progress import progress_bar
+from dshuffle.cli.progress import Advance, progress_bar
 from dshuffle.report.units import human_bytes, human_count
-from dshuffle.store import Dataset, create_dataset, open_dataset, verify_dataset
-from dshuffle.training.datasets import keyed_regression
+from dshuffle.store import (
+    Dataset,
+    create_dataset,
+    open_dataset,
+    read_ratings,
+    read_sources,
+    verify_dataset,
+    watched,
+)
+from dshuffle.training.datasets import gaussian_blobs, keyed_regression, low_rank_entries
+
+SYNTHETIC = ("regression", "classification", "matrix")
+#: The options that a source knows, besides those that all do.
+OPTIONS_OF = {
+    "files": {"names"},
+    "movielens": {"ratings_per_user", "seed"},
+    "regression": {"samples", "features", "seed"},
+    "classification": {"samples", "features", "classes", "seed"},
+    "matrix": {"rows", "columns", "entries_per_row", "rank", "noise", "seed"},
+}
 
 
 @click.group()
@@ -25,29 +47,121 @@ def dataset() -> None:
 
 @dataset.command()
 @click.argument("url")
-@click.option("--synthetic", type=click.Choice(["regression"]), required=True, help="What to generate.")
+@click.option(
+    "--from",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help=".npy, .npz, .parquet, or a Zarr array or group (path or URL); may be repeated.",
+)
+@click.option("--array", "names", multiple=True, metavar="NAME", help="Take this array or column.  [default: all]")
+@click.option("--movielens", metavar="FILE", help="The ratings.csv of MovieLens, as row, column and value.")
+@click.option(
+    "--ratings-per-user",
+    type=click.IntRange(1),
+    default=68,
+    show_default=True,
+    help="Drawn at random; users with fewer are left out.",
+)
+@click.option("--synthetic", type=click.Choice(list(SYNTHETIC)), help="What to generate.")
 @click.option("--samples", type=click.IntRange(1), default=100_000, show_default=True)
 @click.option(
     "--features",
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="Three fifths are a one-hot key.",
+    help="Of a regression, three fifths are a one-hot key.",
 )
+@click.option("--classes", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--rows", type=click.IntRange(1), default=10_000, show_default=True, help="Of the matrix.")
+@click.option("--columns", type=click.IntRange(1), default=1_000, show_default=True, help="Of the matrix.")
+@click.option("--entries-per-row", type=click.IntRange(1), default=68, show_default=True, help="Samples of each row.")
+@click.option("--rank", type=click.IntRange(1), default=10, show_default=True, help="Of the matrix.")
+@click.option("--noise", type=click.FloatRange(0), default=0.0, show_default=True, help="Added to entries of size 1.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--chunk-rows", type=click.IntRange(1), help="Samples in a chunk.  [default: chunks of about 4 MiB]")
+@click.option("--shard-rows", type=click.IntRange(1), help="Samples in a shard of chunks.  [default: no shards]")
 @click.option("--overwrite", is_flag=True, help="Replace a dataset at URL.")
+@click.pass_context
 def create(
-    url: str, synthetic: str, samples: int, features: int, seed: int, chunk_rows: int | None, overwrite: bool
+    ctx: click.Context, /, url: str, chunk_rows: int | None, shard_rows: int | None, overwrite: bool, **options: Any
 ) -> None:
-    """Write a synthetic dataset to URL: a linear regression whose rows are sorted by a key."""
-    n_keys = max(1, features * 3 // 5)
-    arrays = keyed_regression(samples, n_keys=n_keys, n_dense=features - n_keys, seed=seed)
-    made = create_dataset(url, arrays, chunk_rows=chunk_rows, overwrite=overwrite)
+    """Write a dataset to URL, from files or generated, without ever holding all of it in memory.
+
+    Generated data are sorted, the case where shuffling decides: a linear regression by its key, a
+    classification by class, the entries of a low-rank matrix by row.
+    """
+    source = _chosen_source(ctx, options)
+    with progress_bar() as advance:
+        if source == "files":
+            arrays: Mapping[str, Any] = watched(read_sources(options["files"], options["names"] or None), advance)
+        elif source == "movielens":
+            ratings = read_ratings(options["movielens"], options["ratings_per_user"], options["seed"], advance)
+            arrays = watched(ratings.arrays, advance)
+        else:
+            arrays = _synthetic(**options)
+        with _blocks_counted(advance):
+            made = create_dataset(url, arrays, chunk_rows=chunk_rows, shard_rows=shard_rows, overwrite=overwrite)
     click.echo(
         f"wrote {human_count(made.n_samples)} samples of {human_bytes(made.row_nbytes)} "
         f"({human_bytes(made.n_samples * made.row_nbytes)}) to {made.url}"
     )
+
+
+def _chosen_source(ctx: click.Context, options: Mapping[str, Any]) -> str:
+    """The one source that was named; options that belong to another are refused rather than ignored."""
+    sources = ("files", "movielens", "synthetic")
+    named = [source for source in sources if options[source]]
+    if len(named) != 1:
+        raise click.UsageError("say where the samples come from: one of --from, --movielens and --synthetic")
+    chosen: str = options["synthetic"] or named[0]
+    for option in sorted(set().union(*OPTIONS_OF.values()) - OPTIONS_OF[chosen]):
+        if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE:
+            flag = next(parameter.opts[0] for parameter in ctx.command.params if parameter.name == option)
+            source = (
+                f"--synthetic {chosen}" if chosen in SYNTHETIC else "--from" if chosen == "files" else "--movielens"
+            )
+            raise click.UsageError(f"{flag} does not go with {source}")
+    return named[0]
+
+
+def _synthetic(
+    synthetic: str,
+    samples: int,
+    features: int,
+    classes: int,
+    rows: int,
+    columns: int,
+    entries_per_row: int,
+    rank: int,
+    noise: float,
+    seed: int,
+    **_: Any,
+) -> dict[str, Any]:
+    if synthetic == "regression":
+        n_keys = max(1, features * 3 // 5)
+        return keyed_regression(samples, n_keys=n_keys, n_dense=features - n_keys, seed=seed)
+    if synthetic == "classification":
+        return gaussian_blobs(samples, features, classes, seed)
+    return low_rank_entries(rows, columns, entries_per_row, rank, noise, seed)
+
+
+@contextmanager
+def _blocks_counted(advance: Advance) -> Iterator[None]:
+    """Report the tasks of Dask's local scheduler: those of generated arrays."""
+    total = done = 0
+
+    def started(graph: Mapping[Any, Any], state: Mapping[str, Any]) -> None:
+        nonlocal total
+        total = sum(len(state[kind]) for kind in ("ready", "waiting"))
+
+    def finished(key: Any, value: Any, graph: Any, state: Any, worker: Any) -> None:
+        nonlocal done
+        done += 1
+        advance(done, total, "blocks generated and written")
+
+    with Callback(start_state=started, posttask=finished):
+        yield
 
 
 @dataset.command()
@@ -61,7 +175,7 @@ def info(url: str, as_json: bool) -> None:
         click.echo(json.dumps(description))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("array", "dtype", "shape of a sample", "rows a chunk", "bytes"):
+    for heading in ("array", "dtype", "shape of a sample", "rows a chunk", "rows a shard", "bytes"):
         table.add_column(heading, justify="left" if heading in ("array", "dtype") else "right")
     for array in description["arrays"]:
         table.add_row(
@@ -69,6 +183,7 @@ def info(url: str, as_json: bool) -> None:
             Text(array["dtype"]),
             str(tuple(array["shape"])),
             human_count(array["chunk_rows"]),
+            human_count(array["shard_rows"]) if array["shard_rows"] else "-",
             human_bytes(array["bytes"]),
         )
     click.echo(f"{found.url}: {human_count(found.n_samples)} samples of {human_bytes(found.row_nbytes)}")
@@ -87,6 +202,7 @@ def _description(found: Dataset) -> dict[str, Any]:
                 "dtype": str(array.dtype),
                 "shape": list(array.shape),
                 "chunk_rows": array.chunk_rows,
+                "shard_rows": array.shard_rows,
                 "bytes": found.n_samples * math.prod(array.shape) * array.dtype.itemsize,
             }
             for name, array in found.arrays.items()

@@ -64,7 +64,7 @@ def render_html(comparison: Comparison) -> str:
 <p class="name">dshuffle compare</p>
 <h1>Which way of shuffling is the fastest here?</h1>
 <p class="verdict">{_unbroken(escape(verdict(comparison)))}</p>
-<p class="facts">{escape(_headline(comparison))}</p>
+<p class="facts">{escape(_headline(comparison))}</p>{_emulated(comparison.emulated)}
 </header>
 <section>
 <h2>What each way took</h2>
@@ -106,6 +106,10 @@ the figures in summary.json.</p>
 </body>
 </html>
 """
+
+
+def _emulated(text: str) -> str:
+    return f"<p class='emulated'>Emulated: {escape(text)}</p>" if text else ""
 
 
 def _headline(comparison: Comparison) -> str:

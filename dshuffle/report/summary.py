@@ -39,7 +39,10 @@ class TrainingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayResult:
-    """One way of shuffling: its choices, a record and a training point for every epoch, and how well it mixes."""
+    """One way of shuffling: its choices, and for every epoch a record and a training point.
+
+    Beside these what the cost model predicted of an exchange, and how well the way mixes, where that is known.
+    """
 
     label: str
     assignment: str
@@ -47,6 +50,7 @@ class WayResult:
     sharding: str
     records: tuple[EpochRecord, ...]
     history: tuple[TrainingPoint, ...]
+    predicted_seconds: float | None = None
     quality: ShuffleQuality | None = None
 
 
@@ -64,6 +68,8 @@ class Comparison:
         The command line, as it can be typed again.
     dataset, cluster, versions, machine
         Facts by name, as JSON can hold them.
+    emulated
+        What of all this was not real (links, stores), in words; empty if everything was.
     """
 
     ways: tuple[WayResult, ...]
@@ -74,6 +80,7 @@ class Comparison:
     cluster: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
+    emulated: str = ""
 
     def __post_init__(self) -> None:
         labels = [way.label for way in self.ways]
@@ -190,6 +197,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
         "cluster": dict(comparison.cluster),
         "versions": dict(comparison.versions),
         "machine": dict(comparison.machine),
+        "emulated": comparison.emulated,
         "ways": [
             {
                 "label": way.label,
@@ -197,6 +205,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
                 "delivery": way.delivery,
                 "sharding": way.sharding,
                 "figures": asdict(figures(way)),
+                "predicted_seconds": way.predicted_seconds,
                 "quality": None if way.quality is None else asdict(way.quality),
                 "history": [asdict(point) for point in way.history],
             }

@@ -11,12 +11,13 @@ from rich.text import Text
 from dshuffle.report.summary import Comparison, Figures, Spread, WayResult, figures
 from dshuffle.report.units import UNKNOWN, human_bytes, human_count, human_error, human_ratio, human_seconds
 
-TIME_HEADINGS = ("epoch", "shuffle", "range", "idle CPU", "training", "waited")
+TIME_HEADINGS = ("epoch", "shuffle", "range", "predicted", "idle CPU", "training", "waited")
 TRAFFIC_HEADINGS = ("needed", "packets", "on the wire", "by the server")
 STORE_HEADINGS = ("from the store", "read amplification", "requests", "a second")
 CAPTION = (
     "Medians of the epochs after the first, which is loaded and not exchanged. epoch: wall time. "
     "shuffle: from the start of an exchange until every worker is ready, mostly while training. "
+    "predicted: the same by the cost model, from a few seconds of measurement before. "
     "idle CPU: of the busiest host during an exchange; with less than 15 % idle (marked !) the time is what the "
     "processors allow, not what the network or the store does. "
     "waited: how long training stood still for it. needed: samples trained on "
@@ -46,6 +47,7 @@ def time_cells(way: WayResult) -> tuple[str, ...]:
         human_seconds(found.epoch_seconds),
         human_seconds(None if spread is None else spread.median),
         UNKNOWN if spread is None else _range(spread),
+        human_seconds(way.predicted_seconds),
         idle_cell(found),
         human_seconds(found.training_seconds),
         human_seconds(found.waited_seconds),
@@ -119,7 +121,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     """A row for each way in each table: seconds, traffic, storage, how well it mixes, the error after each epoch."""
     epochs = epochs_of(comparison, MOST_ERROR_COLUMNS)
     return [
-        _table("Seconds", TIME_HEADINGS, [(way, time_cells(way)) for way in comparison.ways]),
+        _table("Seconds", _but_range(TIME_HEADINGS), [(way, _but_range(time_cells(way))) for way in comparison.ways]),
         _table("Traffic", TRAFFIC_HEADINGS, [(way, traffic_cells(way)) for way in comparison.ways]),
         _table("Storage", STORE_HEADINGS, [(way, store_cells(way)) for way in comparison.ways]),
         _table("Mixing", QUALITY_HEADINGS, [(way, quality_cells(way)) for way in comparison.ways]),
@@ -129,6 +131,12 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
             [(way, error_cells(way, epochs)) for way in comparison.ways],
         ),
     ]
+
+
+def _but_range(cells: tuple[str, ...]) -> tuple[str, ...]:
+    """Eighty columns have no room for it."""
+    place = TIME_HEADINGS.index("range")
+    return cells[:place] + cells[place + 1 :]
 
 
 def _range(spread: Spread) -> str:

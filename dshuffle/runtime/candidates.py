@@ -18,6 +18,23 @@ PROBE_SECONDS = 4.0
 """How long a cluster is measured that nobody has described."""
 
 
+def work_of(
+    dataset: Dataset, *, assignment: Assignment, delivery: str, caching: str, cache_fraction: float | None, relay: str
+) -> Work:
+    """An epoch of a dataset, as the cost model takes it."""
+    unit = assignment.rows if isinstance(assignment, Chunks) else None
+    return Work(
+        dataset.n_samples,
+        max(1, dataset.row_nbytes),
+        cache_fraction=cache_fraction,
+        chunk_rows=unit or unit_rows(dataset),
+        assignment="chunks" if isinstance(assignment, Chunks) else str(assignment),
+        delivery=delivery,
+        caching=caching,
+        relay=relay,
+    )
+
+
 def expected_seconds(
     client: Client,
     dataset: Dataset,
@@ -49,14 +66,8 @@ def expected_seconds(
         cluster = measure_cluster(client, dataset, seconds=PROBE_SECONDS).cluster
     elif cluster.n_workers != n_workers:
         raise InvalidParameter.of("cluster.n_workers", cluster.n_workers, f"{n_workers}, the workers that train")
-    work = Work(
-        dataset.n_samples,
-        max(1, dataset.row_nbytes),
-        cache_fraction=cache_fraction,
-        chunk_rows=assignment.rows or unit_rows(dataset) if isinstance(assignment, Chunks) else unit_rows(dataset),
-        assignment="chunks" if isinstance(assignment, Chunks) else str(assignment),
-        caching=caching,
-        relay=relay,
+    work = work_of(
+        dataset, assignment=assignment, delivery="peer", caching=caching, cache_fraction=cache_fraction, relay=relay
     )
     names = ["peer", "storage"] if cluster.storage is not None else ["peer"]
     if serving:

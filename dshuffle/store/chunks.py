@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from zarr import Array
 
 from dshuffle.errors import CorruptChunk, DatasetError
+from dshuffle.store.cache import ChunkCache
+from dshuffle.store.direct import DirectArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,14 @@ class ArrayInfo:
         Shape of one sample.
     chunk_rows
         Samples in a chunk (the inner chunk, if the array is sharded).
+    shard_rows
+        Samples in a shard: a file or object of many chunks; ``None`` if each chunk is one by itself.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     chunk_rows: int
+    shard_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +51,10 @@ class StoredArray:
     name: str
     array: Array[Any]
     info: ArrayInfo
+    direct: DirectArray | None
 
     @classmethod
-    def of(cls, url: str, name: str, array: Array[Any]) -> StoredArray:
+    def of(cls, url: str, name: str, array: Array[Any], cache: ChunkCache | None = None) -> StoredArray:
         """Check that rows can be read from a Zarr array.
 
         Raises
@@ -64,7 +70,14 @@ class StoredArray:
                 f"array {name!r} of {url} has items of variable length ({dtype}); rows need a dtype of fixed "
                 "size, such as fixed strings or integer codes"
             )
-        return cls(url, name, array, ArrayInfo(dtype, array.shape[1:], array.chunks[0]))
+        shard_rows = None if array.shards is None else array.shards[0]
+        info = ArrayInfo(dtype, array.shape[1:], array.chunks[0], shard_rows)
+        return cls(url, name, array, info, DirectArray.of(array, cache))
+
+    @property
+    def batch_nbytes(self) -> int:
+        """Bytes of small objects that the store likes to be asked for in one call."""
+        return int(getattr(self.array.store, "batch_nbytes", 0))
 
     @property
     def row_nbytes(self) -> int:
@@ -119,13 +132,17 @@ class StoredArray:
         except (DatasetError, MemoryError):
             raise
         except Exception as exc:
-            rows = range(self._shape[0])[box[0]]
-            raise CorruptChunk(
-                f"chunk {index} of array {self.name!r} of {self.url} (store key {self._key(index)!r}; "
-                f"samples {rows[0]} to {rows[-1]}) is missing, truncated or corrupted: "
-                f"{type(exc).__name__}: {exc}"
-            ) from exc
+            raise self.corrupt(index, exc) from exc
         return int(np.asarray(chunk).nbytes)
+
+    def corrupt(self, index: tuple[int, ...], error: Exception) -> CorruptChunk:
+        """The error that names a chunk, where it stands, and its samples."""
+        rows = range(self._shape[0])[index[0] * self.info.chunk_rows : (index[0] + 1) * self.info.chunk_rows]
+        return CorruptChunk(
+            f"chunk {index} of array {self.name!r} of {self.url} (store key {self._key(index)!r}; "
+            f"samples {rows[0]} to {rows[-1]}) is missing, truncated or corrupted: "
+            f"{type(error).__name__}: {error}"
+        )
 
     def chunks_of(self, start: int, stop: int) -> Iterator[tuple[int, ...]]:
         """Indices of the chunks that hold rows ``start`` to ``stop``."""

@@ -9,7 +9,8 @@ import shutil
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import dask
 import dask.array as da
@@ -22,6 +23,7 @@ from zarr.storage import MemoryStore
 
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store.dataset import MARK, Dataset, open_dataset
+from dshuffle.store.source import RowSource
 from dshuffle.store.urls import GROUP, canonical_url, is_local, is_memory, open_store, standing_at
 
 _CHUNK_NBYTES = 4 << 20
@@ -29,11 +31,55 @@ _CHUNK_NBYTES = 4 << 20
 _SLAB_NBYTES = 32 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How many samples are in a chunk, and in a shard of chunks; ``None`` for the default."""
+
+    chunk_rows: int | None = None
+    shard_rows: int | None = None
+
+    @classmethod
+    def of(cls, chunk_rows: int | None, shard_rows: int | None) -> Self:
+        """Check both.
+
+        Raises
+        ------
+        InvalidParameter
+            If one of them is no positive integer, or a shard does not consist of whole chunks.
+        """
+        chunk = _positive("chunk_rows", chunk_rows, "chunks of about 4 MiB")
+        shard = _positive("shard_rows", shard_rows, "no shards")
+        if shard is not None and (chunk is None or shard % chunk):
+            raise InvalidParameter.of(
+                "shard_rows",
+                shard,
+                f"a multiple of chunk_rows ({chunk})",
+                "Give chunk_rows too." if chunk is None else f"For example {-(-shard // chunk) * chunk}.",
+            )
+        return cls(chunk, shard)
+
+    def for_array(self, n_samples: int, row_nbytes: int) -> tuple[int, int | None]:
+        """Samples in a chunk and in a shard of an array, neither larger than it needs."""
+        chunk = min(self.chunk_rows or max(1, _CHUNK_NBYTES // max(1, row_nbytes)), n_samples)
+        if self.shard_rows is None:
+            return chunk, None
+        return chunk, min(self.shard_rows, math.ceil(n_samples / chunk) * chunk) // chunk * chunk
+
+
+def _positive(name: str, value: int | None, default: str) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InvalidParameter.of(name, value, f"an integer >= 1, or None for {default}")
+    return int(value)
+
+
 def create_dataset(
     url: str | os.PathLike[str],
     arrays: Mapping[str, Any],
     *,
     chunk_rows: int | None = None,
+    shard_rows: int | None = None,
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
@@ -45,25 +91,29 @@ def create_dataset(
     Parameters
     ----------
     url
-        A local path, ``file://``, ``memory://name`` (this process only), or what fsspec knows (``s3://``,
-        ...).
+        A local path (of a mounted file system, too) or ``file://``, ``s3://bucket/prefix``,
+        ``nfs://server/export/path``, ``memory://name`` (this process only), or what fsspec knows.
     arrays
         Name -> NumPy or Dask array, or what :func:`numpy.asarray` takes; ``(n_samples, ...)`` of any dtype of
         fixed size. Values are kept; Zarr v3 knows neither big-endian items nor padding between the fields of
         a structured dtype, so both are dropped. Dask arrays are written chunk by chunk by the Dask scheduler
-        in use, whose workers must reach the URL.
+        in use, whose workers must reach the URL. A :class:`~dshuffle.store.source.RowSource` (see
+        :func:`~dshuffle.store.read_sources`) is read slab by slab, 32 MiB or one chunk at a time.
     chunk_rows
         Samples in a chunk. By default each array's chunks hold about 4 MiB.
+    shard_rows
+        Samples in a shard, a multiple of ``chunk_rows``: one file or object of many chunks, each of which can be
+        read by itself. By default each chunk is a file or object.
     overwrite
         Replace an existing Zarr group. Nothing else is ever replaced.
     storage_options
-        For fsspec: credentials, endpoint.
+        As for :func:`~dshuffle.store.open_dataset`.
 
     Raises
     ------
     InvalidParameter
-        If arrays differ in length, have no samples, or a name, dtype or ``chunk_rows`` that cannot be
-        written. Nothing has been written then.
+        If arrays differ in length, have no samples, or a name, dtype, ``chunk_rows`` or ``shard_rows`` that cannot
+        be written. Nothing has been written then.
     DatasetExists
         If something stands at the URL that may not be replaced.
 
@@ -76,19 +126,22 @@ def create_dataset(
     """
     url = canonical_url(url)
     checked = _checked(arrays)
-    rows = _checked_chunk_rows(chunk_rows)
+    cut = Cut.of(chunk_rows, shard_rows)
     _refuse_what_stands_there(url, overwrite, storage_options)
+    _refuse_own_source(url, checked)
     with _unstable_dtypes_allowed():
         if is_local(url):
-            _write_beside(os.path.realpath(url), checked, rows, overwrite)
+            _write_beside(os.path.realpath(url), checked, cut, overwrite)
         else:
             try:
                 _write(
                     open_store(url, storage_options, read_only=False),
                     checked,
-                    rows,
+                    cut,
                     in_process=is_memory(url),
                 )
+            except DatasetError:
+                raise  # of the source, some of which are OSErrors too
             except OSError as exc:
                 raise DatasetError(f"cannot write to {url}: {type(exc).__name__}: {exc}") from exc
     return open_dataset(url, storage_options=storage_options)
@@ -117,7 +170,7 @@ def _checked_array(name: object, value: Any) -> Any:
             raise InvalidParameter.of(
                 f"{label}.shape", value.shape, "known", "Call compute_chunk_sizes() on the Dask array first."
             )
-    else:
+    elif not isinstance(value, RowSource):
         try:
             value = np.asarray(value)
         except ValueError as exc:
@@ -159,14 +212,6 @@ def _packed_little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype([(name, _packed_little_endian(item.base), item.shape) for name, item in fields])
 
 
-def _checked_chunk_rows(chunk_rows: int | None) -> int | None:
-    if chunk_rows is None:
-        return None
-    if isinstance(chunk_rows, bool) or not isinstance(chunk_rows, int | np.integer) or chunk_rows < 1:
-        raise InvalidParameter.of("chunk_rows", chunk_rows, "an integer >= 1, or None for chunks of about 4 MiB")
-    return int(chunk_rows)
-
-
 def _refuse_what_stands_there(url: str, overwrite: bool, storage_options: Mapping[str, Any] | None) -> None:
     found = standing_at(url, storage_options)
     if found == GROUP and not overwrite:
@@ -175,12 +220,19 @@ def _refuse_what_stands_there(url: str, overwrite: bool, storage_options: Mappin
         raise DatasetExists(f"{url} is {found}; only a Zarr group is ever replaced, so choose another place")
 
 
-def _write_beside(target: str, arrays: Mapping[str, Any], chunk_rows: int | None, overwrite: bool) -> None:
+def _refuse_own_source(url: str, arrays: Mapping[str, Any]) -> None:
+    # A local dataset is written beside its place; elsewhere the source would be gone before it is read.
+    for name, array in arrays.items():
+        if not is_local(url) and isinstance(array, RowSource) and (array.origin + "/").startswith(url + "/"):
+            raise InvalidParameter.of("url", url, f"another place than that of its source, array {name!r}")
+
+
+def _write_beside(target: str, arrays: Mapping[str, Any], cut: Cut, overwrite: bool) -> None:
     parent, name = os.path.split(target)
     beside = os.path.join(parent, f".{name}.{uuid.uuid4().hex}")
     try:
         os.makedirs(parent, exist_ok=True)
-        _write(open_store(beside + ".partial", None, read_only=False), arrays, chunk_rows, in_process=False)
+        _write(open_store(beside + ".partial", None, read_only=False), arrays, cut, in_process=False)
         if overwrite and standing_at(target, None) == GROUP:
             os.rename(target, beside + ".replaced")
         try:
@@ -190,23 +242,26 @@ def _write_beside(target: str, arrays: Mapping[str, Any], chunk_rows: int | None
                 os.rename(beside + ".replaced", target)
             raise
         shutil.rmtree(beside + ".replaced", ignore_errors=True)
+    except DatasetError:
+        raise  # of the source, some of which are OSErrors too
     except OSError as exc:
         raise DatasetError(f"cannot write to {target}: {type(exc).__name__}: {exc}") from exc
     finally:
         shutil.rmtree(beside + ".partial", ignore_errors=True)
 
 
-def _write(store: Store, arrays: Mapping[str, Any], chunk_rows: int | None, *, in_process: bool) -> None:
+def _write(store: Store, arrays: Mapping[str, Any], cut: Cut, *, in_process: bool) -> None:
     group = zarr.create_group(store, overwrite=True, attributes={MARK: {"version": 1, "complete": False}})
     sources: list[da.Array] = []
     targets: list[Any] = []
     for name, array in arrays.items():
         dtype = _packed_little_endian(array.dtype)
         row_nbytes = dtype.itemsize * math.prod(array.shape[1:])
-        rows = min(chunk_rows or max(1, _CHUNK_NBYTES // max(1, row_nbytes)), len(array))
-        target = _create_array(group, name, array.shape, dtype, rows)
+        chunk, shard = cut.for_array(len(array), row_nbytes)
+        target = _create_array(group, name, array.shape, dtype, chunk, shard)
+        rows = shard or chunk
         if isinstance(array, da.Array):
-            # One Dask block for every chunk: no two tasks write to the same one.
+            # One Dask block for every object: no two tasks write to the same one.
             sources.append(array.rechunk({0: rows, **dict.fromkeys(range(1, array.ndim), -1)}))
             targets.append(target)
             continue
@@ -221,13 +276,20 @@ def _write(store: Store, arrays: Mapping[str, Any], chunk_rows: int | None, *, i
 
 
 def _create_array(
-    group: zarr.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], chunk_rows: int
+    group: zarr.Group,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    chunk_rows: int,
+    shard_rows: int | None = None,
 ) -> zarr.Array[Any]:
+    across = tuple(max(1, size) for size in shape[1:])
     return group.create_array(
         name,
         shape=shape,
         dtype=dtype,
-        chunks=(chunk_rows, *(max(1, size) for size in shape[1:])),
+        chunks=(chunk_rows, *across),
+        shards=None if shard_rows is None else (shard_rows, *across),
         # Rows of floats hardly compress and re-reading them is the hot path, so they are stored as they are;
         # the checksum turns a flipped bit or a cut-off file into an error.
         filters=(),

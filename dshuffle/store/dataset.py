@@ -13,10 +13,11 @@ import numpy as np
 import zarr
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
+from dshuffle.errors import CorruptChunk, DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.records import StoreTraffic
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
+from dshuffle.store.cache import ChunkCache, cache_nbytes
 from dshuffle.store.chunks import ArrayInfo, StoredArray
 from dshuffle.store.metering import Meter, MeteredStore
 from dshuffle.store.urls import GROUP, canonical_url, open_store, standing_at
@@ -51,11 +52,21 @@ class Dataset:
     _sources: Mapping[str, StoredArray]
     _meter: Meter
     _storage_options: Mapping[str, Any] | None
+    _cache: ChunkCache | None
 
     @property
     def row_nbytes(self) -> int:
         """Bytes of one sample over all arrays."""
         return self.layout.nbytes
+
+    @property
+    def read_by(self) -> dict[str, str]:
+        """Name -> ``"direct"`` for arrays whose chunks are read without zarr's codec pipeline, else ``"zarr"``.
+
+        Direct are those whose chunks (inner chunks, if sharded) span all axes but the first, without codecs or with
+        crc32c, zstd, gzip or blosc alone.
+        """
+        return {name: "zarr" if source.direct is None else "direct" for name, source in self._sources.items()}
 
     @property
     def traffic(self) -> StoreTraffic:
@@ -174,7 +185,12 @@ class Dataset:
         if isinstance(memory_budget, bool) or not isinstance(memory_budget, int) or memory_budget < 1:
             raise InvalidParameter.of("memory_budget", memory_budget, "an integer >= 1 (bytes)")
         start = time.perf_counter()
-        reader.read_rows(sinks, ids, slots, memory_budget=memory_budget, stop=stop)
+        try:
+            reader.read_rows(sinks, ids, slots, memory_budget=memory_budget, stop=stop)
+        except CorruptChunk:
+            if self._cache is not None:
+                self._cache.forget()
+            raise
         self._meter.add(StoreTraffic(delivered_bytes=ids.size * self.row_nbytes, seconds=time.perf_counter() - start))
 
     def _checked_ids(self, ids: ArrayLike) -> NDArray[np.int64]:
@@ -186,10 +202,16 @@ class Dataset:
         return f"<Dataset {self.url!r}, {self.n_samples} samples of {self.row_nbytes} bytes ({arrays})>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.url, self._storage_options)
+        nbytes = None if self._cache is None else self._cache.nbytes
+        return _reopen, (self.url, self._storage_options, nbytes)
 
 
-def open_dataset(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Dataset:
+def open_dataset(
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    chunk_cache: int | str | None = None,
+) -> Dataset:
     """Open a dataset: any Zarr group (v2 or v3) whose arrays share their first axis.
 
     Whoever made it, arrays may be chunked in any way, sharded or compressed. In a dataset made by
@@ -199,17 +221,27 @@ def open_dataset(url: str | os.PathLike[str], *, storage_options: Mapping[str, A
     Parameters
     ----------
     url
-        A local path, ``file://``, ``memory://name`` (this process only), or what fsspec knows (``s3://``,
-        ...).
+        A local path (of a mounted file system, too) or ``file://``, ``s3://bucket/prefix``,
+        ``nfs://server/export/path``, ``memory://name`` (this process only), or what fsspec knows.
     storage_options
-        For fsspec: credentials, endpoint.
+        For S3 ``access_key_id``, ``secret_access_key``, ``session_token``, ``region``, ``endpoint``,
+        ``skip_signature`` and obstore's other options, or s3fs's names for them (``key``, ``secret``,
+        ``endpoint_url``, ``client_kwargs``, ...); what is missing comes from ``AWS_ACCESS_KEY_ID``,
+        ``AWS_ENDPOINT_URL``, .... An endpoint without TLS must say ``http://``. For other schemes what fsspec takes.
+        For all stores ``max_retries`` (7) and ``timeout`` (60 s), see :class:`~dshuffle.store.retry.Patience`.
+    chunk_cache
+        Bytes (or ``"256 MiB"``) of chunks, as stored, that each process keeps in memory from one epoch to the next;
+        by default none. It counts for arrays whose chunks span all axes but the first.
 
     Raises
     ------
+    InvalidParameter
+        If an option is not known.
     DatasetNotFound
         If nothing stands there, or something that is no Zarr group.
     DatasetError
-        If the group has no arrays, arrays of different lengths, or items of variable length.
+        If the store cannot be reached or refuses, or the group has no arrays, arrays of different lengths, or items
+        of variable length.
 
     Examples
     --------
@@ -220,9 +252,10 @@ def open_dataset(url: str | os.PathLike[str], *, storage_options: Mapping[str, A
     >>> dataset
     <Dataset 'memory://doc-open', 10 samples of 20 bytes (x: float32 (3,), y: int64 ())>
     >>> dataset.arrays["x"]
-    ArrayInfo(dtype=dtype('<f4'), shape=(3,), chunk_rows=10)
+    ArrayInfo(dtype=dtype('<f4'), shape=(3,), chunk_rows=10, shard_rows=None)
     """
     url = canonical_url(url)
+    nbytes = cache_nbytes(chunk_cache)
     found = standing_at(url, storage_options)
     if not found:
         hint = " (memory:// URLs exist in the process that made them only)" if url.startswith("memory://") else ""
@@ -232,18 +265,21 @@ def open_dataset(url: str | os.PathLike[str], *, storage_options: Mapping[str, A
     if found != GROUP:
         raise DatasetNotFound(f"{url} is {found}; a dataset is a Zarr group of arrays")
     meter = Meter()
-    store = MeteredStore(open_store(url, storage_options, read_only=True), meter)
+    store = MeteredStore(open_store(url, storage_options, read_only=True, on_retry=meter.count_retry), meter)
+    cache = ChunkCache(store, nbytes, meter) if nbytes else None
     try:
         group = zarr.open_group(store=store, mode="r")
         arrays = dict(sorted(group.arrays()))
         mark = group.attrs.get(MARK)
+    except DatasetError:
+        raise
     except Exception as exc:
         raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
     if isinstance(mark, Mapping):
         if not mark.get("complete"):
             raise DatasetError(f"writing the dataset at {url} was never finished; create it again with overwrite=True")
         store.absent_is_error = True
-    sources = {name: StoredArray.of(url, name, array) for name, array in arrays.items()}
+    sources = {name: StoredArray.of(url, name, array, cache) for name, array in arrays.items()}
     lengths = {name: array.shape[0] for name, array in arrays.items()}
     if not lengths:
         raise DatasetError(f"the Zarr group at {url} has no arrays")
@@ -261,11 +297,12 @@ def open_dataset(url: str | os.PathLike[str], *, storage_options: Mapping[str, A
         _sources=sources,
         _meter=meter,
         _storage_options=storage_options,
+        _cache=cache,
     )
 
 
-def _reopen(url: str, storage_options: Mapping[str, Any] | None) -> Dataset:
-    return open_dataset(url, storage_options=storage_options)
+def _reopen(url: str, storage_options: Mapping[str, Any] | None, chunk_cache: int | None) -> Dataset:
+    return open_dataset(url, storage_options=storage_options, chunk_cache=chunk_cache)
 
 
 def _checked_indices(name: str, values: ArrayLike, stop: int, what: str) -> NDArray[np.int64]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numba
 import numpy as np
@@ -19,28 +20,32 @@ from zarr.core.sync import sync
 from dshuffle.errors import DatasetError
 from dshuffle.rows import ByteMatrix
 from dshuffle.store.chunks import StoredArray
+from dshuffle.store.direct import DirectArray, Indexes
 
 #: Bytes in flight at a time, by default.
 MEMORY_BUDGET = 64 << 20
 
-# Neighbouring bands are read in one call until they make this many bytes: zarr's cost for a call (about 0.3
-# ms) is then shared by many small chunks, and the inner chunks of a small shard come in one request.
+# Neighbouring bands are read in one call until they make this many bytes, where that helps: the chunks of a shard
+# then come in one request, and zarr's cost for a call (about 0.3 ms) is shared by many small chunks.
 _SPAN_NBYTES = 4 << 20
 # However small they are, no more reads than this run at a time.
 _MAX_IN_FLIGHT = 64
 # Below this, copying on zarr's loop takes less time than handing the copy to a thread.
 _THREAD_NBYTES = 1 << 20
+# The same for decompressing, which takes longer.
+_DECODE_NBYTES = 128 << 10
 
 Job = tuple[int, Callable[[], Awaitable[None]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where the rows of one array go: the bytes from ``offset`` of some rows of a byte matrix."""
+    """Where the rows of one array go: the bytes from ``offset`` of some rows of a byte matrix; for one call."""
 
     source: StoredArray
     matrix: ByteMatrix
     offset: int
+    indexes: Indexes = field(default_factory=dict)
 
 
 def read_rows(
@@ -77,40 +82,73 @@ async def run_bounded(jobs: Iterable[Job], budget: int) -> None:
     After a failure no further job starts, those under way are waited for (they write to the caller's memory),
     and the first error is raised.
     """
-    running: dict[asyncio.Future[None], int] = {}
+    running: set[asyncio.Task[None]] = set()
+    errors: list[BaseException] = []
+    ended = asyncio.Event()
+    n_running = in_flight = 0
+
+    async def run(nbytes: int, start: Callable[[], Awaitable[None]]) -> None:
+        nonlocal n_running, in_flight
+        try:
+            await start()
+        except BaseException as exc:
+            errors.append(exc)
+        finally:
+            n_running -= 1
+            in_flight -= nbytes
+            ended.set()
+
     try:
         for nbytes, start in jobs:
-            while running and (sum(running.values()) + nbytes > budget or len(running) >= _MAX_IN_FLIGHT):
-                await _collect(running)
-            running[asyncio.ensure_future(start())] = nbytes
-        while running:
-            await _collect(running)
+            while n_running and (in_flight + nbytes > budget or n_running >= _MAX_IN_FLIGHT):
+                # asyncio.wait would look at all that run, each time that one ends.
+                ended.clear()
+                await ended.wait()
+            if errors:
+                break
+            n_running += 1
+            in_flight += nbytes
+            task = asyncio.ensure_future(run(nbytes, start))
+            running.add(task)
+            task.add_done_callback(running.discard)
     finally:
-        await asyncio.gather(*running, return_exceptions=True)
-
-
-async def _collect(running: dict[asyncio.Future[None], int]) -> None:
-    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        await task
-        del running[task]
+        await asyncio.gather(*running)
+    if errors:
+        raise errors[0]
 
 
 def _jobs(sink: Sink, ids: NDArray[np.int64], slots: NDArray[np.int64], span_nbytes: int) -> Iterator[Job]:
-    source, chunk_rows = sink.source, sink.source.info.chunk_rows
+    source, chunk_rows, direct = sink.source, sink.source.info.chunk_rows, sink.source.direct
     if source.row_nbytes == 0 or ids.size == 0:
         return
+    max_bands = max(1, span_nbytes // source.band_nbytes)
+    if direct is None:
+        for start, stop, first, last in spans(ids, chunk_rows, max_bands):
+            nbytes = (stop - start) // chunk_rows * source.band_nbytes
+            yield cost(nbytes), partial(_read_span, sink, start, stop, ids[first:last], slots[first:last])
+    elif direct.shard_chunks:
+        if direct.cached:
+            max_bands = 1  # which neighbours are wanted along with a chunk changes from epoch to epoch
+        for start, stop, first, last in spans(ids, chunk_rows, max_bands, direct.shard_chunks):
+            chunks = list(range(start // chunk_rows, stop // chunk_rows))
+            read = partial(_read_chunks, sink, direct, chunks, ids[first:last], slots[first:last])
+            yield cost(len(chunks) * source.band_nbytes), read
+    else:
+        bands = ids // chunk_rows
+        firsts = np.flatnonzero(np.diff(bands, prepend=-1))
+        ends = np.append(firsts[1:], ids.size)
+        step = min(max_bands, max(1, source.batch_nbytes // source.band_nbytes))
+        for at in range(0, firsts.size, step):
+            some = slice(firsts[at], ends[min(at + step, ends.size) - 1])
+            chunks = bands[firsts[at : at + step]].tolist()
+            read = partial(_read_chunks, sink, direct, chunks, ids[some], slots[some])
+            yield cost(len(chunks) * source.band_nbytes), read
 
-    def job(start: int, stop: int, first: int, last: int) -> Callable[[], Awaitable[None]]:
-        return lambda: _read_span(sink, start, stop, ids[first:last], slots[first:last])
 
-    for start, stop, first, last in spans(ids, chunk_rows, max(1, span_nbytes // source.band_nbytes)):
-        n_bands = (stop - start) // chunk_rows
-        yield cost(n_bands * source.band_nbytes), job(start, stop, first, last)
-
-
-def spans(ids: NDArray[np.int64], chunk_rows: int, max_bands: int) -> list[tuple[int, int, int, int]]:
-    """Group sorted ids by what is read in one call.
+def spans(
+    ids: NDArray[np.int64], chunk_rows: int, max_bands: int, shard_bands: int = 0
+) -> list[tuple[int, int, int, int]]:
+    """Group sorted ids by what is read in one call; with ``shard_bands``, never of two shards.
 
     Returns
     -------
@@ -124,12 +162,16 @@ def spans(ids: NDArray[np.int64], chunk_rows: int, max_bands: int) -> list[tuple
     [(0, 2, 0, 2), (4, 6, 2, 3), (8, 10, 3, 5)]
     >>> spans(np.array([0, 3, 5]), chunk_rows=2, max_bands=2)
     [(0, 4, 0, 2), (4, 6, 2, 3)]
+    >>> spans(np.array([0, 3, 5]), chunk_rows=2, max_bands=9, shard_bands=2)
+    [(0, 4, 0, 2), (4, 6, 2, 3)]
     """
     bands = ids // chunk_rows
     firsts = np.flatnonzero(np.diff(bands, prepend=-1))
     bands = bands[firsts]
     at = np.arange(bands.size)
     gap = np.diff(bands, prepend=-2) != 1
+    if shard_bands:
+        gap |= bands % shard_bands == 0
     since_gap = at - np.maximum.accumulate(np.where(gap, at, 0))
     begins = np.flatnonzero(since_gap % max_bands == 0)
     ends = np.append(begins[1:], bands.size)
@@ -151,6 +193,68 @@ async def _read_span(sink: Sink, start: int, stop: int, ids: NDArray[np.int64], 
         _scatter(*arguments)
     else:
         await asyncio.to_thread(_scatter, *arguments)
+
+
+async def _read_chunks(
+    sink: Sink, direct: DirectArray, chunks: list[int], ids: NDArray[np.int64], slots: NDArray[np.int64]
+) -> None:
+    source = sink.source
+    try:
+        stored = await direct.fetch(chunks, sink.indexes)
+    except (DatasetError, MemoryError):
+        raise
+    except Exception as exc:
+        # Absent, or the index of a shard: where several were asked for, ask for one at a time to learn which.
+        if len(chunks) > 1 and not direct.shard_chunks:
+            return await _one_by_one(sink, direct, chunks, ids, slots)
+        raise source.corrupt(_index(source, chunks[0]), exc) from exc
+    if stored is None:
+        return await _one_by_one(sink, None, chunks, ids, slots)
+    nbytes = len(chunks) * source.band_nbytes
+    if nbytes < (_DECODE_NBYTES if direct.decompresses else _THREAD_NBYTES):
+        _unpack(sink, direct, chunks, stored, ids, slots)
+    else:
+        await asyncio.to_thread(_unpack, sink, direct, chunks, stored, ids, slots)
+
+
+async def _one_by_one(
+    sink: Sink, direct: DirectArray | None, chunks: list[int], ids: NDArray[np.int64], slots: NDArray[np.int64]
+) -> None:
+    """Read each chunk by itself; without ``direct`` through zarr, which knows the fill value of absent ones."""
+    chunk_rows = sink.source.info.chunk_rows
+    for chunk in chunks:
+        start = chunk * chunk_rows
+        some = slice(*np.searchsorted(ids, (start, start + chunk_rows)))
+        if direct is None:
+            await _read_span(sink, start, start + chunk_rows, ids[some], slots[some])
+        else:
+            await _read_chunks(sink, direct, [chunk], ids[some], slots[some])
+
+
+def _unpack(
+    sink: Sink,
+    direct: DirectArray,
+    chunks: list[int],
+    stored: list[NDArray[np.uint8]],
+    ids: NDArray[np.int64],
+    slots: NDArray[np.int64],
+) -> None:
+    source, chunk_rows = sink.source, sink.source.info.chunk_rows
+    ends = np.searchsorted(ids, (np.asarray(chunks) + 1) * chunk_rows).tolist()
+    begin = 0
+    for chunk, data, end in zip(chunks, stored, ends, strict=True):
+        try:
+            block = direct.decode(data).reshape(chunk_rows, source.row_nbytes)
+        except MemoryError:
+            raise
+        except Exception as exc:
+            raise source.corrupt(_index(source, chunk), exc) from exc
+        _scatter(block, ids[begin:end], chunk * chunk_rows, sink.matrix, sink.offset, slots[begin:end])
+        begin = end
+
+
+def _index(source: StoredArray, chunk: int) -> tuple[int, ...]:
+    return (chunk, *[0] * len(source.info.shape))
 
 
 @numba.njit(nogil=True, cache=True)

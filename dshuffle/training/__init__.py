@@ -2,7 +2,13 @@
 
 from dshuffle.training.cluster import connect, local_cluster
 from dshuffle.training.comparison import Way, compare_ways, default_ways, modest_step, product_of_ways
-from dshuffle.training.datasets import keyed_regression, keyed_weights
+from dshuffle.training.datasets import (
+    gaussian_blobs,
+    keyed_regression,
+    keyed_weights,
+    low_rank_entries,
+    low_rank_factors,
+)
 from dshuffle.training.linear_regression import History, fit_linear_regression
 from dshuffle.training.measuring import measure_exchanges
 from dshuffle.training.warmup import compile_kernels
@@ -15,9 +21,12 @@ __all__ = [
     "connect",
     "default_ways",
     "fit_linear_regression",
+    "gaussian_blobs",
     "keyed_regression",
     "keyed_weights",
     "local_cluster",
+    "low_rank_entries",
+    "low_rank_factors",
     "measure_exchanges",
     "modest_step",
     "product_of_ways",

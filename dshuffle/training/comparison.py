@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,12 +12,18 @@ from distributed import Client
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SHARDINGS, UNCODED, Aligned, Local, parse_assignment
+from dshuffle.planning.cost import Cluster, predict
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
+from dshuffle.runtime.candidates import work_of
+from dshuffle.runtime.chunks import with_chunks_of
 from dshuffle.store import Dataset
 from dshuffle.training.facts import cluster_facts, dataset_facts, machine_facts, version_facts
 from dshuffle.training.linear_regression import check_regression, fit_linear_regression
 from dshuffle.training.quality import QualityOfWays
+
+EMULATED = "DSHUFFLE_EMULATED"
+"""Environment variable: what is not real where this runs, in words for the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,7 @@ def compare_ways(
     features: str = "x",
     target: str = "y",
     command: str = "",
+    measured: Cluster | None = None,
     on_epoch: Callable[[Way, TrainingPoint], None] | None = None,
 ) -> Comparison:
     """Run every way from the same seed and weights, one after the other.
@@ -155,6 +163,9 @@ def compare_ways(
         See :class:`dshuffle.Shuffler`.
     command
         How to run it again, for the report.
+    measured
+        How fast links, storage and processors of this cluster are, if every way is to be predicted as well; see
+        :func:`~dshuffle.runtime.probe.measure_cluster`.
     on_epoch
         Called after every epoch of every way.
 
@@ -169,17 +180,7 @@ def compare_ways(
     quality = QualityOfWays(dataset, target)
 
     def run(way: Way, count: int, report: Callable[[TrainingPoint], None] | None) -> WayResult:
-        with Shuffler(
-            client,
-            dataset,
-            assignment=way.assignment,
-            delivery=way.delivery,
-            sharding=way.sharding,
-            caching=way.caching,
-            relay=way.relay,
-            cache_fraction=cache_fraction,
-            seed=seed,
-        ) as shuffler:
+        with shuffler_of(client, dataset, way, cache_fraction=cache_fraction, seed=seed) as shuffler:
             history = fit_linear_regression(
                 shuffler, epochs=count, step=step, features=features, target=target, on_epoch=report
             )
@@ -190,6 +191,7 @@ def compare_ways(
             sharding=way.sharding,
             records=tuple(shuffler.records),
             history=history.points,
+            predicted_seconds=None if measured is None else predicted_seconds(measured, dataset, way, cache_fraction),
             quality=quality.of(way.assignment, way.sharding, way.caching, shuffler.n_workers, seed, cache_fraction),
         )
 
@@ -206,4 +208,37 @@ def compare_ways(
         cluster=cluster_facts(client),
         versions=version_facts(),
         machine=machine_facts(),
+        emulated=os.environ.get(EMULATED, ""),
     )
+
+
+def shuffler_of(
+    client: Client, dataset: Dataset, way: Way, *, cache_fraction: float | None = None, seed: int = 0
+) -> Shuffler:
+    """The shuffler of a way."""
+    return Shuffler(
+        client,
+        dataset,
+        assignment=way.assignment,
+        delivery=way.delivery,
+        sharding=way.sharding,
+        caching=way.caching,
+        relay=way.relay,
+        cache_fraction=cache_fraction,
+        seed=seed,
+    )
+
+
+def predicted_seconds(cluster: Cluster, dataset: Dataset, way: Way, cache_fraction: float | None) -> float | None:
+    """Seconds of an exchange by the cost model; None for ``auto``, which is any of several."""
+    if way.delivery == AUTO:
+        return None
+    work = work_of(
+        dataset,
+        assignment=with_chunks_of(dataset, parse_assignment(way.assignment)),
+        delivery=way.delivery,
+        caching=way.caching,
+        cache_fraction=cache_fraction,
+        relay=way.relay,
+    )
+    return predict(cluster, work).exchange_seconds

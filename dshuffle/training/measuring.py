@@ -8,9 +8,9 @@ from collections.abc import Callable
 from distributed import Client
 
 from dshuffle.records import EpochRecord
-from dshuffle.runtime import Partition, Shuffler
+from dshuffle.runtime import Partition
 from dshuffle.store import Dataset
-from dshuffle.training.comparison import Way
+from dshuffle.training.comparison import Way, shuffler_of
 
 
 def measure_exchanges(
@@ -64,17 +64,7 @@ def measure_exchanges(
     def sleep(partition: Partition) -> None:
         time.sleep(training_seconds)
 
-    with Shuffler(
-        client,
-        dataset,
-        assignment=way.assignment,
-        delivery=way.delivery,
-        sharding=way.sharding,
-        caching=way.caching,
-        relay=way.relay,
-        cache_fraction=cache_fraction,
-        seed=seed,
-    ) as shuffler:
+    with shuffler_of(client, dataset, way, cache_fraction=cache_fraction, seed=seed) as shuffler:
         for epoch in shuffler.epochs(epochs + 1):
             client.gather(epoch.map(sleep))
             if on_epoch is not None:

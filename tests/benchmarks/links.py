@@ -5,7 +5,7 @@
 
 For a cluster whose links are limited: real slow ones, or network namespaces with `tc`. One worker must have the
 resource `dshuffle-server`. All hosts must see the folder of the data. COMMAND prints what has crossed the links so
-far, a line `HOST sent BYTES received BYTES` each, and is compared with what the records say.
+far, as `python storage/testbed.py bytes` does, and is compared with what the records say.
 
 The bound is the time of the most loaded link for the rows alone: no headers, no acknowledgements, nothing lost to
 stages that wait for each other. A time with no idle processor left says nothing about the network.
@@ -45,8 +45,8 @@ def busiest_link(record: EpochRecord) -> int:
 
 def crossed(command: str) -> int:
     """Bytes that all hosts have sent."""
-    lines = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout.splitlines()
-    return sum(int(line.split()[2]) for line in lines)
+    answer = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
+    return sum(host["sent"] for host in json.loads(answer).values())
 
 
 def processor_times() -> np.ndarray:

@@ -44,11 +44,86 @@ def test_create_keeps_what_stands_there_unless_told(url):
 
 @pytest.mark.parametrize(
     "options",
-    [(), ("--synthetic", "images"), ("--synthetic", "regression", "--samples", 0)],
+    [
+        (),
+        ("--synthetic", "images"),
+        ("--synthetic", "regression", "--samples", 0),
+        ("--synthetic", "regression", "--from", "x.npy"),
+        ("--synthetic", "regression", "--classes", 3),
+        ("--synthetic", "matrix", "--samples", 100),
+        ("--from", "x.npy", "--seed", 1),
+        ("--movielens", "ratings.csv", "--array", "row"),
+    ],
 )
 def test_create_with_options_that_make_no_sense_is_a_usage_error(tmp_path, options):
     assert run("create", tmp_path / "d.zarr", *options).exit_code == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_create_says_which_option_goes_with_what(tmp_path):
+    result = run("create", tmp_path / "d.zarr", "--synthetic", "matrix", "--samples", 100)
+    assert "--samples does not go with --synthetic matrix" in result.stderr
+
+
+def test_create_from_files(tmp_path):
+    x, y = np.random.default_rng(0).random((50, 3)), np.arange(50)
+    np.save(tmp_path / "x.npy", x)
+    np.savez_compressed(tmp_path / "more.npz", y=y, z=y)
+    files = ("--from", tmp_path / "x.npy", "--from", tmp_path / "more.npz")
+    result = run("create", tmp_path / "d.zarr", *files, "--array", "x", "--array", "y")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("wrote 50 samples of 32 B (1.60 kB) to ")
+    assert result.stderr.splitlines() == ["50/100 rows read: x", "100/100 rows read: y"]
+    found = dshuffle.open_dataset(tmp_path / "d.zarr").read_rows(np.arange(50))
+    assert set(found) == {"x", "y"}
+    assert np.array_equal(found["x"], x)
+    assert np.array_equal(found["y"], y)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--from", "nowhere.npy"), "nowhere.npy does not exist"),
+        (("--from", "x.npy", "--from", "y.npy"), "arrays of one length"),
+        (("--from", "notes.txt"), "a .npy, .npz, .parquet or .pq file, or a Zarr array or group"),
+        (("--movielens", "notes.txt"), "is no ratings.csv of MovieLens"),
+        (("--synthetic", "matrix", "--columns", 10), "per_row=68 is not allowed"),
+    ],
+)
+def test_create_from_what_makes_no_dataset_is_an_error_of_one_line(tmp_path, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.arange(5))
+    np.save("y.npy", np.arange(6))
+    (tmp_path / "notes.txt").write_text("milk")
+    before = sorted(tmp_path.iterdir())
+    result = run("create", "d.zarr", *options)
+    assert result.exit_code == 1
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_create_from_ratings(tmp_path):
+    lines = [f"{user},{movie},3.5,1" for user, count in ((1, 70), (2, 68), (3, 67)) for movie in range(count)]
+    (tmp_path / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *lines]))
+    result = run("create", tmp_path / "d.zarr", "--movielens", tmp_path / "ratings.csv")
+    assert result.exit_code == 0, result.output
+    assert "2 users" in result.stderr
+    assert dshuffle.open_dataset(tmp_path / "d.zarr").n_samples == 2 * 68
+
+
+def test_create_writes_the_classification_and_the_matrix_that_were_asked_for(tmp_path):
+    options = ("--samples", 90, "--features", 4, "--classes", 3)
+    assert run("create", tmp_path / "c.zarr", "--synthetic", "classification", *options).exit_code == 0
+    blobs = dshuffle.open_dataset(tmp_path / "c.zarr").read_rows(np.arange(90))
+    assert blobs["x"].shape == (90, 4)
+    assert np.bincount(blobs["y"]).tolist() == [30, 30, 30]
+    options = ("--rows", 20, "--columns", 30, "--entries-per-row", 5, "--rank", 2, "--noise", 0.1)
+    made = run("create", tmp_path / "m.zarr", "--synthetic", "matrix", *options)
+    assert made.exit_code == 0
+    assert "blocks generated and written" in made.stderr
+    entries = dshuffle.open_dataset(tmp_path / "m.zarr").read_rows(np.arange(100))
+    assert np.bincount(entries["row"]).tolist() == [5] * 20
 
 
 def test_info_describes_every_array(url):

@@ -49,7 +49,7 @@ def test_a_way_of_one_epoch_has_errors_and_no_medians(comparison):
     assert found.training_seconds is None
     assert found.epoch_seconds is None
     assert found.last_error == found.first_error == 0.6
-    assert time_cells(short)[:6] == ("-",) * 6
+    assert time_cells(short)[:6] == ("-",) * 7
     assert traffic_cells(short) == ("-",) * len(TRAFFIC_HEADINGS)
 
 
@@ -62,8 +62,8 @@ def test_storage_and_processors(comparison):
     way = dataclasses.replace(storage, records=tuple(twice))
     assert store_cells(way)[1:] == ("2.0", "80", "200")
     assert store_cells(peer) == ("0 B", "-", "0", "-")
-    assert time_cells(storage)[3] == "40 %"
-    assert time_cells(peer)[3] == "10 % !"
+    assert time_cells(storage)[4] == "40 %"
+    assert time_cells(peer)[4] == "10 % !"
 
 
 def test_quality_is_shown_as_far_as_it_is_known(comparison):
@@ -82,7 +82,7 @@ def test_ways_with_one_label_are_refused(comparison):
 def test_every_way_has_a_row_in_every_table_and_fits_80_columns(comparison, capsys):
     tables = comparison_tables(comparison)
     assert [table.row_count for table in tables] == [6] * 5
-    headings = (TIME_HEADINGS, TRAFFIC_HEADINGS, STORE_HEADINGS, QUALITY_HEADINGS, range(5))
+    headings = (TIME_HEADINGS[1:], TRAFFIC_HEADINGS, STORE_HEADINGS, QUALITY_HEADINGS, range(5))
     assert [len(table.columns) for table in tables] == [1 + len(each) for each in headings]
     console = pytest.importorskip("rich.console").Console(width=80)
     for table in tables:

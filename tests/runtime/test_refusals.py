@@ -35,7 +35,7 @@ from dshuffle.runtime.worker import DShuffleWorker
         ({"assignment": "partial:nan"}, r"nan.*\[0, 1\]"),
         ({"assignment": "partial:some"}, r"partial:some"),
         ({"assignment": 3}, r"assignment=3"),
-        ({"delivery": "post"}, r"delivery='post' is not allowed.*\['clique', 'coded', .*'peer', 'server', 'storage', "),
+        ({"delivery": "post"}, r"delivery='post' is not allowed.*\['auto', 'clique', 'coded', .*'peer', 'server', "),
         ({"relay": "pigeon"}, r"relay='pigeon' is not allowed.*\['pipelined', 'ring', 'unicast'\]"),
         ({"delivery": "leftover", "cache_fraction": 0.5}, r"delivery='leftover' is not allowed.*use 'clique'"),
         ({"caching": "lru"}, r"caching='lru' is not allowed.*\['even', 'recent', 'uniform'\]"),

@@ -81,11 +81,11 @@ def test_unknown_schemes_and_missing_packages(monkeypatch: Any) -> None:
     import fsspec
 
     def not_installed(*args: Any, **kwargs: Any) -> Any:
-        raise ImportError("Install s3fs to access S3")
+        raise ImportError("Install gcsfs to access Google")
 
     monkeypatch.setattr(fsspec, "url_to_fs", not_installed)
-    with pytest.raises(DatasetError, match="Install s3fs"):
-        open_dataset("s3://bucket/x")
+    with pytest.raises(DatasetError, match="Install gcsfs"):
+        open_dataset("gs://bucket/x")
 
 
 def test_an_existing_dataset_stays_without_overwrite(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import pickle
 import subprocess
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.store import Dataset, chunks, create_dataset, open_dataset, reader
+from dshuffle.store import Dataset, create_dataset, open_dataset, reader
 from dshuffle.store.metering import MeteredStore
 
 N = 100
@@ -29,6 +30,13 @@ Y = np.arange(N)
 @pytest.fixture
 def dataset() -> Dataset:
     return create_dataset("memory://reading", {"x": X, "y": Y}, chunk_rows=7, overwrite=True)
+
+
+def through_zarr(dataset: Dataset) -> Dataset:
+    """The same, without our own way of reading."""
+    sources = {name: dataclasses.replace(source, direct=None) for name, source in dataset._sources.items()}
+    assert all(source.direct is not None for source in dataset._sources.values())
+    return dataclasses.replace(dataset, _sources=sources)
 
 
 @pytest.mark.parametrize("span_nbytes", [1, 500, 4 << 20])
@@ -51,9 +59,11 @@ def test_opening_is_not_counted(dataset: Dataset) -> None:
     assert open_dataset("memory://reading").traffic.requests == 0
 
 
-@given(st.lists(st.integers(0, 60), min_size=1).map(sorted), st.integers(1, 9), st.integers(1, 9))
-def test_spans_cover_the_ids_and_nothing_else(ids: list[int], chunk_rows: int, max_bands: int) -> None:
-    found = reader.spans(np.array(ids), chunk_rows, max_bands)
+@given(st.lists(st.integers(0, 60), min_size=1).map(sorted), st.integers(1, 9), st.integers(1, 9), st.integers(0, 4))
+def test_spans_cover_the_ids_and_nothing_else(
+    ids: list[int], chunk_rows: int, max_bands: int, shard_bands: int
+) -> None:
+    found = reader.spans(np.array(ids), chunk_rows, max_bands, shard_bands)
     bands: list[int] = []
     at = 0
     for start, stop, first, last in found:
@@ -61,6 +71,8 @@ def test_spans_cover_the_ids_and_nothing_else(ids: list[int], chunk_rows: int, m
         assert all(start <= i < stop for i in ids[first:last])
         assert start % chunk_rows == stop % chunk_rows == 0
         assert 1 <= (stop - start) // chunk_rows <= max_bands
+        if shard_bands:
+            assert start // (shard_bands * chunk_rows) == (stop - 1) // (shard_bands * chunk_rows)
         bands += range(start // chunk_rows, stop // chunk_rows)
         at = last
     assert at == len(ids)
@@ -110,21 +122,26 @@ def test_a_failure_stops_what_has_not_begun_and_waits_for_the_rest() -> None:
 
 
 @pytest.mark.parametrize("budget", [1, 1000, 64 << 20])
-def test_chunks_in_flight_stay_within_the_budget(dataset: Dataset, monkeypatch: Any, budget: int) -> None:
+@pytest.mark.parametrize("way", ["direct", "zarr"])
+def test_chunks_in_flight_stay_within_the_budget(monkeypatch: Any, budget: int, way: str) -> None:
+    dataset = create_dataset("memory://reading", {"x": X, "y": Y}, chunk_rows=7, overwrite=True)
     monkeypatch.setattr(reader, "_SPAN_NBYTES", 1)
     in_flight = peak = 0
-    original = chunks.StoredArray.read_rows
+    get = MeteredStore.get
 
-    async def watched(self: Any, start: int, stop: int) -> Any:
+    async def watched(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:
         nonlocal in_flight, peak
-        in_flight += reader.cost(self.band_nbytes)
+        cost = reader.cost(7 * (24 if key.startswith("x/") else 8))
+        in_flight += cost
         peak = max(peak, in_flight)
         await asyncio.sleep(0.001)
-        result = await original(self, start, stop)
-        in_flight -= reader.cost(self.band_nbytes)
+        result = await get(self, key, *args, **kwargs)
+        in_flight -= cost
         return result
 
-    monkeypatch.setattr(chunks.StoredArray, "read_rows", watched)
+    if way == "zarr":
+        dataset = through_zarr(dataset)
+    monkeypatch.setattr(MeteredStore, "get", watched)
     np.testing.assert_array_equal(dataset.read_rows(np.arange(N), memory_budget=budget)["x"], X)
     largest = 2 * 7 * 6 * 4
     assert peak <= max(budget, largest)

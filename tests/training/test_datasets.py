@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.training import keyed_regression, keyed_weights
+from dshuffle.training import gaussian_blobs, keyed_regression, keyed_weights, low_rank_entries, low_rank_factors
 from dshuffle.training.datasets import BLOCK_ROWS
 
 
@@ -45,3 +45,84 @@ def test_unsorted_rows_have_their_keys_in_no_order():
 def test_counts_that_make_no_sense_are_refused(name, value):
     with pytest.raises(InvalidParameter, match=f"^{name}={value}"):
         keyed_regression(**{"n_samples": 10, name: value})
+
+
+def test_blobs_are_sorted_balanced_and_as_far_apart_as_asked():
+    n = BLOCK_ROWS + 1000
+    (data,) = dask.compute(gaussian_blobs(n, n_features=40, n_classes=7, seed=2, separation=5))
+    x, y = data["x"], data["y"]
+    assert (x.dtype, y.dtype) == (np.float32, np.int64)
+    assert (np.diff(y) >= 0).all()
+    assert np.ptp(np.bincount(y, minlength=7)) <= 1
+    centres = np.stack([x[y == label].mean(axis=0) for label in range(7)])
+    assert (x - centres[y]).std() == pytest.approx(1, abs=0.01)
+    distances = np.linalg.norm(centres[:, None] - centres, axis=2)[np.triu_indices(7, 1)]
+    assert np.sqrt((distances**2).mean()) == pytest.approx(5, rel=0.15)
+    assert (np.diff(x[:, 0]) != 0).all(), "blocks must not repeat each other"
+
+
+def test_unsorted_blobs_have_their_classes_in_no_order():
+    y = gaussian_blobs(600, n_features=2, n_classes=6, sort=False)["y"].compute()
+    assert (np.diff(y) < 0).sum() > 100
+    assert set(y) == set(range(6))
+
+
+def test_entries_are_those_of_the_matrix(monkeypatch):
+    monkeypatch.setattr("dshuffle.training.datasets.BLOCK_ENTRIES", 100)
+    shape = {"n_rows": 50, "n_columns": 23, "per_row": 9, "rank": 3, "seed": 4}
+    (data,) = dask.compute(low_rank_entries(**shape))
+    assert [data[name].dtype for name in ("row", "column", "value")] == [np.int32, np.int32, np.float32]
+    assert len(data["row"]) == 50 * 9
+    np.testing.assert_array_equal(data["row"], np.repeat(np.arange(50), 9))
+    columns = data["column"].reshape(50, 9)
+    assert (np.diff(columns, axis=1) > 0).all(), "sorted, and none twice"
+    assert columns.min() >= 0
+    assert columns.max() < 23
+    left, right = low_rank_factors(**shape)
+    matrix = left @ right.T
+    assert np.linalg.matrix_rank(matrix) == 3
+    np.testing.assert_allclose(matrix[data["row"], data["column"]], data["value"], atol=1e-5)
+
+
+def test_entries_have_variance_one_noise_beside_and_columns_drawn_evenly():
+    (clean, noisy) = dask.compute(
+        low_rank_entries(3000, 20, per_row=5, rank=8), low_rank_entries(3000, 20, per_row=5, rank=8, noise=0.5)
+    )
+    assert clean["value"].std() == pytest.approx(1, abs=0.25)  # 160 numbers decide on the columns' factor
+    np.testing.assert_array_equal(clean["column"], noisy["column"])
+    assert (noisy["value"] - clean["value"]).std() == pytest.approx(0.5, abs=0.02)
+    counts = np.bincount(clean["column"], minlength=20)
+    assert ((counts - 750) ** 2 / 750).sum() < 55  # chi-squared with 19 degrees of freedom: once in 10,000 seeds
+
+
+def test_every_row_may_be_whole():
+    columns = low_rank_entries(4, 6, per_row=6)["column"].compute()
+    assert columns.tolist() == list(range(6)) * 4
+
+
+@pytest.mark.parametrize(
+    "make", [lambda seed: gaussian_blobs(50, seed=seed), lambda seed: low_rank_entries(5, 90, seed=seed)]
+)
+def test_other_datasets_depend_on_the_seed_alone(make):
+    first, again, other = dask.compute(make(3), make(3), make(4))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    name = "x" if "x" in first else "value"
+    assert not np.array_equal(first[name], other[name])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: gaussian_blobs(0), "n_samples=0"),
+        (lambda: gaussian_blobs(5, n_classes=0), "n_classes=0"),
+        (lambda: gaussian_blobs(5, separation=0), "separation=0"),
+        (lambda: low_rank_entries(0, 5, 2), "n_rows=0"),
+        (lambda: low_rank_entries(5, 5, per_row=6), r"per_row=6 .* at most n_columns \(5\)"),
+        (lambda: low_rank_entries(5, 5, 2, rank=0), "rank=0"),
+        (lambda: low_rank_entries(5, 5, 2, noise=-1), "noise=-1"),
+        (lambda: low_rank_entries(2**31 + 1, 5, 2), "n_rows=2147483649"),
+    ],
+)
+def test_other_counts_that_make_no_sense_are_refused(make, words):
+    with pytest.raises(InvalidParameter, match=f"^{words}"):
+        make()

@@ -1,0 +1,164 @@
+"""Rows that stand elsewhere and are read in order, slab by slab: data larger than memory become a dataset."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import DatasetError, DShuffleError
+
+# Streams are cut into blocks of about this many bytes; larger ones are not faster.
+_BLOCK_NBYTES = 4 << 20
+
+
+class RowSource(ABC):
+    """An array that :func:`~dshuffle.store.create_dataset` reads in slabs of ascending rows.
+
+    Parameters
+    ----------
+    origin
+        The file or URL, for messages; a dataset is never written over what it is read from.
+    shape
+        ``(n_samples, ...)``.
+    dtype
+        Item type of what is read.
+    """
+
+    def __init__(self, origin: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.origin = origin
+        self.shape = shape
+        self.dtype = dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes, that of the samples included."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        """The rows of a slice without a step, in memory of their own."""
+
+
+def block_rows(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Rows of about 4 MiB, at least one: what a stream gives at a time."""
+    return max(1, _BLOCK_NBYTES // max(1, dtype.itemsize * math.prod(shape[1:])))
+
+
+class StreamSource(RowSource):
+    """Rows of something that can only be read from its beginning: a compressed member, a CSV file.
+
+    Reading ascending slabs goes through the stream once; going back begins again.
+
+    Parameters
+    ----------
+    origin, shape, dtype
+        As for :class:`RowSource`.
+    blocks
+        Opens the stream: an iterator over arrays of consecutive rows. What goes wrong in it becomes a
+        :class:`~dshuffle.errors.DatasetError` that names the origin.
+    """
+
+    def __init__(
+        self,
+        origin: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        blocks: Callable[[], Iterator[NDArray[Any]]],
+    ) -> None:
+        super().__init__(origin, shape, dtype)
+        self._open = blocks
+        self._blocks: Iterator[NDArray[Any]] = iter(())
+        self._none = self._rest = np.empty((0, *shape[1:]), dtype)
+        # Where the first row of the rest stands; beyond the end, so that the first slab opens the stream.
+        self._at = len(self) + 1
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(len(self))
+        if start < self._at:
+            self._blocks, self._rest, self._at = self._open(), self._none, 0
+        while self._at < start:
+            self._take(start - self._at)
+        slab = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        while self._at < stop:
+            done = self._at - start
+            piece = self._take(stop - self._at)
+            slab[done : done + len(piece)] = piece
+            del piece  # the block goes before the next one comes
+        return slab
+
+    def _take(self, most: int) -> NDArray[Any]:
+        """The next rows, at least one and at most so many."""
+        while not len(self._rest):
+            block = self._next_block()
+            if block is None:
+                raise DatasetError(
+                    f"{self.origin} ended after {self._at} of {len(self)} rows; was it changed while being read?"
+                )
+            self._rest = block
+        piece, self._rest = self._rest[:most], self._rest[most:] if len(self._rest) > most else self._none
+        self._at += len(piece)
+        if self._at == len(self):
+            # To its very end, where a stream closes its file and may have a checksum to verify.
+            while len(self._rest) == 0 and (block := self._next_block()) is not None:
+                self._rest = block
+            if len(self._rest):
+                raise DatasetError(f"{self.origin} has more than {len(self)} rows; was it changed while being read?")
+        return piece
+
+    def _next_block(self) -> NDArray[Any] | None:
+        try:
+            return next(self._blocks, None)
+        except (DShuffleError, MemoryError):
+            raise
+        except Exception as exc:
+            raise unreadable(self.origin, exc) from exc
+
+
+class _Watched(RowSource):
+    def __init__(self, source: RowSource, read: Callable[[int], None]) -> None:
+        super().__init__(source.origin, source.shape, source.dtype)
+        self._source = source
+        self._read = read
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        slab = self._source[rows]
+        self._read(len(slab))
+        return slab
+
+
+def watched(sources: Mapping[str, RowSource], progress: Callable[[int, int, str], None]) -> dict[str, RowSource]:
+    """The same sources, which report how far they have been read.
+
+    Parameters
+    ----------
+    sources
+        Name -> rows.
+    progress
+        Called as ``progress(rows read, rows in all, text)``, where the rows of all arrays count.
+    """
+    total = sum(map(len, sources.values()))
+    done = 0
+
+    def reporter(name: str) -> Callable[[int], None]:
+        def read(n_rows: int) -> None:
+            nonlocal done
+            done += n_rows
+            progress(done, total, f"rows read: {name}")
+
+        return read
+
+    return {name: _Watched(source, reporter(name)) for name, source in sources.items()}
+
+
+def unreadable(origin: str, error: Exception) -> DatasetError:
+    """The error for a file that another library refuses, with the first line of what it says."""
+    words = str(error).strip().splitlines() or [""]
+    return DatasetError(f"cannot read {origin}: {type(error).__name__}: {words[0]}")

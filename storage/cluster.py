@@ -1,0 +1,80 @@
+"""The Dask cluster of the testbed: a scheduler, one worker of one thread a host, and a wait until all are there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import click
+
+import places
+from hosts import FOLDER, STATE, place
+from network import Host
+from places import Place
+
+PORT = 8786
+HTTP_PORT = 8787
+SERVER_RESOURCE = "dshuffle-server=1"
+
+
+def start(hosts: Sequence[Host]) -> str:
+    """Start the scheduler, and a worker on every host that is to have one; returns the scheduler's address."""
+    head = _scheduler(hosts)
+    dask = (sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", head.address, "--port", str(PORT))
+    head.start("scheduler", *dask, "--no-dashboard", "--dashboard-address", f"{head.address}:{HTTP_PORT}")
+    address = f"tcp://{head.address}:{PORT}"
+    for host in workers(hosts):  # they try again until the scheduler listens
+        scratch = FOLDER / "scratch" / host.name
+        scratch.mkdir(parents=True)
+        worker = (sys.executable, "-m", "distributed.cli.dask_worker", address, "--host", host.address)
+        own = ("--name", host.name, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0")
+        resources = ("--resources", SERVER_RESOURCE) if host.name == "server" else ()
+        place(host).start(host.name, *worker, *own, "--local-directory", str(scratch), *resources)
+    return address
+
+
+def workers(hosts: Sequence[Host]) -> list[Host]:
+    """The hosts that have a worker."""
+    return [host for host in hosts if host.name not in ("scheduler", "storage")]
+
+
+def await_workers(hosts: Sequence[Host], seconds: float) -> None:
+    """Wait until every worker has registered, and show how many have.
+
+    Raises
+    ------
+    click.ClickException
+        One ended, or they did not all register in time; with the end of its log.
+    """
+    head, expected = _scheduler(hosts), {host.name for host in workers(hosts)}
+    give_up = time.monotonic() + seconds
+    present: set[str] = set()
+    with click.progressbar(length=len(expected), label="workers", show_eta=False, file=sys.stderr) as bar:
+        while present != expected:
+            time.sleep(0.2)
+            arrived = registered(head) & expected
+            bar.update(len(arrived - present))
+            present = arrived
+            records = STATE.processes()
+            ended = [name for name in ("scheduler", *expected) if not places.alive(records[name])]
+            if ended or time.monotonic() > give_up:
+                name = (ended or sorted(expected - present))[0]
+                problem = "ended" if ended else f"did not register in {seconds:.0f} s"
+                raise click.ClickException(f"{name} {problem}:\n{places.tail(STATE.log(name))}")
+
+
+def registered(head: Place) -> set[str]:
+    """Names of the workers that the scheduler knows, as its page for machines tells."""
+    # Nothing else than bash: a Python that asks over and over would take the cores from the workers that start.
+    question = r"GET /json/identity.json HTTP/1.0\r\n\r\n"
+    ask = f"exec 3<>/dev/tcp/{head.address}/{HTTP_PORT} && printf '{question}' >&3 && cat <&3"
+    answer = subprocess.run([*head.enter, "bash", "-c", ask], capture_output=True, text=True, check=False).stdout
+    _, _, body = answer.partition("\n\n")
+    return {str(worker["name"]) for worker in json.loads(body)["workers"].values()} if body else set()
+
+
+def _scheduler(hosts: Sequence[Host]) -> Place:
+    return place(next(host for host in hosts if host.name == "scheduler"))

@@ -1,0 +1,97 @@
+"""Processes that outlive the command that started them, and the file that remembers them."""
+
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+
+import places
+
+
+@pytest.fixture
+def place(tmp_path):
+    here = places.this_machine(tmp_path / "state")
+    yield here
+    places.stop(here.state)
+
+
+def test_a_process_is_started_remembered_and_stopped(place):
+    place.start("sleeper", "sleep", "1000", environment={"LC_ALL": "C"})
+    record = place.state.processes()["sleeper"]
+    assert places.alive(record)
+    assert places.stop(place.state) == ["sleeper"]
+    assert not places.alive(record)
+    assert place.state.processes() == {}
+
+
+def test_only_the_named_are_stopped(place):
+    for name in ("a.one", "a.two", "b.one"):
+        place.start(name, "sleep", "1000")
+    assert places.stop(place.state, "a.") == ["a.two", "a.one"]
+    assert list(place.state.processes()) == ["b.one"]
+
+
+def test_only_those_on_a_host_are_stopped(place):
+    place.start("here", "sleep", "1000")
+    places.Place("there", "127.0.0.1", place.state).start("far", "sleep", "1000")
+    assert places.stop(place.state, host="there") == ["far"]
+    assert list(place.state.processes()) == ["here"]
+
+
+def test_one_that_ignores_the_request_is_killed(place, monkeypatch):
+    monkeypatch.setattr(places, "PATIENCE_SECONDS", 0.2)
+    deaf = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(99)"
+    )
+    place.start("deaf", sys.executable, "-c", deaf)
+    place.await_true("deaf", lambda: "deaf" in place.state.log("deaf").read_text(), "to speak")
+    record = place.state.processes()["deaf"]
+    assert places.stop(place.state) == ["deaf"]
+    assert not places.alive(record)
+
+
+def test_a_number_that_now_is_another_process_is_left_alone(place):
+    place.start("gone", "sleep", "1000")
+    with subprocess.Popen(["sleep", "1000"]) as stranger:
+        with place.state.change() as content:
+            before = dict(content["processes"]["gone"])
+            content["processes"]["gone"]["pid"] = stranger.pid
+            content["processes"]["gone"]["started"] -= 1
+        assert places.stop(place.state) == []
+        assert stranger.poll() is None
+        stranger.kill()
+    os.kill(before["pid"], 9)
+
+
+def test_a_process_that_ends_too_early_is_an_error_with_its_words(place):
+    place.start("broken", sys.executable, "-c", "raise SystemExit('no such disk')")
+    with pytest.raises(click.ClickException, match="no such disk"):
+        place.await_port("broken", 1)
+
+
+def test_a_change_that_fails_changes_nothing(place):
+    with place.state.change() as content:
+        content["rate"] = "100mbit"
+
+    def fail():
+        with place.state.change() as content:
+            content["rate"] = "none"
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert place.state.read() == {"rate": "100mbit"}
+
+
+def test_a_command_that_fails_says_why(place):
+    with pytest.raises(click.ClickException, match="no/such/file"):
+        place.run("cat", "/no/such/file")
+    with pytest.raises(click.ClickException, match="did not end in"):
+        place.run("sleep", "10", timeout=0.1)
+
+
+def test_missing_programs_are_named_by_package():
+    with pytest.raises(click.ClickException, match="apt-get install package-of-it"):
+        places.need_programs({"no-such-program": "package-of-it", "cat": "coreutils"}, "This")

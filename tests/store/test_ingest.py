@@ -1,0 +1,374 @@
+"""Files become datasets with the values that they hold, in bounded memory, or are refused by name."""
+
+from __future__ import annotations
+
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import CorruptChunk, DatasetError, DatasetNotFound, InvalidParameter
+from dshuffle.store import create_dataset, open_dataset, read_sources, watched
+from dshuffle.store.source import StreamSource
+
+RNG = np.random.default_rng(0)
+X = RNG.random((1000, 3, 2), np.float32)
+Y = RNG.integers(-9, 9, 1000)
+# Counts what pyarrow allocates in the test of memory; it must outlive every buffer.
+ARROW = pa.proxy_memory_pool(pa.default_memory_pool())
+
+
+def contents(dataset: Any) -> dict[str, np.ndarray]:
+    return dataset.read_rows(np.arange(dataset.n_samples))
+
+
+def npy(folder: Path, x: Any, y: Any) -> list[Path]:
+    np.save(folder / "x.npy", x)
+    np.save(folder / "y.npy", y)
+    return [folder / "x.npy", folder / "y.npy"]
+
+
+def npy_in_fortran_order(folder: Path, x: Any, y: Any) -> list[Path]:
+    return npy(folder, np.asfortranarray(x), y)
+
+
+def npz(folder: Path, x: Any, y: Any) -> list[Path]:
+    np.savez(folder / "both.npz", x=x, y=y)
+    return [folder / "both.npz"]
+
+
+def npz_compressed(folder: Path, x: Any, y: Any) -> list[Path]:
+    np.savez_compressed(folder / "both.npz", x=x, y=y)
+    return [folder / "both.npz"]
+
+
+def fixed_lists(array: Any) -> pa.Array:
+    values = pa.array(array.reshape(-1))
+    for size in array.shape[:0:-1]:
+        values = pa.FixedSizeListArray.from_arrays(values, size)
+    return values
+
+
+def parquet(folder: Path, x: Any, y: Any) -> list[Path]:
+    pq.write_table(pa.table({"x": fixed_lists(x), "y": y}), folder / "t.parquet", row_group_size=len(x))
+    return [folder / "t.parquet"]
+
+
+def parquet_in_parts(folder: Path, x: Any, y: Any) -> list[Path]:
+    table = pa.table({"x": fixed_lists(x), "y": y})
+    pq.write_table(table[:300], folder / "first.pq", row_group_size=100)
+    pq.write_table(table[300:], folder / "a second.parquet", row_group_size=90)
+    return [folder / "first.pq", folder / "a second.parquet"]
+
+
+def parquet_folder(folder: Path, x: Any, y: Any) -> list[Path]:
+    table = pa.table({"x": fixed_lists(x), "y": y})
+    (folder / "t.parquet").mkdir()
+    pq.write_table(table[:300], folder / "t.parquet" / "part-0.parquet")
+    pq.write_table(table[300:], folder / "t.parquet" / "part-1.parquet")
+    (folder / "t.parquet" / "_SUCCESS").touch()
+    return [folder / "t.parquet"]
+
+
+def zarr_group(folder: Path, x: Any, y: Any, zarr_format: Any = 2, **options: Any) -> list[Path]:
+    group = zarr.create_group(folder / "g", zarr_format=zarr_format)
+    group.create_array("x", data=x, chunks=(90, 2, 1), **options)
+    group.create_array("y", data=y, chunks=(7,))
+    return [folder / "g"]
+
+
+def zarr_shards(folder: Path, x: Any, y: Any) -> list[Path]:
+    return zarr_group(folder, x, y, 3, shards=(180, 4, 2))
+
+
+def zarr_arrays(folder: Path, x: Any, y: Any) -> list[Path]:
+    zarr.create_array(folder / "x.zarr", data=x, chunks=(len(x) // 16, *x.shape[1:]), zarr_format=3)
+    zarr.create_array(folder / "y.zarr", data=y, chunks=(len(y) // 16,), zarr_format=2)
+    return [folder / "x.zarr", folder / "y.zarr"]
+
+
+ALL = [
+    npy,
+    npy_in_fortran_order,
+    npz,
+    npz_compressed,
+    parquet,
+    parquet_in_parts,
+    parquet_folder,
+    zarr_group,
+    zarr_shards,
+    zarr_arrays,
+]
+
+
+@pytest.mark.parametrize("write", ALL)
+def test_values_dtypes_and_shapes_are_kept(tmp_path: Path, monkeypatch: Any, write: Callable[..., list[Path]]) -> None:
+    monkeypatch.setattr("dshuffle.store.source._BLOCK_NBYTES", 1000)  # streams come in several blocks
+    monkeypatch.setattr("dshuffle.store.create._SLAB_NBYTES", 5000)  # and are read in several slabs
+    sources = read_sources(write(tmp_path, X, Y))
+    found = contents(create_dataset(tmp_path / "out", sources, chunk_rows=64))
+    assert set(found) == {"x", "y"}
+    for name, array in {"x": X, "y": Y}.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "i2", "f2", "f8"])
+def test_numbers_of_parquet(tmp_path: Path, dtype: str) -> None:
+    values = RNG.integers(0, 2, 50).astype(dtype)
+    pq.write_table(pa.table({"v": values}), tmp_path / "t.parquet")
+    found = contents(create_dataset(tmp_path / "out", read_sources([tmp_path / "t.parquet"])))["v"]
+    assert found.dtype == values.dtype
+    np.testing.assert_array_equal(found, values)
+
+
+def test_lists_of_one_length_need_not_be_fixed(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"v": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}), tmp_path / "t.parquet")
+    found = contents(create_dataset(tmp_path / "out", read_sources([tmp_path / "t.parquet"])))["v"]
+    np.testing.assert_array_equal(found, [[1, 2], [3, 4], [5, 6]])
+
+
+def test_formats_mix_and_what_is_not_named_is_not_looked_at(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    pq.write_table(pa.table({"y": Y, "word": ["a"] * 1000, "gap": pa.nulls(1000)}), tmp_path / "t.parquet")
+    files = [tmp_path / "x.npy", tmp_path / "t.parquet"]
+    assert set(read_sources(files, names=["x", "y"])) == {"x", "y"}
+    with pytest.raises(InvalidParameter, match="column 'word'='string'"):
+        read_sources(files, names=["x", "word"])
+    with pytest.raises(InvalidParameter, match=r"names=\['z'\]"):
+        read_sources(files, names=["x", "z"])
+
+
+def test_a_dataset_is_rechunked_in_its_own_place(tmp_path: Path) -> None:
+    create_dataset(tmp_path / "d", {"x": X}, chunk_rows=10)
+    again = create_dataset(tmp_path / "d", read_sources([tmp_path / "d"]), chunk_rows=300, overwrite=True)
+    assert again.arrays["x"].chunk_rows == 300
+    np.testing.assert_array_equal(contents(again)["x"], X)
+    create_dataset("memory://ingest-own", {"x": X}, overwrite=True)
+    with pytest.raises(InvalidParameter, match="another place than that of its source, array 'x'"):
+        create_dataset("memory://ingest-own", read_sources(["memory://ingest-own"]), overwrite=True)
+    assert open_dataset("memory://ingest-own").n_samples == 1000
+
+
+@given(
+    cuts=st.lists(st.integers(0, 30), max_size=6).map(sorted),
+    slabs=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).map(sorted), max_size=6),
+)
+def test_a_stream_gives_any_slab(cuts: list[int], slabs: list[list[int]]) -> None:
+    rows = np.arange(60).reshape(30, 2)
+    source = StreamSource("here", rows.shape, rows.dtype, lambda: iter(np.split(rows, cuts)))
+    for start, stop in slabs:
+        np.testing.assert_array_equal(source[start:stop], rows[start:stop])
+
+
+def test_ascending_slabs_open_a_stream_once() -> None:
+    opened = []
+
+    def blocks() -> Any:
+        opened.append(True)
+        return iter(np.split(np.arange(30), 3))
+
+    source = StreamSource("here", (30,), np.dtype(int), blocks)
+    assert np.concatenate([source[start : start + 4] for start in range(0, 30, 4)]).tolist() == list(range(30))
+    assert len(opened) == 1
+
+
+def test_progress_counts_the_rows_of_all_arrays(tmp_path: Path) -> None:
+    seen: list[tuple[int, int, str]] = []
+    sources = watched(read_sources(npy(tmp_path, X, Y)), lambda *progress: seen.append(progress))
+    create_dataset(tmp_path / "out", sources)
+    assert [(done, total) for done, total, _ in seen] == [(1000, 2000), (2000, 2000)]
+    assert seen[-1][2].endswith("y")
+
+
+@pytest.mark.parametrize("write", [npy, npy_in_fortran_order, npz_compressed, parquet, zarr_arrays])
+def test_memory_stays_far_below_the_file(tmp_path: Path, monkeypatch: Any, write: Callable[..., list[Path]]) -> None:
+    for size in ("create._SLAB_NBYTES", "ingest.zarr_nodes._READ_NBYTES", "source._BLOCK_NBYTES"):
+        monkeypatch.setattr(f"dshuffle.store.{size}", 2 << 20)
+    n_rows = 1 << 18
+    x = np.arange(n_rows * 32, dtype=np.float64).reshape(n_rows, 32) % 251  # 64 MiB, one row group of Parquet
+    files = write(tmp_path, x, np.arange(n_rows))
+    nbytes = x.nbytes
+    del x
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(ARROW)
+    tracemalloc.start()
+    try:
+        create_dataset(tmp_path / "out", read_sources(files), chunk_rows=4096)
+        peak = tracemalloc.get_traced_memory()[1] + ARROW.max_memory()
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(before)
+    assert peak < nbytes / 2
+    assert open_dataset(tmp_path / "out").read_rows([n_rows - 1])["y"] == [n_rows - 1]
+
+
+def cut(path: Path, keep: float) -> Path:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+    return path
+
+
+def saved(path: Path, array: Any) -> Path:
+    np.save(path, array)
+    return path
+
+
+def table(path: Path, **columns: Any) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def text(path: Path, words: str) -> Path:
+    path.write_text(words)
+    return path
+
+
+def zipped(path: Path, **members: Any) -> Path:
+    np.savez(path, **members)
+    return path
+
+
+REFUSED: list[tuple[str, Callable[[Path], list[Any]], type[Exception], str]] = [
+    ("no file", lambda f: [], InvalidParameter, "files="),
+    ("not there", lambda f: [f / "a.npy"], DatasetNotFound, "a.npy does not exist"),
+    ("no such folder", lambda f: [f / "a.zarr"], DatasetNotFound, "a.zarr does not exist"),
+    ("no such table", lambda f: [f / "a.parquet"], DatasetNotFound, "a.parquet does not exist"),
+    ("suffix", lambda f: [text(f / "a.h5", "")], InvalidParameter, r"a\.h5.*\.npy, \.npz, \.parquet or \.pq"),
+    ("ratings", lambda f: [text(f / "a.csv", "")], InvalidParameter, "--movielens"),
+    ("remote file", lambda f: ["s3://bucket/a.npy"], InvalidParameter, "Only Zarr is read from URLs"),
+    ("nothing there", lambda f: ["memory://no-such"], DatasetError, "not there"),
+    ("empty folder", lambda f: [f], DatasetError, "an empty folder"),
+    ("no content", lambda f: [text(f / "a.npy", "")], DatasetError, r"cannot read .*a\.npy"),
+    ("pickle", lambda f: [text(f / "a.npy", "x" * 200)], DatasetError, r"cannot read .*a\.npy"),
+    ("truncated", lambda f: [cut(saved(f / "a.npy", X), 0.5)], DatasetError, r"cannot read .*a\.npy"),
+    ("objects", lambda f: [saved(f / "a.npy", np.array([{}, 1]))], DatasetError, "object"),
+    ("scalar", lambda f: [saved(f / "a.npy", 3.0)], InvalidParameter, "single number"),
+    ("no rows", lambda f: [saved(f / "a.npy", np.zeros((0, 3)))], InvalidParameter, "array 'a'='empty'"),
+    ("no zip", lambda f: [text(f / "a.npz", "no zip")], DatasetError, r"cannot read .*a\.npz"),
+    ("no members", lambda f: [zipped(f / "a.npz")], InvalidParameter, "at least one array"),
+    ("npz objects", lambda f: [zipped(f / "a.npz", o=np.array([{}]))], InvalidParameter, "array 'o'='object'"),
+    ("npz order", lambda f: [zipped(f / "a.npz", o=np.asfortranarray(X))], InvalidParameter, "ascontiguousarray"),
+    ("no table", lambda f: [text(f / "a.parquet", "")], DatasetError, r"cannot read .*a\.parquet"),
+    ("words", lambda f: [table(f / "a.parquet", w=["a"])], InvalidParameter, "column 'w'='string'"),
+    ("dates", lambda f: [table(f / "a.pq", w=np.array(["2020"], "M8[s]"))], InvalidParameter, "column 'w'='timestamp"),
+    ("nulls", lambda f: [table(f / "a.parquet", v=[1, None])], InvalidParameter, "column 'v'='a null'.*Fill nulls"),
+    ("null list", lambda f: [table(f / "a.parquet", v=pa.array([None, [1]]))], InvalidParameter, "column 'v'='a null'"),
+    ("no table rows", lambda f: [table(f / "a.parquet", v=pa.array([], "f4"))], InvalidParameter, "'v'='empty'"),
+    ("no tables", lambda f: [(f / "a.parquet").mkdir() or f / "a.parquet"], InvalidParameter, "at least one"),
+    (
+        "types",
+        lambda f: [table(f / "a.pq", v=[1]), table(f / "b.pq", v=[1.5])],
+        InvalidParameter,
+        r"b\.pq: column 'v'='double'.*int64, as in .*a\.pq",
+    ),
+    (
+        "columns",
+        lambda f: [table(f / "a.pq", v=[1], w=[1]), table(f / "b.pq", v=[1])],
+        InvalidParameter,
+        r"b\.pq: column 'w'='missing'",
+    ),
+    (
+        "lengths",
+        lambda f: [saved(f / "a.npy", X), saved(f / "b.npy", Y[:9])],
+        InvalidParameter,
+        r"\{'a': 1000, 'b': 9\}.*one length.*a\.npy and .*b\.npy",
+    ),
+    (
+        "names",
+        lambda f: [saved(f / "a.npy", X), zipped(f / "b.npz", a=X)],
+        InvalidParameter,
+        r"a\.npy and .*b\.npz both",
+    ),
+    ("twice", lambda f: [saved(f / "a.npy", X), f / "." / "a.npy"], InvalidParameter, "distinct"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_refused_before_anything_is_read(
+    tmp_path: Path, make: Callable[[Path], list[Any]], error: type[Exception], words: str
+) -> None:
+    files = make(tmp_path)
+    with pytest.raises(error, match=words) as caught:
+        read_sources(files)
+    assert "\n" not in str(caught.value)
+
+
+def flip(path: Path, at: int) -> Path:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def late_nulls(folder: Path) -> Path:
+    pq.write_table(pa.table({"v": [1.0, None]}), folder / "a.parquet", write_statistics=False)
+    return folder / "a.parquet"
+
+
+def broken_chunk(folder: Path) -> Path:
+    zarr.create_array(folder / "a", data=X, chunks=(500, 3, 2))
+    cut(folder / "a" / "c" / "1" / "0" / "0", 0.5)
+    return folder / "a"
+
+
+def lost_chunk(folder: Path) -> Path:
+    create_dataset(folder / "a", {"x": X}, chunk_rows=500)
+    next(path for path in (folder / "a" / "x" / "c" / "1").rglob("*") if path.is_file()).unlink()
+    return folder / "a"
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda f: flip(zipped(f / "a.npz", x=X), 5000), DatasetError, r"cannot read .*a\.npz: BadZipFile: Bad CRC"),
+        (late_nulls, InvalidParameter, "column 'v'='a null'"),
+        (lambda f: table(f / "a.pq", v=[[1], [1, 2]]), InvalidParameter, "'a list of length 2'.*of length 1"),
+        (lambda f: table(f / "a.pq", v=[[1], None]), InvalidParameter, "'a null'"),
+        (lambda f: table(f / "a.pq", v=[[1], [None]]), InvalidParameter, "'a null'"),
+        (broken_chunk, CorruptChunk, r"^chunk \(1, 0, 0\) of array 'a'"),
+        (lost_chunk, CorruptChunk, r"^chunk \(1, 0, 0\) of array 'x'"),
+    ],
+)
+def test_what_turns_out_bad_on_the_way_leaves_nothing(
+    tmp_path: Path, make: Callable[[Path], Path], error: type[Exception], words: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    file = make(tmp_path / "in")
+    create_dataset(tmp_path / "out" / "d", {"old": Y})
+    with pytest.raises(error, match=words):
+        create_dataset(tmp_path / "out" / "d", read_sources([file]), overwrite=True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["d"]
+    np.testing.assert_array_equal(contents(open_dataset(tmp_path / "out" / "d"))["old"], Y)
+
+
+@pytest.mark.parametrize(("change", "words"), [(-8, "cut off"), (8, "longer than its header")])
+def test_a_member_that_its_header_does_not_fit(tmp_path: Path, change: int, words: str) -> None:
+    content = saved(tmp_path / "x.npy", X).read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", content[:change] if change < 0 else content + bytes(change))
+    with pytest.raises(DatasetError, match=words):
+        create_dataset(tmp_path / "out", read_sources([tmp_path / "a.npz"]))
+
+
+@pytest.mark.parametrize(("rows", "words"), [([4], "ended after 4 of 10"), ([10, 0, 1], "has more than 10")])
+def test_a_file_that_changes_while_it_is_read(rows: list[int], words: str) -> None:
+    source = StreamSource("ratings.csv", (10,), np.dtype(int), lambda: iter([np.arange(n) for n in rows]))
+    with pytest.raises(DatasetError, match=rf"ratings\.csv {words}"):
+        source[0:10]
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    file = table(tmp_path / "a.parquet", v=[1])
+    monkeypatch.setitem(__import__("sys").modules, "dshuffle.store.ingest.parquet", None)
+    with pytest.raises(DatasetError, match=r"pip install 'dshuffle\[parquet\]'"):
+        read_sources([file])
