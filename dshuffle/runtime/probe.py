@@ -220,6 +220,9 @@ class _Probe:
     # -- phases ------------------------------------------------------------------------------------------------
 
     def _pull(self, senders: Sequence[str], receivers: Sequence[str], seconds: float, background: float) -> _Phase:
+        to, by = list(receivers), list(senders)
+        self.client.run(probe_tasks.connect, workers=to, senders=by, receivers=to)
+
         def work() -> list[Traffic]:
             done = self.client.run(
                 probe_tasks.pull, workers=list(receivers), senders=senders, receivers=receivers, seconds=seconds

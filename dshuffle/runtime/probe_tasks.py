@@ -107,6 +107,14 @@ async def where(dask_worker: Worker) -> Machine:
     return machine()
 
 
+async def connect(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[str]) -> None:
+    """Open the connections that :func:`pull` will use: shaking hands costs processors more than a message does."""
+    others = [address for address in senders if address != dask_worker.address]
+    if dask_worker.address in receivers and others:
+        at_once = -(-WINDOW // len(others))
+        await asyncio.gather(*(probe(dask_worker, other, 1) for other in others for _ in range(at_once)))
+
+
 async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[str], seconds: float) -> Traffic:
     """Fetch from all senders in turn for some seconds, if this is one of the receivers.
 
@@ -118,7 +126,6 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
         return Traffic(0, 0.0)
     at = list(receivers).index(here) % len(others)
     others = others[at:] + others[:at]
-    await asyncio.gather(*(probe(dask_worker, other, 1) for other in others))  # connects
     began = time.perf_counter()
     total = turn = 0
 
