@@ -7,29 +7,17 @@ one that came uncoded.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
-from numba import types
-from numba.core.cgutils import get_or_insert_function, ir, voidptr_t  # type: ignore[attr-defined]
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from dshuffle.kernels import KERNEL, prefetch, prefetch_row
 from dshuffle.rows import ByteMatrix, checksum_words, row_keys, row_words
 
 # Rows are in random order, so most of the time goes by waiting for them. The processor sees by itself that a row is
 # read from end to end, but neither where the next row begins nor, soon enough, that it has begun.
 AHEAD_PACKETS, AHEAD_BYTES = 8, 1600
 """Packets that rows are asked for ahead of their turn, and bytes of each of their components; at least one packet."""
-BEGINNING = 1024
-"""Bytes of a long row that are asked for; then the processor has noticed."""
-
-# Without ``_nrt=False``, which numba compiles its own string functions with, references to the arrays are counted for
-# every packet, by atomic operations that take longer than the XOR of short rows. Callers hold the arrays meanwhile, and
-# kernels allocate none.
-_KERNEL: dict[str, Any] = {"nogil": True, "cache": True, "_nrt": False}
-
 Checksums = NDArray[np.uint32]
 Places = NDArray[np.int64]
 
@@ -132,36 +120,7 @@ def _wide(rows: ByteMatrix) -> NDArray[np.unsignedinteger]:
     return rows.view(np.uint64 if nbytes % 8 == 0 else np.uint32 if nbytes % 4 == 0 else np.uint8)
 
 
-def _prefetch_line(typingctx, address):  # type: ignore[no-untyped-def]
-    """Begin to bring a cache line, if there is one at this address (numba has no name for that)."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        number = ir.IntType(32)
-        line = builder.inttoptr(args[0], voidptr_t)
-        of_type = ir.FunctionType(ir.VoidType(), [line.type, number, number, number])
-        function = get_or_insert_function(builder.module, of_type, "llvm.prefetch.p0")
-        builder.call(function, [line, number(0), number(3), number(1)])  # of data, to read, into all caches
-        return context.get_dummy_value()
-
-    return types.void(types.uint64), codegen
-
-
-_prefetch: Any = intrinsic(_prefetch_line)
-
-
-@numba.njit(**_KERNEL)
-def _prefetch_row(rows, checksums, nbytes, slot):  # type: ignore[no-untyped-def]
-    """Begin to bring a row and its checksum, given where those of slot 0 are."""
-    _prefetch(checksums + np.uint64(slot) * np.uint64(4))
-    line = rows + np.uint64(slot) * np.uint64(nbytes)
-    last = line + np.uint64(min(nbytes, BEGINNING)) - np.uint64(1)
-    while line < last:
-        _prefetch(line)
-        line += np.uint64(64)
-    _prefetch(last)  # rows do not begin where lines do
-
-
-@numba.njit(**_KERNEL)
+@numba.njit(**KERNEL)
 def _packets_ahead(nbytes):  # type: ignore[no-untyped-def]
     """How many packets before its turn one's rows are asked for: too late is of no use, too early and they are gone."""
     return max(1, min(AHEAD_PACKETS, AHEAD_BYTES // max(1, nbytes)))
@@ -171,7 +130,7 @@ def _packets_ahead(nbytes):  # type: ignore[no-untyped-def]
 # makes vector instructions of the loops (4 times as fast).
 
 
-@numba.njit(**_KERNEL, inline="always")
+@numba.njit(**KERNEL, inline="always")
 def _xor_row(target, at, base, i, rows, slots, begin, end):  # type: ignore[no-untyped-def]
     """``target[at] = base[i] ^ rows[slots[begin]] ^ ... ^ rows[slots[end - 1]]``, three rows at a time."""
     n = target.shape[1]
@@ -204,7 +163,7 @@ def _xor_row(target, at, base, i, rows, slots, begin, end):  # type: ignore[no-u
         e += 1
 
 
-@numba.njit(**_KERNEL)
+@numba.njit(**KERNEL)
 def _encode(rows, checksums, offsets, slots, packets, out, out_checksums):  # type: ignore[no-untyped-def]
     nbytes = rows.shape[1] * rows.itemsize
     ahead = _packets_ahead(nbytes)
@@ -213,7 +172,8 @@ def _encode(rows, checksums, offsets, slots, packets, out, out_checksums):  # ty
         if i + ahead < packets.size:
             soon = packets[i + ahead]
             for e in range(offsets[soon], offsets[soon + 1]):
-                _prefetch_row(row_0, checksum_0, nbytes, slots[e])
+                prefetch(checksum_0 + np.uint64(slots[e]) * np.uint64(4))
+                prefetch_row(row_0, nbytes, slots[e])
         begin, end = offsets[packets[i]], offsets[packets[i] + 1]
         at, first = np.uint64(i), np.uint64(slots[begin])
         total = checksums[first]
@@ -223,7 +183,7 @@ def _encode(rows, checksums, offsets, slots, packets, out, out_checksums):  # ty
         _xor_row(out, at, rows, first, rows, slots, begin + 1, end)
 
 
-@numba.njit(**_KERNEL)
+@numba.njit(**KERNEL)
 def _decode(  # type: ignore[no-untyped-def]
     rows, words, tail, checksums, packets, packet_checksums, offsets, slots, targets, sample_ids, keys
 ):
@@ -234,8 +194,10 @@ def _decode(  # type: ignore[no-untyped-def]
         soon = i + ahead
         if soon < targets.size and targets[soon] >= 0:
             for e in range(offsets[soon], offsets[soon + 1]):
-                _prefetch_row(row_0, checksum_0, nbytes, slots[e])
-            _prefetch_row(row_0, checksum_0, nbytes, targets[soon])
+                prefetch(checksum_0 + np.uint64(slots[e]) * np.uint64(4))
+                prefetch_row(row_0, nbytes, slots[e])
+            prefetch(checksum_0 + np.uint64(targets[soon]) * np.uint64(4))
+            prefetch_row(row_0, nbytes, targets[soon])
         if targets[i] < 0:
             continue
         begin, end = offsets[i], offsets[i + 1]
@@ -250,7 +212,7 @@ def _decode(  # type: ignore[no-untyped-def]
     return -1
 
 
-@numba.njit(**_KERNEL)
+@numba.njit(**KERNEL)
 def _add(rows, checksums, packets, packet_checksums, offsets, targets):  # type: ignore[no-untyped-def]
     for i in range(offsets.size - 1):
         for e in range(offsets[i], offsets[i + 1]):
