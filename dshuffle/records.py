@@ -93,6 +93,8 @@ class EpochRecord:
         ``""`` without one, ``"dedicated"``, or ``"beside rank K"`` when it serves beside training.
     store_requests, store_bytes, store_delivered_bytes
         Requests, bytes fetched and bytes of rows delivered by the store, over all workers and the server.
+    store_retries, store_cache_hits
+        Requests that were made again after an error that passed, and those answered from a chunk cache.
     plan_seconds, gather_seconds, transfer_seconds, scatter_seconds, store_seconds, commit_seconds
         Phases of the exchange: making the plan, packing outgoing rows, waiting for messages, unpacking and
         verifying them, reading from the store, swapping.
@@ -133,6 +135,8 @@ class EpochRecord:
     store_requests: int
     store_bytes: int
     store_delivered_bytes: int
+    store_retries: int
+    store_cache_hits: int
     plan_seconds: float
     gather_seconds: float
     transfer_seconds: float

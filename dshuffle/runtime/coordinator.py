@@ -250,6 +250,8 @@ class Coordinator:
             "store_requests": total("store_requests"),
             "store_bytes": total("store_bytes"),
             "store_delivered_bytes": total("store_delivered_bytes"),
+            "store_retries": total("store_retries"),
+            "store_cache_hits": total("store_cache_hits"),
             "plan_seconds": slowest("plan_seconds"),
             "gather_seconds": slowest("gather_seconds"),
             "transfer_seconds": slowest("transfer_seconds"),

@@ -400,6 +400,8 @@ class WorkerSession:
             "store_requests": traffic.requests,
             "store_bytes": traffic.fetched_bytes,
             "store_delivered_bytes": traffic.delivered_bytes,
+            "store_retries": traffic.retries,
+            "store_cache_hits": traffic.cache_hits,
             "store_seconds": traffic.seconds,
             "cpu_idle": run.cpu_idle,
         }
