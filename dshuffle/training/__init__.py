@@ -9,12 +9,19 @@ from dshuffle.training.datasets import (
     low_rank_entries,
     low_rank_factors,
 )
-from dshuffle.training.linear_regression import History, fit_linear_regression
+from dshuffle.training.history import EarlyStopping, History
+from dshuffle.training.linear_regression import fit_linear_regression
 from dshuffle.training.measuring import measure_exchanges
+from dshuffle.training.schedules import CONSTANT, Decay, Linear, Schedule
 from dshuffle.training.warmup import compile_kernels
 
 __all__ = [
+    "CONSTANT",
+    "Decay",
+    "EarlyStopping",
     "History",
+    "Linear",
+    "Schedule",
     "Way",
     "compare_ways",
     "compile_kernels",
