@@ -12,6 +12,7 @@ from dshuffle.training.datasets import (
 from dshuffle.training.history import EarlyStopping, History
 from dshuffle.training.linear_regression import fit_linear_regression
 from dshuffle.training.measuring import measure_exchanges
+from dshuffle.training.parallel_sgd import fit_parallel_sgd
 from dshuffle.training.schedules import CONSTANT, Decay, Linear, Schedule
 from dshuffle.training.warmup import compile_kernels
 
@@ -28,6 +29,7 @@ __all__ = [
     "connect",
     "default_ways",
     "fit_linear_regression",
+    "fit_parallel_sgd",
     "gaussian_blobs",
     "keyed_regression",
     "keyed_weights",
