@@ -11,6 +11,7 @@ from dshuffle.training.datasets import (
 )
 from dshuffle.training.history import EarlyStopping, History
 from dshuffle.training.linear_regression import fit_linear_regression
+from dshuffle.training.matrix_completion import Factors, fit_matrix_completion
 from dshuffle.training.measuring import measure_exchanges
 from dshuffle.training.parallel_sgd import fit_parallel_sgd
 from dshuffle.training.schedules import CONSTANT, Decay, Linear, Schedule
@@ -20,6 +21,7 @@ __all__ = [
     "CONSTANT",
     "Decay",
     "EarlyStopping",
+    "Factors",
     "History",
     "Linear",
     "Schedule",
@@ -29,6 +31,7 @@ __all__ = [
     "connect",
     "default_ways",
     "fit_linear_regression",
+    "fit_matrix_completion",
     "fit_parallel_sgd",
     "gaussian_blobs",
     "keyed_regression",
