@@ -33,7 +33,7 @@ class Decay:
 
     References
     ----------
-    Paper 000 (UberShuffle), section 5.1: the step sizes of both experiments decay by 0.9 an epoch.
+    Paper 000 (UberShuffle), section 5.1: step sizes decay by 0.9 an epoch.
 
     Examples
     --------
