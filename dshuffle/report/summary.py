@@ -26,15 +26,19 @@ class TrainingPoint:
     seconds
         Since the fit began; loading the first epoch's samples included.
     error
-        Relative residual ``||X w - y|| / ||y||`` over the whole dataset.
+        What training makes small, over the whole dataset: for a regression the relative residual
+        ``||X w - y|| / ||y||``.
     weight_error
         ``||w - truth|| / ||truth||``, where the true weights are known.
+    validation
+        Metrics of the model after the epoch by name, where some were asked for.
     """
 
     epoch: int
     seconds: float
     error: float
     weight_error: float | None = None
+    validation: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,5 +2,6 @@
 
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.shuffler import Epoch, Shuffler
+from dshuffle.runtime.spec import PerRank
 
-__all__ = ["Epoch", "Partition", "Shuffler"]
+__all__ = ["Epoch", "Partition", "PerRank", "Shuffler"]

@@ -25,7 +25,7 @@ from dshuffle.runtime.chunks import with_chunks_of
 from dshuffle.runtime.replies import Reply, unwrap
 from dshuffle.runtime.scheduler import DShuffleScheduler
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.spec import TASK_PREFIX, DatasetReference, ShuffleOrder
+from dshuffle.runtime.spec import TASK_PREFIX, DatasetReference, PerRank, ShuffleOrder
 from dshuffle.runtime.worker import run_on_partition
 from dshuffle.store import Dataset, open_dataset
 
@@ -58,7 +58,8 @@ class Epoch:
         fn
             Gets the worker's :class:`Partition`, valid until it returns.
         *args, **kwargs
-            Passed on; futures among them arrive as their results.
+            Passed on; futures among them arrive as their results, and of a :class:`PerRank` each worker gets its own
+            value.
 
         Returns
         -------
@@ -351,8 +352,8 @@ class Shuffler:
                 rank,
                 epoch.number,
                 fn,
-                list(args),
-                kwargs,
+                [PerRank.of(value, rank) for value in args],
+                {name: PerRank.of(value, rank) for name, value in kwargs.items()},
                 key=f"{TASK_PREFIX}{session_id}-{epoch.number}-{call}-{rank}",
                 workers=[self._addresses[rank]],
                 allow_other_workers=False,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from distributed.protocol.pickle import dumps, loads
 
@@ -99,3 +101,21 @@ class SessionSpec:
     def with_memory_limit(self, memory_limit: int) -> SessionSpec:
         """The same session under another byte budget (a worker's own, where the user gave none)."""
         return dataclasses.replace(self, memory_limit=memory_limit)
+
+
+@dataclass(frozen=True, slots=True)
+class PerRank:
+    """An argument of :meth:`Epoch.map` that is another one for each worker: its values in rank order.
+
+    Examples
+    --------
+    >>> PerRank.of(PerRank(["a", "b"]), 1), PerRank.of("the same", 1)
+    ('b', 'the same')
+    """
+
+    values: Sequence[Any]
+
+    @staticmethod
+    def of(value: Any, rank: int) -> Any:
+        """What the worker of a rank gets for an argument."""
+        return value.values[rank] if isinstance(value, PerRank) else value

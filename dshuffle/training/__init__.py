@@ -9,18 +9,30 @@ from dshuffle.training.datasets import (
     low_rank_entries,
     low_rank_factors,
 )
-from dshuffle.training.linear_regression import History, fit_linear_regression
+from dshuffle.training.history import EarlyStopping, History
+from dshuffle.training.linear_regression import fit_linear_regression
+from dshuffle.training.matrix_completion import Factors, fit_matrix_completion
 from dshuffle.training.measuring import measure_exchanges
+from dshuffle.training.parallel_sgd import fit_parallel_sgd
+from dshuffle.training.schedules import CONSTANT, Decay, Linear, Schedule
 from dshuffle.training.warmup import compile_kernels
 
 __all__ = [
+    "CONSTANT",
+    "Decay",
+    "EarlyStopping",
+    "Factors",
     "History",
+    "Linear",
+    "Schedule",
     "Way",
     "compare_ways",
     "compile_kernels",
     "connect",
     "default_ways",
     "fit_linear_regression",
+    "fit_matrix_completion",
+    "fit_parallel_sgd",
     "gaussian_blobs",
     "keyed_regression",
     "keyed_weights",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numba
@@ -14,29 +12,14 @@ from distributed import Future
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.report import TrainingPoint
 from dshuffle.runtime import Partition, Shuffler
+from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.schedules import Decay, Schedule
 
 Weights = NDArray[np.float64]
 
 # Rows that a task holds beside its partition: a few MB at a thousand features.
 BATCH_ROWS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What a fit went through.
-
-    Parameters
-    ----------
-    points
-        One point an epoch: epoch, seconds since the fit began, error after it.
-    weights
-        ``(n_features,)`` the final weights.
-    """
-
-    points: tuple[TrainingPoint, ...]
-    weights: Weights
 
 
 def fit_linear_regression(
@@ -48,8 +31,11 @@ def fit_linear_regression(
     features: str = "x",
     target: str = "y",
     truth: NDArray[np.floating[Any]] | None = None,
-    on_epoch: Callable[[TrainingPoint], None] | None = None,
-) -> History:
+    schedule: Schedule | None = None,
+    validate: Validate[Weights] | None = None,
+    early_stopping: EarlyStopping | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> History[Weights]:
     """Fit ``y = x @ weights`` by one local SGD pass on every worker an epoch, then averaging.
 
     Parameters
@@ -61,11 +47,17 @@ def fit_linear_regression(
     step
         Step of the first epoch; below ``2 / max ||x_j||^2`` no single update can overshoot.
     step_decay
-        Factor on the step after every epoch, in (0, 1].
+        Factor on the step after every epoch, in (0, 1]: short for ``schedule=Decay(step_decay)``.
     features, target
         Arrays of the dataset: ``(q, m)`` and ``(q,)``, float32 or float64.
     truth
         ``(m,)`` the true weights, where they are known.
+    schedule
+        Factor on the step by epoch, such as :class:`~dshuffle.training.Linear`; instead of ``step_decay``.
+    validate
+        Called with the weights after every epoch; its metrics become the point's ``validation``.
+    early_stopping
+        When to end before ``epochs``.
     on_epoch
         Called with each epoch's point as soon as it is known.
 
@@ -97,11 +89,13 @@ def fit_linear_regression(
     check_step(step)
     if not 0 < step_decay <= 1:
         raise InvalidParameter.of("step_decay", step_decay, "in (0, 1]")
-    started = time.perf_counter()
+    if schedule is not None and step_decay != 1:
+        raise InvalidParameter.of("step_decay", step_decay, "1.0 beside a schedule", "Give one of them.")
+    factor = schedule or Decay(step_decay)
     weights: Weights | None = None
-    points: list[TrainingPoint] = []
+    recorder = Recorder(validate, early_stopping, on_epoch)
     for number, epoch in enumerate(shuffler.epochs(epochs)):
-        size = step * step_decay**number
+        size = step * factor(number)
         local = _results(epoch.map(local_pass, weights, size, features=features, target=target))
         if not all(np.isfinite(one).all() for one in local):
             raise _diverged(size, number)
@@ -113,17 +107,11 @@ def fit_linear_regression(
             raise _diverged(size, number)
         if sums[1] == 0:
             raise InvalidParameter.of("target", target, "an array with a value other than zero")
-        point = TrainingPoint(
-            epoch=number,
-            seconds=time.perf_counter() - started,
-            error=math.sqrt(sums[0] / sums[1]),
-            weight_error=None if truth is None else _distance(weights, truth),
-        )
-        points.append(point)
-        if on_epoch is not None:
-            on_epoch(point)
+        distance = None if truth is None else _distance(weights, truth)
+        if recorder.add(weights, math.sqrt(sums[0] / sums[1]), distance):
+            break
     assert weights is not None
-    return History(points=tuple(points), weights=weights)
+    return recorder.history(weights)
 
 
 def local_pass(

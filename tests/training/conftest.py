@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 
 from dshuffle.planning import first_assignment, next_assignment, parse_assignment
 from dshuffle.rows import RowLayout
-from dshuffle.runtime import Partition
+from dshuffle.runtime import Partition, PerRank
+
+
+def resolved(value: Any, rank: int) -> Any:
+    value = value.values[rank] if isinstance(value, PerRank) else value
+    return value.result() if isinstance(value, Future) else value
 
 
 @dataclass
@@ -25,7 +30,8 @@ class FakeEpoch:
         for partition in self.partitions:
             future: Future[Any] = Future()
             try:
-                future.set_result(fn(partition, *args, **kwargs))
+                own = [resolved(value, partition.rank) for value in args]
+                future.set_result(fn(partition, *own, **kwargs))
             except Exception as error:
                 future.set_exception(error)
             futures.append(future)

@@ -1,0 +1,289 @@
+"""Matrix completion without conflicts: paper 000, equations P5 and P6, after Recht and Ré."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+from distributed import Future
+from numpy.typing import NDArray
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.randomness import permutation
+from dshuffle.planning.values import as_integer
+from dshuffle.runtime import Partition, PerRank, Shuffler
+from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder
+from dshuffle.training.linear_regression import check_step
+from dshuffle.training.schedules import CONSTANT, Schedule
+
+Factor = NDArray[np.float32]
+Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factors:
+    """The completed matrix is ``left @ right.T``: float32 ``(n_rows, rank)`` and ``(n_columns, rank)``."""
+
+    left: Factor
+    right: Factor
+
+    def error(self, entries: Entries) -> float:
+        """``sum (X - M)^2 / sum M^2`` over entries M given as rows, columns and values."""
+        row, column, value = entries
+        predicted = np.einsum("ij,ij->i", self.left[row], self.right[column], dtype=np.float64)
+        return float(np.sum((predicted - value) ** 2) / np.sum(np.square(value, dtype=np.float64)))
+
+
+def fit_matrix_completion(
+    shuffler: Shuffler,
+    *,
+    n_rows: int,
+    n_columns: int,
+    rank: int,
+    epochs: int,
+    step: float,
+    regularization: float = 0.0,
+    seed: int = 0,
+    schedule: Schedule = CONSTANT,
+    test: Entries | None = None,
+    early_stopping: EarlyStopping | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> History[Factors]:
+    """Complete a low-rank matrix by SGD over its known entries, in conflict-free rounds.
+
+    Parameters
+    ----------
+    shuffler
+        Over a dataset of entries: arrays ``row`` and ``column``, integers, and ``value``, floats. All entries of a
+        row of the matrix must be on one worker: ``assignment="chunks:68"`` where entries are sorted by row and each
+        row has 68, as :func:`~dshuffle.training.low_rank_entries` and the MovieLens reader make them.
+    n_rows, n_columns
+        Shape of the matrix.
+    rank
+        Columns of the factors.
+    epochs
+        Passes over all entries.
+    step
+        Step of the first epoch.
+    regularization
+        ``mu`` of P5 and P6.
+    seed
+        Of the first factors, and of the permutation of the columns in every epoch.
+    schedule
+        Factor on the step by epoch.
+    test
+        Rows, columns and values of entries to measure the error on; in a point's ``validation`` as ``test_error``.
+    early_stopping
+        When to end before ``epochs``.
+    on_epoch
+        Called with each epoch's point as soon as it is known.
+
+    Returns
+    -------
+    History
+        ``weights`` are the :class:`Factors`. A point's ``error`` is ``sum (X - M)^2 / sum M^2`` over all entries, each
+        measured just before its own update.
+
+    Raises
+    ------
+    InvalidParameter
+        A parameter is out of range, an entry is outside the matrix or not finite, a row of the matrix is on several
+        workers, or the factors diverge.
+
+    Notes
+    -----
+    The shuffler's assignment permutes the rows, the seed the columns, which are cut into as many blocks as workers.
+    In round r worker k takes its entries in column block k + r, so that no two workers touch the same row of either
+    factor: the result is that of one process that does the blocks of each round one after the other. Between rounds a
+    block of the right factor goes from worker to worker, n_columns * rank * 4 bytes a round in all. Both factors pass
+    through the client once an epoch, down and up. The factors of all rounds stay on the workers until the epoch ends.
+
+    References
+    ----------
+    Paper 000 (UberShuffle), section 5.1, equations P5 and P6, with f half the squared error. B. Recht and C. Ré,
+    "Parallel stochastic gradient algorithms for large-scale matrix completion", 2013.
+    """
+    for name, number in (("n_rows", n_rows), ("n_columns", n_columns), ("rank", rank), ("epochs", epochs)):
+        as_integer(name, number, 1)
+    check_step(step)
+    if not 0 <= regularization < np.inf:
+        raise InvalidParameter.of("regularization", regularization, "a finite number >= 0")
+    model = first_factors(n_rows, n_columns, rank, seed)
+    recorder: Recorder[Factors] = Recorder(
+        None if test is None else lambda factors: {"test_error": factors.error(test)}, early_stopping, on_epoch
+    )
+    counts: NDArray[np.int64] | None = None
+    for number, epoch in enumerate(shuffler.epochs(epochs)):
+        rows, columns = zip(*_results(epoch.map(rows_and_columns, n_rows, n_columns)), strict=True)
+        owned = np.concatenate(rows)
+        if len(np.unique(owned)) < len(owned):
+            raise InvalidParameter.of(
+                "assignment",
+                "the shuffler's",
+                "one that keeps all entries of a row of the matrix on one worker",
+                'Take "chunks:ENTRIES" with the entries of a row, on entries that are sorted by row.',
+            )
+        counts = np.sum(columns, axis=0) if counts is None else counts
+        n = len(rows)
+        blocks = np.array_split(permutation(n_columns, "columns", seed, number), n)
+        entries = PerRank(epoch.map(entries_by_block, blocks))
+        lefts, rights = PerRank([model.left[own] for own in rows]), PerRank([model.right[block] for block in blocks])
+        wrong = total = 0.0
+        for turn in range(n):
+            done = PerRank(
+                epoch.map(one_round, entries, turn, lefts, rights, counts, step * schedule(number), regularization)
+            )
+            lefts = PerRank(epoch.map(pick, done, 0))
+            moved = epoch.map(pick, done, 1)
+            rights = PerRank([moved[(k + 1) % n] for k in range(n)])
+            sums = np.sum(_results(epoch.map(pick, done, 2)), axis=0)
+            wrong, total = wrong + sums[0], total + sums[1]
+        # After n rounds every block is where it began.
+        for own, left, block, right in zip(rows, _results(lefts.values), blocks, _results(rights.values), strict=True):
+            model.left[own], model.right[block] = left, right
+        if not (np.isfinite(wrong) and np.isfinite(model.left).all() and np.isfinite(model.right).all()):
+            raise InvalidParameter.of(
+                "step", step, "small enough for the factors to stay finite", f"They diverged in epoch {number}."
+            )
+        if total == 0:
+            raise InvalidParameter.of("value", "zero everywhere", "an array with a value other than zero")
+        if recorder.add(model, float(wrong / total)):
+            break
+    return recorder.history(model)
+
+
+def first_factors(n_rows: int, n_columns: int, rank: int, seed: int) -> Factors:
+    """Independent normal numbers, so small that products are of variance 1 / rank."""
+    rng = np.random.default_rng(seed)
+    scale = np.float32(rank**-0.5)
+    return Factors(
+        rng.standard_normal((n_rows, rank), np.float32) * scale,
+        rng.standard_normal((n_columns, rank), np.float32) * scale,
+    )
+
+
+def rows_and_columns(partition: Partition, n_rows: int, n_columns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The matrix rows of a partition, ascending, and its entries of every column; a task on each worker."""
+    for name, kinds in (("row", "iu"), ("column", "iu"), ("value", "f")):
+        if name not in partition.names:
+            raise InvalidParameter.of("dataset", list(partition.names), "one with arrays row, column and value")
+        array = partition[name]
+        if array.ndim != 1 or array.dtype.kind not in kinds:
+            raise InvalidParameter.of(
+                name, f"{array.ndim}-D {array.dtype}", f"a 1-D array of {'floats' if kinds == 'f' else 'integers'}"
+            )
+        limit = {"row": n_rows, "column": n_columns}.get(name)
+        good = np.isfinite(array) if limit is None else (array >= 0) & (array < limit)
+        if not good.all():
+            bad = int(np.argmin(good))
+            allowed = "finite" if limit is None else f"in [0, {limit})"
+            raise InvalidParameter.of(f"{name}[{partition.sample_ids[bad]}]", array[bad].item(), allowed)
+    return np.unique(partition["row"]).astype(np.int64), np.bincount(partition["column"], minlength=n_columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockedEntries:
+    """A worker's entries sorted by column block, within a block in training order.
+
+    ``row`` counts the worker's own rows, ``column`` the columns of the block; entries of block b are
+    ``starts[b]:starts[b + 1]``, its columns in the matrix ``blocks[b]``.
+    """
+
+    row: NDArray[np.int64]
+    column: NDArray[np.int64]
+    value: NDArray[np.float32]
+    starts: NDArray[np.int64]
+    row_counts: NDArray[np.int64]
+    blocks: list[NDArray[np.int64]]
+    rank: int
+
+
+def entries_by_block(partition: Partition, blocks: list[NDArray[np.int64]]) -> BlockedEntries:
+    """Sort a partition's entries for the rounds; a task on each worker."""
+    columns = np.concatenate(blocks)
+    block_of, place_of = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64)
+    block_of[columns] = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
+    place_of[columns] = np.concatenate([np.arange(len(block)) for block in blocks])
+    column = partition["column"]
+    order = np.argsort(block_of[column], kind="stable")
+    _, row, row_counts = np.unique(partition["row"], return_inverse=True, return_counts=True)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(block_of[column], minlength=len(blocks)))])
+    return BlockedEntries(
+        row[order].astype(np.int64),
+        place_of[column[order]],
+        partition["value"][order].astype(np.float32),
+        starts,
+        row_counts,
+        blocks,
+        partition.rank,
+    )
+
+
+def one_round(
+    partition: Partition,
+    entries: BlockedEntries,
+    turn: int,
+    left: Factor,
+    right: Factor,
+    column_counts: NDArray[np.int64],
+    step: float,
+    regularization: float,
+) -> tuple[Factor, Factor, tuple[float, float]]:
+    """The worker's entries in one column block; both factors after it, and the errors' and the values' squares."""
+    block = (entries.rank + turn) % len(entries.blocks)
+    part = slice(entries.starts[block], entries.starts[block + 1])
+    # Copies: what Dask holds must not change.
+    left, right = np.array(left), np.array(right)
+    value = entries.value[part]
+    wrong = update_factors(
+        left,
+        right,
+        entries.row[part],
+        entries.column[part],
+        value,
+        step * regularization / entries.row_counts,
+        step * regularization / np.maximum(column_counts[entries.blocks[block]], 1),
+        step,
+    )
+    return left, right, (wrong, float(np.sum(np.square(value, dtype=np.float64))))
+
+
+@numba.njit(nogil=True, cache=True)
+def update_factors(left, right, row, column, value, left_decay, right_decay, step):  # type: ignore[no-untyped-def]
+    """P5 and P6 for every entry in turn, in place; the sum of the squared errors before each update.
+
+    Parameters
+    ----------
+    left, right
+        Float32 ``(rows, rank)`` and ``(columns, rank)``, changed in place.
+    row, column, value
+        ``(entries,)`` int64, int64, float32.
+    left_decay, right_decay
+        Float64 ``(rows,)`` and ``(columns,)``: ``mu * step / entries of the row or column``.
+    step
+        The step size.
+    """
+    total = 0.0
+    for k in range(value.size):
+        i, j = row[k], column[k]
+        error = -float(value[k])
+        for r in range(left.shape[1]):
+            error += left[i, r] * right[j, r]
+        total += error * error
+        for r in range(left.shape[1]):
+            old = left[i, r]
+            left[i, r] = (1 - left_decay[i]) * old - step * error * right[j, r]
+            right[j, r] = (1 - right_decay[j]) * right[j, r] - step * error * old
+    return total
+
+
+def pick(partition: Partition, values: tuple[Any, ...], index: int) -> Any:
+    """One of a task's results by itself, so that the others stay where they are."""
+    return values[index]
+
+
+def _results(futures: Sequence[Future[Any]]) -> list[Any]:
+    return [future.result() for future in futures]

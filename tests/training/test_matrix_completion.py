@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import dshuffle
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.randomness import permutation
+from dshuffle.training import Decay, fit_matrix_completion, low_rank_entries
+from dshuffle.training.matrix_completion import first_factors
+
+SHAPE = {"n_rows": 40, "n_columns": 23}
+ENTRIES = {name: array.compute() for name, array in low_rank_entries(**SHAPE, per_row=8, rank=2).items()}
+
+
+def one_process(partitions_of_epochs, *, rank, step, mu, seed):
+    """P5 and P6 over the same schedule, one entry after the other, on whole factors."""
+    model = first_factors(**SHAPE, rank=rank, seed=seed)
+    left, right = model.left.astype(float), model.right.astype(float)
+    of_row, of_column = (np.bincount(ENTRIES[name]) for name in ("row", "column"))
+    for number, partitions in enumerate(partitions_of_epochs):
+        n = len(partitions)
+        size = step * 0.9**number
+        blocks = np.array_split(permutation(SHAPE["n_columns"], "columns", seed, number), n)
+        for turn in range(n):
+            for k, partition in enumerate(partitions):
+                for i, j, value in zip(partition["row"], partition["column"], partition["value"], strict=True):
+                    if j in blocks[(k + turn) % n]:
+                        error = left[i] @ right[j] - value
+                        left[i], right[j] = (
+                            (1 - mu * size / of_row[i]) * left[i] - size * error * right[j],
+                            (1 - mu * size / of_column[j]) * right[j] - size * error * left[i],
+                        )
+    return left, right
+
+
+def test_it_is_what_one_process_computes(fake_shuffler):
+    shuffler = fake_shuffler(ENTRIES, n_workers=5, assignment="local", sharding="contiguous")
+    settings = {"rank": 3, "step": 0.05, "seed": 4}
+    history = fit_matrix_completion(shuffler, **SHAPE, **settings, epochs=3, regularization=0.5, schedule=Decay(0.9))
+    left, right = one_process([epoch.partitions for epoch in shuffler.epochs(3)], **settings, mu=0.5)
+    np.testing.assert_allclose(history.weights.left, left, atol=1e-5)
+    np.testing.assert_allclose(history.weights.right, right, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_rows_move_between_workers_and_unseen_entries_are_found(tmp_path):
+    made = low_rank_entries(200, 50, per_row=25, rank=2, seed=1)
+    entries = {name: array.compute() for name, array in made.items()}
+    # One entry of each row, at another place in each: columns ascend, and the last one would never be trained.
+    unseen = np.arange(len(entries["row"])) % 25 == entries["row"] * 7 % 25
+    known = {name: array[~unseen] for name, array in entries.items()}
+    dataset = dshuffle.create_dataset(str(tmp_path / "m.zarr"), known, chunk_rows=240)
+    options = {"dashboard_address": None, "scheduler_kwargs": {"dashboard": False, "dashboard_address": ":0"}}
+    with (
+        LocalCluster(3, processes=False, threads_per_worker=1, memory_limit=0, **options) as cluster,
+        Client(cluster) as client,
+        dshuffle.Shuffler(client, dataset, assignment="chunks:24") as shuffler,
+    ):
+        history = fit_matrix_completion(
+            shuffler,
+            n_rows=200,
+            n_columns=50,
+            rank=2,
+            epochs=15,
+            step=0.1,
+            test=tuple(entries[name][unseen] for name in ("row", "column", "value")),
+        )
+    errors = [point.validation["test_error"] for point in history.points]
+    assert errors[0] > 0.3
+    assert errors[-1] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_rows": 39}, r"row\[3..\]=39 is not allowed; it must be in \[0, 39\)"),
+        ({"n_columns": 5}, r"column\["),
+        ({"rank": 0}, "rank=0"),
+        ({"step": 0}, "step=0"),
+        ({"step": 1e6}, "step=.*diverged in epoch 0"),
+        ({"regularization": -1}, "regularization=-1"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(fake_shuffler, options, message):
+    shuffler = fake_shuffler(ENTRIES, n_workers=5, assignment="local", sharding="contiguous")
+    with pytest.raises(InvalidParameter, match=message):
+        fit_matrix_completion(shuffler, **{**SHAPE, "rank": 2, "epochs": 2, "step": 0.1, **options})
+
+
+def test_rows_on_several_workers_are_refused(fake_shuffler):
+    with pytest.raises(InvalidParameter, match="chunks:ENTRIES"):
+        fit_matrix_completion(fake_shuffler(ENTRIES), **SHAPE, rank=2, epochs=1, step=0.1)
+
+
+def test_values_that_are_not_finite_are_named_by_sample(fake_shuffler):
+    value = ENTRIES["value"].copy()
+    value[77] = np.inf
+    shuffler = fake_shuffler({**ENTRIES, "value": value}, assignment="local", sharding="contiguous")
+    with pytest.raises(InvalidParameter, match=r"value\[77\]=inf"):
+        fit_matrix_completion(shuffler, **SHAPE, rank=2, epochs=1, step=0.1)
