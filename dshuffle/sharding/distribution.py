@@ -16,6 +16,7 @@ from dshuffle.sharding.features import Features, Floats, Progress, Sliceable
 from dshuffle.sharding.result import Sharding, ShardingWarning
 
 MOST_ITERATIONS = 150
+STARTS = 3
 MOST_COMPONENTS = 64
 VARIANCE_KEPT = 0.95
 SAMPLE_NBYTES = 64 << 20
@@ -141,7 +142,8 @@ def _neighbourhoods(
     mean = pca.mean_.astype(data.dtype)
 
     def reduced(slab: Floats) -> Floats:
-        return (slab - mean) @ axes
+        components: Floats = (slab - mean) @ axes
+        return components
 
     part = min(1.0, max(SAMPLE_NBYTES / (axes.itemsize * n_components), clusters) / data.n_samples)
     pieces = []
@@ -156,7 +158,7 @@ def _neighbourhoods(
         hint = "K-means works on a random sample of a dataset of this size."
         raise InvalidParameter.of("clusters", clusters, f"at most {len(sample) // 2}", hint)
     kmeans = KMeans(
-        clusters, max_iter=MOST_ITERATIONS, n_init=1, random_state=int(random_words(1, "k-means", seed)[0] >> 32)
+        clusters, max_iter=MOST_ITERATIONS, n_init=STARTS, random_state=int(random_words(1, "k-means", seed)[0] >> 32)
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fewer distinct samples than clusters: some neighbourhoods stay empty

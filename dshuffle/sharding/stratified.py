@@ -46,7 +46,7 @@ def stratified(labels: ArrayLike, n_workers: int, *, seed: int = 0) -> Ranks:
     Examples
     --------
     >>> stratified([3, 3, 8, 8], 2)
-    array([1, 0, 1, 0], dtype=int32)
+    array([0, 1, 0, 1], dtype=int32)
     """
     ranks = stratified_assignment(labels, n_workers, seed=seed)
     codes, classes = label_codes(labels)
