@@ -111,6 +111,7 @@ def test_planning_is_pure(module):
     [
         ("zarr", {"store"}),
         ("bokeh", {"report"}),
+        ("sklearn", {"sharding"}),
         ("click", {"cli"}),
         ("numba", {"planning", "coding", "rows", "store", "exchange", "training"}),
     ],

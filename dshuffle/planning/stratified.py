@@ -61,10 +61,12 @@ def label_codes(
     values = found.view(np.uint8) if found.dtype == np.bool_ else found
     lowest, highest = int(values.min()), int(values.max())
     if highest - lowest < max(_TABLE, len(values)):
-        places = (values - values.dtype.type(lowest)).astype(np.int64, copy=False)
+        wide = values if values.itemsize == 8 else values.astype(np.int64)  # int8 cannot hold 40 - -88
+        base = wide.dtype.type(lowest)
+        places = (wide - base).astype(np.int64, copy=False)
         present = np.bincount(places) > 0
         codes = (np.cumsum(present) - 1).astype(np.int32)[places]
-        classes = (np.flatnonzero(present) + lowest).astype(found.dtype)
+        classes = (np.flatnonzero(present).astype(wide.dtype) + base).astype(found.dtype)
     else:
         classes, inverse = np.unique(found, return_inverse=True)
         codes = inverse.astype(np.int32)
