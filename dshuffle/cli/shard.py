@@ -157,4 +157,7 @@ def _warnings_as_lines() -> Iterator[None]:
         warnings.simplefilter("always", ShardingWarning)
         yield
     for warning in caught:
-        click.echo(f"warning: {warning.message}", err=True)
+        if issubclass(warning.category, ShardingWarning):
+            click.echo(f"warning: {warning.message}", err=True)
+        else:
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)

@@ -115,12 +115,12 @@ from dshuffle.sharding import distribution_aware
 
 class Rows:  # made as they are read: 1,000,000 x 64 float32, 256 MB, of which nothing is kept
     shape, dtype = (1_000_000, 64), np.dtype("f4")
-    centres = 3 * np.random.default_rng(1).normal(size=(20, 64)).astype("f4")
+    centres = 3 * np.random.default_rng(1).normal(size=(5, 64)).astype("f4")
     def __getitem__(self, rows):
         noise = np.random.default_rng(rows.start).standard_normal((rows.stop - rows.start, 64), dtype="f4")
-        return self.centres[np.arange(rows.start, rows.stop) // 50_000] + noise
+        return self.centres[np.arange(rows.start, rows.stop) // 200_000] + noise
 
-sharding = distribution_aware(Rows(), n_workers=12, clusters=20)
+sharding = distribution_aware(Rows(), n_workers=12, clusters=5)
 assert np.ptp(sharding.sizes) <= 1
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
