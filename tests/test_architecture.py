@@ -112,6 +112,7 @@ def test_planning_is_pure(module):
     [
         ("zarr", {"store"}),
         ("bokeh", {"report"}),
+        ("sklearn", {"sharding"}),
         ("click", {"cli"}),
         ("numba", {"planning", "coding", "kernels", "rows", "store", "exchange", "training"}),
     ],

@@ -18,6 +18,10 @@ COMMANDS = {
     ),
     "dataset": ("dshuffle.cli.dataset", "Create, describe and verify datasets."),
     "plan": ("dshuffle.cli.plan", "Count the packets that each delivery needs, without a cluster."),
+    "shard": (
+        "dshuffle.cli.shard",
+        "Decide offline which worker starts with which samples: by class or by neighbourhood.",
+    ),
     "simulate": ("dshuffle.cli.simulate", "Predict every way of shuffling on a cluster that you do not have."),
 }
 

@@ -67,7 +67,7 @@ DEFAULT_CHUNK_ROWS = 1_000
 )
 @click.option(
     "--sharding",
-    type=click.Choice(["random", "contiguous"]),
+    type=click.Choice(["random", "contiguous", "round-robin"]),
     help="First assignment of the ways given by --assignment and --delivery.  [default: random]",
 )
 @click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: its share]")

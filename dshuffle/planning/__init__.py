@@ -6,7 +6,6 @@ version.
 """
 
 from dshuffle.planning.assignment import (
-    SHARDINGS,
     Aligned,
     Assignment,
     Chunks,
@@ -14,7 +13,6 @@ from dshuffle.planning.assignment import (
     Local,
     Partial,
     draw_assignment,
-    first_assignment,
     next_assignment,
     parse_assignment,
 )
@@ -29,7 +27,9 @@ from dshuffle.planning.plan import SERVER, STORE, Plan, demand
 from dshuffle.planning.quality import ShuffleQuality, planned_quality, shuffle_quality
 from dshuffle.planning.randomness import choose, permutation, random_words
 from dshuffle.planning.relay import RELAYS, Hops, route
+from dshuffle.planning.sharding import SHARDINGS, GivenSharding, first_assignment
 from dshuffle.planning.shuffle_matrix import leftover_matrix, shuffle_matrix
+from dshuffle.planning.stratified import deal_groups, label_codes, stratified_assignment
 
 __all__ = [
     "AUTO",
@@ -48,6 +48,7 @@ __all__ = [
     "DeliveryPlanner",
     "EpochPlan",
     "EpochPlanner",
+    "GivenSharding",
     "Global",
     "Hops",
     "Local",
@@ -60,6 +61,7 @@ __all__ = [
     "cache_capacity",
     "check_plan",
     "choose",
+    "deal_groups",
     "demand",
     "draw_assignment",
     "epoch_order",
@@ -67,6 +69,7 @@ __all__ = [
     "first_holders",
     "held_by",
     "holders_of",
+    "label_codes",
     "leftover_matrix",
     "next_assignment",
     "parse_assignment",
@@ -77,4 +80,5 @@ __all__ = [
     "route",
     "shuffle_matrix",
     "shuffle_quality",
+    "stratified_assignment",
 ]

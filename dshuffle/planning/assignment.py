@@ -1,4 +1,4 @@
-"""Which worker trains on which sample: the first assignment, and how each epoch's follows from the last.
+"""Which worker trains on which sample: how each epoch's assignment follows from the last.
 
 Every assignment is balanced (partition sizes differ by at most one, with ``chunks`` by at most one chunk's rows) and a
 function of (seed, epoch, n) and, for ``local`` and ``partial``, of the assignment before it; ``aligned`` also looks at
@@ -7,7 +7,6 @@ who holds what.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -16,13 +15,14 @@ from numpy.typing import ArrayLike
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.aligned import draw_aligned
+from dshuffle.planning.balanced import balanced_sizes, uniform_ranks
 from dshuffle.planning.bits import group_by
-from dshuffle.planning.chunked import check_chunks, draw_chunks, slice_chunks
+from dshuffle.planning.chunked import check_chunks, draw_chunks
 from dshuffle.planning.holders import as_holders
 from dshuffle.planning.partial import exchange_samples
 from dshuffle.planning.plan import SERVER, Plan, missing_samples
-from dshuffle.planning.randomness import choose, permutation, shuffle
-from dshuffle.planning.values import Holders, Ranks, Samples, as_integer, as_ranks, as_ratio
+from dshuffle.planning.randomness import choose
+from dshuffle.planning.values import Holders, Ranks, as_integer, as_ranks, as_ratio
 
 KNOWN_ASSIGNMENTS = (
     "'local', 'global', 'aligned', 'chunks', with Q in [0, 1] 'partial:Q' or 'aligned:Q', "
@@ -217,61 +217,6 @@ def parse_assignment(assignment: str | Assignment) -> Assignment:
     raise InvalidParameter.of("assignment", assignment, KNOWN_ASSIGNMENTS)
 
 
-def _contiguous(n_samples: int, n_workers: int, seed: int) -> Ranks:
-    sizes = np.full(n_workers, n_samples // n_workers)
-    sizes[: n_samples % n_workers] += 1
-    return np.repeat(np.arange(n_workers, dtype=np.int32), sizes)
-
-
-def _random(n_samples: int, n_workers: int, seed: int) -> Ranks:
-    return _uniform(n_samples, n_workers, "sharding", seed)
-
-
-SHARDINGS: dict[str, Callable[[int, int, int], Ranks]] = {"contiguous": _contiguous, "random": _random}
-"""How the first epoch's assignment is made: name -> function of (n_samples, n_workers, seed)."""
-
-
-def first_assignment(
-    sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int | None = None
-) -> Ranks:
-    """The assignment of epoch 0.
-
-    Parameters
-    ----------
-    sharding
-        ``"contiguous"`` (equal slices in sample order) or ``"random"`` (a uniform balanced draw).
-    chunk_rows
-        If given, what is sliced or drawn are whole chunks of so many samples.
-
-    Returns
-    -------
-    (n_samples,) int32
-        The worker that trains on each sample.
-
-    Raises
-    ------
-    InvalidParameter
-        If the sharding is unknown, or there are fewer samples, or chunks, than workers.
-
-    Examples
-    --------
-    >>> first_assignment("contiguous", 5, 2, seed=0)
-    array([0, 0, 0, 1, 1], dtype=int32)
-    >>> first_assignment("contiguous", 5, 2, seed=0, chunk_rows=2)
-    array([0, 0, 1, 1, 1], dtype=int32)
-    """
-    n_workers = as_integer("n_workers", n_workers, 1)
-    n_samples = as_integer("n_samples", n_samples, n_workers, "There are fewer samples than workers.")
-    if sharding not in SHARDINGS:
-        raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}")
-    if chunk_rows is not None:
-        check_chunks(n_samples, n_workers, as_integer("chunk_rows", chunk_rows, 1))
-        if sharding == "contiguous":
-            return slice_chunks(n_samples, n_workers, chunk_rows)
-        return draw_chunks(n_samples, n_workers, chunk_rows, "sharding", seed)
-    return SHARDINGS[sharding](n_samples, n_workers, seed)
-
-
 def next_assignment(
     assignment: Assignment,
     previous: ArrayLike,
@@ -333,7 +278,7 @@ def draw_assignment(
     masks = None if holders is None else _covering(as_holders(holders, n_workers), ranks)
     match assignment:
         case Global():
-            return _uniform(len(ranks), n_workers, "global", seed, epoch), None
+            return uniform_ranks(len(ranks), n_workers, "global", seed, epoch), None
         case Partial():
             return exchange_samples(ranks, n_workers, assignment.n_exchanged(len(ranks), n_workers), seed, epoch), None
         case Aligned():
@@ -364,26 +309,12 @@ def _covering(masks: Holders, ranks: Ranks) -> Holders:
     return masks
 
 
-def _uniform(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
-    """A uniform balanced draw: the multiset of ranks, shuffled."""
-    ranks = np.repeat(np.arange(n_workers, dtype=np.int32), _sizes(n_samples, n_workers, *path))
-    shuffle(ranks, *path)
-    return ranks
-
-
-def _sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
-    sizes = np.full(n_workers, n_samples // n_workers)
-    # Always giving the first workers the samples left over would make them slower in every epoch.
-    sizes[permutation(n_workers, "extra", *path)[: n_samples % n_workers]] += 1
-    return sizes
-
-
 def _align(
     assignment: Aligned, previous: Ranks, holders: Holders, n_workers: int, seed: int, epoch: int
 ) -> tuple[Ranks, Plan]:
     if assignment.fraction == 1:
         pool = np.arange(len(previous))
-        room = _sizes(len(previous), n_workers, "aligned", seed, epoch)
+        room = balanced_sizes(len(previous), n_workers, "aligned", seed, epoch)
     else:
         count = assignment.most_drawn(len(previous), n_workers)
         order, offsets = group_by(previous, n_workers)

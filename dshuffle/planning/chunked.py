@@ -56,6 +56,18 @@ def slice_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
     return _of_rows(_whole_chunks(n_samples, n_workers, chunk_rows), n_workers - 1, n_samples, chunk_rows)
 
 
+def deal_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
+    """``(n_samples,)`` ranks: consecutive chunks to one worker after the other, in turn.
+
+    Examples
+    --------
+    >>> deal_chunks(9, 2, 2)
+    array([0, 0, 1, 1, 0, 0, 1, 1, 0], dtype=int32)
+    """
+    turns = np.arange(-(-n_samples // chunk_rows)) % n_workers
+    return np.repeat(turns.astype(np.int32), chunk_rows)[:n_samples]
+
+
 def draw_chunks(n_samples: int, n_workers: int, chunk_rows: int, *path: int | str) -> Ranks:
     """``(n_samples,)`` ranks: every chunk to a uniformly random worker, as balanced as chunks allow.
 

@@ -7,6 +7,7 @@ specification goes in.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.planning.assignment import (
     KNOWN_ASSIGNMENTS,
-    SHARDINGS,
     Aligned,
     Assignment,
     Chunks,
@@ -22,7 +22,6 @@ from dshuffle.planning.assignment import (
     Local,
     Partial,
     draw_assignment,
-    first_assignment,
 )
 from dshuffle.planning.bits import group_by
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
@@ -34,6 +33,7 @@ from dshuffle.planning.order import epoch_permutation
 from dshuffle.planning.plan import SERVER, STORE, Plan, missing_samples
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.relay import RELAYS
+from dshuffle.planning.sharding import SHARDINGS, GivenSharding, first_assignment
 from dshuffle.planning.values import Holders, Ranks, Samples, as_integer
 
 
@@ -49,8 +49,10 @@ class ShufflePlanSpec:
         Any integer.
     assignment
         Which worker trains on which sample.
-    delivery, sharding, caching
-        Names in :data:`DELIVERIES`, :data:`SHARDINGS` and :data:`CACHINGS`.
+    delivery, caching
+        Names in :data:`DELIVERIES` and :data:`CACHINGS`.
+    sharding
+        A name in :data:`SHARDINGS`, or a first assignment that is given (not with ``chunks``).
     cache_fraction
         Fraction of the samples that each worker holds, in [1/n, 1]; None is 1/n, its share alone.
     relay
@@ -73,7 +75,7 @@ class ShufflePlanSpec:
     seed: int
     assignment: Assignment
     delivery: str
-    sharding: str
+    sharding: str | GivenSharding
     caching: str = "uniform"
     cache_fraction: float | None = None
     relay: str = "pipelined"
@@ -84,9 +86,16 @@ class ShufflePlanSpec:
         as_integer("seed", self.seed)
         if not isinstance(self.assignment, Assignment):
             raise InvalidParameter.of("assignment", self.assignment, KNOWN_ASSIGNMENTS)
-        for name, known in (("sharding", SHARDINGS), ("caching", CACHINGS), ("relay", RELAYS)):
-            if getattr(self, name) not in known:
-                raise InvalidParameter.of(name, getattr(self, name), f"one of {sorted(known)}")
+        known: dict[str, Collection[str]] = {"sharding": SHARDINGS, "caching": CACHINGS, "relay": RELAYS}
+        if isinstance(self.sharding, GivenSharding):
+            del known["sharding"]
+            self.sharding.check(self.n_samples, self.n_workers)
+            if isinstance(self.assignment, Chunks):
+                hint = "With the assignment 'chunks' whole chunks are dealt out, from the first epoch on."
+                raise InvalidParameter.of("sharding", str(self.sharding), f"one of {sorted(SHARDINGS)}", hint)
+        for name, names in known.items():
+            if getattr(self, name) not in names:
+                raise InvalidParameter.of(name, getattr(self, name), f"one of {sorted(names)}")
         check_delivery(self.delivery, self.n_workers, excess=self.has_excess)
 
     @property
@@ -124,6 +133,8 @@ class ShufflePlanSpec:
 
     def first_assignment(self) -> Ranks:
         """``(q,)`` int32, the assignment of epoch 0."""
+        if isinstance(self.sharding, GivenSharding):
+            return self.sharding.assignment()
         chunk_rows = self.chunk_rows if isinstance(self.assignment, Chunks) else None
         return first_assignment(self.sharding, self.n_samples, self.n_workers, seed=self.seed, chunk_rows=chunk_rows)
 

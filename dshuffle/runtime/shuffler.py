@@ -14,14 +14,16 @@ from typing import Any, Self
 from dask.utils import parse_bytes
 from distributed import Client, Future, wait
 from distributed.protocol.serialize import ToPickle
+from numpy.typing import ArrayLike
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
-from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SERVER, SHARDINGS, Assignment, parse_assignment
+from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SERVER, Assignment, parse_assignment
 from dshuffle.planning.cost import Cluster
 from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.candidates import expected_seconds
 from dshuffle.runtime.chunks import with_chunks_of
+from dshuffle.runtime.first import wanted_sharding
 from dshuffle.runtime.replies import Reply, unwrap
 from dshuffle.runtime.scheduler import DShuffleScheduler
 from dshuffle.runtime.settings import Settings
@@ -104,7 +106,9 @@ class Shuffler:
         for, which hands them to the others), ``"ring"`` (scattered over these workers, then passed around), or
         ``"unicast"`` (from the server to each of them).
     sharding
-        The first assignment: ``"random"`` or ``"contiguous"``; of whole chunks with the assignment ``"chunks"``.
+        The first assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``; of whole chunks with the assignment
+        ``"chunks"``. With the others also ``"stratified:y"`` (each class of the labels ``y`` in equal parts), the name
+        of one stored beside the dataset (``dshuffle shard --write``), or ``(q,)`` ranks.
     seed
         Together with the epoch and the workers it fixes every random choice.
     memory_limit
@@ -155,7 +159,7 @@ class Shuffler:
         caching: str = "uniform",
         cache_fraction: float | None = None,
         relay: str = "pipelined",
-        sharding: str = "random",
+        sharding: str | ArrayLike = "random",
         seed: int = 0,
         memory_limit: int | str | None = None,
         server: str | int | None = None,
@@ -171,7 +175,6 @@ class Shuffler:
             ("delivery", delivery, {*DELIVERIES, AUTO}),
             ("relay", relay, RELAYS),
             ("caching", caching, CACHINGS),
-            ("sharding", sharding, SHARDINGS),
         ):
             if not isinstance(value, str) or value not in known:
                 raise InvalidParameter.of(name, value, f"one of {sorted(known)}")
@@ -203,7 +206,7 @@ class Shuffler:
             assignment=wanted,
             deliveries=deliveries,
             caching=caching,
-            sharding=sharding,
+            sharding=wanted_sharding(self.dataset, sharding),
             cache_fraction=cache_fraction,
             relay=relay,
             seed=as_integer("seed", seed),
@@ -326,7 +329,7 @@ class Shuffler:
             EpochRecord(
                 assignment=str(order.assignment),
                 caching=order.caching,
-                sharding=order.sharding,
+                sharding=str(order.sharding),
                 n_workers=self.n_workers,
                 n_samples=n_samples,
                 row_nbytes=row_nbytes,

@@ -10,7 +10,7 @@ from typing import Any
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError
-from dshuffle.planning import Assignment, ShufflePlanSpec
+from dshuffle.planning import Assignment, GivenSharding, ShufflePlanSpec
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
@@ -21,7 +21,7 @@ PLUGIN = "dshuffle"
 TASK_PREFIX = "dshuffle-partition-"
 """With what the keys begin of the tasks that run on a partition; they end with its rank."""
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever messages between processes change; a worker of another protocol is refused."""
 
 
@@ -67,7 +67,7 @@ class ShuffleOrder:
     assignment: Assignment
     deliveries: dict[str, float]
     caching: str
-    sharding: str
+    sharding: str | GivenSharding
     cache_fraction: float | None
     relay: str
     seed: int
@@ -97,6 +97,10 @@ class SessionSpec:
     memory_limit: int | None
     settings: Settings
     addresses: dict[int, str] = field(default_factory=dict)
+
+    def with_plan(self, plan: ShufflePlanSpec) -> SessionSpec:
+        """The same session, once this member has found the first assignment."""
+        return dataclasses.replace(self, plan=plan)
 
     def with_memory_limit(self, memory_limit: int) -> SessionSpec:
         """The same session under another byte budget (a worker's own, where the user gave none)."""

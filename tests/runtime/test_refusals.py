@@ -39,7 +39,7 @@ from dshuffle.runtime.worker import DShuffleWorker
         ({"relay": "pigeon"}, r"relay='pigeon' is not allowed.*\['pipelined', 'ring', 'unicast'\]"),
         ({"delivery": "leftover", "cache_fraction": 0.5}, r"delivery='leftover' is not allowed.*use 'clique'"),
         ({"caching": "lru"}, r"caching='lru' is not allowed.*\['even', 'recent', 'uniform'\]"),
-        ({"sharding": "sorted"}, r"sharding='sorted' is not allowed.*\['contiguous', 'random'\]"),
+        ({"sharding": "sorted"}, r"sharding='sorted' is not allowed.*\['contiguous', 'random', 'round-robin'\]"),
         ({"delivery": ["peer"]}, r"delivery=\['peer'\] is not allowed"),
         ({"cache_fraction": 0.1}, r"cache_fraction=0\.1 is not allowed.*1/5|cache_fraction=0\.1.*0\.2"),
         ({"cache_fraction": 1.01}, r"cache_fraction=1\.01 is not allowed"),

@@ -10,9 +10,9 @@ import zarr
 from numpy.typing import NDArray
 from zarr.core.sync import sync
 
-from dshuffle.errors import DatasetError, DShuffleError
+from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
 from dshuffle.store.chunks import ArrayInfo, StoredArray
-from dshuffle.store.dataset import open_dataset
+from dshuffle.store.dataset import Dataset, open_dataset
 from dshuffle.store.source import RowSource, StreamSource, unreadable
 from dshuffle.store.urls import GROUP, canonical_url, open_store, standing_at
 
@@ -37,6 +37,26 @@ def zarr_arrays(url: str) -> dict[str, RowSource]:
         raise
     except Exception as exc:
         raise unreadable(url, exc) from exc
+
+
+def read_array(dataset: Dataset, name: str) -> RowSource:
+    """One of a dataset's arrays, read in slabs of ascending rows.
+
+    Raises
+    ------
+    InvalidParameter
+        If it has none of that name.
+
+    Examples
+    --------
+    >>> from dshuffle.store import create_dataset
+    >>> dataset = create_dataset("memory://doc-read-array", {"x": np.arange(10), "y": np.ones(10)}, overwrite=True)
+    >>> read_array(dataset, "x")[2:5]
+    array([2, 3, 4])
+    """
+    if name not in dataset.arrays:
+        raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
+    return _source(dataset._sources[name])
 
 
 def _source(stored: StoredArray) -> RowSource:

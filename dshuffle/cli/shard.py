@@ -1,0 +1,163 @@
+"""``dshuffle shard``: a first assignment made offline, and how evenly it spreads the classes."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dshuffle.cli.progress import Advance, progress_bar
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import SHARDINGS, GivenSharding, first_assignment, label_codes
+from dshuffle.report.shards import HEADINGS, box_plot_page, class_rows
+from dshuffle.report.units import human_count, human_seconds
+from dshuffle.sharding import Sharding, ShardingWarning, distribution_aware, stratified
+from dshuffle.store import Dataset, open_dataset, read_array, watched, write_sharding
+
+MOST_ROWS = 20
+
+
+@click.command()
+@click.argument("url")
+@click.option(
+    "--by",
+    type=click.Choice([*sorted(SHARDINGS), "stratified", "distribution-aware"]),
+    default="stratified",
+    show_default=True,
+    help="How samples are given to workers.",
+)
+@click.option("--workers", type=click.IntRange(1), required=True, help="Workers that will train.")
+@click.option("--labels", metavar="NAME", help="The array of classes: to shard by, and to count.")
+@click.option("--features", metavar="NAME", default="x", show_default=True, help="For distribution-aware.")
+@click.option("--clusters", type=click.IntRange(1), help="Neighbourhoods.  [default: twice the classes]")
+@click.option(
+    "--broadcast-cap",
+    type=click.FloatRange(0, 1),
+    default=0.05,
+    show_default=True,
+    help="Part of the dataset that sparse neighbourhoods may make up.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--write", is_flag=True, help="Store it beside the dataset, for Shuffler(sharding=NAME).")
+@click.option("--name", help="The name to store it by.  [default: that of --by and the workers, as stratified-12]")
+@click.option("--overwrite", is_flag=True, help="Replace one of that name.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write a box plot to this HTML file.")
+def shard(
+    url: str,
+    by: str,
+    workers: int,
+    labels: str | None,
+    features: str,
+    clusters: int | None,
+    broadcast_cap: float,
+    seed: int,
+    write: bool,
+    name: str | None,
+    overwrite: bool,
+    output: Path | None,
+) -> None:
+    """Decide which worker starts with which samples of the dataset at URL, and show how even the shards are.
+
+    --by stratified gives every worker an equal part of every class, --by distribution-aware of every neighbourhood
+    of the feature space. With --write, Shuffler(sharding=NAME) starts from it.
+    """
+    if labels is None and (by == "stratified" or output is not None):
+        raise click.UsageError("--labels is needed, to shard by or to count")
+    if name is not None and not write:
+        raise click.UsageError("--name needs --write")
+    dataset = open_dataset(url)
+    with progress_bar() as advance, _warnings_as_lines():
+        found = None if labels is None else _read_labels(dataset, labels, advance)
+        started = time.perf_counter()
+        if by == "distribution-aware":
+            rows = read_array(dataset, features)
+            made = distribution_aware(
+                rows,
+                found,
+                n_workers=workers,
+                clusters=clusters,
+                seed=seed,
+                broadcast_cap=broadcast_cap,
+                progress=advance,
+            )
+        else:
+            if by == "stratified":
+                assert found is not None
+                ranks = stratified(found, workers, seed=seed)
+            else:
+                ranks = first_assignment(by, dataset.n_samples, workers, seed=seed)
+            made = Sharding(ranks, workers, np.empty(0, dtype=np.int64))
+        seconds = time.perf_counter() - started
+    _print(made, found, by, seconds)
+    if output is not None and found is not None:
+        classes = [str(label) for label in label_codes(found)[1].tolist()]
+        title = f"{by} sharding of {dataset.url} for {workers} workers"
+        output.write_text(box_plot_page(made.counts(found), classes, title), encoding="utf-8")
+        click.echo(f"box plot: {output}")
+    if write:
+        name = name or f"{by}-{workers}"
+        about = {"by": by, "labels": labels, "n_workers": workers, "seed": seed, "clusters": clusters}
+        write_sharding(
+            dataset,
+            name,
+            GivenSharding.of(name, made.ranks).assignment(),
+            broadcast=made.broadcast,
+            about=about,
+            overwrite=overwrite,
+        )
+        click.echo(f"wrote it beside the dataset: Shuffler(client, {dataset.url!r}, sharding={name!r})")
+
+
+def _read_labels(dataset: Dataset, name: str, advance: Advance) -> NDArray[np.generic]:
+    if name not in dataset.arrays:
+        raise InvalidParameter.of("--labels", name, f"an array of the dataset: one of {list(dataset.arrays)}")
+    return watched({name: read_array(dataset, name)}, advance)[name][: dataset.n_samples]
+
+
+def _print(made: Sharding, labels: NDArray[np.generic] | None, by: str, seconds: float) -> None:
+    sizes = made.sizes
+    click.echo(
+        f"{by}: {human_count(len(made.ranks))} samples for {made.n_workers} workers in {human_seconds(seconds)}; "
+        f"shards of {human_count(int(sizes.min()))} to {human_count(int(sizes.max()))} samples"
+    )
+    if made.neighbourhoods is not None:
+        neighbourhoods = made.neighbourhoods
+        click.echo(
+            f"{len(neighbourhoods)} neighbourhoods of {human_count(int(neighbourhoods[-1]))} to "
+            f"{human_count(int(neighbourhoods[0]))} samples; to broadcast: {human_count(len(made.broadcast))} samples "
+            "(counted in every shard here; a Shuffler trains on each once)"
+        )
+    if labels is None:
+        return
+    classes = [str(label) for label in label_codes(labels)[1].tolist()]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == "class" else "right")
+    for first, *cells in class_rows(made.counts(labels), classes, MOST_ROWS):
+        table.add_row(Text(first), *cells)
+    Console().print(table)
+    if len(classes) > MOST_ROWS:
+        click.echo(f"{MOST_ROWS} of {len(classes)} classes are shown, those with the widest spread")
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Print our own warnings as lines for the user."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ShardingWarning)
+        yield
+    for warning in caught:
+        if issubclass(warning.category, ShardingWarning):
+            click.echo(f"warning: {warning.message}", err=True)
+        else:
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)

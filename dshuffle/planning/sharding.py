@@ -1,0 +1,194 @@
+"""The first assignment: drawn from the seed by name, or given."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dshuffle.errors import InvalidParameter, PlanError
+from dshuffle.planning.balanced import uniform_ranks
+from dshuffle.planning.chunked import check_chunks, deal_chunks, draw_chunks, slice_chunks
+from dshuffle.planning.values import Ranks, as_integer, as_ranks
+
+
+def _contiguous(n_samples: int, n_workers: int, seed: int) -> Ranks:
+    sizes = np.full(n_workers, n_samples // n_workers)
+    sizes[: n_samples % n_workers] += 1
+    return np.repeat(np.arange(n_workers, dtype=np.int32), sizes)
+
+
+def _random(n_samples: int, n_workers: int, seed: int) -> Ranks:
+    return uniform_ranks(n_samples, n_workers, "sharding", seed)
+
+
+def _round_robin(n_samples: int, n_workers: int, seed: int) -> Ranks:
+    return deal_chunks(n_samples, n_workers, 1)
+
+
+SHARDINGS: dict[str, Callable[[int, int, int], Ranks]] = {
+    "contiguous": _contiguous,
+    "random": _random,
+    "round-robin": _round_robin,
+}
+"""How the first epoch's assignment is made: name -> function of (n_samples, n_workers, seed)."""
+
+
+def first_assignment(
+    sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int | None = None
+) -> Ranks:
+    """The assignment of epoch 0.
+
+    Parameters
+    ----------
+    sharding
+        ``"contiguous"`` (equal slices in sample order), ``"random"`` (a uniform balanced draw) or ``"round-robin"``
+        (sample ``j`` to worker ``j mod n``).
+    chunk_rows
+        If given, what is sliced, drawn or dealt are whole chunks of so many samples.
+
+    Returns
+    -------
+    (n_samples,) int32
+        The worker that trains on each sample.
+
+    Raises
+    ------
+    InvalidParameter
+        If the sharding is unknown, or there are fewer samples, or chunks, than workers.
+
+    Examples
+    --------
+    >>> first_assignment("contiguous", 5, 2, seed=0)
+    array([0, 0, 0, 1, 1], dtype=int32)
+    >>> first_assignment("contiguous", 5, 2, seed=0, chunk_rows=2)
+    array([0, 0, 1, 1, 1], dtype=int32)
+    >>> first_assignment("round-robin", 5, 2, seed=0)
+    array([0, 1, 0, 1, 0], dtype=int32)
+    """
+    n_workers = as_integer("n_workers", n_workers, 1)
+    n_samples = as_integer("n_samples", n_samples, n_workers, "There are fewer samples than workers.")
+    if sharding not in SHARDINGS:
+        raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}")
+    if chunk_rows is not None:
+        check_chunks(n_samples, n_workers, as_integer("chunk_rows", chunk_rows, 1))
+        match sharding:
+            case "contiguous":
+                return slice_chunks(n_samples, n_workers, chunk_rows)
+            case "round-robin":
+                return deal_chunks(n_samples, n_workers, chunk_rows)
+        return draw_chunks(n_samples, n_workers, chunk_rows, "sharding", seed)
+    return SHARDINGS[sharding](n_samples, n_workers, seed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenSharding:
+    """A first assignment that is not drawn from the seed alone, and may so far be known by name only.
+
+    Parameters
+    ----------
+    name
+        What records call it, and by what the holder of a dataset finds it.
+    n_workers, checksum
+        Those of the ranks, or None if the name stands for ranks of any number of workers.
+    ranks
+        ``(q,)`` int32, or None while only the name is known: a session's members each find the ranks by themselves.
+
+    Raises
+    ------
+    InvalidParameter
+        If there are no ranks for some number of workers, or partition sizes differ by more than one.
+
+    Examples
+    --------
+    >>> given = GivenSharding.of("mine", [1, 0, 1, 0, 0])
+    >>> given.n_workers
+    2
+    >>> GivenSharding("mine", given.n_workers, given.checksum).found(given.ranks).ranks
+    array([1, 0, 1, 0, 0], dtype=int32)
+    """
+
+    name: str
+    n_workers: int | None = None
+    checksum: int | None = None
+    ranks: Ranks | None = None
+
+    @classmethod
+    def of(cls, name: str, ranks: ArrayLike) -> Self:
+        """Check ranks that somebody made."""
+        checked = as_ranks("sharding", ranks, 1 << 31)
+        n_workers = int(checked.max()) + 1 if checked.size else 0
+        as_integer("len(sharding)", checked.size, max(1, n_workers), "Every worker must get a sample.")
+        sizes = np.bincount(checked, minlength=n_workers)
+        if sizes.max() - sizes.min() > 1:
+            raise InvalidParameter.of(
+                "sharding",
+                f"ranks of which {int(sizes.argmin())} has {sizes.min()} samples and {int(sizes.argmax())} has "
+                f"{sizes.max()}",
+                "an assignment in which partition sizes differ by at most one",
+                "Workers that have less to train on would wait for the others in every epoch.",
+            )
+        return cls(name, n_workers, checksum_of(checked), checked)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def found(self, ranks: ArrayLike) -> GivenSharding:
+        """The same, with its ranks.
+
+        Raises
+        ------
+        InvalidParameter
+            If the ranks are other ones than those that were meant.
+        """
+        found = GivenSharding.of(self.name, ranks)
+        for name, meant in (("n_workers", self.n_workers), ("checksum", self.checksum)):
+            if meant is not None and meant != getattr(found, name):
+                raise InvalidParameter.of(
+                    f"sharding {self.name!r}: {name}",
+                    getattr(found, name),
+                    f"{meant}, as when the session was opened",
+                    "Was it written anew meanwhile? Make a new Shuffler.",
+                )
+        return found
+
+    def check(self, n_samples: int, n_workers: int) -> None:
+        """Refuse a job of another shape.
+
+        Raises
+        ------
+        InvalidParameter
+            Saying for what shape the ranks were made.
+        """
+        if self.n_workers is not None and self.n_workers != n_workers:
+            raise InvalidParameter.of(
+                "n_workers",
+                n_workers,
+                f"{self.n_workers}, for which the sharding {self.name!r} was made",
+                f"Make one for {n_workers} workers (dshuffle shard --workers {n_workers}).",
+            )
+        if self.ranks is not None and len(self.ranks) != n_samples:
+            raise InvalidParameter.of(
+                f"len(sharding {self.name!r})", len(self.ranks), f"{n_samples}, one rank a sample"
+            )
+
+    def assignment(self) -> Ranks:
+        """``(q,)`` int32, the ranks.
+
+        Raises
+        ------
+        PlanError
+            If only the name is known here.
+        """
+        if self.ranks is None:
+            raise PlanError(f"the ranks of the sharding {self.name!r} are not known here")
+        return self.ranks.copy()
+
+
+def checksum_of(ranks: Ranks) -> int:
+    """By what ranks are told from others."""
+    return zlib.crc32(np.ascontiguousarray(ranks, dtype="<i4").data)

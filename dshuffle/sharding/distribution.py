@@ -1,0 +1,190 @@
+"""Distribution-aware sharding: the same neighbourhoods of the feature space on every worker."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.cluster import KMeans
+from sklearn.decomposition import IncrementalPCA
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import deal_groups, label_codes, random_words
+from dshuffle.planning.values import as_integer
+from dshuffle.sharding.features import Features, Floats, Progress, Sliceable
+from dshuffle.sharding.result import Sharding, ShardingWarning
+
+MOST_ITERATIONS = 150
+STARTS = 3
+MOST_COMPONENTS = 64
+VARIANCE_KEPT = 0.95
+SAMPLE_NBYTES = 64 << 20
+"""K-means runs on a random sample of the dataset of about so many bytes after PCA, which is mostly all of it."""
+
+
+def distribution_aware(
+    features: Sliceable,
+    labels: ArrayLike | None = None,
+    *,
+    n_workers: int,
+    clusters: int | None = None,
+    seed: int = 0,
+    broadcast_cap: float = 0.05,
+    progress: Progress | None = None,
+) -> Sharding:
+    """Find neighbourhoods by PCA and k-means, and deal each out to the workers in turn.
+
+    Features are read two or three times, slab by slab, and may be larger than memory. K-means (at most 150 iterations)
+    works on the principal components, at most 64 and as many as keep 95 % of the variance: of all samples if those fit
+    64 MiB, else of a random sample that does, whose centres then decide for the rest.
+
+    Parameters
+    ----------
+    features
+        ``(q, ...)`` numbers: a NumPy or Dask array, or what gives rows ``[start:stop]``. Rows are flattened.
+    labels
+        ``(q,)`` integers; they only decide the default of ``clusters``.
+    n_workers
+        At most q.
+    clusters
+        Neighbourhoods to look for, at most q; by default twice the number of classes, as the paper recommends.
+    seed
+        Any integer.
+    broadcast_cap
+        The part of the dataset that may be broadcast, in [0, 1].
+    progress
+        Called as ``progress(samples read, samples, text)``.
+
+    Returns
+    -------
+    Sharding
+        Of each neighbourhood, and of all samples, workers get equally many or one more. To broadcast are those
+        neighbourhoods that have no more samples than there are workers.
+
+    Raises
+    ------
+    InvalidParameter
+        If features are not finite (the message names the sample), labels have another length or are no classes,
+        ``clusters`` is larger than q, or more would be broadcast than the cap allows (the message says which
+        ``clusters`` to choose).
+
+    Warns
+    -----
+    ShardingWarning
+        If some neighbourhoods are to be broadcast; the message counts them.
+
+    References
+    ----------
+    Paper 002, section III-B and Fig. 6; section IV-D on how many neighbourhoods to choose.
+
+    Examples
+    --------
+    >>> features = np.repeat([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]], 40, axis=0)
+    >>> sharding = distribution_aware(features, n_workers=4, clusters=3)
+    >>> sharding.neighbourhoods
+    array([40, 40, 40])
+    >>> [int(np.sum(sharding.ranks[:40] == worker)) for worker in range(4)]
+    [10, 10, 10, 10]
+    """
+    data = Features(features)
+    q = data.n_samples
+    n_workers = as_integer("n_workers", n_workers, 1)
+    as_integer("n_samples", q, n_workers, "There are fewer samples than workers.")
+    if not 0 <= broadcast_cap <= 1:
+        raise InvalidParameter.of("broadcast_cap", broadcast_cap, "a number in [0, 1]")
+    clusters = _n_clusters(clusters, labels, q)
+    pca, n_components = _reduce(data, progress)
+    neighbourhoods = _neighbourhoods(data, pca, n_components, clusters, seed, progress)
+    sizes = np.bincount(neighbourhoods, minlength=clusters)
+    sparse = (sizes <= n_workers) & (sizes > 0)
+    broadcast = np.flatnonzero(sparse[neighbourhoods])
+    _check_broadcast(len(broadcast), sizes, clusters, n_workers, broadcast_cap)
+    if len(broadcast):
+        warnings.warn(
+            f"{np.count_nonzero(sparse)} of {clusters} neighbourhoods have no more samples than there are workers "
+            f"({n_workers}): {len(broadcast)} samples are to be broadcast",
+            ShardingWarning,
+            stacklevel=2,
+        )
+    ranks = deal_groups(neighbourhoods, clusters, n_workers, "distribution-aware", seed)
+    return Sharding(ranks, n_workers, broadcast, np.sort(sizes)[::-1])
+
+
+def _n_clusters(clusters: int | None, labels: ArrayLike | None, n_samples: int) -> int:
+    codes_and_classes = None if labels is None else label_codes(labels, n_samples)
+    if clusters is None:
+        if codes_and_classes is None:
+            raise InvalidParameter.of("clusters", None, "an integer >= 1 without labels", "Labels give a default.")
+        return min(2 * len(codes_and_classes[1]), n_samples)
+    clusters = as_integer("clusters", clusters, 1)
+    if clusters > n_samples:
+        raise InvalidParameter.of("clusters", clusters, f"at most {n_samples}, the number of samples")
+    return clusters
+
+
+def _reduce(data: Features, progress: Progress | None) -> tuple[IncrementalPCA, int]:
+    """PCA in one pass, and how many components are worth keeping."""
+    most = min(MOST_COMPONENTS, data.width, data.n_samples)
+    pca = IncrementalPCA(n_components=most)
+    with np.errstate(divide="ignore", invalid="ignore"):  # of a single row, or of rows that are all the same
+        for _, slab in data.slabs(most, "samples read for PCA", progress):
+            pca.partial_fit(slab)
+    kept = np.cumsum(np.nan_to_num(pca.explained_variance_ratio_))
+    return pca, min(most, int(np.searchsorted(kept, VARIANCE_KEPT)) + 1)
+
+
+def _neighbourhoods(
+    data: Features, pca: IncrementalPCA, n_components: int, clusters: int, seed: int, progress: Progress | None
+) -> NDArray[np.int32]:
+    """``(q,)``: the nearest of the centres that k-means finds on as many samples as fit."""
+    axes = np.ascontiguousarray(pca.components_[:n_components].T, dtype=data.dtype)
+    mean = pca.mean_.astype(data.dtype)
+
+    def reduced(slab: Floats) -> Floats:
+        components: Floats = (slab - mean) @ axes
+        return components
+
+    part = min(1.0, max(SAMPLE_NBYTES / (axes.itemsize * n_components), clusters) / data.n_samples)
+    pieces = []
+    for start, slab in data.slabs(1, "samples read for k-means", progress):
+        rows = slab
+        if part < 1:
+            rows = slab[random_words(len(slab), "k-means sample", seed, start) < np.uint64(part * 2.0**64)]
+        pieces.append(reduced(rows))
+    sample = np.concatenate(pieces)
+    del pieces
+    if len(sample) < clusters:
+        hint = "K-means works on a random sample of a dataset of this size."
+        raise InvalidParameter.of("clusters", clusters, f"at most {len(sample) // 2}", hint)
+    kmeans = KMeans(
+        clusters, max_iter=MOST_ITERATIONS, n_init=STARTS, random_state=int(random_words(1, "k-means", seed)[0] >> 32)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fewer distinct samples than clusters: some neighbourhoods stay empty
+        kmeans.fit(sample)
+    if len(sample) == data.n_samples:
+        return np.asarray(kmeans.labels_, dtype=np.int32)
+    del sample
+    neighbourhoods = np.empty(data.n_samples, dtype=np.int32)
+    for start, slab in data.slabs(1, "samples given to neighbourhoods", progress):
+        neighbourhoods[start : start + len(slab)] = kmeans.predict(reduced(slab))
+    return neighbourhoods
+
+
+def _check_broadcast(
+    n_broadcast: int, sizes: NDArray[np.int64], clusters: int, n_workers: int, broadcast_cap: float
+) -> None:
+    n_samples = int(sizes.sum())
+    if n_broadcast <= broadcast_cap * n_samples:
+        return
+    # As many as are dense now, but not so many that an average one has less than two samples for each worker.
+    dense = int(np.count_nonzero(sizes > n_workers))
+    better = max(1, min(dense, clusters - 1, n_samples // (2 * n_workers)))
+    raise InvalidParameter.of(
+        "clusters",
+        clusters,
+        f"such that at most {broadcast_cap:.3g} of the {n_samples} samples are broadcast",
+        f"{n_broadcast} would be: {clusters - dense} neighbourhoods have no more samples than there are workers "
+        f"({n_workers}). Try clusters={better}, or fewer; or raise broadcast_cap.",
+    )

@@ -1,0 +1,83 @@
+"""What a sharding is: ranks, what is broadcast, and how many samples of each class every shard has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import label_codes
+from dshuffle.planning.values import Ranks, Samples, as_integer, as_ranks
+
+
+class ShardingWarning(UserWarning):
+    """A sharding is possible, but some group is too small for every worker to get a part of it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharding:
+    """An assignment made offline.
+
+    Parameters
+    ----------
+    ranks
+        ``(q,)`` int32: the worker of each sample. Partition sizes differ by at most one.
+    n_workers
+        Their number.
+    broadcast
+        Ascending int64: the samples that every worker trains on, as paper 002 has it. Each has a rank too, and
+        :class:`~dshuffle.Shuffler`, under which every sample is trained on exactly once, goes by that.
+    neighbourhoods
+        ``(k,)`` int64, descending: samples in each neighbourhood, if that is by what they were dealt.
+
+    Examples
+    --------
+    >>> sharding = Sharding(np.array([0, 1, 0], np.int32), 2, broadcast=np.array([2]))
+    >>> sharding.sizes
+    array([2, 2])
+    """
+
+    ranks: Ranks
+    n_workers: int
+    broadcast: Samples
+    neighbourhoods: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        as_integer("n_workers", self.n_workers, 1)
+        as_ranks("ranks", self.ranks, self.n_workers)
+        if len(self.broadcast) and not 0 <= self.broadcast.min() <= self.broadcast.max() < len(self.ranks):
+            raise InvalidParameter.of("broadcast", self.broadcast, f"samples in [0, {len(self.ranks)})")
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """``(n_workers,)``: samples in each shard, broadcast ones included."""
+        own = np.bincount(self.ranks, minlength=self.n_workers)
+        return own - np.bincount(self.ranks[self.broadcast], minlength=self.n_workers) + len(self.broadcast)
+
+    def counts(self, labels: ArrayLike) -> NDArray[np.int64]:
+        """``(classes, n_workers)``: samples of each class in each shard, broadcast ones included."""
+        codes, classes = label_codes(labels, len(self.ranks))
+        n_classes = len(classes)
+        counts = class_counts(codes, self.ranks, n_classes, self.n_workers)
+        if len(self.broadcast):
+            codes, ranks = codes[self.broadcast], self.ranks[self.broadcast]
+            counts -= class_counts(codes, ranks, n_classes, self.n_workers)
+            counts += np.bincount(codes, minlength=n_classes)[:, np.newaxis]
+        return counts
+
+
+def class_counts(
+    codes: NDArray[np.int32], ranks: NDArray[np.int32], n_classes: int, n_workers: int
+) -> NDArray[np.int64]:
+    """``(n_classes, n_workers)``: samples of each class that each worker has.
+
+    Examples
+    --------
+    >>> class_counts(np.array([0, 0, 1]), np.array([1, 1, 0]), 2, 2)
+    array([[0, 2],
+           [1, 0]])
+    """
+    pairs = codes.astype(np.int64) * n_workers + ranks
+    return np.bincount(pairs, minlength=n_classes * n_workers).reshape(n_classes, n_workers)

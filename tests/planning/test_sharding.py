@@ -1,0 +1,136 @@
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dshuffle.errors import InvalidParameter, PlanError
+from dshuffle.planning import (
+    Chunks,
+    EpochPlanner,
+    GivenSharding,
+    Global,
+    ShufflePlanSpec,
+    first_assignment,
+    label_codes,
+    stratified_assignment,
+)
+
+
+@st.composite
+def labelled(draw):
+    q = draw(st.integers(2, 300))
+    dtype = draw(st.sampled_from(["i1", "u1", "i8", "u8", ">i4", "?"]))
+    classes = draw(st.lists(hnp.from_dtype(np.dtype(dtype)), min_size=1, max_size=12))
+    labels = np.array(draw(st.lists(st.sampled_from(classes), min_size=q, max_size=q)), dtype)
+    labels[0] = labels[-1]  # not all distinct
+    return labels, draw(st.integers(1, q)), draw(st.integers())
+
+
+@given(labelled())
+def test_stratified_class_counts_and_sizes_differ_by_one_at_most(case):
+    labels, n, seed = case
+    ranks = stratified_assignment(labels, n, seed=seed)
+    assert ranks.dtype == np.int32
+    assert np.ptp(np.bincount(ranks, minlength=n)) <= 1
+    for label in np.unique(labels):
+        assert np.ptp(np.bincount(ranks[labels == label], minlength=n)) <= 1
+    np.testing.assert_array_equal(ranks, stratified_assignment(labels, n, seed=seed))
+
+
+@given(labelled())
+def test_codes_number_the_classes(case):
+    labels = case[0]
+    codes, classes = label_codes(labels, len(labels))
+    expected, inverse = np.unique(labels, return_inverse=True)
+    np.testing.assert_array_equal(classes, expected)
+    np.testing.assert_array_equal(codes, inverse)
+
+
+def test_no_worker_is_favoured():
+    """Over seeds every worker gets the extra samples equally often, and each sample equally often."""
+    labels = np.array([0] * 7 + [1] * 2 + [2] * 2)
+    draws = np.array([stratified_assignment(labels, 4, seed=seed) for seed in range(2000)])
+    for sample in range(len(labels)):
+        counts = np.bincount(draws[:, sample], minlength=4)
+        assert np.all(abs(counts - 500) < 5 * np.sqrt(500 * 0.75))
+
+
+@pytest.mark.slow
+def test_ten_million_labels_take_seconds_at_most():
+    labels = np.random.default_rng(0).integers(0, 1000, 10**7)
+    stratified_assignment(labels[:5000], 12, seed=0)  # compiles
+    started = time.perf_counter()
+    stratified_assignment(labels, 12, seed=0)
+    assert time.perf_counter() - started < 3  # 0.3 to 0.8 measured
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[1, 2]], r"labels.shape=\(1, 2\)"),
+        ([1, 1], r"len\(labels\)=2 is not allowed; it must be 3"),
+        ([0.5, 1.0, 1.0], "labels.dtype='float64'.*return_inverse"),
+        (["a", "b", "a"], "labels.dtype='<U1'.*return_inverse"),
+        ([1, 3, 2], "labels='3 distinct values'.*'random'"),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused(labels, message):
+    with pytest.raises(InvalidParameter, match=message):
+        stratified_assignment(labels, 2, seed=0, n_samples=3)
+
+
+def test_more_workers_than_samples_are_refused():
+    with pytest.raises(InvalidParameter, match="fewer samples than workers"):
+        stratified_assignment([1, 1, 0], 4, seed=0)
+
+
+@given(st.integers(1, 50), st.integers(0, 50))
+def test_round_robin_deals_in_turn(n, more):
+    ranks = first_assignment("round-robin", n + more, n, seed=0)
+    assert ranks.tolist() == [sample % n for sample in range(n + more)]
+
+
+def spec(sharding, **changes):
+    fields = {"n_samples": 5, "n_workers": 2, "seed": 0, "assignment": Global(), "delivery": "peer"}
+    return ShufflePlanSpec(**{**fields, "sharding": sharding, **changes})
+
+
+def test_a_planner_starts_from_a_given_sharding():
+    given_ranks = GivenSharding.of("mine", [1, 0, 1, 0, 1])
+    planner = EpochPlanner(spec(given_ranks))
+    assert planner.load().assignment.tolist() == [1, 0, 1, 0, 1]
+    planner.advance()
+    assert str(given_ranks) == "mine"
+    with pytest.raises(PlanError, match=r"'mine' are not known here"):
+        EpochPlanner(spec(GivenSharding("mine", 2, given_ranks.checksum))).load()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ([0, 0, 2, 2], "ranks of which 1 has 0 samples and 0 has 2"),
+        ([0, 0, 0, 1], "0 has 3.*differ by at most one"),
+        ([0, -1], r"sharding\[1\]=-1"),
+        ([0.0, 1.0], "sharding.dtype='float64'"),
+        (np.empty(0, int), r"len\(sharding\)=0"),
+        ([5], r"len\(sharding\)=1.*>= 6"),
+    ],
+)
+def test_ranks_that_are_no_balanced_assignment_are_refused(ranks, message):
+    with pytest.raises(InvalidParameter, match=message):
+        GivenSharding.of("mine", ranks)
+
+
+def test_a_given_sharding_of_another_shape_is_refused():
+    mine = GivenSharding.of("mine", [1, 0, 1, 0, 1])
+    with pytest.raises(InvalidParameter, match=r"n_workers=3 .*2, for which the sharding 'mine' was made"):
+        spec(mine, n_workers=3)
+    with pytest.raises(InvalidParameter, match=r"'mine'.*=5 is not allowed; it must be 6"):
+        spec(mine, n_samples=6)
+    with pytest.raises(InvalidParameter, match="whole chunks are dealt out"):
+        spec(mine, assignment=Chunks(1))
+    with pytest.raises(InvalidParameter, match="as when the session was opened"):
+        mine.found([0, 1, 0, 1, 0])

@@ -1,0 +1,132 @@
+import subprocess
+import sys
+
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.sharding import ShardingWarning, distribution, distribution_aware, features
+
+pytestmark = pytest.mark.filterwarnings("ignore::dshuffle.sharding.ShardingWarning")
+
+
+def blobs(sizes, width=6, seed=0):
+    """Tight, far apart clouds of these sizes, shuffled; the cloud of each sample."""
+    rng = np.random.default_rng(seed)
+    cloud = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    centres = 100 * np.eye(len(sizes), width)
+    return centres[cloud] + rng.normal(size=(len(cloud), width)), cloud
+
+
+@pytest.mark.parametrize("kind", ["numpy", "dask", "images"])
+def test_every_worker_gets_an_equal_part_of_every_neighbourhood(kind):
+    x, cloud = blobs([200, 90, 50, 61])
+    source = {"numpy": x, "dask": da.from_array(x, chunks=(37, 3)), "images": x.reshape(-1, 2, 3)}[kind]
+    sharding = distribution_aware(source, n_workers=12, clusters=4)
+    assert np.ptp(np.bincount(sharding.ranks, minlength=12)) <= 1
+    assert sorted(sharding.neighbourhoods) == [50, 61, 90, 200]
+    assert np.ptp(sharding.counts(cloud), axis=1).max() <= 1
+    assert sharding.broadcast.size == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 8), st.integers(0, 1000))
+def test_whatever_the_features_partitions_are_balanced_and_broadcast_is_what_is_sparse(n, clusters, seed):
+    x = np.random.default_rng(seed).normal(size=(40, 3)).astype("f4")
+    sharding = distribution_aware(x, n_workers=n, clusters=clusters, seed=seed, broadcast_cap=1)
+    assert np.ptp(np.bincount(sharding.ranks, minlength=n)) <= 1
+    sparse = sharding.neighbourhoods[sharding.neighbourhoods <= n]
+    assert len(sharding.broadcast) == sparse.sum()
+    assert sharding.sizes.sum() == 40 + (n - 1) * len(sharding.broadcast)
+    again = distribution_aware(x, n_workers=n, clusters=clusters, seed=seed, broadcast_cap=1)
+    np.testing.assert_array_equal(sharding.ranks, again.ranks)
+
+
+def test_isolated_points_are_broadcast_and_counted_in_every_shard():
+    x, cloud = blobs([300, 200, 5])
+    with pytest.warns(ShardingWarning, match="1 of 3 neighbourhoods .* 5 samples are to be broadcast"):
+        sharding = distribution_aware(x, n_workers=8, clusters=3)
+    np.testing.assert_array_equal(sharding.broadcast, np.flatnonzero(cloud == 2))
+    assert sharding.counts(cloud)[2].tolist() == [5] * 8
+    assert np.ptp(np.bincount(sharding.ranks, minlength=8)) <= 1
+
+
+def test_labels_give_twice_their_classes_as_neighbourhoods():
+    x, cloud = blobs([100, 100, 100])
+    sharding = distribution_aware(x, cloud, n_workers=4, broadcast_cap=1)
+    assert len(sharding.neighbourhoods) == 6
+
+
+def test_a_sample_of_what_does_not_fit_decides_for_the_rest(monkeypatch):
+    monkeypatch.setattr(distribution, "SAMPLE_NBYTES", 4000)
+    monkeypatch.setattr(features, "SLAB_NBYTES", 2000)
+    x, cloud = blobs([2000, 900, 500, 600])
+    seen = []
+    sharding = distribution_aware(x, n_workers=12, clusters=4, progress=lambda *step: seen.append(step))
+    assert np.ptp(sharding.counts(cloud), axis=1).max() <= 1
+    assert {text for _, _, text in seen} == {
+        "samples read for PCA",
+        "samples read for k-means",
+        "samples given to neighbourhoods",
+    }
+    assert seen[-1][:2] == (4000, 4000)
+
+
+def test_too_many_clusters_are_refused_with_the_number_to_choose():
+    x, _ = blobs([150, 150])
+    with pytest.raises(InvalidParameter, match=r"clusters=60 .* 0\.05 of the 300 .* Try clusters=(\d+)") as refused:
+        distribution_aware(x, n_workers=12, clusters=60)
+    better = int(str(refused.value).split("Try clusters=")[1].split(",")[0])
+    assert 1 <= better <= 12
+
+
+def with_nan(x):
+    x[[17, 30], 2] = [np.nan, np.inf]
+    return x
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (with_nan(blobs([40])[0]), {"clusters": 2}, r"features\[17\].*not finite.*2 such samples"),
+        (blobs([40])[0], {"clusters": 41}, "clusters=41 .*at most 40, the number of samples"),
+        (blobs([40])[0], {"clusters": 0}, "clusters=0"),
+        (blobs([40])[0], {}, "clusters=None.*Labels give a default"),
+        (blobs([40])[0], {"labels": np.zeros(39, int)}, r"len\(labels\)=39"),
+        (blobs([40])[0], {"labels": np.arange(40)}, "40 distinct values"),
+        (blobs([40])[0], {"clusters": 2, "n_workers": 41}, "fewer samples than workers"),
+        (blobs([40])[0], {"clusters": 2, "broadcast_cap": 1.5}, "broadcast_cap=1.5"),
+        (np.array([["a"]]), {"clusters": 1}, "features.dtype"),
+        (np.empty((4, 0)), {"clusters": 1}, r"features.shape=\(4, 0\)"),
+    ],
+)
+def test_bad_input(source, options, message):
+    with pytest.raises(InvalidParameter, match=message):
+        distribution_aware(source, **{"n_workers": 4, **options})
+
+
+MEMORY = """
+import resource
+import numpy as np
+from dshuffle.sharding import distribution_aware
+
+class Rows:  # made as they are read: 1,000,000 x 64 float32, 256 MB, of which nothing is kept
+    shape, dtype = (1_000_000, 64), np.dtype("f4")
+    centres = 3 * np.random.default_rng(1).normal(size=(5, 64)).astype("f4")
+    def __getitem__(self, rows):
+        noise = np.random.default_rng(rows.start).standard_normal((rows.stop - rows.start, 64), dtype="f4")
+        return self.centres[np.arange(rows.start, rows.stop) // 200_000] + noise
+
+sharding = distribution_aware(Rows(), n_workers=12, clusters=5)
+assert np.ptp(sharding.sizes) <= 1
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_a_million_samples_in_less_than_a_gibibyte():
+    ran = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) << 10 < 1 << 30
