@@ -98,5 +98,5 @@ def test_what_cannot_be_permuted_is_refused(threads, data, message):
 
 
 def test_a_seed_must_be_an_integer(threads):
-    with pytest.raises(InvalidParameter, match="seed=0.5"):
+    with pytest.raises(InvalidParameter, match=r"seed=0\.5"):
         dshuffle.permute(threads, dask.array.ones(3), 0.5)
