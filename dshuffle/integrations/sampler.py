@@ -58,7 +58,7 @@ class ExchangeSampler:
     [3, 1, 0, 2]
     >>> sampler.set_epoch(1)
     >>> list(sampler), sampler.arrived, sampler.departed
-    ([4, 1, 6, 0], array([4, 6]), array([2, 3]))
+    ([0, 6, 1, 4], array([4, 6]), array([2, 3]))
     """
 
     def __init__(

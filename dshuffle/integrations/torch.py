@@ -88,8 +88,8 @@ class PartitionBatches(IterableDataset[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Go back to the first batch, in the order of this epoch.
 
-        The partition's own epoch (which is the default) has the partition's order. Every other gives the same samples in
-        an order of its own, for several passes over one partition.
+        The partition's own epoch (which is the default) has the partition's order. Every other gives the same samples
+        in an order of its own, for several passes over one partition.
         """
         self._epoch = as_integer("epoch", epoch)
         self._first = self._position = 0

@@ -30,8 +30,8 @@ class Batching:
         Samples a batch, at most ``smallest``.
     mode
         ``"drop"``: ``smallest // batch_size`` full batches; what is left over is not trained on. ``"pad"``:
-        ``ceil(largest / batch_size)`` full batches; the last ones are filled up with the first samples, which are trained
-        on twice. ``"uneven"``: ``ceil(largest / batch_size)`` batches that hold every sample once, none above
+        ``ceil(largest / batch_size)`` full batches; the last ones are filled up with the first samples, which are
+        trained on twice. ``"uneven"``: ``ceil(largest / batch_size)`` batches that hold every sample once, none above
         ``batch_size``, and differ by one sample at most.
 
     Raises

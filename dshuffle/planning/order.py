@@ -46,6 +46,6 @@ def row_permutation(n_rows: int, seed: int = 0) -> Samples:
     Examples
     --------
     >>> row_permutation(5, seed=1)
-    array([1, 3, 0, 4, 2])
+    array([2, 0, 1, 3, 4])
     """
     return permutation(as_integer("n_rows", n_rows, 0), "permute", as_integer("seed", seed))

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
@@ -15,6 +15,7 @@ from dshuffle.integrations.sampler import ExchangeSampler
 from dshuffle.planning import EpochPlanner, ShufflePlanSpec, parse_assignment
 
 
+@settings(max_examples=30, deadline=None)
 @given(
     n_samples=st.integers(5, 60),
     world_size=st.integers(1, 5),

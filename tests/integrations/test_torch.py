@@ -80,9 +80,7 @@ def test_an_iteration_goes_on_where_its_state_was_taken(torch):
     batches = partition.to_torch(7, arrays=("y",), mode="pad")
     batches.set_epoch(9)
     whole = [y.tolist() for (y,) in batches]
-    states = []
-    for _ in batches:
-        states.append(batches.state_dict())
+    states = [batches.state_dict() for _ in batches]
     for done, state in enumerate(states[:-1], 1):
         again = partition.to_torch(7, arrays=("y",), mode="pad")
         again.load_state_dict(state)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
-from dshuffle.runtime import permute as permuting
+from dshuffle.runtime import permutation
 
 DTYPES = ["u1", "<f4", ">i8", "M8[s]", "S3", [("a", "u1"), ("b", "<f8", (2,))]]
 
@@ -40,7 +40,7 @@ def test_an_array_is_permuted_as_numpy_would(threads, chunks, shape, dtype, seed
 
 
 def test_groups_of_several_chunks_and_rows_between_processes(processes, monkeypatch):
-    monkeypatch.setattr(permuting, "GROUP_BYTES", 4000)
+    monkeypatch.setattr(permutation, "GROUP_BYTES", 4000)
     x = np.random.default_rng(0).random((1000, 5))
     array = dask.array.from_array(x, chunks=(37, -1)).persist()
     result = dshuffle.permute(processes, array, 7)
@@ -54,7 +54,7 @@ def test_groups_of_several_chunks_and_rows_between_processes(processes, monkeypa
 
 
 def test_a_dataset_is_permuted_with_all_its_arrays(processes, small, monkeypatch):
-    monkeypatch.setattr(permuting, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(permutation, "CHUNK_BYTES", 10_000)
     result = dshuffle.permute(processes, small, 3)
     order = dshuffle.row_permutation(1000, 3)
     assert set(result) == {"x", "y"}

@@ -117,9 +117,9 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
     >>> with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
     ...     shuffled = dshuffle.permute(client, dask.array.arange(10, chunks=4), seed=1)
     ...     print(shuffled.chunks, shuffled.compute())
-    ((4, 4, 2),) [1 3 0 5 4 7 6 8 2 9]
+    ((4, 4, 2),) [4 3 0 2 5 9 8 6 7 1]
     >>> dshuffle.row_permutation(10, seed=1)
-    array([1, 3, 0, 5, 4, 7, 6, 8, 2, 9])
+    array([4, 3, 0, 2, 5, 9, 8, 6, 7, 1])
     """
     check_client(client)
     seed = as_integer("seed", seed)
@@ -291,7 +291,7 @@ def _split(
 
 
 def _as_rows(chunk: NDArray[Any], layout: RowLayout) -> ByteMatrix:
-    return np.ascontiguousarray(chunk).reshape(len(chunk), -1).view(np.uint8).reshape(len(chunk), layout.nbytes)
+    return np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).reshape(len(chunk), layout.nbytes)
 
 
 def _merge(layout: RowLayout, chunk_rows: Sequence[int], pieces: list[Piece]) -> list[ByteMatrix]:
