@@ -106,9 +106,9 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
     Notes
     -----
     A lazy array is computed first; the call returns once that is done and the shuffle is under way. Beside the input,
-    which is freed on the way unless somebody else holds it, the workers need up to twice its size together, the result
-    included, and one of them 16 bytes a row for a moment, for the permutation. A worker that is lost is made up for by
-    Dask, if the input can be computed again.
+    which is freed on the way unless somebody else holds it, the workers together need about twice its size, the result
+    included, and 64 MiB of pieces for each task that runs, and one of them 16 bytes a row for a moment, for the
+    permutation. A worker that is lost is made up for by Dask, if the input can be computed again.
 
     Examples
     --------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import dask.array
 import numpy as np
 import pytest
-from distributed import futures_of
+from distributed import futures_of, wait
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -46,11 +48,11 @@ def test_groups_of_several_chunks_and_rows_between_processes(processes, monkeypa
     result = dshuffle.permute(processes, array, 7)
     futures = futures_of(result)
     assert {future.key for future in futures} == {(result.name, chunk, 0) for chunk in range(28)}
+    wait(futures)
+    counts = Counter(worker for there in processes.who_has(futures).values() for worker in there)
+    assert sorted(counts.values()) == [9, 9, 10]
     assert np.array_equal(result.compute(), x[dshuffle.row_permutation(1000, 7)])
     assert np.array_equal(array.compute(), x)
-    places = processes.who_has(futures)
-    counts = {worker: sum(worker in there for there in places.values()) for (worker,) in set(places.values())}
-    assert sorted(counts.values()) == [9, 9, 10]
 
 
 def test_a_dataset_is_permuted_with_all_its_arrays(processes, small, monkeypatch):
