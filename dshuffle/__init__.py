@@ -11,9 +11,9 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dshuffle.planning import Global, Local, Partial
+    from dshuffle.planning import Global, Local, Partial, row_permutation
     from dshuffle.records import EpochRecord
-    from dshuffle.runtime import Epoch, Partition, Shuffler
+    from dshuffle.runtime import Epoch, Partition, Shuffler, permute
     from dshuffle.store import Dataset, create_dataset, open_dataset
 
     __version__: str
@@ -30,6 +30,8 @@ __all__ = [
     "__version__",
     "create_dataset",
     "open_dataset",
+    "permute",
+    "row_permutation",
 ]
 
 _HOMES = {
@@ -39,9 +41,11 @@ _HOMES = {
     "Epoch": "dshuffle.runtime",
     "Partition": "dshuffle.runtime",
     "Shuffler": "dshuffle.runtime",
+    "permute": "dshuffle.runtime",
     "Global": "dshuffle.planning",
     "Local": "dshuffle.planning",
     "Partial": "dshuffle.planning",
+    "row_permutation": "dshuffle.planning",
     "EpochRecord": "dshuffle.records",
 }
 

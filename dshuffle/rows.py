@@ -162,6 +162,22 @@ def gather_rows(rows: ByteMatrix, slots: NDArray[np.integer], out: ByteMatrix) -
         _gather(rows.view(np.uint64), slots, out.view(np.uint64))
 
 
+def scatter_rows(rows: ByteMatrix, slots: NDArray[np.integer], arrived: ByteMatrix) -> None:
+    """Copy ``arrived`` to ``rows[slots]``; both contiguous.
+
+    Examples
+    --------
+    >>> rows = np.zeros((3, 2), np.uint8)
+    >>> scatter_rows(rows, np.array([2, 0]), np.array([[1, 2], [3, 4]], np.uint8))
+    >>> rows.tolist()
+    [[3, 4], [0, 0], [1, 2]]
+    """
+    if rows.shape[1]:
+        # As opaque items: NumPy moves each at once, where it would go through a row byte by byte.
+        item = np.dtype((np.void, rows.shape[1]))
+        rows.view(item)[slots, 0] = arrived.view(item)[:, 0]
+
+
 def scatter_verified(
     rows: ByteMatrix,
     slots: NDArray[np.integer],

@@ -22,7 +22,7 @@ from dshuffle.planning.check import check_plan
 from dshuffle.planning.delivery import DELIVERIES, UNCODED, DeliveryPlanner, plan_delivery
 from dshuffle.planning.epochs import EpochPlan, EpochPlanner, ShufflePlanSpec, WorkerPlan
 from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
-from dshuffle.planning.order import epoch_order
+from dshuffle.planning.order import epoch_order, row_permutation
 from dshuffle.planning.plan import SERVER, STORE, Plan, demand
 from dshuffle.planning.quality import ShuffleQuality, planned_quality, shuffle_quality
 from dshuffle.planning.randomness import choose, permutation, random_words
@@ -78,6 +78,7 @@ __all__ = [
     "planned_quality",
     "random_words",
     "route",
+    "row_permutation",
     "shuffle_matrix",
     "shuffle_quality",
     "stratified_assignment",

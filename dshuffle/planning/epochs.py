@@ -218,6 +218,12 @@ class EpochPlan:
     plan: Plan
     n_needed: int
 
+    @property
+    def shares(self) -> tuple[int, int]:
+        """Samples of the workers with the fewest and the most."""
+        counts = np.bincount(self.assignment, minlength=self.n_workers)
+        return int(counts.min()), int(counts.max())
+
     def digest(self) -> int:
         """A checksum of all that was decided, by which members can tell that they made the same plan."""
         value = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dshuffle.planning.randomness import permutation
-from dshuffle.planning.values import Samples
+from dshuffle.planning.values import Samples, as_integer
 
 
 def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
@@ -22,3 +22,30 @@ def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Sam
 def epoch_permutation(n_own: int, *, seed: int, epoch: int, rank: int) -> Samples:
     """:func:`epoch_order` as ``(n_own,)`` int64 positions within the ascending samples."""
     return permutation(n_own, "order", seed, epoch, rank)
+
+
+def row_permutation(n_rows: int, seed: int = 0) -> Samples:
+    """The permutation that :func:`dshuffle.permute` applies: row k of its result is row ``row_permutation(...)[k]``.
+
+    Parameters
+    ----------
+    n_rows
+        From 0, below 2**32.
+    seed
+        Any integer.
+
+    Returns
+    -------
+    (n_rows,) int64
+
+    Raises
+    ------
+    InvalidParameter
+        If a parameter is no integer, or ``n_rows`` is out of range.
+
+    Examples
+    --------
+    >>> row_permutation(5, seed=1)
+    array([2, 0, 1, 3, 4])
+    """
+    return permutation(as_integer("n_rows", n_rows, 0), "permute", as_integer("seed", seed))

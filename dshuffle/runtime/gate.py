@@ -19,11 +19,12 @@ from dshuffle.runtime.partition import Partition
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What training sees of an epoch: its samples in order, and the slots that hold them."""
+    """What training sees of an epoch: its samples in order, the slots that hold them, and how many others have."""
 
     epoch: int
     sample_ids: NDArray[np.int64]
     slots: NDArray[np.int64]
+    shares: tuple[int, int]
 
 
 class EpochGate:
@@ -67,7 +68,15 @@ class EpochGate:
                     f"a task of epoch {epoch} came to rank {self._rank} when that was on epoch {now}; it was "
                     "submitted in an epoch that has ended"
                 )
-            partition = Partition(self._layout, self._rows, view.slots, view.sample_ids, rank=self._rank, epoch=epoch)
+            partition = Partition(
+                self._layout,
+                self._rows,
+                view.slots,
+                view.sample_ids,
+                rank=self._rank,
+                epoch=epoch,
+                shares=view.shares,
+            )
             self._readers += 1
         started = time.perf_counter()
         try:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NoReturn
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.errors import StaleEpoch
+from dshuffle.errors import InvalidParameter, StaleEpoch
 from dshuffle.planning.values import as_integer
 from dshuffle.rows import ByteMatrix, RowLayout
+
+if TYPE_CHECKING:
+    from dshuffle.integrations.torch import PartitionBatches
 
 
 class Partition:
@@ -26,6 +30,10 @@ class Partition:
         ``(n,)`` row of every sample, in training order.
     sample_ids
         ``(n,)`` int64 samples, in training order.
+    rank, epoch
+        Whose samples they are, and when.
+    shares
+        Samples of the workers with the fewest and the most in this epoch; by default all have ``n``.
 
     Examples
     --------
@@ -49,6 +57,7 @@ class Partition:
         *,
         rank: int,
         epoch: int,
+        shares: tuple[int, int] | None = None,
     ) -> None:
         self._layout = layout
         self._records: NDArray[np.void] | None = layout.records(rows)
@@ -56,6 +65,7 @@ class Partition:
         self._sample_ids = sample_ids
         self._rank = rank
         self._epoch = epoch
+        self._shares = shares or (len(slots), len(slots))
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -85,6 +95,11 @@ class Partition:
         view.flags.writeable = False
         return view
 
+    @property
+    def shares(self) -> tuple[int, int]:
+        """Samples of the workers with the fewest and the most in this epoch; the same on every worker."""
+        return self._shares
+
     def __getitem__(self, name: str) -> NDArray[Any]:
         """One array of all samples, in training order: ``(n, *per-sample shape)``, a copy."""
         return self._column(name)[self._slots]
@@ -107,15 +122,83 @@ class Partition:
         Raises
         ------
         InvalidParameter
-            If ``batch_size`` is not an integer of at least 1.
+            If ``batch_size`` is not an integer of at least 1, or ``drop_last`` would leave out everything.
+
+        Notes
+        -----
+        A batch's arrays are gathered once, straight out of the exchange's buffers, and are yours: they may be kept and
+        changed. Whatever takes NumPy arrays or DLPack uses them without another copy: ``torch.from_numpy(batch["x"])``,
+        ``jax.dlpack.from_dlpack(batch["x"])``.
         """
-        return self._batches(as_integer("batch_size", batch_size, 1), drop_last)
+        batch_size = as_integer("batch_size", batch_size, 1)
+        if drop_last and batch_size > len(self):
+            hint = "With drop_last there would be no batch."
+            raise InvalidParameter.of("batch_size", batch_size, f"in [1, {len(self)}], the partition's samples", hint)
+        return self._batches(batch_size, drop_last)
+
+    def to_torch(self, batch_size: int, *, mode: str = "drop", arrays: Sequence[str] | None = None) -> PartitionBatches:
+        """Batches of tensors, equally many on every rank, as a ``torch.utils.data.IterableDataset``.
+
+        Parameters
+        ----------
+        batch_size
+            Samples a batch; at most as many as the smallest partition has.
+        mode
+            ``"drop"``: full batches, as many as the smallest partition has; ``"pad"``: full batches, as many as the
+            largest partition needs, filled up with samples that are trained on twice; ``"uneven"``: as many, but every
+            sample once, in batches that differ by one sample. ``len()`` is the number of batches.
+        arrays
+            Names, for batches that are tuples in this order; by default they are dicts of all arrays.
+
+        Returns
+        -------
+        dshuffle.integrations.torch.PartitionBatches
+            With ``set_epoch``, ``state_dict`` and ``load_state_dict``. Tensors share memory with the arrays that
+            :meth:`batches` gives.
+
+        Raises
+        ------
+        ImportError
+            If PyTorch is not installed (extra ``torch``).
+        InvalidParameter
+            If the batch size is larger than the smallest partition, the mode is unknown, or an array has a
+            dtype that PyTorch lacks.
+        KeyError
+            If there is no such array.
+        """
+        adapter = importlib.import_module("dshuffle.integrations.torch")  # an optional extra, loaded when asked for
+        batches: PartitionBatches = adapter.PartitionBatches(self, batch_size, mode=mode, arrays=arrays)
+        return batches
+
+    def take(
+        self, positions: NDArray[np.integer] | slice, names: Sequence[str] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """Samples at some positions of the training order.
+
+        Parameters
+        ----------
+        positions
+            ``(k,)`` integers in [0, n), or a slice.
+        names
+            The arrays; by default all.
+
+        Returns
+        -------
+        dict
+            Name -> ``(k, *per-sample shape)``, a copy.
+
+        Raises
+        ------
+        KeyError
+            If there is no such array.
+        """
+        slots = self._slots[positions]
+        return {name: self._column(name)[slots] for name in (self.names if names is None else names)}
 
     def _batches(self, batch_size: int, drop_last: bool) -> Iterator[dict[str, NDArray[Any]]]:
         end = len(self) - len(self) % batch_size if drop_last else len(self)
         for first in range(0, end, batch_size):
-            slots = self._slots[first : first + batch_size]
-            yield {name: self._column(name)[slots] for name in self.names}
+            yield self.take(slice(first, first + batch_size))
 
     def _column(self, name: str) -> NDArray[Any]:
         if self._records is None:

@@ -29,7 +29,7 @@ from dshuffle.exchange.flows import rows_per_message
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox
-from dshuffle.planning import SERVER, STORE, UNCODED, EpochPlanner, WorkerPlan
+from dshuffle.planning import SERVER, STORE, UNCODED, EpochPlan, EpochPlanner, WorkerPlan
 from dshuffle.runtime.budget import partition_nbytes
 from dshuffle.runtime.gate import EpochGate, View
 from dshuffle.runtime.partition import Partition
@@ -293,7 +293,7 @@ class WorkerSession:
             self._seat.receiver.begin(run.run_id, planned.incoming(self.rank), sink, window=planned.asked)
             # The slots are known then, so the index of the next epoch can be made while its rows arrive.
             run.prepared = self._loop.run_in_executor(
-                self._planning, self._prepare, planned.parts[self.rank], run.epoch
+                self._planning, self._prepare, planned.parts[self.rank], planned.plan
             )
         if len(self.spec.deliveries) == 1:  # else it is chosen once this exchange has been timed
             run.timer = self._loop.call_later(PLAN_AFTER, self._plan, run.epoch + 1, run.delivery)
@@ -373,12 +373,12 @@ class WorkerSession:
         except (OSError, DShuffleError) as error:  # Dask closes a worker that has lost its scheduler
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
 
-    def _prepare(self, mine: WorkerPlan, epoch: int) -> tuple[Swap, View]:
+    def _prepare(self, mine: WorkerPlan, plan: EpochPlan) -> tuple[Swap, View]:
         assert self._seat is not None
         swap = self._seat.cache.prepare(mine.held)
         # Without excess a worker holds what it trains on, and needs no search.
         own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
-        return swap, View(epoch, mine.order, own[mine.permutation])
+        return swap, View(plan.epoch, mine.order, own[mine.permutation], plan.shares)
 
     def _measures(self, run: Run) -> Reply:
         assert run.planned is not None

@@ -23,6 +23,7 @@ from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.candidates import expected_seconds
 from dshuffle.runtime.chunks import with_chunks_of
+from dshuffle.runtime.clients import check_client
 from dshuffle.runtime.first import wanted_sharding
 from dshuffle.runtime.replies import Reply, unwrap
 from dshuffle.runtime.scheduler import DShuffleScheduler
@@ -165,12 +166,7 @@ class Shuffler:
         server: str | int | None = None,
         cluster: Cluster | None = None,
     ) -> None:
-        if client.asynchronous:
-            raise InvalidParameter.of(
-                "client", client, "a synchronous Client", "Call dshuffle from a thread of its own."
-            )
-        if client.status != "running":
-            raise ClusterError(f"the Dask client is {client.status}; make a new one")
+        check_client(client)
         for name, value, known in (
             ("delivery", delivery, {*DELIVERIES, AUTO}),
             ("relay", relay, RELAYS),

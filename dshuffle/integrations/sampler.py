@@ -1,0 +1,130 @@
+"""A ``Sampler`` for map-style training scripts: the ids that a rank trains on. Needs neither Dask nor PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import (
+    Aligned,
+    Assignment,
+    Chunks,
+    epoch_order,
+    first_assignment,
+    next_assignment,
+    parse_assignment,
+)
+from dshuffle.planning.batching import DROP, MODES, PAD
+from dshuffle.planning.values import Samples, as_integer
+
+
+class ExchangeSampler:
+    """What ``torch.utils.data.DistributedSampler`` is to global shuffling, for every assignment of dshuffle.
+
+    Every rank computes the assignment by itself, from the seed alone. Where samples are kept on the ranks,
+    :attr:`arrived` and :attr:`departed` say what to fetch before an epoch and what may be deleted.
+
+    Parameters
+    ----------
+    n_samples
+        Samples of the whole dataset, which every rank indexes by the same ids.
+    rank, world_size
+        This process, from 0, and the number of processes.
+    assignment
+        ``"partial:Q"``, ``"global"``, ``"local"`` or ``"chunks:ROWS"``.
+    seed
+        Any integer, the same on all ranks.
+    sharding
+        The first assignment: ``"random"`` or ``"contiguous"``.
+    mode
+        Where shares differ, how all ranks get equally many ids: ``"pad"`` repeats a rank's first ones,
+        ``"drop"`` leaves out its last ones, ``"uneven"`` lets them differ.
+
+    Raises
+    ------
+    InvalidParameter
+        Naming the parameter, its value and what is allowed.
+
+    References
+    ----------
+    Paper 004, Fig. 3 and Algorithm 1.
+
+    Examples
+    --------
+    >>> sampler = ExchangeSampler(8, rank=0, world_size=2, assignment="partial:0.5", sharding="contiguous")
+    >>> list(sampler)
+    [3, 1, 0, 2]
+    >>> sampler.set_epoch(1)
+    >>> list(sampler), sampler.arrived, sampler.departed
+    ([0, 6, 1, 4], array([4, 6]), array([2, 3]))
+    """
+
+    def __init__(
+        self,
+        n_samples: int,
+        *,
+        rank: int,
+        world_size: int,
+        assignment: str | Assignment = "partial:0.1",
+        seed: int = 0,
+        sharding: str = "random",
+        mode: str = PAD,
+    ) -> None:
+        self._n_workers = as_integer("world_size", world_size, 1)
+        n_samples = as_integer("n_samples", n_samples, self._n_workers, "There are fewer samples than ranks.")
+        self._rank = as_integer("rank", rank, 0)
+        if self._rank >= self._n_workers:
+            raise InvalidParameter.of("rank", rank, f"in [0, {self._n_workers}), the world size")
+        if mode not in MODES:
+            raise InvalidParameter.of("mode", mode, f"one of {list(MODES)}")
+        self._assignment = parse_assignment(assignment)
+        if isinstance(self._assignment, Aligned):
+            allowed = "'partial:Q', 'global', 'local' or 'chunks:ROWS'"
+            raise InvalidParameter.of("assignment", str(self._assignment), allowed, "Nothing is coded here.")
+        rows = None
+        if isinstance(self._assignment, Chunks):
+            rows = self._assignment.rows_for(n_samples, self._n_workers)
+        self._seed, self._mode = as_integer("seed", seed), mode
+        self._first = first_assignment(sharding, n_samples, self._n_workers, seed=self._seed, chunk_rows=rows)
+        self._ranks, self._before, self._epoch = self._first, self._first, 0
+
+    def __len__(self) -> int:
+        """Ids that this rank gets in the present epoch."""
+        return len(self._positions())
+
+    def __iter__(self) -> Iterator[int]:
+        """The ids of the present epoch, in an order that changes from epoch to epoch."""
+        own = np.flatnonzero(self._ranks == self._rank)
+        order = epoch_order(own, seed=self._seed, epoch=self._epoch, rank=self._rank)
+        return iter(order[self._positions()].tolist())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch, from 0; back as well. It is made from the one before it, so skipping many takes time."""
+        epoch = as_integer("epoch", epoch, 0)
+        if epoch < self._epoch:
+            self._ranks, self._before, self._epoch = self._first, self._first, 0
+        while self._epoch < epoch:
+            self._epoch += 1
+            self._before = self._ranks
+            self._ranks = next_assignment(
+                self._assignment, self._before, self._n_workers, seed=self._seed, epoch=self._epoch
+            )
+
+    @property
+    def arrived(self) -> Samples:
+        """Ascending int64, the ids of this epoch that the rank did not have in the one before; all in epoch 0."""
+        own = self._ranks == self._rank
+        return np.flatnonzero(own if self._epoch == 0 else own & (self._before != self._rank))
+
+    @property
+    def departed(self) -> Samples:
+        """Ascending int64, the ids of the epoch before that are another rank's now."""
+        return np.flatnonzero((self._before == self._rank) & (self._ranks != self._rank))
+
+    def _positions(self) -> Samples:
+        counts = np.bincount(self._ranks, minlength=self._n_workers)
+        n_own = int(counts[self._rank])
+        total = {PAD: int(counts.max()), DROP: int(counts.min())}.get(self._mode, n_own)
+        return np.arange(total) % n_own

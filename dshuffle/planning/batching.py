@@ -1,0 +1,78 @@
+"""How many batches a worker takes from its samples, so that all workers take equally many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.values import Samples, as_integer
+
+DROP, PAD, UNEVEN = "drop", "pad", "uneven"
+MODES = (DROP, PAD, UNEVEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """The batches of one worker's samples in an epoch; every worker's are equally many.
+
+    Workers have unequal shares (by one sample, or with ``chunks`` by a chunk), and synchronous training stops for ever
+    where one of them has a batch more than the others.
+
+    Parameters
+    ----------
+    n_own
+        Samples of this worker.
+    smallest, largest
+        Samples of the workers with the fewest and the most; the same on every worker.
+    batch_size
+        Samples a batch, at most ``smallest``.
+    mode
+        ``"drop"``: ``smallest // batch_size`` full batches; what is left over is not trained on. ``"pad"``:
+        ``ceil(largest / batch_size)`` full batches; the last ones are filled up with the first samples, which are
+        trained on twice. ``"uneven"``: ``ceil(largest / batch_size)`` batches that hold every sample once, none above
+        ``batch_size``, and differ by one sample at most.
+
+    Raises
+    ------
+    InvalidParameter
+        If the mode is unknown, the batch size is larger than the smallest share, or with ``"uneven"`` a worker would
+        have fewer samples than batches.
+
+    Examples
+    --------
+    >>> [len(Batching(10, 10, 11, 4, mode)) for mode in ("drop", "pad", "uneven")]
+    [2, 3, 3]
+    >>> [batch.tolist() for batch in map(Batching(5, 5, 6, 2, "uneven").positions, range(3))]
+    [[0], [1, 2], [3, 4]]
+    """
+
+    n_own: int
+    smallest: int
+    largest: int
+    batch_size: int
+    mode: str
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InvalidParameter.of("mode", self.mode, f"one of {list(MODES)}")
+        size = as_integer("batch_size", self.batch_size, 1)
+        if size > self.smallest:
+            hint = "The partition of some worker has no more samples: take smaller batches or fewer workers."
+            raise InvalidParameter.of("batch_size", size, f"in [1, {self.smallest}]", hint)
+        if self.mode == UNEVEN and len(self) > self.smallest:
+            allowed = f"at least {-(-self.largest // self.smallest)} with mode='uneven'"
+            hint = f"Workers have {self.smallest} to {self.largest} samples, and a batch cannot be empty."
+            raise InvalidParameter.of("batch_size", size, allowed, hint)
+
+    def __len__(self) -> int:
+        if self.mode == DROP:
+            return self.smallest // self.batch_size
+        return -(-self.largest // self.batch_size)
+
+    def positions(self, batch: int) -> Samples:
+        """``(size,)`` int64 positions, within the worker's order, of the samples of a batch."""
+        if self.mode == UNEVEN:
+            return np.arange(self.n_own * batch // len(self), self.n_own * (batch + 1) // len(self))
+        return np.arange(batch * self.batch_size, (batch + 1) * self.batch_size) % self.n_own

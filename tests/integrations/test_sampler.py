@@ -1,0 +1,96 @@
+"""The sampler for map-style scripts: every rank by itself, all of them together every sample once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.integrations.sampler import ExchangeSampler
+from dshuffle.planning import EpochPlanner, ShufflePlanSpec, parse_assignment
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n_samples=st.integers(5, 60),
+    world_size=st.integers(1, 5),
+    assignment=st.sampled_from(["partial:0.3", "global", "local", "chunks:1"]),
+    sharding=st.sampled_from(["random", "contiguous"]),
+    seed=st.integers(-2, 2),
+)
+def test_each_epoch_has_the_samples_and_order_of_a_shuffler(n_samples, world_size, assignment, sharding, seed):
+    def ranks(mode):
+        options = {"assignment": assignment, "sharding": sharding, "seed": seed, "mode": mode}
+        return [ExchangeSampler(n_samples, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+
+    spec = ShufflePlanSpec(
+        n_samples, world_size, seed=seed, assignment=parse_assignment(assignment), delivery="peer", sharding=sharding
+    )
+    planner = EpochPlanner(spec)
+    samplers = {mode: ranks(mode) for mode in ("uneven", "pad", "drop")}
+    held = [set() for _ in range(world_size)]
+    for epoch in range(4):
+        plan = planner.advance() if epoch else planner.load()
+        for all_ranks in samplers.values():
+            for sampler in all_ranks:
+                sampler.set_epoch(epoch)
+        for rank, sampler in enumerate(samplers["uneven"]):
+            order = plan.for_worker(rank).order.tolist()
+            assert list(sampler) == order
+            assert len(sampler) == len(order)
+            if epoch:
+                held[rank] -= set(sampler.departed.tolist())
+            held[rank] |= set(sampler.arrived.tolist())
+            assert held[rank] == set(order)
+            padded, dropped = list(samplers["pad"][rank]), list(samplers["drop"][rank])
+            assert padded == (order + order)[: plan.shares[1]]
+            assert dropped == order[: plan.shares[0]]
+
+
+def test_going_back_is_allowed():
+    sampler = ExchangeSampler(100, rank=1, world_size=3, assignment="partial:0.5")
+    seen = []
+    for epoch in (0, 1, 2, 1, 5, 2):
+        sampler.set_epoch(epoch)
+        seen.append(list(sampler))
+    assert seen[1] == seen[3]
+    assert seen[2] == seen[5]
+    assert len({tuple(order) for order in seen}) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 3}, r"rank=3 is not allowed; it must be in \[0, 3\)"),
+        ({"n_samples": 2}, "n_samples=2.*fewer samples than ranks"),
+        ({"mode": "all"}, "mode='all'"),
+        ({"assignment": "aligned"}, "assignment='aligned.*partial:Q"),
+        ({"assignment": "chunks"}, "chunks:ROWS"),
+        ({"assignment": "half"}, "assignment='half'"),
+        ({"sharding": "sorted"}, "sharding='sorted'"),
+        ({"seed": 0.5}, r"seed=0\.5"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(InvalidParameter, match=message):
+        ExchangeSampler(**{"n_samples": 10, "rank": 0, "world_size": 3, **options})
+
+
+def test_it_needs_neither_dask_nor_torch():
+    code = """
+import sys
+from dshuffle.integrations.sampler import ExchangeSampler
+print(len(ExchangeSampler(10, rank=0, world_size=2)), {"dask", "distributed", "torch", "zarr"} & set(sys.modules))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "5 set()"
+
+
+def test_ids_are_plain_integers():
+    assert {type(sample) for sample in ExchangeSampler(10, rank=0, world_size=2)} == {int}
+    assert np.issubdtype(ExchangeSampler(10, rank=0, world_size=2).arrived.dtype, np.int64)

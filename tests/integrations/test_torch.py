@@ -1,0 +1,117 @@
+"""Partitions as PyTorch's ``IterableDataset``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import numpy as np
+import pytest
+
+from dshuffle.errors import InvalidParameter, StaleEpoch
+from dshuffle.rows import RowLayout
+from dshuffle.runtime import Partition
+
+
+def partition_of(n=10, shares=None, **more):
+    arrays = {"x": np.arange(3 * n, dtype="f4").reshape(n, 3), "y": np.arange(n), **more}
+    layout = RowLayout.of({name: (array.dtype, array.shape[1:]) for name, array in arrays.items()})
+    rows = layout.empty(n)
+    for name, array in arrays.items():
+        layout.column(rows, name)[:] = array
+    order = np.random.default_rng(0).permutation(n)
+    return Partition(layout, rows, order, order, rank=1, epoch=4, shares=shares)
+
+
+def test_without_torch_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "dshuffle.integrations.torch", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'dshuffle\[torch\]'"):
+        partition_of().to_torch(2)
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.mark.parametrize(("mode", "sizes"), [("drop", [3] * 3), ("pad", [3] * 4), ("uneven", [2, 3, 2, 3])])
+def test_batches_are_the_partition_in_its_order(torch, mode, sizes):
+    partition = partition_of(10, shares=(10, 11))
+    batches = partition.to_torch(3, mode=mode)
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    seen = list(loader)
+    assert len(loader) == len(batches) == len(seen)
+    assert [len(batch["y"]) for batch in seen] == sizes
+    ids = torch.cat([batch["y"] for batch in seen]).numpy()
+    order = partition.sample_ids
+    assert np.array_equal(ids, np.concatenate([order, order])[: len(ids)])
+    x = torch.cat([batch["x"] for batch in seen])
+    assert x.dtype == torch.float32
+    assert np.array_equal(x.numpy()[:, 0], 3 * ids)
+
+
+def test_tensors_are_the_gathered_arrays_themselves(torch, monkeypatch):
+    partition = partition_of()
+    taken = []
+    take = partition.take
+    monkeypatch.setattr(partition, "take", lambda *args: taken.append(take(*args)) or taken[-1])
+    batches = partition.to_torch(4, arrays=("y", "x"))
+    taken.clear()
+    y, x = next(iter(batches))
+    assert x.data_ptr() == taken[0]["x"].ctypes.data
+    assert y.data_ptr() == taken[0]["y"].ctypes.data
+    assert x.is_contiguous()
+
+
+def test_other_epochs_have_other_orders_of_the_same_samples(torch):
+    batches = partition_of(100).to_torch(10)
+    orders = {}
+    for epoch in (4, 5, 6, 5):
+        batches.set_epoch(epoch)
+        order = torch.cat([batch["y"] for batch in batches]).tolist()
+        assert sorted(order) == list(range(100))
+        assert orders.setdefault(epoch, order) == order
+    assert len({tuple(order) for order in orders.values()}) == 3
+
+
+def test_an_iteration_goes_on_where_its_state_was_taken(torch):
+    partition = partition_of(50)
+    batches = partition.to_torch(7, arrays=("y",), mode="pad")
+    batches.set_epoch(9)
+    whole = [y.tolist() for (y,) in batches]
+    states = [batches.state_dict() for _ in batches]
+    for done, state in enumerate(states[:-1], 1):
+        again = partition.to_torch(7, arrays=("y",), mode="pad")
+        again.load_state_dict(state)
+        assert [y.tolist() for (y,) in again] == whole[done:]
+        assert [y.tolist() for (y,) in again] == whole
+    again.load_state_dict(states[-1])  # of a whole pass: the next one
+    assert [y.tolist() for (y,) in again] == whole
+
+
+def test_bad_input(torch):
+    partition = partition_of(10, name=np.full(10, b"abc"))
+    for options, message in (
+        ({"batch_size": 11}, r"batch_size=11 is not allowed; it must be in \[1, 10\]"),
+        ({"batch_size": 2, "mode": "all"}, "mode='all'"),
+        ({"batch_size": 2}, r"arrays\['name'\].dtype='\|S3'.*arrays="),
+    ):
+        with pytest.raises(InvalidParameter, match=message):
+            partition.to_torch(**options)
+    with pytest.raises(KeyError, match="no array 'z'"):
+        partition.to_torch(2, arrays=("z",))
+    batches = partition.to_torch(2, arrays=("x",))
+    with pytest.raises(InvalidParameter, match="'batch_size'"):
+        batches.load_state_dict(partition.to_torch(3, arrays=("x",)).state_dict())
+    partition.close()
+    with pytest.raises(StaleEpoch):
+        next(iter(batches))
+
+
+def test_other_processes_are_refused(torch, monkeypatch):
+    module = importlib.import_module("dshuffle.integrations.torch")
+    batches = partition_of().to_torch(2)
+    monkeypatch.setattr(module, "get_worker_info", lambda: type("Info", (), {"num_workers": 2}))
+    with pytest.raises(InvalidParameter, match="num_workers=2"):
+        next(iter(batches))

@@ -1,0 +1,58 @@
+"""Batches of equal number on every worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.batching import MODES, Batching
+
+
+@given(shares=st.lists(st.integers(1, 40), min_size=1, max_size=5), batch_size=st.integers(1, 45))
+def test_every_worker_takes_equally_many(shares, batch_size):
+    smallest, largest = min(shares), max(shares)
+    for mode in MODES:
+        if batch_size > smallest or (mode == "uneven" and -(-largest // batch_size) > smallest):
+            with pytest.raises(InvalidParameter, match=f"batch_size={batch_size}"):
+                Batching(smallest, smallest, largest, batch_size, mode)
+            continue
+        counts = set()
+        for n_own in shares:
+            batching = Batching(n_own, smallest, largest, batch_size, mode)
+            batches = [batching.positions(batch) for batch in range(len(batching))]
+            counts.add(len(batches))
+            sizes = {len(batch) for batch in batches}
+            seen = np.bincount(np.concatenate(batches), minlength=n_own)
+            assert len(seen) == n_own
+            match mode:
+                case "drop":
+                    assert sizes == {batch_size}
+                    assert seen.max() == 1
+                    assert smallest - seen.sum() < batch_size
+                case "pad":
+                    assert sizes == {batch_size}
+                    assert seen.min() >= 1
+                    assert seen.max() - seen.min() <= 1
+                case "uneven":
+                    assert max(sizes) <= batch_size
+                    assert max(sizes) - min(sizes) <= 1
+                    assert min(sizes) >= 1
+                    assert (seen == 1).all()
+        assert len(counts) == 1
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "mode", "message"),
+    [
+        (11, "drop", r"batch_size=11 is not allowed; it must be in \[1, 10\].*smaller batches"),
+        (0, "pad", "batch_size=0 is not allowed; it must be an integer >= 1"),
+        (1, "uneven", "batch_size=1 is not allowed; it must be at least 2 with mode='uneven'"),
+        (3, "round", r"mode='round' is not allowed; it must be one of \['drop', 'pad', 'uneven'\]"),
+    ],
+)
+def test_bad_input(batch_size, mode, message):
+    with pytest.raises(InvalidParameter, match=message):
+        Batching(10, 10, 11, batch_size, mode)

@@ -1,0 +1,104 @@
+"""An exact permutation of all rows: what NumPy would give, whatever the chunks and the workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import dask.array
+import numpy as np
+import pytest
+from distributed import futures_of, wait
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dshuffle
+from dshuffle.errors import InvalidParameter
+from dshuffle.runtime import permutation
+
+DTYPES = ["u1", "<f4", ">i8", "M8[s]", "S3", [("a", "u1"), ("b", "<f8", (2,))]]
+
+
+def made(n_rows, shape, dtype):
+    """An array of which no two rows are alike, as far as their bytes allow."""
+    n_bytes = n_rows * int(np.prod(shape)) * np.dtype(dtype).itemsize
+    filled = np.random.default_rng(n_rows).integers(1, 100, n_bytes, dtype=np.uint8)
+    return filled.view(dtype).reshape(n_rows, *shape)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    chunks=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    shape=st.sampled_from([(), (1,), (3,), (2, 3)]),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(-3, 3),
+    persisted=st.booleans(),
+)
+def test_an_array_is_permuted_as_numpy_would(threads, chunks, shape, dtype, seed, persisted):
+    x = made(sum(chunks), shape, dtype)
+    array = dask.array.from_array(x, chunks=(tuple(chunks), *(1 for _ in shape)))
+    result = dshuffle.permute(threads, threads.persist(array) if persisted else array, seed)
+    assert (result.shape, result.dtype, result.chunks[0]) == (x.shape, x.dtype, tuple(chunks))
+    assert result.compute().tobytes() == x[dshuffle.row_permutation(len(x), seed)].tobytes()
+
+
+def test_groups_of_several_chunks_and_rows_between_processes(processes, monkeypatch):
+    monkeypatch.setattr(permutation, "GROUP_BYTES", 4000)
+    x = np.random.default_rng(0).random((1000, 5))
+    array = dask.array.from_array(x, chunks=(37, -1)).persist()
+    result = dshuffle.permute(processes, array, 7)
+    futures = futures_of(result)
+    assert {future.key for future in futures} == {(result.name, chunk, 0) for chunk in range(28)}
+    wait(futures)
+    counts = Counter(worker for there in processes.who_has(futures).values() for worker in there)
+    assert sorted(counts.values()) == [9, 9, 10]
+    assert np.array_equal(result.compute(), x[dshuffle.row_permutation(1000, 7)])
+    assert np.array_equal(array.compute(), x)
+
+
+def test_a_dataset_is_permuted_with_all_its_arrays(processes, small, monkeypatch):
+    monkeypatch.setattr(permutation, "CHUNK_BYTES", 10_000)
+    result = dshuffle.permute(processes, small, 3)
+    order = dshuffle.row_permutation(1000, 3)
+    assert set(result) == {"x", "y"}
+    assert result["x"].chunks[0] == result["y"].chunks[0]
+    assert len(result["y"].chunks[0]) == -(-1000 * small.row_nbytes // 10_000)
+    assert np.array_equal(result["y"].compute(), order)
+    assert np.array_equal(result["x"].compute(), small.read_rows(order)["x"])
+
+
+def test_all_orders_are_equally_likely():
+    seen = {}
+    for seed in range(6000):
+        order = tuple(dshuffle.row_permutation(3, seed).tolist())
+        seen[order] = seen.get(order, 0) + 1
+    assert len(seen) == 6
+    assert sum((count - 1000) ** 2 / 1000 for count in seen.values()) < 20.5  # chi-squared, p = 0.001
+
+
+def test_an_error_of_the_input_comes_back(threads):
+    def fail(block):
+        raise ZeroDivisionError("no such chunk")
+
+    array = dask.array.ones((10, 2), chunks=(5, 2)).map_blocks(fail, dtype=float, meta=np.empty((0, 0)))
+    with pytest.raises(ZeroDivisionError, match="no such chunk"):
+        dshuffle.permute(threads, array, 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.ones(3), "data='ndarray' is not allowed.*from_array"),
+        (dask.array.from_array(np.array(3)), r"data.shape=\(\)"),
+        (dask.array.ones(9, chunks=3)[dask.array.ones(9, chunks=3) > 0], "data.chunks=.*compute_chunk_sizes"),
+        (dask.array.from_array(np.array([None, 1]), chunks=1), "data.dtype='object'"),
+        (dask.array.ma.masked_array(dask.array.ones(3)), "chunks of MaskedArray"),
+    ],
+)
+def test_what_cannot_be_permuted_is_refused(threads, data, message):
+    with pytest.raises(InvalidParameter, match=message):
+        dshuffle.permute(threads, data, 0)
+
+
+def test_a_seed_must_be_an_integer(threads):
+    with pytest.raises(InvalidParameter, match=r"seed=0\.5"):
+        dshuffle.permute(threads, dask.array.ones(3), 0.5)
