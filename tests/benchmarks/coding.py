@@ -2,9 +2,10 @@
 
     python tests/benchmarks/coding.py [--row-bytes 800] [--components 4] [--mib 256] [--repeats 9]
 
-Prints GB/s of rows and packets read. Three ways do the same work:
+Prints GB/s of rows and packets read. Four ways do the same work:
 
 - `ours`: the kernels of ``dshuffle.coding``.
+- `plain`: NumPy as it is first written, a message at a time: ``np.bitwise_xor.reduce(rows[slots], axis=1)``.
 - `batched`: NumPy as somebody would write it who knows it well. It treats a block of packets at a time, in one of two
   ways: `takes` copies the first row of every packet to where the packet goes, and then one component after the other
   to a buffer, from which it is XORed in place; `reduce` copies all rows of the packets to a buffer and reduces that.
@@ -38,6 +39,8 @@ BLOCKS = [2**16, 2**18, 2**19, 2**20]
 """Bytes that a block's rows of one component have."""
 MESSAGE = 8 * 2**20
 """Bytes of packets that are encoded at a time: a message of the exchange."""
+APART = ["ours", "plain", "one by one"]
+"""Ways that are not among those of which the best counts."""
 FEW = 2000
 """Packets that are enough to tell how long one takes."""
 
@@ -114,6 +117,12 @@ class Case:
         for block, place in self.blocks(len(out), len(out)):
             encode(self.rows, self.checksums, offsets, slots, packets[block], out[place], sums[place])
 
+    def encode_plain(self, out: np.ndarray, sums: np.ndarray) -> None:
+        for block, place in self.blocks(len(out), len(out)):
+            slots = self.slots[block]
+            _wide(out[place])[:] = np.bitwise_xor.reduce(_wide(self.rows)[slots], axis=1)
+            sums[place] = np.bitwise_xor.reduce(self.checksums[slots], axis=1)
+
     def encode_batched(self, out: np.ndarray, sums: np.ndarray, xor: Xor, step: int) -> None:
         buffer = self.buffer(step)
         for block, place in self.blocks(len(out), step):
@@ -134,6 +143,15 @@ class Case:
         known, targets = self.known.ravel(), self.targets
         wrong = decode(self.rows, self.checksums, self.packets, self.sums, offsets, known, targets, targets)
         assert wrong == -1
+
+    def decode_plain(self) -> None:
+        step, rows = max(1, MESSAGE // self.rows.shape[1]), _wide(self.rows)
+        for block, _ in self.blocks(self.n_packets, step):
+            known, targets = self.known[block], self.targets[block]
+            row = _wide(self.packets[block]) ^ np.bitwise_xor.reduce(rows[known], axis=1)
+            sums = self.sums[block] ^ np.bitwise_xor.reduce(self.checksums[known], axis=1)
+            assert (checksum_rows(row.view(np.uint8), targets) == sums).all()
+            rows[targets], self.checksums[targets] = row, sums
 
     def decode_batched(self, xor: Xor, step: int) -> None:
         buffer, left = self.buffer(step), self.buffer(step)
@@ -173,15 +191,14 @@ def _compare(case: Case, ways: dict[str, Callable[[], float]], repeats: int) -> 
         return best
 
     # The best of NumPy's ways is found first and then measured as often as ours: the best of many would be favoured.
-    trial = seconds([name for name in ways if name not in ("ours", "one by one")], 2)
+    trial = seconds([name for name in ways if name not in APART], 2)
     way = min(trial, key=trial.__getitem__)
-    speed = {
-        name: case.nbytes_read / each / 1e9 for name, each in seconds(["ours", way, "one by one"], repeats).items()
-    }
+    speed = {name: case.nbytes_read / each / 1e9 for name, each in seconds([*APART, way], repeats).items()}
     return {
         "ours": speed["ours"],
         "batched": speed[way],
         "way": way,
+        "plain": speed["plain"],
         "one by one": speed["one by one"],
         "ratio": speed["ours"] / speed[way],
     }
@@ -220,6 +237,7 @@ def measure(nbytes: int, components: int, mib: int, repeats: int) -> dict[str, d
     def encoding(out: np.ndarray, sums: np.ndarray) -> dict[str, Callable[[], float]]:
         return {
             "ours": _whole(case.encode_ours, out, sums),
+            "plain": _whole(case.encode_plain, out, sums),
             "one by one": _part(case.encode_one_by_one, few, case.n_packets, out, sums),
             **{name: _whole(case.encode_batched, out, sums, *batch) for name, batch in batches.items()},
         }
@@ -235,6 +253,7 @@ def measure(nbytes: int, components: int, mib: int, repeats: int) -> dict[str, d
     truth = case.rows.copy(), case.checksums.copy()
     decoding = {
         "ours": _whole(case.decode_ours),
+        "plain": _whole(case.decode_plain),
         "one by one": _part(case.decode_one_by_one, few, case.n_packets),
         **{name: _whole(case.decode_batched, *batch) for name, batch in batches.items()},
     }
@@ -255,13 +274,17 @@ def main(argv: list[str] | None = None) -> dict[int, dict[str, dict[str, Any]]]:
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args(argv)
     results = {}
-    print("GB/s           row      ours   batched (best way      )   one by one   ours / batched", flush=True)
+    print(
+        "GB/s           row      ours     plain   batched (best way      )  one by one  ours / plain, batched",
+        flush=True,
+    )
     for nbytes in options.row_bytes or ROW_BYTES:
         results[nbytes] = measure(nbytes, options.components, options.mib, options.repeats)
         for name, speeds in results[nbytes].items():
             print(
-                f"{name:8s} {nbytes:9d} {speeds['ours']:9.2f} {speeds['batched']:9.2f} ({speeds['way']:>15s}) "
-                f"{speeds['one by one']:12.3f} {speeds['ratio']:12.2f}",
+                f"{name:8s} {nbytes:9d} {speeds['ours']:9.2f} {speeds['plain']:9.2f} {speeds['batched']:9.2f} "
+                f"({speeds['way']:>15s}) {speeds['one by one']:11.3f} {speeds['ours'] / speeds['plain']:8.2f} "
+                f"{speeds['ratio']:7.2f}",
                 flush=True,
             )
     print(json.dumps(results))
