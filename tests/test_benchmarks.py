@@ -49,3 +49,13 @@ def test_the_reading_benchmark_runs():
     assert set(results) == {"64 KiB", "64 KiB, zstd"}
     for result in results.values():
         assert result["ratio"] == result["MB/s"]["ours"] / result["MB/s"]["bare"] > 0
+
+
+@pytest.mark.slow
+def test_the_permute_benchmark_runs():
+    command = [sys.executable, str(BENCHMARKS / "permute.py"), "--samples=2000", "--workers=2", "--repeats=1"]
+    ran = subprocess.run([*command, "--chunks=4", "--skip=indexing"], capture_output=True, text=True, timeout=110)
+    assert ran.returncode == 0, ran.stderr
+    results = json.loads(ran.stdout.splitlines()[-1])
+    assert set(results) == {"ours", "dask.array.shuffle"}
+    assert results["dask.array.shuffle"]["ratio"] > 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import traceback
 
 import numpy as np
 import pytest
 
-from dshuffle import Shuffler
+from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter, StaleEpoch
 
 
@@ -48,8 +49,10 @@ def test_what_a_partition_offers(shuffler, small):
             assert np.array_equal(rows, x[sample_ids])
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 199, 200, 201, np.int32(50)])
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(
+    ("batch_size", "drop_last"),
+    [*itertools.product([1, 7, 199, 200, np.int32(50)], [False, True]), (201, False)],
+)
 def test_batches(shuffler, batch_size, drop_last):
     def batches(partition):
         return partition["x"], list(partition.batches(batch_size, drop_last=drop_last))
@@ -69,6 +72,21 @@ def test_batch_sizes_that_are_none(shuffler, batch_size):
 
     with pytest.raises(InvalidParameter, match=r"batch_size=.*is not allowed; it must be an integer >= 1"):
         run_once(shuffler, at_once)
+
+
+def test_dropping_all_batches_is_refused(shuffler):
+    with pytest.raises(InvalidParameter, match=r"batch_size=201 is not allowed; it must be in \[1, 200\]"):
+        run_once(shuffler, lambda partition: partition.batches(201, drop_last=True))
+
+
+def test_shares_are_those_of_all_workers(threads, tmp_path):
+    dataset = create_dataset(str(tmp_path / "uneven.zarr"), {"x": np.arange(43)}, chunk_rows=4)
+    with Shuffler(threads, dataset, assignment="chunks") as shuffler:
+        for epoch in shuffler.epochs(2):
+            told = threads.gather(epoch.map(lambda partition: (len(partition), partition.shares)))
+            lengths = [length for length, _ in told]
+            assert {shares for _, shares in told} == {(min(lengths), max(lengths))}
+            assert min(lengths) < max(lengths)
 
 
 def test_a_partition_is_of_no_use_after_its_task(shuffler):
