@@ -291,7 +291,7 @@ def _split(
 
 
 def _as_rows(chunk: NDArray[Any], layout: RowLayout) -> ByteMatrix:
-    # Where Dask merges chunks they become native, whatever byte order it says that they have; anything else is an error.
+    # Where Dask merges chunks they become native, whatever byte order it says they have; all else is an error.
     chunk = chunk.astype(layout.dtype[ARRAY].base, casting="equiv", copy=False)
     return np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).reshape(len(chunk), layout.nbytes)
 
