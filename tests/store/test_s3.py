@@ -30,7 +30,7 @@ IDS = np.array([99, 3, 3, 50, 0])
 @pytest.fixture(scope="module")
 def s3_options() -> Iterator[dict[str, Any]]:
     """Storage options of a real S3 server with an empty bucket."""
-    pytest.importorskip("moto", reason="moto[server] is not installed")
+    pytest.importorskip("moto", reason="moto is not installed")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
