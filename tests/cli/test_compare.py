@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import tempfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ def elsewhere(tmp_path, monkeypatch):
     folder = tmp_path / "cwd"
     folder.mkdir()
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("dshuffle.cli.compare.MEASURING_SECONDS", 0.5)
     return folder
 
 
@@ -82,6 +84,8 @@ def test_a_dataset_that_is_no_regression_names_the_options(elsewhere, tmp_path):
 def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, url, monkeypatch):
     ran = []
     monkeypatch.setattr("dshuffle.cli.compare.connect", lambda *arguments: contextlib.nullcontext())
+    measured = SimpleNamespace(cluster=None)
+    monkeypatch.setattr("dshuffle.cli.compare.measure_cluster", lambda *arguments, **rest: measured)
     monkeypatch.setattr(
         "dshuffle.cli.compare.compare_ways", lambda client, data, ways, **rest: ran.extend(ways) or 1 / 0
     )
