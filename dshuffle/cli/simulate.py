@@ -29,7 +29,11 @@ HEADERS = 1.046
 @click.option("--chunk-rows", type=click.IntRange(1), default=64, show_default=True, help="Samples of a chunk.")
 @click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: 1/workers]")
 @click.option("--bandwidth", metavar="RATE", help="Of a worker's link each way, such as 100mbit or 1.25GB/s.")
-@click.option("--server-bandwidth", metavar="RATE", help="Out of the server.  [default: a worker's]")
+@click.option(
+    "--server-bandwidth",
+    metavar="RATE",
+    help="Out of a server of its own.  [default: the first worker serves beside training]",
+)
 @click.option("--storage-bandwidth", metavar="RATE", help="Of the storage, for all workers together.")
 @click.option("--storage-client-bandwidth", metavar="RATE", help="Of the storage, for one worker alone.")
 @click.option("--request-seconds", type=click.FloatRange(0), help="From a request to its first byte.")

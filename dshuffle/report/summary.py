@@ -160,8 +160,9 @@ def figures(way: WayResult) -> Figures:
     reading = [record for record in exchanged if record.store_seconds > 0]
 
     def reads(value: Callable[[EpochRecord], float | None]) -> float | None:
+        """The median over the epochs that read; None where most do not, such as those of a server that keeps rows."""
         known = [found for record in reading if (found := value(record)) is not None]
-        return statistics.median(known) if known else None
+        return statistics.median(known) if 2 * len(known) > len(exchanged) else None
 
     errors = [point.error for point in way.history]
     walls = [after.seconds - before.seconds for before, after in itertools.pairwise(way.history)]

@@ -42,7 +42,7 @@ def _speed(measured: list[tuple[WayResult, Figures]]) -> str:
         f"“{way.label}” ({human_seconds(spread.median)})" for spread, way in others if spread.least <= best.greatest
     ]
     if alike:
-        slower.append(f"not clearly faster than {_listed(alike)}, whose epochs overlap with its own")
+        slower.append(f"not clearly faster than {_listed(alike)}, whose times are in the same range")
     return f"{sentence}: {_listed(slower)}{_by_chunks(measured)}."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from distributed import Client
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SHARDINGS, UNCODED, Aligned, Local, parse_assignment
 from dshuffle.planning.cost import Cluster, predict
+from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.candidates import work_of
@@ -185,7 +187,7 @@ def compare_ways(
                 shuffler, epochs=count, step=step, features=features, target=target, on_epoch=report
             )
         return WayResult(
-            label=way.label,
+            label=_with_chosen(way, shuffler.records),
             assignment=way.assignment,
             delivery=way.delivery,
             sharding=way.sharding,
@@ -210,6 +212,15 @@ def compare_ways(
         machine=machine_facts(),
         emulated=os.environ.get(EMULATED, ""),
     )
+
+
+def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
+    """The label of a way; of ``auto`` with what it took the most often."""
+    taken = Counter(record.delivery for record in records[1:])
+    if way.delivery != AUTO or not taken:
+        return way.label
+    [(most, count)] = taken.most_common(1)
+    return f"{way.label} ({most} {count} of {taken.total()})"
 
 
 def shuffler_of(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import dask
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from dshuffle.training import (
     modest_step,
     product_of_ways,
 )
+from dshuffle.training.comparison import _with_chosen
 from dshuffle.training.facts import without_secrets
 
 
@@ -128,3 +131,11 @@ def test_all_default_ways_on_a_real_cluster(tmp_path):
     assert comparison.dataset["classes"] == "64 slices of the stored order"
     assert comparison.dataset["samples"] == 2000
     assert comparison.cluster["of them servers"] == 1
+
+
+def test_auto_is_labelled_with_what_it_took():
+    records = [SimpleNamespace(delivery=name) for name in ("load", "peer", "storage", "storage")]
+    auto, peer = (Way(name, "global", name, "random") for name in ("auto", "peer"))
+    assert _with_chosen(auto, records) == "auto (storage 2 of 3)"
+    assert _with_chosen(auto, records[:1]) == "auto"
+    assert _with_chosen(peer, records) == "peer"
