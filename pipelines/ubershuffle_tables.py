@@ -31,6 +31,7 @@ from rich.table import Table
 import dshuffle
 from dshuffle.report.tables import CPU_BOUND
 from dshuffle.report.units import human_bytes, human_ratio, human_seconds
+from dshuffle.runtime.clients import cluster_info
 from dshuffle.training import Way, connect, measure_exchanges
 
 PAPER_RATE = 1e9 / 8
@@ -87,7 +88,7 @@ def measure(client: Client, name: str, options: argparse.Namespace, console: Con
     ways += [
         (f"{label}, chunks", there, Way(label, "chunks", "storage", "random")) for label, there in at_storage.items()
     ]
-    n_workers = len(client.scheduler_info(n_workers=-1)["workers"]) - 1  # without the server
+    n_workers = len(cluster_info(client)["workers"]) - 1  # without the server
     fraction = max(setup.cache_fraction, 1 / n_workers)
     for label, dataset, way in ways:
         with console.status(f"setup {name}: {label}"):

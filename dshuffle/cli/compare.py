@@ -19,6 +19,7 @@ from dshuffle.planning import AUTO, Chunks, ShufflePlanSpec, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
 from dshuffle.runtime.chunks import with_chunks_of
+from dshuffle.runtime.clients import cluster_info
 from dshuffle.runtime.membership import SERVER_RESOURCE
 from dshuffle.runtime.probe import measure_cluster
 from dshuffle.store import Dataset, create_dataset, open_dataset
@@ -132,7 +133,7 @@ def compare(
             ways = _possible(ways, chosen, data, workers, seed, cache_fraction)
         with connect(scheduler, workers) as client, progress_bar() as advance:
             if scheduler is not None:  # all ways, before hours have gone into the first
-                there = client.scheduler_info(n_workers=-1)["workers"].values()
+                there = cluster_info(client)["workers"].values()
                 training = sum(SERVER_RESOURCE not in worker.get("resources", {}) for worker in there)
                 ways = _possible(ways, chosen, data, max(1, training), seed, cache_fraction)
             done = 0

@@ -10,6 +10,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Assignment, Chunks
 from dshuffle.planning.cost import Cluster, Work, compare_costs
 from dshuffle.runtime.chunks import unit_rows
+from dshuffle.runtime.clients import cluster_info
 from dshuffle.runtime.membership import SERVER_RESOURCE
 from dshuffle.runtime.probe import measure_cluster
 from dshuffle.store import Dataset
@@ -52,7 +53,7 @@ def expected_seconds(
     ``server`` and a coded delivery are among them where a worker serves alone, and the coded one only if that worker
     can hold all rows.
     """
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = cluster_info(client)["workers"]
 
     def serves(address: str) -> bool:
         worker = workers[address]

@@ -28,7 +28,7 @@ from dshuffle.planning.bits import group_by
 from dshuffle.planning.values import as_integer
 from dshuffle.rows import ByteMatrix, RowLayout, gather_rows, scatter_rows
 from dshuffle.runtime.chunks import unit_rows
-from dshuffle.runtime.clients import check_client
+from dshuffle.runtime.clients import check_client, cluster_info
 from dshuffle.store import Dataset
 
 GROUP_BYTES = 64 * 2**20
@@ -123,7 +123,7 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
     """
     check_client(client)
     seed = as_integer("seed", seed)
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(cluster_info(client)["workers"])
     if not workers:
         raise ClusterError(
             "the Dask cluster has no workers; start some, and wait for them with client.wait_for_workers"

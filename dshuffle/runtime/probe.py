@@ -17,6 +17,7 @@ from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import Cluster
 from dshuffle.runtime import probe_tasks
 from dshuffle.runtime.chunks import unit_rows
+from dshuffle.runtime.clients import cluster_info
 from dshuffle.runtime.membership import SERVER_RESOURCE
 from dshuffle.runtime.probe_tasks import Kernels, Machine, Traffic
 from dshuffle.store import Dataset
@@ -95,7 +96,7 @@ def measure_cluster(client: Client, dataset: Dataset, *, seconds: float = 12.0) 
 
 def _members(client: Client) -> tuple[list[str], str | None]:
     """Addresses of the workers that train, and of the server."""
-    info = client.scheduler_info(n_workers=-1)["workers"]
+    info = cluster_info(client)["workers"]
     servers = [address for address, worker in info.items() if SERVER_RESOURCE in (worker.get("resources") or {})]
     workers = [address for address in info if address not in servers]
     if not workers:

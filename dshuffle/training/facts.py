@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from distributed import Client
 
 from dshuffle.report.units import human_bytes
+from dshuffle.runtime.clients import cluster_info
 from dshuffle.runtime.membership import SERVER_RESOURCE
 from dshuffle.store import Dataset
 
@@ -47,7 +48,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
 
 def cluster_facts(client: Client) -> dict[str, Any]:
     """Workers of a cluster, and what connects them."""
-    information = client.scheduler_info(n_workers=-1)
+    information = cluster_info(client)
     workers = information["workers"].values()
     return {
         "workers": len(workers),

@@ -38,21 +38,22 @@ def test_an_array_is_permuted_as_numpy_would(threads, chunks, shape, dtype, seed
     array = dask.array.from_array(x, chunks=(tuple(chunks), *(1 for _ in shape)))
     result = dshuffle.permute(threads, threads.persist(array) if persisted else array, seed)
     assert (result.shape, result.dtype, result.chunks[0]) == (x.shape, x.dtype, tuple(chunks))
-    assert result.compute().tobytes() == x[dshuffle.row_permutation(len(x), seed)].tobytes()
+    found = threads.compute(result, sync=True)  # not by whichever client was made last
+    assert found.tobytes() == x[dshuffle.row_permutation(len(x), seed)].tobytes()
 
 
 def test_groups_of_several_chunks_and_rows_between_processes(processes, monkeypatch):
     monkeypatch.setattr(permutation, "GROUP_BYTES", 4000)
     x = np.random.default_rng(0).random((1000, 5))
-    array = dask.array.from_array(x, chunks=(37, -1)).persist()
+    array = processes.persist(dask.array.from_array(x, chunks=(37, -1)))
     result = dshuffle.permute(processes, array, 7)
     futures = futures_of(result)
     assert {future.key for future in futures} == {(result.name, chunk, 0) for chunk in range(28)}
     wait(futures)
     counts = Counter(worker for there in processes.who_has(futures).values() for worker in there)
     assert sorted(counts.values()) == [9, 9, 10]
-    assert np.array_equal(result.compute(), x[dshuffle.row_permutation(1000, 7)])
-    assert np.array_equal(array.compute(), x)
+    assert np.array_equal(processes.compute(result, sync=True), x[dshuffle.row_permutation(1000, 7)])
+    assert np.array_equal(processes.compute(array, sync=True), x)
 
 
 def test_a_dataset_is_permuted_with_all_its_arrays(processes, small, monkeypatch):
@@ -62,8 +63,8 @@ def test_a_dataset_is_permuted_with_all_its_arrays(processes, small, monkeypatch
     assert set(result) == {"x", "y"}
     assert result["x"].chunks[0] == result["y"].chunks[0]
     assert len(result["y"].chunks[0]) == -(-1000 * small.row_nbytes // 10_000)
-    assert np.array_equal(result["y"].compute(), order)
-    assert np.array_equal(result["x"].compute(), small.read_rows(order)["x"])
+    assert np.array_equal(processes.compute(result["y"], sync=True), order)
+    assert np.array_equal(processes.compute(result["x"], sync=True), small.read_rows(order)["x"])
 
 
 def test_all_orders_are_equally_likely():
