@@ -24,6 +24,7 @@ import numpy as np
 from distributed import Client
 
 import dshuffle
+from dshuffle.report.tables import CPU_BOUND
 from dshuffle.runtime.probe import measure_cluster
 from dshuffle.training import Way, measure_exchanges
 from dshuffle.training.comparison import predicted_seconds
@@ -38,7 +39,6 @@ WAYS = {
 }
 AMONG = ("peer", "server", "clique", "storage")
 """What `auto` chooses from."""
-CPU_BOUND = 0.15
 
 
 def draw(rng: np.random.Generator) -> dict[str, Any]:

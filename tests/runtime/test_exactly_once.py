@@ -109,7 +109,7 @@ def test_on_threads(threads, tmp_path, assignment, delivery):
 def test_coded_on_threads(threads, tmp_path, assignment, delivery):
     rng = np.random.default_rng(zlib.crc32(f"{assignment} {delivery}".encode()))
     for caching in sorted(CACHINGS):
-        for n_epochs in (3, 8):
+        for n_epochs in (5, 25):
             folder = tmp_path / f"{caching}{n_epochs}.zarr"
             run(threads, 5, rng, assignment, delivery, folder, n_epochs, caching=caching)
 
