@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.values import as_integer
 from dshuffle.report import TrainingPoint
+from dshuffle.training.speeds import WorkerSpeeds
 
 Model = TypeVar("Model")
 OnEpoch = Callable[[TrainingPoint], None]
@@ -29,11 +30,15 @@ class History(Generic[Model]):
         What was fitted. Of a linear regression ``(n_features,)`` weights; of other trainers what they say.
     stopped_early
         Whether early stopping ended it.
+    worker_rates
+        Samples a second that each rank trained on, the median over epochs. A rank much slower than the others is
+        logged as a warning, as every epoch waits for it.
     """
 
     points: tuple[TrainingPoint, ...]
     weights: Model
     stopped_early: bool = False
+    worker_rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ class Recorder(Generic[Model]):
     on_epoch: OnEpoch | None = None
     points: list[TrainingPoint] = field(default_factory=list)
     stopped_early: bool = False
+    speeds: WorkerSpeeds = field(default_factory=WorkerSpeeds)
     _started: float = field(default_factory=time.perf_counter)
 
     def add(self, model: Model, error: float, weight_error: float | None = None) -> bool:
@@ -130,4 +136,10 @@ class Recorder(Generic[Model]):
 
     def history(self, model: Model) -> History[Model]:
         """The points so far, with what was fitted."""
-        return History(points=tuple(self.points), weights=model, stopped_early=self.stopped_early)
+        self.speeds.warn()
+        return History(
+            points=tuple(self.points),
+            weights=model,
+            stopped_early=self.stopped_early,
+            worker_rates=self.speeds.rates(),
+        )

@@ -15,6 +15,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.runtime import Partition, Shuffler
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.schedules import Decay, Schedule
+from dshuffle.training.speeds import timed
 
 Weights = NDArray[np.float64]
 
@@ -96,7 +97,8 @@ def fit_linear_regression(
     recorder = Recorder(validate, early_stopping, on_epoch)
     for number, epoch in enumerate(shuffler.epochs(epochs)):
         size = step * factor(number)
-        local = _results(epoch.map(local_pass, weights, size, features=features, target=target))
+        passes = epoch.map(timed, local_pass, weights, size, features=features, target=target)
+        local = recorder.speeds.collect(passes)
         if not all(np.isfinite(one).all() for one in local):
             raise _diverged(size, number)
         # Near the largest float the mean overflows: the residual tells.

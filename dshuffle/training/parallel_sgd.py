@@ -16,6 +16,7 @@ from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Partition, Shuffler
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.schedules import Schedule
+from dshuffle.training.speeds import timed
 
 BATCH_ROWS = 4096
 COEFFICIENTS = ("coef_", "intercept_", "coefs_", "intercepts_")
@@ -113,8 +114,8 @@ def fit_parallel_sgd(
                     known.tolist(),
                     f"all labels of {target}: {_some(np.setdiff1d(labels, known))} is missing",
                 )
-        futures = epoch.map(local_fit, model, known, batch_rows, features=features, target=target)
-        fitted = [future.result() for future in futures]
+        futures = epoch.map(timed, local_fit, model, known, batch_rows, features=features, target=target)
+        fitted = recorder.speeds.collect(futures)
         model = averaged([one for one, _ in fitted], [count for _, count in fitted])
         if not all(np.isfinite(array).all() for array in coefficients(model)):
             raise _diverged(number)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.report import TrainingPoint
-from dshuffle.training import Decay, EarlyStopping, Linear, fit_linear_regression
+from dshuffle.training import Decay, EarlyStopping, Linear, fit_linear_regression, linear_regression
+from dshuffle.training.linear_regression import local_pass
 
 
 def points_of(errors):
@@ -69,3 +72,17 @@ def test_linear_regression_follows_schedule_validation_and_early_stopping(fake_s
     assert history.stopped_early
     with pytest.raises(InvalidParameter, match="step_decay"):
         fit_linear_regression(shuffler, epochs=1, step=0.1, step_decay=0.9, schedule=Decay(0.9))
+
+
+def test_a_slow_worker_is_told_of_and_waited_for(fake_shuffler, monkeypatch, caplog):
+    def slow_on_rank_2(partition, *args, **kwargs):
+        time.sleep(0.2 if partition.rank == 2 else 0.02)
+        return local_pass(partition, *args, **kwargs)
+
+    monkeypatch.setattr(linear_regression, "local_pass", slow_on_rank_2)
+    shuffler = fake_shuffler({"x": np.ones((40, 1)), "y": np.ones(40)}, n_workers=4)
+    history = fit_linear_regression(shuffler, epochs=3, step=0.5)
+    assert len(history.points) == 3
+    assert len(history.worker_rates) == 4
+    assert history.worker_rates[2] < min(history.worker_rates[:2]) / 2
+    assert "worker 2 trained" in caplog.text
