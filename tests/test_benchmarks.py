@@ -18,6 +18,7 @@ def load(name):
     return module
 
 
+@pytest.mark.slow
 def test_a_large_epoch_is_planned_in_half_a_second():
     assert load("promises").planning_seconds() < 0.5
 

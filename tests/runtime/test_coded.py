@@ -162,6 +162,7 @@ def test_a_row_that_was_corrupted_in_a_cache_is_found_when_it_is_needed(with_ser
             list(epochs)
 
 
+@pytest.mark.slow
 def test_the_server_is_killed(small, within):
     options = {"threads_per_worker": 1, "dashboard_address": None}
     http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}

@@ -25,6 +25,7 @@ def made(n_rows, shape, dtype):
     return filled.view(dtype).reshape(n_rows, *shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chunks=st.lists(st.integers(0, 9), min_size=1, max_size=6),
@@ -42,6 +43,7 @@ def test_an_array_is_permuted_as_numpy_would(threads, chunks, shape, dtype, seed
     assert found.tobytes() == x[dshuffle.row_permutation(len(x), seed)].tobytes()
 
 
+@pytest.mark.slow
 def test_groups_of_several_chunks_and_rows_between_processes(processes, monkeypatch):
     monkeypatch.setattr(permutation, "GROUP_BYTES", 4000)
     x = np.random.default_rng(0).random((1000, 5))
