@@ -18,6 +18,8 @@ from dshuffle.exchange.coded import PacketDecoder
 from dshuffle.planning import DELIVERIES, RELAYS, UNCODED, EpochPlanner, ShufflePlanSpec, parse_assignment
 from dshuffle.runtime.server_rows import ServerRows
 
+pytestmark = pytest.mark.slow  # real clusters
+
 CODED = sorted(DELIVERIES.keys() - UNCODED)
 RESOURCE = {"resources": {"dshuffle-server": 1}}
 CHECKSUM_NBYTES, ROW_NBYTES = 4, 64
@@ -162,7 +164,6 @@ def test_a_row_that_was_corrupted_in_a_cache_is_found_when_it_is_needed(with_ser
             list(epochs)
 
 
-@pytest.mark.slow
 def test_the_server_is_killed(small, within):
     options = {"threads_per_worker": 1, "dashboard_address": None}
     http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
@@ -181,7 +182,6 @@ def test_the_server_is_killed(small, within):
         within(20, shuffler.close)
 
 
-@pytest.mark.slow
 def test_training_goes_on_while_packets_are_decoded(with_server, tmp_path):
     """What a task sees does not change under it, whatever comes in meanwhile."""
     n = 30_000

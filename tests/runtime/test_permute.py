@@ -15,6 +15,8 @@ import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.runtime import permutation
 
+pytestmark = pytest.mark.slow  # real clusters
+
 DTYPES = ["u1", "<f4", ">i8", "M8[s]", "S3", [("a", "u1"), ("b", "<f8", (2,))]]
 
 
@@ -25,7 +27,6 @@ def made(n_rows, shape, dtype):
     return filled.view(dtype).reshape(n_rows, *shape)
 
 
-@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chunks=st.lists(st.integers(0, 9), min_size=1, max_size=6),
@@ -43,7 +44,6 @@ def test_an_array_is_permuted_as_numpy_would(threads, chunks, shape, dtype, seed
     assert found.tobytes() == x[dshuffle.row_permutation(len(x), seed)].tobytes()
 
 
-@pytest.mark.slow
 def test_groups_of_several_chunks_and_rows_between_processes(processes, monkeypatch):
     monkeypatch.setattr(permutation, "GROUP_BYTES", 4000)
     x = np.random.default_rng(0).random((1000, 5))
