@@ -334,7 +334,8 @@ class Shuffler:
         message = {"op": "dshuffle_disband", "session_id": place.session_id, "number": place.number, "reason": reason}
 
         async def proxy() -> None:
-            await self._client.scheduler.proxy(worker=place.address, msg=message)
+            scheduler: Any = self._client.scheduler
+            await scheduler.proxy(worker=place.address, msg=message)
 
         try:
             self._client.sync(proxy)
