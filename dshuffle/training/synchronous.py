@@ -203,7 +203,7 @@ def checked_batching(network: Network, n_own: int, shares: tuple[int, int], batc
             "batch_size",
             batch_size,
             "such that every mini-batch has at least 2 samples beside batch norm",
-            f"Workers have {shares[0]} to {shares[1]} samples. Take larger batches, fewer workers, or batch_norm=False.",
+            f"Workers have {shares[0]} to {shares[1]} samples; take larger batches, fewer workers, or no batch norm.",
         )
     return batching
 
