@@ -206,7 +206,8 @@ def join(
         torch.manual_seed(seed)
         # Running statistics are averaged once an epoch, and not taken from rank 0 in every step.
         seat.model = DistributedDataParallel(make_model(), broadcast_buffers=False)
-        seat.model.register_comm_hook(seat, average)
+        # It refuses annotations that are text, as all of this module's are; a lambda has none.
+        seat.model.register_comm_hook(seat, lambda seat, bucket: average(seat, bucket))
         seat.optimizer = make_optimizer(seat.model.parameters())
         seat.first_steps = [one["lr"] for one in seat.optimizer.param_groups]
 

@@ -64,7 +64,7 @@ def orders():
 
 @pytest.mark.slow
 def test_it_is_what_one_process_computes(torch, ddp, processes, blobs, makers, orders):
-    make_model, make_optimizer = makers
+    make_model = makers[0]
     options = {"assignment": "partial:0.3", "seed": 4}
     with dshuffle.Shuffler(processes, blobs, **options) as shuffler:
         history = ddp.fit_torch_ddp(
@@ -102,7 +102,6 @@ def test_it_is_what_one_process_computes(torch, ddp, processes, blobs, makers, o
             torch.testing.assert_close(mine, sum(own) / len(own), rtol=1e-4, atol=1e-5)
     predicted = history.weights(torch.from_numpy(BLOBS["x"]).float()).argmax(dim=1).numpy()
     assert history.points[-1].error == pytest.approx(np.mean(predicted != BLOBS["y"]))
-    assert [one.record for one in history.breakdown] == shuffler.records[:0] + [one.record for one in history.breakdown]
     assert [one.record.delivery for one in history.breakdown] == ["load", "peer", "peer"]
     assert all(one.forward_backward > 0 and one.gradient_exchange > 0 for one in history.breakdown)
     assert len(history.worker_rates) == 3
