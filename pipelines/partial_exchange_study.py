@@ -39,7 +39,7 @@ N_TRAIN = 1200
 FRACTIONS = (0.01, 0.03, 0.1, 0.3)
 SHARDS = {"sorted": "contiguous", "random": "random"}
 # Okabe and Ito's palette, for colour-blind readers.
-COLOURS = {"sorted": "#D55E00", "random": "#0072B2"}
+COLOURS = {"random": "#56B4E9", "sorted": "#D55E00"}
 # Of simulations made before there was this package: digits, the same settings, ten seeds.
 EXPECTED = {
     (16, True, "sorted"): {"local": 0.813, 0.01: 0.930, 0.03: 0.949, 0.1: 0.960, 0.3: 0.962, "global": 0.962},
@@ -136,11 +136,12 @@ def draw(runs: list[Run], numbers: list[int], policies: list[Policy]) -> GridPlo
             height=340,
         )
         for shards, colour in COLOURS.items():
+            width = 2 if shards == "sorted" else 6  # it lies above the other, and often just there
             found = [accuracies(runs, workers, batch_norm, shards, policy) for policy in policies]
             means, spread = np.array([one.mean() for one in found]), np.array([one.std() for one in found])
             source = ColumnDataSource({"x": labels, "y": means, "low": means - spread, "high": means + spread})
-            plot.line("x", "y", source=source, color=colour, line_width=2, legend_label=f"{shards} shards")
-            plot.scatter("x", "y", source=source, color=colour, size=7, legend_label=f"{shards} shards")
+            plot.line("x", "y", source=source, color=colour, line_width=width, legend_label=f"{shards} shards")
+            plot.scatter("x", "y", source=source, color=colour, size=width + 5, legend_label=f"{shards} shards")
             plot.add_layout(Whisker(base="x", upper="high", lower="low", source=source, line_color=colour))
         plot.legend.location = "bottom_right"
         plots.append(plot)

@@ -301,7 +301,8 @@ def _steps(
     gathering = computing = exchanging = 0.0
     seat.model.train()
     clock = time.perf_counter()
-    for chosen, total, (x, y) in zip(positions, totals.tolist(), batches, strict=True):
+    pairs: Iterable[Any] = batches
+    for chosen, total, (x, y) in zip(positions, totals.tolist(), pairs, strict=True):
         checked(x, y, features, target, partition.sample_ids[chosen])
         began = time.perf_counter()
         seat.optimizer.zero_grad()

@@ -3,8 +3,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import dask
 import numpy as np
 import pytest
+from distributed import get_worker
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
@@ -165,3 +167,26 @@ def test_on_a_cluster_it_is_what_logical_workers_compute(tmp_path, request, clus
         fit_synchronous_sgd(shuffler, NETWORK, **{**OPTIONS, "step": 1e308})
     with pytest.raises(InvalidParameter, match="batch_size=1000"), dshuffle.Shuffler(client, dataset) as shuffler:
         fit_synchronous_sgd(shuffler, NETWORK, **{**OPTIONS, "batch_size": 1000})
+
+
+@pytest.mark.slow
+def test_the_next_epochs_samples_arrive_between_the_steps_of_this_one(tmp_path, processes):
+    arrays = {"x": np.zeros((30_000, 128)), "y": np.arange(30_000)}
+    dataset = dshuffle.create_dataset(str(tmp_path / "wide.zarr"), arrays, chunk_rows=1000)
+
+    def arrived(partition, group):
+        """Rows of the next epoch that are here, step by step."""
+        [session] = get_worker().plugins["dshuffle"].sessions.values()
+        rows = []
+        for _ in range(100):
+            time.sleep(0.01)
+            group.mean(np.zeros(100))
+            rows.append(session._seat.receiver.meter.rows)
+        return rows
+
+    small = {"dshuffle.message-bytes": "64 KiB", "dshuffle.window-bytes": "256 KiB"}
+    with dask.config.set(small), dshuffle.Shuffler(processes, dataset, assignment="global") as shuffler:
+        steps, _ = (epoch.together(arrived) for epoch in shuffler.epochs(2))
+    for rows in steps:
+        # Until the exchange begins there are the 10,000 rows of the first epoch.
+        assert len({*rows} - {10_000}) > 4, "not all before the first step, nor all after the last one"
