@@ -118,6 +118,12 @@ def fake_shuffler() -> type[FakeShuffler]:
     return FakeShuffler
 
 
+@pytest.fixture
+def cluster_of():
+    """Make a cluster, for a test that will break it."""
+    return _cluster
+
+
 @pytest.fixture(scope="package")
 def processes():
     """Three worker processes of one thread each."""

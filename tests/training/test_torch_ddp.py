@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dshuffle
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import InvalidParameter, WorkerLost
 from dshuffle.training import Decay, EarlyStopping, gaussian_blobs
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
@@ -142,3 +142,28 @@ def test_workers_that_are_threads_are_refused(ddp, threads, blobs, makers):
         pytest.raises(InvalidParameter, match=r"threads of one process.*processes=True"),
     ):
         ddp.fit_torch_ddp(shuffler, *makers, epochs=1, batch_size=10)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_fit(torch, ddp, cluster_of, blobs, makers):
+    def make_model():
+        import os
+        import signal
+
+        class Dies(torch.nn.Module):
+            def forward(self, x):
+                if self.training and torch.distributed.get_rank() == 1 and self.calls > 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.calls += 1
+                return self.inner(x)
+
+        model = Dies()
+        model.calls, model.inner = 0, makers[0]()
+        return model
+
+    with (
+        cluster_of(2, processes=True) as client,
+        dshuffle.Shuffler(client, blobs) as shuffler,
+        pytest.raises(WorkerLost, match="rank 1"),
+    ):
+        ddp.fit_torch_ddp(shuffler, make_model, makers[1], epochs=2, batch_size=20)
