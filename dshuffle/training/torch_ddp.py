@@ -136,6 +136,14 @@ def fit_torch_ddp(
     References
     ----------
     Paper 004 (Nguyen et al., IPDPS 2022), Figures 3 to 5. S. Li et al., "PyTorch distributed", VLDB 2020.
+
+    Examples
+    --------
+    >>> def make_model():
+    ...     return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.Linear(32, 10))
+    >>> def make_optimizer(parameters):
+    ...     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    >>> history = fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=5, batch_size=32)  # doctest: +SKIP
     """
     as_integer("epochs", epochs, 1)
     as_integer("batch_size", batch_size, 1)
