@@ -2,4 +2,5 @@
 
 import importlib.util
 
-collect_ignore = [] if importlib.util.find_spec("torch") else ["dshuffle/integrations/torch.py"]
+WITH_TORCH = ["dshuffle/integrations/torch.py", "dshuffle/training/torch_ddp.py"]
+collect_ignore = [] if importlib.util.find_spec("torch") else WITH_TORCH

@@ -70,3 +70,7 @@ class ClusterError(DShuffleError, RuntimeError):
 
 class WorkerLost(ClusterError):
     """A worker that owned a cache partition has left the cluster."""
+
+
+class PeerFailed(ClusterError):
+    """A step that all ranks take together cannot be taken, because another rank has failed."""

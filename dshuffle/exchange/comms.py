@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from distributed import Status, Worker
 from distributed.protocol.serialize import to_serialize
@@ -99,6 +100,18 @@ async def probe(worker: Worker, address: str, nbytes: int) -> int:
     """Bytes that another worker sends when it is asked for so many, along the way that messages take."""
     reply = await worker.rpc(address).dshuffle_probe(nbytes=nbytes)
     return int(reply["rows"].nbytes)
+
+
+async def meet(worker: Worker, address: str, **message: Any) -> Reply:
+    """Bring one rank's array to where all ranks meet, and wait for the mean: long, if another rank is slow."""
+    values = to_serialize(message.pop("values"))
+    reply: Reply = await worker.rpc(address).dshuffle_meet(values=values, **message)
+    return reply
+
+
+async def disband(worker: Worker, address: str, **message: Any) -> None:
+    """Tell where all ranks meet that one of them will not come."""
+    await worker.rpc(address).dshuffle_disband(**message)
 
 
 def as_frames(reply: Reply) -> Reply:

@@ -24,7 +24,9 @@ from dshuffle.records import EpochRecord
 from dshuffle.runtime.candidates import expected_seconds
 from dshuffle.runtime.chunks import with_chunks_of
 from dshuffle.runtime.clients import check_client
+from dshuffle.runtime.epoch import Epoch
 from dshuffle.runtime.first import wanted_sharding
+from dshuffle.runtime.group import Place
 from dshuffle.runtime.replies import Reply, unwrap
 from dshuffle.runtime.scheduler import DShuffleScheduler
 from dshuffle.runtime.settings import Settings
@@ -33,48 +35,6 @@ from dshuffle.runtime.worker import run_on_partition
 from dshuffle.store import Dataset, open_dataset
 
 logger = logging.getLogger(__name__)
-
-
-class Epoch:
-    """One epoch: every worker holds its partition, and tasks run where the data are.
-
-    Attributes
-    ----------
-    number
-        The epoch, from 0.
-    """
-
-    def __init__(self, shuffler: Shuffler, number: int) -> None:
-        self.number = number
-        self._shuffler = shuffler
-        self._futures: list[Future[Any]] = []
-        self._calls = itertools.count()
-
-    def __repr__(self) -> str:
-        return f"<Epoch {self.number} of {self._shuffler!r}>"
-
-    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
-        """Run ``fn(partition, *args, **kwargs)`` as one Dask task on each worker.
-
-        Parameters
-        ----------
-        fn
-            Gets the worker's :class:`Partition`, valid until it returns.
-        *args, **kwargs
-            Passed on; futures among them arrive as their results, and of a :class:`PerRank` each worker gets its own
-            value.
-
-        Returns
-        -------
-        list of distributed.Future
-            In rank order. A task that raises carries its original traceback.
-
-        Raises
-        ------
-        ClusterError
-            If this epoch has ended.
-        """
-        return self._shuffler._submit(self, next(self._calls), fn, args, kwargs)
 
 
 class Shuffler:
@@ -213,6 +173,7 @@ class Shuffler:
         self._closed = True  # until it is open
         self._epoch: Epoch | None = None
         self._next = 0
+        self._meetings = itertools.count(1)
         self._measured: dict[str, Any] = {}
         client.register_plugin(DShuffleScheduler())
         try:
@@ -362,6 +323,24 @@ class Shuffler:
         ]
         epoch._futures.extend(futures)
         return futures
+
+    def _new_meeting(self) -> Place:
+        return Place(self._order.session_id, next(self._meetings), self.n_workers, self._addresses[0])
+
+    def _disband(self, place: Place, reason: str) -> None:
+        """Let no rank wait any longer for one that has failed."""
+        if self._client.status != "running":
+            return
+        message = {"op": "dshuffle_disband", "session_id": place.session_id, "number": place.number, "reason": reason}
+
+        async def proxy() -> None:
+            scheduler: Any = self._client.scheduler
+            await scheduler.proxy(worker=place.address, msg=message)
+
+        try:
+            self._client.sync(proxy)
+        except OSError as error:  # nobody can wait there
+            logger.debug("dshuffle: %s could not be told that %s: %s", place.address, reason, error)
 
     def _ask(self, op: str, **message: Any) -> Reply:
         if self._client.status != "running":

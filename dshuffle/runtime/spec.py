@@ -21,7 +21,7 @@ PLUGIN = "dshuffle"
 TASK_PREFIX = "dshuffle-partition-"
 """With what the keys begin of the tasks that run on a partition; they end with its rank."""
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised whenever messages between processes change; a worker of another protocol is refused."""
 
 

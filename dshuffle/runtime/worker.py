@@ -14,14 +14,16 @@ from typing import Any
 
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol.serialize import to_serialize
 
-from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.errors import ClusterError, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import as_frames
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.planning import SERVER, UNCODED
 from dshuffle.runtime.budget import check_budget
 from dshuffle.runtime.first import with_first_assignment
+from dshuffle.runtime.meeting import Meeting
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap
 from dshuffle.runtime.session import WorkerSession
@@ -36,6 +38,7 @@ class DShuffleWorker(WorkerPlugin):
 
     def __init__(self) -> None:
         self.sessions: dict[str, WorkerSession] = {}
+        self.meetings: dict[str, Meeting] = {}
         self._executor: ThreadPoolExecutor | None = None
         self._worker: Worker | None = None
 
@@ -69,6 +72,7 @@ class DShuffleWorker(WorkerPlugin):
             return {"training_seconds": plugin().session(session_id).take_training_seconds()}
 
         async def close_session(session_id: str) -> None:
+            plugin().end_meeting(session_id)
             session = plugin().sessions.pop(session_id, None)
             if session is not None:
                 await session.close()
@@ -89,6 +93,12 @@ class DShuffleWorker(WorkerPlugin):
                 for arrived in acknowledged:
                     session.acknowledge(MessageId(*arrived))
 
+        async def meet(session_id: str, number: int, **message: Any) -> Reply:
+            return {"mean": to_serialize(await plugin().meeting(session_id, number).mean(**message))}
+
+        async def disband(session_id: str, number: int, reason: str) -> None:
+            plugin().meeting(session_id, number).fail(reason)
+
         worker.handlers |= {
             "dshuffle_open": replying(open_session),
             "dshuffle_begin": replying(begin),
@@ -97,6 +107,8 @@ class DShuffleWorker(WorkerPlugin):
             "dshuffle_abort": replying(abort),
             "dshuffle_training": replying(training),
             "dshuffle_close": replying(close_session),
+            "dshuffle_meet": replying(meet),
+            "dshuffle_disband": replying(disband),
             "dshuffle_fetch": fetch,
             "dshuffle_acknowledge": acknowledge,
         }
@@ -114,6 +126,8 @@ class DShuffleWorker(WorkerPlugin):
     async def teardown(self, worker: Worker) -> None:
         """Drop all sessions."""
         worker.handlers.pop("dshuffle_protocol", None)
+        for session_id in list(self.meetings):
+            self.end_meeting(session_id)
         sessions, self.sessions = list(self.sessions.values()), {}
         for session in sessions:
             await session.close()
@@ -147,6 +161,23 @@ class DShuffleWorker(WorkerPlugin):
             return self.sessions[session_id]
         except KeyError:
             raise ClusterError(f"session {session_id} is not open on this worker") from None
+
+    def meeting(self, session_id: str, number: int) -> Meeting:
+        """The meeting of a session's ranks by its number; one that has been followed by another is refused."""
+        self.session(session_id)
+        meeting = self.meetings.get(session_id)
+        if meeting is None or meeting.number < number:
+            self.end_meeting(session_id)
+            meeting = self.meetings[session_id] = Meeting(number)
+        elif meeting.number > number:
+            raise PeerFailed(f"meeting {number} is over: the ranks are at meeting {meeting.number}")
+        return meeting
+
+    def end_meeting(self, session_id: str) -> None:
+        """Let nobody wait there any more."""
+        meeting = self.meetings.pop(session_id, None)
+        if meeting is not None:
+            meeting.fail("the session has gone on, or was closed")
 
 
 def run_on_partition(

@@ -1,5 +1,6 @@
 """Training on shuffled partitions, and the comparison of ways to shuffle."""
 
+from dshuffle.training.breakdown import EpochBreakdown, PhaseSeconds
 from dshuffle.training.cluster import connect, local_cluster
 from dshuffle.training.comparison import Way, compare_ways, default_ways, modest_step, product_of_ways
 from dshuffle.training.datasets import (
@@ -11,28 +12,37 @@ from dshuffle.training.datasets import (
 )
 from dshuffle.training.history import EarlyStopping, History
 from dshuffle.training.linear_regression import fit_linear_regression
+from dshuffle.training.logical import fit_logical_workers
 from dshuffle.training.matrix_completion import Factors, fit_matrix_completion
 from dshuffle.training.measuring import measure_exchanges
+from dshuffle.training.network import Network, TrainedNetwork
 from dshuffle.training.parallel_sgd import fit_parallel_sgd
 from dshuffle.training.schedules import CONSTANT, Decay, Linear, Schedule
+from dshuffle.training.synchronous import fit_synchronous_sgd
 from dshuffle.training.warmup import compile_kernels
 
 __all__ = [
     "CONSTANT",
     "Decay",
     "EarlyStopping",
+    "EpochBreakdown",
     "Factors",
     "History",
     "Linear",
+    "Network",
+    "PhaseSeconds",
     "Schedule",
+    "TrainedNetwork",
     "Way",
     "compare_ways",
     "compile_kernels",
     "connect",
     "default_ways",
     "fit_linear_regression",
+    "fit_logical_workers",
     "fit_matrix_completion",
     "fit_parallel_sgd",
+    "fit_synchronous_sgd",
     "gaussian_blobs",
     "keyed_regression",
     "keyed_weights",

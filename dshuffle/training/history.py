@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.values import as_integer
 from dshuffle.report import TrainingPoint
+from dshuffle.training.breakdown import EpochBreakdown
 from dshuffle.training.speeds import WorkerSpeeds
 
 Model = TypeVar("Model")
@@ -33,12 +34,15 @@ class History(Generic[Model]):
     worker_rates
         Samples a second that each rank trained on, the median over epochs. A rank much slower than the others is
         logged as a warning, as every epoch waits for it.
+    breakdown
+        Where the seconds of every epoch went, if the trainer takes steps together.
     """
 
     points: tuple[TrainingPoint, ...]
     weights: Model
     stopped_early: bool = False
     worker_rates: tuple[float, ...] = ()
+    breakdown: tuple[EpochBreakdown, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ class Recorder(Generic[Model]):
         self.stopped_early = self.early_stopping is not None and self.early_stopping.is_due(self.points)
         return self.stopped_early
 
-    def history(self, model: Model) -> History[Model]:
+    def history(self, model: Model, breakdown: tuple[EpochBreakdown, ...] = ()) -> History[Model]:
         """The points so far, with what was fitted."""
         self.speeds.warn()
         return History(
@@ -142,4 +146,5 @@ class Recorder(Generic[Model]):
             weights=model,
             stopped_early=self.stopped_early,
             worker_rates=self.speeds.rates(),
+            breakdown=breakdown,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,7 +161,7 @@ def local_fit(
     options = {} if classes is None else {"classes": classes}
     first = 0
     for batch in partition.batches(batch_rows):
-        rows, targets = _checked(batch, features, target, partition.sample_ids[first:])
+        rows, targets = checked_rows(batch, features, target, partition.sample_ids[first:])
         try:
             # Overflow is told by values that are not finite.
             with np.errstate(over="ignore", invalid="ignore"):
@@ -270,9 +270,16 @@ def _array(partition: Partition, name: str, parameter: str) -> NDArray[Any]:
     return partition[name]
 
 
-def _checked(
-    batch: dict[str, NDArray[Any]], features: str, target: str, sample_ids: NDArray[np.int64]
+def checked_rows(
+    batch: Mapping[str, NDArray[Any]], features: str, target: str, sample_ids: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The features and the target of a batch, if they are finite numbers of the right shape.
+
+    Raises
+    ------
+    InvalidParameter
+        Naming the parameter, and the sample if it is one.
+    """
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
         if name not in batch:
             raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(sorted(batch))}")

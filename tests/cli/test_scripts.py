@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from dshuffle import create_dataset
+from dshuffle.training import gaussian_blobs
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -77,3 +80,26 @@ def test_the_papers_tables_are_measured(tmp_path):
     assert {"server", "coded", "ubershuffle", "clique", "peer", "disk"} < set(found["ways"])
     assert found["ways"]["server"]["packets"] > found["ways"]["clique"]["packets"] > 0
     assert "1.38" in ran.stdout, "the paper's 35.0 over 25.3"
+
+
+@pytest.mark.slow
+def test_partial_exchange_is_studied(tmp_path):
+    out = tmp_path / "study"
+    ran = run("pipelines/partial_exchange_study.py", "--seeds", 2, "--epochs", 3, "--workers", 12, "--output", out)
+    assert ran.returncode == 0, ran.stderr
+    header, *rows = (out / "study.csv").read_text().splitlines()
+    assert header == "workers,batch_norm,shards,policy,seed,accuracy"
+    assert len(rows) == 2 * 2 * 6 * 2
+    assert "12 logical workers" in ran.stdout
+    assert "2 seeds (0 to 1)" in ran.stdout
+    assert "<html" in (out / "study.html").read_text()
+
+
+@pytest.mark.slow
+def test_an_epoch_of_synchronous_sgd_is_broken_down(tmp_path):
+    url = tmp_path / "d.zarr"
+    create_dataset(str(url), gaussian_blobs(600, n_features=6, n_classes=3))
+    ran = run("pipelines/synchronous_sgd.py", url, "--classes", 3, "--workers", 2, "--epochs", 2)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("partial:0.") == 3
+    assert "GE+WU" in ran.stdout

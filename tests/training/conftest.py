@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 
+from dshuffle.errors import PeerFailed
 from dshuffle.planning import first_assignment, next_assignment, parse_assignment
 from dshuffle.rows import RowLayout
 from dshuffle.runtime import Partition, PerRank
+from dshuffle.runtime.meeting import weighted_mean
 
 
 def resolved(value: Any, rank: int) -> Any:
     value = value.values[rank] if isinstance(value, PerRank) else value
     return value.result() if isinstance(value, Future) else value
+
+
+class FakeGroup:
+    """Ranks that are threads, and meet at a barrier."""
+
+    def __init__(self, rank: int, meeting: tuple[threading.Barrier, list[Any]]) -> None:
+        self.rank = rank
+        self.barrier, self.arrived = meeting
+        self.size = self.barrier.parties
+
+    def mean(self, values: NDArray[Any], weight: float = 1.0) -> NDArray[Any]:
+        self.arrived[self.rank] = values, weight
+        try:
+            self.barrier.wait()
+            mean = weighted_mean(list(self.arrived))
+            self.barrier.wait()
+        except threading.BrokenBarrierError:
+            raise PeerFailed("another rank has failed") from None
+        return mean
 
 
 @dataclass
@@ -37,6 +61,24 @@ class FakeEpoch:
             futures.append(future)
         return futures
 
+    def together(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        n = len(self.partitions)
+        meeting = threading.Barrier(n), [None] * n
+
+        def run(partition: Partition) -> Any:
+            try:
+                return fn(partition, FakeGroup(partition.rank, meeting), *args, **kwargs)
+            except BaseException:
+                meeting[0].abort()
+                raise
+
+        with ThreadPoolExecutor(n) as pool:
+            futures = [pool.submit(run, partition) for partition in self.partitions]
+        errors = [future.exception() for future in futures if future.exception() is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
+            raise error
+        return [future.result() for future in futures]
+
 
 @dataclass
 class FakeShuffler:
@@ -47,6 +89,7 @@ class FakeShuffler:
     assignment: str = "global"
     sharding: str = "random"
     seed: int = 0
+    records: list[Any] = field(default_factory=list)
 
     def epochs(self, count: int) -> Iterator[FakeEpoch]:
         n_samples = len(next(iter(self.arrays.values())))
@@ -61,11 +104,51 @@ class FakeShuffler:
                 ranks = next_assignment(parsed, ranks, self.n_workers, seed=self.seed, epoch=epoch)
             order = np.random.default_rng([self.seed, epoch]).permutation(n_samples)
             shares = [order[ranks[order] == rank] for rank in range(self.n_workers)]
+            sizes = [len(share) for share in shares]
             yield FakeEpoch(
-                [Partition(layout, rows, share, share, rank=rank, epoch=epoch) for rank, share in enumerate(shares)]
+                [
+                    Partition(layout, rows, share, share, rank=rank, epoch=epoch, shares=(min(sizes), max(sizes)))
+                    for rank, share in enumerate(shares)
+                ]
             )
 
 
 @pytest.fixture
 def fake_shuffler() -> type[FakeShuffler]:
     return FakeShuffler
+
+
+@pytest.fixture
+def cluster_of():
+    """Make a cluster, for a test that will break it."""
+    return _cluster
+
+
+@pytest.fixture(scope="package")
+def processes():
+    """Three worker processes of one thread each."""
+    with _cluster(3, processes=True) as client:
+        yield client
+
+
+@pytest.fixture(scope="package")
+def threads():
+    """Three workers that are threads of this process."""
+    with _cluster(3, processes=False) as client:
+        yield client
+
+
+@contextmanager
+def _cluster(n_workers: int, *, processes: bool) -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=n_workers,
+            threads_per_worker=1,
+            processes=processes,
+            memory_limit=0,
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client

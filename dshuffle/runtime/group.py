@@ -1,0 +1,105 @@
+"""A task's handle on the tasks of the other ranks, for steps that all take together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from distributed import Worker, get_worker, secede
+from distributed.utils import sync
+from numpy.typing import ArrayLike, NDArray
+
+from dshuffle.errors import ClusterError, PeerFailed
+from dshuffle.exchange.comms import disband, meet
+from dshuffle.runtime.partition import Partition
+from dshuffle.runtime.replies import unwrap
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the ranks of a session meet: rank 0's worker, and the number of the meeting."""
+
+    session_id: str
+    number: int
+    size: int
+    address: str
+
+
+class Group:
+    """All ranks, while they run one function at the same time (see :meth:`dshuffle.Epoch.together`).
+
+    Attributes
+    ----------
+    rank, size
+        This rank, and how many there are.
+    """
+
+    def __init__(self, place: Place, rank: int) -> None:
+        self.rank = rank
+        self.size = place.size
+        self._place = place
+        self._step = 0
+
+    def mean(self, values: ArrayLike, weight: float = 1.0) -> NDArray[Any]:
+        """The weighted mean of all ranks' arrays, once all ranks have come this far.
+
+        Parameters
+        ----------
+        values
+            Numbers; the same shape on all ranks.
+        weight
+            Of this rank's values, at least 0.
+
+        Returns
+        -------
+        numpy.ndarray
+            The same on all ranks, to the last bit. Other ranks in this process may share its memory: do not write.
+
+        Raises
+        ------
+        PeerFailed
+            Another rank has failed, or shapes or weights do not fit together.
+        """
+        worker = get_worker()
+        step, self._step = self._step, self._step + 1
+        message = {"size": self.size, "step": step, "rank": self.rank, "weight": float(weight)}
+        mean: NDArray[Any] = sync(worker.loop, self._meet, worker, values=np.asarray(values), **message)
+        return mean
+
+    def fail(self, reason: str) -> None:
+        """Tell the others that this rank will not come."""
+        worker = get_worker()
+        sync(worker.loop, self._disband, worker, reason)
+
+    async def _meet(self, worker: Worker, **message: Any) -> NDArray[Any]:
+        place = self._place
+        try:
+            reply = await meet(worker, place.address, session_id=place.session_id, number=place.number, **message)
+        except OSError as error:
+            raise PeerFailed(f"rank 0 cannot be reached at {place.address}: {error}") from error
+        mean: NDArray[Any] = unwrap(reply, place.address)["mean"]
+        return mean
+
+    async def _disband(self, worker: Worker, reason: str) -> None:
+        place = self._place
+        try:
+            await disband(worker, place.address, session_id=place.session_id, number=place.number, reason=reason)
+        except (OSError, ClusterError):  # then nobody waits there
+            return
+
+
+def run_together(partition: Partition, place: Place, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The task behind :meth:`dshuffle.Epoch.together`: no rank waits for one that has failed."""
+    # Tasks that wait for each other must all run. Where two sessions share workers of one thread, each might hold
+    # threads that the other waits for; so none of these tasks counts as one of its worker's.
+    secede()
+    group = Group(place, partition.rank)
+    try:
+        return fn(partition, group, *args, **kwargs)
+    except PeerFailed:
+        raise
+    except BaseException as error:
+        group.fail(f"rank {group.rank} has failed: {type(error).__name__}: {error}")
+        raise

@@ -1,0 +1,189 @@
+"""Accuracy against the fraction Q of samples that is exchanged: paper 004's Figure 5, at the scale of one machine.
+
+    python pipelines/partial_exchange_study.py [--seeds 10] [--epochs 20] [--workers 16 --workers 60] [--output FOLDER]
+
+Synchronous SGD on scikit-learn's digits (1,200 to train, 597 to validate), with and without batch norm, from shards
+that are sorted by class and from random ones. Workers are logical: ranks of one process, which compute what as many
+workers of `fit_synchronous_sgd` would (a test compares them), so that 60 of them fit one core. Without batch norm, or
+from random shards, exchanging samples should change nothing: these controls stand beside the effect. Prints the tables
+and writes study.csv (a line for each run) and study.html. Ten seeds take two to three minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bokeh.io import save
+from bokeh.layouts import gridplot
+from bokeh.models import ColumnDataSource, FactorRange, GridPlot, Range1d
+from bokeh.models.annotations import Whisker
+from bokeh.plotting import figure
+from bokeh.resources import INLINE
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from sklearn.datasets import load_digits
+from threadpoolctl import threadpool_limits
+
+from dshuffle.training import Linear, Network, TrainedNetwork, fit_logical_workers
+
+N_TRAIN = 1200
+FRACTIONS = (0.01, 0.03, 0.1, 0.3)
+SHARDS = {"sorted": "contiguous", "random": "random"}
+# Okabe and Ito's palette, for colour-blind readers.
+COLOURS = {"random": "#56B4E9", "sorted": "#D55E00"}
+# Of simulations made before there was this package: digits, the same settings, ten seeds.
+EXPECTED = {
+    (16, True, "sorted"): {"local": 0.813, 0.01: 0.930, 0.03: 0.949, 0.1: 0.960, 0.3: 0.962, "global": 0.962},
+    (60, True, "sorted"): {"local": 0.169, 0.03: 0.873, 0.1: 0.896, 0.3: 0.911, "global": 0.916},
+}
+
+
+Policy = str | float
+"""``"local"``, ``"global"``, or the fraction Q."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training, and the accuracy that it reached."""
+
+    workers: int
+    batch_norm: bool
+    shards: str
+    policy: Policy
+    seed: int
+    accuracy: float
+
+
+def digits(seed: int) -> tuple[dict[str, NDArray[np.float64]], tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    """Digits to train on, sorted by class, and to validate; another split for every seed."""
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(x))
+    x, y = x[order] / 16, y[order]
+    x -= x[:N_TRAIN].mean(axis=0)
+    by_class = np.argsort(y[:N_TRAIN], kind="stable")
+    return {"x": x[:N_TRAIN][by_class], "y": y[:N_TRAIN][by_class]}, (x[N_TRAIN:], y[N_TRAIN:])
+
+
+def run(options: argparse.Namespace, workers: int, batch_norm: bool, shards: str, policy: Policy, seed: int) -> Run:
+    arrays, (x, y) = digits(seed)
+
+    def validate(model: TrainedNetwork) -> dict[str, float]:
+        return {"accuracy": float(np.mean(model.predict(x) == y))}
+
+    history = fit_logical_workers(
+        arrays,
+        Network((64, *[options.hidden] * options.layers, 10), batch_norm),
+        n_workers=workers,
+        assignment=policy if isinstance(policy, str) else f"partial:{policy}",
+        # A global shuffle knows no shards, in the first epoch neither.
+        sharding="random" if policy == "global" else SHARDS[shards],
+        shuffle_seed=seed,
+        seed=seed,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        step=options.step,
+        schedule=Linear(0.1, max(2, options.epochs)),
+        validate=validate,
+    )
+    return Run(workers, batch_norm, shards, policy, seed, history.points[-1].validation["accuracy"])
+
+
+def accuracies(runs: list[Run], workers: int, batch_norm: bool, shards: str, policy: Policy) -> NDArray[np.float64]:
+    wanted = workers, batch_norm, shards, policy
+    return np.array([one.accuracy for one in runs if (one.workers, one.batch_norm, one.shards, one.policy) == wanted])
+
+
+def label(policy: Policy) -> str:
+    return policy if isinstance(policy, str) else f"Q = {policy:g}"
+
+
+def table(runs: list[Run], workers: int, policies: list[Policy], defaults: bool) -> Table:
+    """Accuracies of one number of workers: the mean and the standard deviation over seeds."""
+    result = Table(title=f"{workers} logical workers", title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("batch norm", "shards", *map(label, policies), "global - local"):
+        result.add_column(heading, justify="left" if heading in ("batch norm", "shards") else "right")
+    for batch_norm, shards in itertools.product((True, False), SHARDS):
+        found = [accuracies(runs, workers, batch_norm, shards, policy) for policy in policies]
+        gain = found[-1] - found[0]  # seed by seed
+        cells = [f"{np.mean(one):.3f} ±{np.std(one):.3f}" for one in (*found, gain)]
+        result.add_row("yes" if batch_norm else "no", shards, *cells)
+        expected = EXPECTED.get((workers, batch_norm, shards))
+        if defaults and expected:
+            result.add_row("", "(expected)", *[f"{expected[one]:.3f}" if one in expected else "" for one in policies])
+    return result
+
+
+def draw(runs: list[Run], numbers: list[int], policies: list[Policy]) -> GridPlot:
+    """A plot for each number of workers, with and without batch norm; means and standard deviations."""
+    labels = [label(policy) for policy in policies]
+    plots: list[Any] = []
+    for workers, batch_norm in itertools.product(numbers, (True, False)):
+        plot = figure(
+            title=f"{workers} logical workers, {'batch norm' if batch_norm else 'no batch norm'}",
+            x_range=FactorRange(factors=labels),
+            y_range=Range1d(start=0, end=1),
+            y_axis_label="validation accuracy",
+            width=520,
+            height=340,
+        )
+        for shards, colour in COLOURS.items():
+            width = 2 if shards == "sorted" else 6  # it lies above the other, and often just there
+            found = [accuracies(runs, workers, batch_norm, shards, policy) for policy in policies]
+            means, spread = np.array([one.mean() for one in found]), np.array([one.std() for one in found])
+            source = ColumnDataSource({"x": labels, "y": means, "low": means - spread, "high": means + spread})
+            plot.line("x", "y", source=source, color=colour, line_width=width, legend_label=f"{shards} shards")
+            plot.scatter("x", "y", source=source, color=colour, size=width + 5, legend_label=f"{shards} shards")
+            plot.add_layout(Whisker(base="x", upper="high", lower="low", source=source, line_color=colour))
+        plot.legend.location = "bottom_right"
+        plots.append(plot)
+    return gridplot(plots, ncols=2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, action="append", help="default: 16 and 60")
+    parser.add_argument("--fraction", type=float, action="append", help=f"Q; default: {FRACTIONS}")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=8, help="of one worker")
+    parser.add_argument("--step", type=float, default=0.3, help="falls to a tenth")
+    parser.add_argument("--hidden", type=int, default=64, help="units of a hidden layer")
+    parser.add_argument("--layers", type=int, default=1, help="hidden layers")
+    parser.add_argument("--output", type=Path, default=Path("partial-exchange-study"))
+    options = parser.parse_args()
+    numbers = options.workers or [16, 60]
+    policies: list[Policy] = ["local", *(options.fraction or FRACTIONS), "global"]
+    changed = any(getattr(options, name) != parser.get_default(name) for name in ("epochs", "batch_size", "step"))
+    changed = changed or (options.hidden, options.layers) != (64, 1)
+    settings = list(itertools.product(numbers, (True, False), SHARDS, policies, range(options.seeds)))
+    with threadpool_limits(1):  # products are too small for several threads
+        runs = [run(options, *one) for one in track(settings, "training")]
+    options.output.mkdir(parents=True, exist_ok=True)
+    with (options.output / "study.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(runs[0])))
+        writer.writeheader()
+        writer.writerows(asdict(one) for one in runs)
+    save(
+        draw(runs, numbers, policies),
+        filename=options.output / "study.html",
+        resources=INLINE,
+        title="Partial exchange",
+    )
+    console = Console(width=160)
+    for workers in numbers:
+        console.print(table(runs, workers, policies, defaults=not changed))
+    console.print(f"Means and standard deviations over {options.seeds} seeds (0 to {options.seeds - 1}).")
+    console.print(f"wrote {options.output}/study.csv and study.html", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

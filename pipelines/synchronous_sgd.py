@@ -1,0 +1,115 @@
+"""Train a classifier by synchronous SGD under a growing exchange, and show where the time goes (paper 004, Figure 10).
+
+    python pipelines/synchronous_sgd.py /mnt/shared/images.zarr --classes 10 [--torch] [--scheduler ADDRESS]
+
+The dataset has rows of features and integer labels. Every way trains the same network, with batch norm: local
+shuffling, partial exchange of a growing fraction Q, a global shuffle by peers and one that re-reads storage. The table
+shows mean seconds of an epoch: gathering mini-batches and standing still for storage (I/O), standing still for samples
+of other workers (EXCHANGE), forward and backward passes (FW+BW), and averaging gradients (GE+WU). Exchange that
+training hides stands in the last column, and costs nothing but processor time. Without --torch the network is NumPy's,
+and gradients meet on one worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from typing import Any
+
+import click
+from distributed import Client
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import dshuffle
+from dshuffle.report.units import human_seconds
+from dshuffle.training import History, Network, connect, fit_synchronous_sgd
+
+WAYS = (
+    ("local", "peer"),
+    ("partial:0.1", "peer"),
+    ("partial:0.3", "peer"),
+    ("partial:0.7", "peer"),
+    ("global", "peer"),
+    ("global", "storage"),
+)
+
+
+def train(
+    client: Client,
+    dataset: dshuffle.Dataset,
+    way: tuple[str, str],
+    sizes: tuple[int, ...],
+    epochs: int,
+    batch_size: int,
+    step: float,
+    torch: bool,
+) -> History[Any]:
+    assignment, delivery = way
+    options: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
+    with dshuffle.Shuffler(
+        client, dataset, assignment=assignment, delivery=delivery, sharding="contiguous"
+    ) as shuffler:
+        if not torch:
+            return fit_synchronous_sgd(shuffler, Network(sizes), step=step, **options)
+        from dshuffle.training.torch_ddp import fit_torch_ddp  # an optional extra
+
+        def make_model() -> Any:
+            from torch import nn
+
+            layers: list[Any] = []
+            for size, units in itertools.pairwise(sizes[:-1]):
+                layers += [nn.Linear(size, units), nn.BatchNorm1d(units), nn.ReLU()]
+            return nn.Sequential(*layers, nn.Linear(*sizes[-2:]))
+
+        def make_optimizer(parameters: Any) -> Any:
+            from torch import optim
+
+            return optim.SGD(parameters, lr=step)
+
+        return fit_torch_ddp(shuffler, make_model, make_optimizer, **options)
+
+
+@click.command()
+@click.argument("url")
+@click.option("--classes", required=True, type=int)
+@click.option("--scheduler", metavar="ADDRESS", help="A running Dask scheduler, instead of a local cluster.")
+@click.option("--workers", default=4, show_default=True, help="Workers of the local cluster.")
+@click.option("--epochs", default=5, show_default=True)
+@click.option("--batch-size", default=32, show_default=True, help="Of one worker.")
+@click.option("--step", default=0.1, show_default=True)
+@click.option("--hidden", default=(64,), show_default=True, multiple=True, help="Units of each hidden layer.")
+@click.option("--torch/--numpy", default=False, show_default=True)
+def main(
+    url: str,
+    classes: int,
+    scheduler: str | None,
+    workers: int,
+    epochs: int,
+    batch_size: int,
+    step: float,
+    hidden: tuple[int, ...],
+    torch: bool,
+) -> None:
+    """Train on the arrays x and y of the dataset at URL, which are left where they are stored at first."""
+    dataset = dshuffle.open_dataset(url)
+    sizes = (*dataset.arrays["x"].shape, *hidden, classes)
+    headings = ("way", "error", "epoch", "I/O", "EXCHANGE", "FW+BW", "GE+WU", "hidden exchange")
+    table = Table(*headings, title="Mean seconds of an epoch, without the first", box=box.SIMPLE_HEAD)
+    console = Console(width=120)
+    with connect(scheduler, workers) as client, console.status("starting") as status:
+        for way in WAYS:
+            status.update(" + ".join(way))
+            history = train(client, dataset, way, sizes, epochs, batch_size, step, torch)
+            later = history.breakdown[1:] or history.breakdown
+            phases = [[one.io, one.exchange, one.forward_backward, one.gradient_exchange] for one in later]
+            hidden_seconds = [one.record.exchange_seconds - one.record.waited_seconds for one in later if one.record]
+            means = [statistics.fmean(phase) for phase in zip(*phases, strict=True)]
+            seconds = [history.points[-1].seconds / len(history.points), *means, statistics.fmean(hidden_seconds)]
+            table.add_row(" + ".join(way), f"{history.points[-1].error:.3f}", *map(human_seconds, seconds))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

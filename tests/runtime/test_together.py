@@ -1,0 +1,133 @@
+"""Ranks that take steps together: means over all of them, and no waiting for one that has failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from dshuffle import Shuffler
+from dshuffle.errors import PeerFailed, WorkerLost
+from dshuffle.runtime.meeting import OFFLOAD_BYTES, Meeting
+
+
+@pytest.fixture
+def means():
+    def means(partition, group, steps):
+        found = [group.mean(np.full(3, 10.0 * group.rank + step), weight=group.rank + 1) for step in range(steps)]
+        return np.stack(found), group.size
+
+    return means
+
+
+@pytest.mark.parametrize("length", [3, OFFLOAD_BYTES // 8])
+def test_a_mean_waits_for_all_and_does_not_depend_on_who_comes_first(length):
+    async def meet(order):
+        meeting = Meeting(1)
+        coming = []
+        for rank in order:
+            values = np.random.default_rng(rank).random(length)
+            coming.append(asyncio.create_task(meeting.mean(size=3, step=0, rank=rank, values=values, weight=rank + 1)))
+            if len(coming) < 3:
+                await asyncio.sleep(0)
+                assert not any(task.done() for task in coming)
+        return await asyncio.gather(*coming)
+
+    results = [one for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]) for one in asyncio.run(meet(order))]
+    expected = np.average([np.random.default_rng(rank).random(length) for rank in range(3)], axis=0, weights=[1, 2, 3])
+    np.testing.assert_allclose(results[0], expected)
+    assert all(np.array_equal(one, results[0]) for one in results)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"step": 1}, "rank 1 came to step 1 when the others were at step 0"),
+        ({"rank": 0}, "rank 0 came to step 0 when"),
+        ({"values": np.ones(4)}, r"values.shape=\[\(3,\), \(4,\)\]"),
+        ({"weight": -1.0}, "weight=0.0"),
+    ],
+)
+def test_ranks_that_do_not_fit_together_all_hear_of_it(second, message):
+    async def meet():
+        meeting = Meeting(1)
+        one = {"size": 2, "step": 0, "rank": 0, "values": np.ones(3), "weight": 1.0}
+        waits = asyncio.create_task(meeting.mean(**one))
+        await asyncio.sleep(0)
+        with pytest.raises(PeerFailed, match=message):
+            await meeting.mean(**{**one, "rank": 1, **second})
+        with pytest.raises(PeerFailed, match=message):
+            await waits
+        with pytest.raises(PeerFailed, match=message):
+            await meeting.mean(**one)
+
+    asyncio.run(meet())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["threads", "processes"])
+def test_all_ranks_get_the_same_means(request, small, means, cluster):
+    client = request.getfixturevalue(cluster)
+    with Shuffler(client, small) as shuffler:
+        n = shuffler.n_workers
+        weights = np.arange(1, n + 1)
+        for epoch in shuffler.epochs(2):
+            for _ in range(2):
+                found = epoch.together(means, 4)
+                assert [size for _, size in found] == [n] * n
+                expected = np.average(10.0 * np.arange(n), weights=weights) + np.arange(4)
+                np.testing.assert_allclose(found[0][0], np.repeat(expected[:, np.newaxis], 3, axis=1))
+                assert all(np.array_equal(one, found[0][0]) for one, _ in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["threads", "processes"])
+@pytest.mark.parametrize("bad", [0, 2])
+def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, ids, means, within, cluster, bad):
+    client = request.getfixturevalue(cluster)
+
+    def fails(partition, group):
+        group.mean(np.ones(2))
+        if group.rank == bad:
+            raise RuntimeError("this one is broken")
+        return group.mean(np.ones(2))
+
+    with Shuffler(client, small) as shuffler:
+        for epoch in shuffler.epochs(2):
+            with pytest.raises(RuntimeError, match="this one is broken"):
+                within(60, lambda epoch=epoch: epoch.together(fails))
+            assert len(epoch.together(means, 2)) == shuffler.n_workers, "the session goes on"
+        assert sum(map(len, client.gather(epoch.map(ids)))) == 1000
+
+
+@pytest.mark.slow
+def test_sessions_that_share_threads_do_not_wait_for_each_other(processes, small, means, within):
+    # Each worker has one thread. Without precautions each session would soon hold one that another waits for.
+    with contextlib.ExitStack() as stack:
+        shufflers = [stack.enter_context(Shuffler(processes, small)) for _ in range(3)]
+        epochs = [next(shuffler.epochs(1)) for shuffler in shufflers]
+        with ThreadPoolExecutor() as pool:
+            found = within(100, lambda: list(pool.map(lambda epoch: epoch.together(means, 50), epochs)))
+    assert [len(one) for one in found] == [3, 3, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_worker_is_killed_while_others_wait_for_it(new_processes, small, within, lost):
+    def dies(partition, group):
+        group.mean(np.ones(2))
+        if group.rank == lost:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return group.mean(np.ones(2))
+
+    with new_processes(3) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+        epoch = next(shuffler.epochs(2))
+        with pytest.raises(WorkerLost, match=f"rank {lost}"):
+            within(60, lambda: epoch.together(dies))

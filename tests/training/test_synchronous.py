@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import dask
+import numpy as np
+import pytest
+from distributed import get_worker
+
+import dshuffle
+from dshuffle.errors import InvalidParameter
+from dshuffle.training import (
+    Decay,
+    EarlyStopping,
+    Network,
+    PhaseSeconds,
+    fit_logical_workers,
+    fit_synchronous_sgd,
+    gaussian_blobs,
+)
+from dshuffle.training.breakdown import EpochBreakdown
+
+BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
+NETWORK = Network((5, 8, 4))
+OPTIONS = {"epochs": 3, "batch_size": 10, "step": 0.3}
+
+
+class Slow(Network):
+    """A network that takes its time on the rank that has sample 0's label alone."""
+
+    __slots__ = ()
+
+    def gradient(self, parameters, rows, labels, starts=(0,)):
+        time.sleep(0.02 if (labels == 0).all() else 0.002)
+        return super().gradient(parameters, rows, labels, starts)
+
+
+def test_without_batch_norm_it_is_mini_batch_sgd_of_one_process(fake_shuffler):
+    network = Network((5, 8, 4), batch_norm=False)
+    shuffler = fake_shuffler(BLOBS, n_workers=3)
+    history = fit_synchronous_sgd(shuffler, network, **OPTIONS, seed=7, schedule=Decay(0.5))
+    parameters = network.first_parameters(7)
+    seen = []
+    for number, epoch in enumerate(shuffler.epochs(3)):
+        counts = [len(partition) for partition in epoch.partitions]
+        assert len({*counts}) > 1, "the weights would not matter"
+        steps = -(-max(counts) // 10)
+        for step in range(steps):
+            taken = [p.take(np.arange(len(p) * step // steps, len(p) * (step + 1) // steps)) for p in epoch.partitions]
+            x, y = (np.concatenate([batch[name] for batch in taken]) for name in "xy")
+            seen += x[:, 0].tolist()
+            parameters = parameters - 0.3 * 0.5**number * network.gradient(parameters, x, y)[1]
+    np.testing.assert_allclose(history.weights.parameters, parameters, atol=1e-10)
+    assert sorted(seen) == sorted(np.tile(BLOBS["x"][:, 0], 3).tolist()), "every sample once an epoch"
+    assert history.points[-1].error == np.mean(history.weights.predict(BLOBS["x"]) != BLOBS["y"])
+    assert history.points[-1].error < history.points[0].error
+
+
+def test_batch_norm_is_each_workers_own(fake_shuffler):
+    shuffler = fake_shuffler({**BLOBS, "y": np.sort(BLOBS["y"])}, n_workers=3)
+    history = fit_synchronous_sgd(shuffler, NETWORK, **OPTIONS)
+    parameters, statistics = NETWORK.first_parameters(0), NETWORK.first_statistics()
+    for epoch in shuffler.epochs(3):
+        steps = -(-max(map(len, epoch.partitions)) // 10)
+        for step in range(steps):
+            taken = [p.take(np.arange(len(p) * step // steps, len(p) * (step + 1) // steps)) for p in epoch.partitions]
+            x, y = (np.concatenate([batch[name] for batch in taken]) for name in "xy")
+            starts = np.cumsum([0] + [len(batch["y"]) for batch in taken[:-1]])
+            _, gradient, seen = NETWORK.gradient(parameters, x, y, starts)
+            parameters, statistics = parameters - 0.3 * gradient, 0.9 * statistics + 0.1 * seen.mean(axis=0)
+    np.testing.assert_allclose(history.weights.parameters, parameters, atol=1e-10)
+    np.testing.assert_allclose(history.weights.statistics, statistics, atol=1e-10)
+
+
+def test_schedule_validation_early_stopping_and_breakdown(fake_shuffler):
+    seen = []
+    options = {**OPTIONS, "epochs": 9, "validate": lambda model: {"accuracy": np.mean(model.predict(BLOBS["x"]) == 0)}}
+    stopping = EarlyStopping(1, metric="accuracy", highest=True, least_change=1.0)
+    history = fit_synchronous_sgd(
+        fake_shuffler(BLOBS), NETWORK, **options, early_stopping=stopping, on_epoch=seen.append
+    )
+    assert list(history.points) == seen
+    assert history.stopped_early
+    assert len(seen) == 2
+    assert [one.epoch for one in history.breakdown] == [0, 1]
+    for one in history.breakdown:
+        assert len(one.ranks) == 4
+        assert min(one.forward_backward, one.gradient_exchange, one.io) > 0
+        assert one.exchange == 0, "a fake has no records"
+
+
+def test_the_breakdown_tells_storage_from_workers():
+    @dataclass
+    class Record:
+        delivery: str
+        waited_seconds: float = 5.0
+
+    ranks = (PhaseSeconds(batches=1.0), PhaseSeconds(batches=3.0, gradient_exchange=4.0))
+    for delivery, io, exchange in (("load", 7, 0), ("storage", 7, 0), ("peer", 2, 5), ("clique", 2, 5)):
+        one = EpochBreakdown(epoch=0, ranks=ranks, record=Record(delivery))
+        assert (one.io, one.exchange, one.gradient_exchange) == (io, exchange, 2)
+
+
+def test_a_slow_worker_is_waited_for_and_told_of(fake_shuffler, caplog):
+    arrays = {"x": BLOBS["x"][:120], "y": np.repeat([1, 0, 2, 3], 30)}
+    shuffler = fake_shuffler(arrays, assignment="local", sharding="contiguous")
+    history = fit_synchronous_sgd(shuffler, Slow((5, 8, 4)), **OPTIONS)
+    assert len(history.points) == 3
+    # All tasks take equally long, since all wait for one: what counts is the time that is a rank's own.
+    assert np.argmin(history.worker_rates) == 1
+    assert "worker 1 trained" in caplog.text
+    assert history.breakdown[-1].ranks[0].gradient_exchange > history.breakdown[-1].ranks[1].gradient_exchange
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 77}, r"batch_size=77.*\[1, 76\]"),
+        ({"batch_size": 2}, r"batch_size=2 .*at least 2 samples beside batch norm"),
+        ({"step": 0}, "step=0"),
+        ({"features": "z"}, "features='z'.*arrays: x, y"),
+        ({"target": "x"}, "target='x'.*1-D"),
+        ({"network": Network((6, 4))}, r"network.sizes\[0\]=6.*5, the columns of x"),
+        ({"network": Network((5, 3))}, r"y\[\d+\]=3 .*label in \[0, 3\)"),
+        ({"step": 1e300, "network": Network((5, 8, 4), batch_norm=False)}, "step=.*diverged in epoch 0"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(fake_shuffler, options, message):
+    options = {"network": NETWORK, **OPTIONS, **options}
+    with pytest.raises(InvalidParameter, match=message):
+        fit_synchronous_sgd(fake_shuffler(BLOBS), **options)
+    with pytest.raises(InvalidParameter, match=message):
+        fit_logical_workers(BLOBS, n_workers=4, **options)
+
+
+def test_samples_that_cannot_be_trained_on_are_named(fake_shuffler):
+    with pytest.raises(InvalidParameter, match=r"target='y'.*integer labels.*float64"):
+        fit_synchronous_sgd(fake_shuffler({**BLOBS, "y": BLOBS["y"] + 0.5}), NETWORK, **OPTIONS)
+    x = BLOBS["x"].copy()
+    x[217, 3] = np.inf
+    with pytest.raises(InvalidParameter, match="sample 217 is not"):
+        fit_synchronous_sgd(fake_shuffler({**BLOBS, "x": x}), NETWORK, **OPTIONS)
+    y = BLOBS["y"].copy()
+    y[101] = -1
+    with pytest.raises(InvalidParameter, match=r"y\[101\]=-1"):
+        fit_synchronous_sgd(fake_shuffler({**BLOBS, "y": y}), NETWORK, **OPTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["threads", "processes"])
+def test_on_a_cluster_it_is_what_logical_workers_compute(tmp_path, request, cluster):
+    client = request.getfixturevalue(cluster)
+    dataset = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), BLOBS, chunk_rows=50)
+    with dshuffle.Shuffler(client, dataset, assignment="partial:0.2", seed=3) as shuffler:
+        history = fit_synchronous_sgd(shuffler, NETWORK, **OPTIONS)
+    simulated = fit_logical_workers(
+        BLOBS, NETWORK, n_workers=shuffler.n_workers, assignment="partial:0.2", shuffle_seed=3, **OPTIONS
+    )
+    np.testing.assert_allclose(history.weights.parameters, simulated.weights.parameters, atol=1e-9)
+    np.testing.assert_allclose(history.weights.statistics, simulated.weights.statistics, atol=1e-9)
+    assert [one.record for one in history.breakdown] == shuffler.records
+    assert [one.record.delivery for one in history.breakdown] == ["load", "peer", "peer"]
+    with pytest.raises(InvalidParameter, match=r"step=.*diverged"), dshuffle.Shuffler(client, dataset) as shuffler:
+        fit_synchronous_sgd(shuffler, NETWORK, **{**OPTIONS, "step": 1e308})
+    with pytest.raises(InvalidParameter, match="batch_size=1000"), dshuffle.Shuffler(client, dataset) as shuffler:
+        fit_synchronous_sgd(shuffler, NETWORK, **{**OPTIONS, "batch_size": 1000})
+
+
+@pytest.mark.slow
+def test_the_next_epochs_samples_arrive_between_the_steps_of_this_one(tmp_path, processes):
+    arrays = {"x": np.zeros((30_000, 128)), "y": np.arange(30_000)}
+    dataset = dshuffle.create_dataset(str(tmp_path / "wide.zarr"), arrays, chunk_rows=1000)
+
+    def arrived(partition, group):
+        """Rows of the next epoch that are here, step by step."""
+        [session] = get_worker().plugins["dshuffle"].sessions.values()
+        rows = []
+        for _ in range(100):
+            time.sleep(0.01)
+            group.mean(np.zeros(100))
+            rows.append(session._seat.receiver.meter.rows)
+        return rows
+
+    small = {"dshuffle.message-bytes": "64 KiB", "dshuffle.window-bytes": "256 KiB"}
+    with dask.config.set(small), dshuffle.Shuffler(processes, dataset, assignment="global") as shuffler:
+        steps, _ = (epoch.together(arrived) for epoch in shuffler.epochs(2))
+    for rows in steps:
+        # Until the exchange begins there are the 10,000 rows of the first epoch.
+        assert len({*rows} - {10_000}) > 4, "not all before the first step, nor all after the last one"

@@ -1,0 +1,169 @@
+"""PyTorch's DistributedDataParallel inside Dask workers."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import numpy as np
+import pytest
+
+import dshuffle
+from dshuffle.errors import InvalidParameter, WorkerLost
+from dshuffle.training import Decay, EarlyStopping, gaussian_blobs
+
+BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
+
+
+def test_without_torch_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "dshuffle.training.torch_ddp", raising=False)
+    with pytest.raises(ImportError, match=r"pip install 'dshuffle\[torch\]'"):
+        importlib.import_module("dshuffle.training.torch_ddp")
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.fixture
+def ddp(torch):
+    return importlib.import_module("dshuffle.training.torch_ddp")
+
+
+@pytest.fixture
+def blobs(tmp_path):
+    return dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), BLOBS, chunk_rows=50)
+
+
+@pytest.fixture
+def makers(torch):
+    def make_model():
+        import torch
+
+        return torch.nn.Sequential(
+            torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 4)
+        )
+
+    def make_optimizer(parameters):
+        import torch
+
+        return torch.optim.SGD(parameters, lr=0.3)
+
+    return make_model, make_optimizer
+
+
+@pytest.fixture
+def orders():
+    def order(partition):
+        return partition.sample_ids.copy()
+
+    return order
+
+
+@pytest.mark.slow
+def test_it_is_what_one_process_computes(torch, ddp, processes, blobs, makers, orders):
+    make_model = makers[0]
+    options = {"assignment": "partial:0.3", "seed": 4}
+    with dshuffle.Shuffler(processes, blobs, **options) as shuffler:
+        history = ddp.fit_torch_ddp(
+            shuffler, *makers, epochs=3, batch_size=10, seed=5, schedule=Decay(0.5), validate=lambda model: {"one": 1}
+        )
+    with dshuffle.Shuffler(processes, blobs, **options) as shuffler:
+        seen = [processes.gather(epoch.map(orders)) for epoch in shuffler.epochs(3)]
+
+    torch.manual_seed(5)
+    model = make_model()
+    copies = [make_model() for _ in seen[0]]
+    for number, ranks in enumerate(seen):
+        steps = -(-max(map(len, ranks)) // 10)
+        for step in range(steps):
+            gradients, sizes = [], []
+            for copy, order in zip(copies, ranks, strict=True):
+                chosen = order[len(order) * step // steps : len(order) * (step + 1) // steps]
+                with torch.no_grad():
+                    for mine, common in zip(copy.parameters(), model.parameters(), strict=True):
+                        mine.copy_(common)
+                copy.zero_grad()
+                x, y = torch.from_numpy(BLOBS["x"][chosen]).float(), torch.from_numpy(BLOBS["y"][chosen]).long()
+                torch.nn.functional.cross_entropy(copy.train()(x), y).backward()
+                gradients.append([mine.grad for mine in copy.parameters()])
+                sizes.append(len(chosen))
+            with torch.no_grad():
+                for place, parameter in enumerate(model.parameters()):
+                    mean = sum(size * one[place] for size, one in zip(sizes, gradients, strict=True)) / sum(sizes)
+                    parameter -= 0.3 * 0.5**number * mean
+    for mine, common in zip(history.weights.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine, common, rtol=1e-4, atol=1e-5)
+    # Running statistics are the mean over ranks of their own.
+    for mine, *own in zip(history.weights.buffers(), *(copy.buffers() for copy in copies), strict=True):
+        if mine.is_floating_point():
+            torch.testing.assert_close(mine, sum(own) / len(own), rtol=1e-4, atol=1e-5)
+    predicted = history.weights(torch.from_numpy(BLOBS["x"]).float()).argmax(dim=1).numpy()
+    assert history.points[-1].error == pytest.approx(np.mean(predicted != BLOBS["y"]))
+    assert [one.record.delivery for one in history.breakdown] == ["load", "peer", "peer"]
+    assert all(one.forward_backward > 0 and one.gradient_exchange > 0 for one in history.breakdown)
+    assert len(history.worker_rates) == 3
+
+
+@pytest.mark.slow
+def test_a_fit_that_fails_says_why_and_the_next_one_works(torch, ddp, processes, tmp_path, blobs, makers):
+    def fit(arrays=None, **options):
+        dataset = blobs
+        if arrays is not None:
+            dataset = dshuffle.create_dataset(str(tmp_path / "bad.zarr"), arrays, chunk_rows=50, overwrite=True)
+        with dshuffle.Shuffler(processes, dataset) as shuffler:
+            return ddp.fit_torch_ddp(shuffler, *makers, **{"epochs": 2, "batch_size": 20, **options})
+
+    x = BLOBS["x"].copy()
+    x[217, 3] = np.nan
+    cases = [
+        ({"arrays": {**BLOBS, "x": x}}, "sample 217 is not"),
+        ({"arrays": {**BLOBS, "y": BLOBS["y"] + 0.5}}, r"target='y'.*integer labels.*float64"),
+        ({"batch_size": 103}, r"batch_size=103.*\[1, 101\]"),
+        ({"target": "z"}, "target='z'"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"timeout": 0}, "timeout=0"),
+    ]
+    for options, message in cases:
+        with pytest.raises(InvalidParameter, match=message):
+            fit(**options)
+    stopping = EarlyStopping(1, least_change=1.0)
+    history = fit(epochs=9, early_stopping=stopping)
+    assert history.stopped_early
+    assert len(history.points) == 2
+
+
+@pytest.mark.slow
+def test_workers_that_are_threads_are_refused(ddp, threads, blobs, makers):
+    with (
+        dshuffle.Shuffler(threads, blobs) as shuffler,
+        pytest.raises(InvalidParameter, match=r"threads of one process.*processes=True"),
+    ):
+        ddp.fit_torch_ddp(shuffler, *makers, epochs=1, batch_size=10)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_fit(torch, ddp, cluster_of, blobs, makers):
+    def make_model():
+        import os
+        import signal
+
+        class Dies(torch.nn.Module):
+            def forward(self, x):
+                if self.training and torch.distributed.get_rank() == 1 and self.calls > 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.calls += 1
+                return self.inner(x)
+
+        model = Dies()
+        model.calls, model.inner = 0, makers[0]()
+        return model
+
+    with (
+        cluster_of(2, processes=True) as client,
+        dshuffle.Shuffler(client, blobs) as shuffler,
+        pytest.raises(WorkerLost, match="rank 1"),
+    ):
+        ddp.fit_torch_ddp(shuffler, make_model, makers[1], epochs=2, batch_size=20)
