@@ -22,6 +22,9 @@ from dshuffle.training.schedules import CONSTANT, Schedule
 Factor = NDArray[np.float32]
 Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
 
+PERMUTATIONS = ("every epoch", "once", "never")
+"""Of the columns, from the most to the least random."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
@@ -47,6 +50,7 @@ def fit_matrix_completion(
     step: float,
     regularization: float = 0.0,
     seed: int = 0,
+    permute_columns: str = "every epoch",
     schedule: Schedule = CONSTANT,
     test: Entries | None = None,
     early_stopping: EarlyStopping | None = None,
@@ -71,7 +75,11 @@ def fit_matrix_completion(
     regularization
         ``mu`` of P5 and P6.
     seed
-        Of the first factors, and of the permutation of the columns in every epoch.
+        Of the first factors, and of the permutations of the columns.
+    permute_columns
+        How columns get into blocks: by a new random permutation in ``"every epoch"``, by one (``"once"``), or as they
+        are numbered (``"never"``). Columns that are numbered by popularity make blocks of very unequal size, and every
+        round waits for the largest: permute them at least once.
     schedule
         Factor on the step by epoch.
     test
@@ -95,7 +103,7 @@ def fit_matrix_completion(
 
     Notes
     -----
-    The shuffler's assignment permutes the rows, the seed the columns, which are cut into as many blocks as workers.
+    The shuffler's assignment permutes the rows, ``permute_columns`` the columns, which are cut into as many blocks as workers.
     In round r worker k takes its entries in column block k + r, so that no two workers touch the same row of either
     factor: the result is that of one process that does the blocks of each round one after the other. Between rounds a
     block of the right factor goes from worker to worker, n_columns * rank * 4 bytes a round in all. Both factors pass
@@ -111,6 +119,8 @@ def fit_matrix_completion(
     check_step(step)
     if not 0 <= regularization < np.inf:
         raise InvalidParameter.of("regularization", regularization, "a finite number >= 0")
+    if permute_columns not in PERMUTATIONS:
+        raise InvalidParameter.of("permute_columns", permute_columns, f"one of {PERMUTATIONS}")
     model = first_factors(n_rows, n_columns, rank, seed)
     recorder: Recorder[Factors] = Recorder(
         None if test is None else lambda factors: {"test_error": factors.error(test)}, early_stopping, on_epoch
@@ -128,7 +138,7 @@ def fit_matrix_completion(
             )
         counts = np.sum(columns, axis=0) if counts is None else counts
         n = len(rows)
-        blocks = np.array_split(permutation(n_columns, "columns", seed, number), n)
+        blocks = column_blocks(n_columns, n, seed=seed, epoch=number, permute=permute_columns)
         entries = PerRank(epoch.map(entries_by_block, blocks))
         lefts, rights = PerRank([model.left[own] for own in rows]), PerRank([model.right[block] for block in blocks])
         wrong = total = 0.0
@@ -153,6 +163,19 @@ def fit_matrix_completion(
         if recorder.add(model, float(wrong / total)):
             break
     return recorder.history(model)
+
+
+def column_blocks(n_columns: int, n: int, *, seed: int, epoch: int, permute: str) -> list[NDArray[np.int64]]:
+    """The columns of each of n blocks in an epoch; ``permute`` as of :func:`fit_matrix_completion`.
+
+    Examples
+    --------
+    >>> [block.tolist() for block in column_blocks(5, 2, seed=0, epoch=1, permute="never")]
+    [[0, 1, 2], [3, 4]]
+    """
+    if permute == "never":
+        return np.array_split(np.arange(n_columns), n)
+    return np.array_split(permutation(n_columns, "columns", seed, epoch if permute == "every epoch" else 0), n)
 
 
 def first_factors(n_rows: int, n_columns: int, rank: int, seed: int) -> Factors:

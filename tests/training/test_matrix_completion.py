@@ -14,7 +14,7 @@ SHAPE = {"n_rows": 40, "n_columns": 23}
 ENTRIES = {name: array.compute() for name, array in low_rank_entries(**SHAPE, per_row=8, rank=2).items()}
 
 
-def one_process(partitions_of_epochs, *, rank, step, mu, seed):
+def one_process(partitions_of_epochs, *, rank, step, mu, seed, permute="every epoch"):
     """P5 and P6 over the same schedule, one entry after the other, on whole factors."""
     model = first_factors(**SHAPE, rank=rank, seed=seed)
     left, right = model.left.astype(float), model.right.astype(float)
@@ -22,7 +22,8 @@ def one_process(partitions_of_epochs, *, rank, step, mu, seed):
     for number, partitions in enumerate(partitions_of_epochs):
         n = len(partitions)
         size = step * 0.9**number
-        blocks = np.array_split(permutation(SHAPE["n_columns"], "columns", seed, number), n)
+        columns = permutation(SHAPE["n_columns"], "columns", seed, number if permute == "every epoch" else 0)
+        blocks = np.array_split(np.arange(SHAPE["n_columns"]) if permute == "never" else columns, n)
         for turn in range(n):
             for k, partition in enumerate(partitions):
                 for i, j, value in zip(partition["row"], partition["column"], partition["value"], strict=True):
@@ -35,11 +36,14 @@ def one_process(partitions_of_epochs, *, rank, step, mu, seed):
     return left, right
 
 
-def test_it_is_what_one_process_computes(fake_shuffler):
+@pytest.mark.parametrize("permute", ["every epoch", "once", "never"])
+def test_it_is_what_one_process_computes(fake_shuffler, permute):
     shuffler = fake_shuffler(ENTRIES, n_workers=5, assignment="local", sharding="contiguous")
     settings = {"rank": 3, "step": 0.05, "seed": 4}
-    history = fit_matrix_completion(shuffler, **SHAPE, **settings, epochs=3, regularization=0.5, schedule=Decay(0.9))
-    left, right = one_process([epoch.partitions for epoch in shuffler.epochs(3)], **settings, mu=0.5)
+    history = fit_matrix_completion(
+        shuffler, **SHAPE, **settings, epochs=3, regularization=0.5, schedule=Decay(0.9), permute_columns=permute
+    )
+    left, right = one_process([epoch.partitions for epoch in shuffler.epochs(3)], **settings, mu=0.5, permute=permute)
     np.testing.assert_allclose(history.weights.left, left, atol=1e-5)
     np.testing.assert_allclose(history.weights.right, right, atol=1e-5)
 
@@ -81,6 +85,7 @@ def test_rows_move_between_workers_and_unseen_entries_are_found(tmp_path):
         ({"step": 0}, "step=0"),
         ({"step": 1e6}, "step=.*diverged in epoch 0"),
         ({"regularization": -1}, "regularization=-1"),
+        ({"permute_columns": "twice"}, "permute_columns='twice'"),
     ],
 )
 def test_parameters_out_of_range_are_refused(fake_shuffler, options, message):
