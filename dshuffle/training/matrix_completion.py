@@ -103,11 +103,12 @@ def fit_matrix_completion(
 
     Notes
     -----
-    The shuffler's assignment permutes the rows, ``permute_columns`` the columns, which are cut into as many blocks as workers.
-    In round r worker k takes its entries in column block k + r, so that no two workers touch the same row of either
-    factor: the result is that of one process that does the blocks of each round one after the other. Between rounds a
-    block of the right factor goes from worker to worker, n_columns * rank * 4 bytes a round in all. Both factors pass
-    through the client once an epoch, down and up. The factors of all rounds stay on the workers until the epoch ends.
+    The shuffler's assignment permutes the rows, ``permute_columns`` the columns, which are cut into as many blocks as
+    workers. In round r worker k takes its entries in column block k + r, so that no two workers touch the same row of
+    either factor: the result is that of one process that does the blocks of each round one after the other. Between
+    rounds a block of the right factor goes from worker to worker, n_columns * rank * 4 bytes a round in all. Both
+    factors pass through the client once an epoch, down and up. The factors of all rounds stay on the workers until the
+    epoch ends.
 
     References
     ----------

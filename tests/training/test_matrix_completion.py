@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
-from dshuffle.training import Decay, fit_matrix_completion, low_rank_entries
+from dshuffle.training import Decay, fit_matrix_completion, local_cluster, low_rank_entries
 from dshuffle.training.matrix_completion import first_factors
 
 SHAPE = {"n_rows": 40, "n_columns": 23}
@@ -56,12 +55,11 @@ def test_rows_move_between_workers_and_unseen_entries_are_found(tmp_path):
     unseen = np.arange(len(entries["row"])) % 25 == entries["row"] * 7 % 25
     known = {name: array[~unseen] for name, array in entries.items()}
     dataset = dshuffle.create_dataset(str(tmp_path / "m.zarr"), known, chunk_rows=240)
-    options = {"dashboard_address": None, "scheduler_kwargs": {"dashboard": False, "dashboard_address": ":0"}}
     with (
-        LocalCluster(3, processes=False, threads_per_worker=1, memory_limit=0, **options) as cluster,
-        Client(cluster) as client,
+        local_cluster(3, processes=False) as client,
         dshuffle.Shuffler(client, dataset, assignment="chunks:24") as shuffler,
     ):
+        assert shuffler.n_workers == 3
         history = fit_matrix_completion(
             shuffler,
             n_rows=200,
