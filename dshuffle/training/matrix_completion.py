@@ -21,6 +21,9 @@ from dshuffle.training.schedules import CONSTANT, Schedule
 
 Factor = NDArray[np.float32]
 Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
+State = tuple[Factor, Factor | None, tuple[float, float]]
+"""Of a worker after a round: its rows' factor, that of the column block which it had, and the sums of the errors' and
+the values' squares so far in this epoch."""
 
 PERMUTATIONS = ("every epoch", "once", "never")
 """Of the columns, from the most to the least random."""
@@ -141,20 +144,20 @@ def fit_matrix_completion(
         n = len(rows)
         blocks = column_blocks(n_columns, n, seed=seed, epoch=number, permute=permute_columns)
         entries = PerRank(epoch.map(entries_by_block, blocks))
-        lefts, rights = PerRank([model.left[own] for own in rows]), PerRank([model.right[block] for block in blocks])
-        wrong = total = 0.0
+        states = PerRank([(model.left[own], None, (0.0, 0.0)) for own in rows])
+        rights = PerRank([model.right[block] for block in blocks])
+        # The client waits for nothing before the last round: each task follows those that it needs.
         for turn in range(n):
-            done = PerRank(
-                epoch.map(one_round, entries, turn, lefts, rights, counts, step * schedule(number), regularization)
+            if turn:
+                moved = epoch.map(pick, states, 1)
+                rights = PerRank([moved[(k + 1) % n] for k in range(n)])
+            states = PerRank(
+                epoch.map(one_round, entries, turn, states, rights, counts, step * schedule(number), regularization)
             )
-            lefts = PerRank(epoch.map(pick, done, 0))
-            moved = epoch.map(pick, done, 1)
-            rights = PerRank([moved[(k + 1) % n] for k in range(n)])
-            sums = np.sum(_results(epoch.map(pick, done, 2)), axis=0)
+        wrong = total = 0.0
+        for k, (left, right, sums) in enumerate(_results(states.values)):
+            model.left[rows[k]], model.right[blocks[(k + n - 1) % n]] = left, right
             wrong, total = wrong + sums[0], total + sums[1]
-        # After n rounds every block is where it began.
-        for own, left, block, right in zip(rows, _results(lefts.values), blocks, _results(rights.values), strict=True):
-            model.left[own], model.right[block] = left, right
         if not (np.isfinite(wrong) and np.isfinite(model.left).all() and np.isfinite(model.right).all()):
             raise InvalidParameter.of(
                 "step", step, "small enough for the factors to stay finite", f"They diverged in epoch {number}."
@@ -250,17 +253,17 @@ def one_round(
     partition: Partition,
     entries: BlockedEntries,
     turn: int,
-    left: Factor,
+    before: State,
     right: Factor,
     column_counts: NDArray[np.int64],
     step: float,
     regularization: float,
-) -> tuple[Factor, Factor, tuple[float, float]]:
-    """The worker's entries in one column block; both factors after it, and the errors' and the values' squares."""
+) -> State:
+    """The worker's entries in one column block: its state after the round before, and the block's factor."""
     block = (entries.rank + turn) % len(entries.blocks)
     part = slice(entries.starts[block], entries.starts[block + 1])
     # Copies: what Dask holds must not change.
-    left, right = np.array(left), np.array(right)
+    left, right = np.array(before[0]), np.array(right)
     value = entries.value[part]
     wrong = update_factors(
         left,
@@ -272,7 +275,8 @@ def one_round(
         step * regularization / np.maximum(column_counts[entries.blocks[block]], 1),
         step,
     )
-    return left, right, (wrong, float(np.sum(np.square(value, dtype=np.float64))))
+    sums = before[2]
+    return left, right, (sums[0] + wrong, sums[1] + float(np.sum(np.square(value, dtype=np.float64))))
 
 
 @numba.njit(nogil=True, cache=True)
