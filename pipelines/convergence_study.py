@@ -146,15 +146,13 @@ def error_of(point: Any) -> float:
     return float(point.validation.get("test_error", point.error))
 
 
-def keyed(samples: int, seed: int) -> tuple[dict[str, Any], None]:
-    return keyed_regression(samples, seed=seed), None
-
-
-def iid(samples: int, seed: int, features: int = 200) -> tuple[dict[str, Any], None]:
-    """Rows of independent normal numbers, as the paper's, with squared norm 1 in the mean."""
+def rows(samples: int, by_key: bool, seed: int) -> tuple[dict[str, Any], None]:
+    """Sorted by a key, or of 200 independent normal numbers as the paper's; of squared norm 1 in the mean."""
+    if by_key:
+        return keyed_regression(samples, seed=seed), None
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((samples, features), np.float32) / np.float32(math.sqrt(features))
-    return {"x": x, "y": x @ rng.standard_normal(features, np.float32)}, None
+    x = rng.standard_normal((samples, 200), np.float32) / np.float32(math.sqrt(200))
+    return {"x": x, "y": x @ rng.standard_normal(200, np.float32)}, None
 
 
 def entries(size: int, per_row: int, noise: float, seed: int) -> tuple[dict[str, Any], Any]:
@@ -171,11 +169,9 @@ def fit_rows(shuffler: Any, policy: Policy, seed: int, test: Any, **options: Any
     return fit_linear_regression(shuffler, step=1.0, **options)
 
 
-def fit_entries(
-    size: int, step: float, shuffler: Any, policy: Policy, seed: int, test: Any, **options: Any
-) -> History[Any]:
-    options |= {"n_rows": size, "n_columns": size, "rank": 5, "seed": seed, "permute_columns": policy.columns}
-    return fit_matrix_completion(shuffler, step=step, test=test, **options)
+def fit_entries(size: int, step: float, shuffler: Any, policy: Policy, seed: int, test: Any, **more: Any) -> Any:
+    more |= {"n_rows": size, "n_columns": size, "rank": 5, "seed": seed, "permute_columns": policy.columns}
+    return fit_matrix_completion(shuffler, step=step, test=test, **more)
 
 
 def studies(options: argparse.Namespace, n_workers: int) -> list[Study]:
@@ -185,7 +181,7 @@ def studies(options: argparse.Namespace, n_workers: int) -> list[Study]:
     size, per_row = (60, 20) if quick else (500, 60)
     size = -(-size // few) * few  # equally many rows of the matrix on every worker
     far, short = (8, 3) if quick else (250, 30)
-    by_key, iid_rows = partial(keyed, options.samples), partial(iid, options.samples)
+    by_key, iid_rows = partial(rows, options.samples, True), partial(rows, options.samples, False)
     by = Study("sorted", "Regression, rows sorted by a key", REGRESSION, n, far, 1e-2, by_key, fit_rows)
     made = [by, Study("iid", "Regression, i.i.d. rows", REGRESSION, n, far, 1e-2, iid_rows, fit_rows)]
     if not (quick or n_workers):
@@ -227,8 +223,8 @@ def run_all(client: Client, study: Study, options: argparse.Namespace, console: 
     with console.status(study.title) as status:
         for seed in range(options.seeds):
             data, test = study.make(seed)
-            where, rows = f"{options.data}/{study.name}-{seed}.zarr", 10 * study.unit if study.unit > 1 else 200
-            dshuffle.create_dataset(where, data, chunk_rows=rows, overwrite=True)
+            where, chunk = f"{options.data}/{study.name}-{seed}.zarr", 10 * study.unit if study.unit > 1 else 200
+            dshuffle.create_dataset(where, data, chunk_rows=chunk, overwrite=True)
             dataset = dshuffle.open_dataset(where, storage_options={"timeout": 900})  # on a machine that has more to do
             for policy in study.policies:
                 compared = policy.moves and study.deliveries and seed < options.timed_seeds
@@ -247,6 +243,11 @@ def run_all(client: Client, study: Study, options: argparse.Namespace, console: 
 def of(runs: Runs, label: str) -> list[Run]:
     """Those of a policy, by its first delivery."""
     return next(mine for (name, _), mine in runs.items() if name == label)
+
+
+def timed(runs: Runs) -> Runs:
+    """Only the seeds that went over all deliveries: others ran when the machine may have been busier."""
+    return {key: mine[: min(map(len, runs.values()))] for key, mine in runs.items()}
 
 
 def epochs_needed(study: Study, run: Run) -> float:
@@ -292,7 +293,7 @@ def show(study: Study, runs: Runs, console: Console) -> None:
         return
     whole = f"seconds to {study.target:g}" if study.target else "seconds in all"
     table = Table("policy", "delivery", whole, "an epoch", "exchange", "waited for it", box=box.SIMPLE_HEAD)
-    for (label, delivery), mine in runs.items():
+    for (label, delivery), mine in timed(runs).items():
         needed = [epochs_needed(study, run) for run in mine]
         to_target = [
             math.inf if n == math.inf else run.seconds[int(n) - 1] for n, run in zip(needed, mine, strict=True)
@@ -305,16 +306,15 @@ def show(study: Study, runs: Runs, console: Console) -> None:
 
 def draw(study: Study, runs: Runs) -> list[Any]:
     """Error against epochs, and against seconds a panel for each policy that moves samples."""
-    lines = {
-        policy.label: (policy.label, of(runs, policy.label), colour, "solid")
-        for policy, colour in zip(study.policies, COLOURS, strict=False)
-    }
-    panels = [panel(study, "epochs", list(lines.values()))]
+    colours = {policy.label: colour for policy, colour in zip(study.policies, COLOURS, strict=False)}
+    panels = [panel(study, "epochs", [(label, of(runs, label), colour, "solid") for label, colour in colours.items()])]
+    runs = timed(runs)
+    resting = [(label, of(runs, label), colours[label], "solid") for label in ("none", "once")]
     for moved in [policy.label for policy in study.policies if policy.moves and study.deliveries]:
         ways = [(delivery, mine) for (label, delivery), mine in runs.items() if label == moved]
         looks = zip(ways, WAY_COLOURS, DASHES, strict=False)
         drawn = [(f"{moved}, {delivery}", mine, colour, dash) for (delivery, mine), colour, dash in looks]
-        panels.append(panel(study, "seconds", [lines["none"], lines["once"], *drawn]))
+        panels.append(panel(study, "seconds", [*resting, *drawn]))
     return panels
 
 
