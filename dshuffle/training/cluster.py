@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from distributed import Client, Nanny, Scheduler, SpecCluster
+from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
 from distributed.system import MEMORY_LIMIT
 
 from dshuffle.errors import ClusterError, InvalidParameter
@@ -36,7 +36,7 @@ def connect(scheduler: str | None, n_workers: int) -> Iterator[Client]:
 
 
 @contextmanager
-def local_cluster(n_workers: int) -> Iterator[Client]:
+def local_cluster(n_workers: int, *, processes: bool = True) -> Iterator[Client]:
     """A client of a new local cluster: processes of one thread each, stopped in the end.
 
     Parameters
@@ -44,6 +44,9 @@ def local_cluster(n_workers: int) -> Iterator[Client]:
     n_workers
         Workers that train. One more has the Dask resource ``dshuffle-server``: it serves the ``server``
         delivery and never trains. All share the machine's memory equally.
+    processes
+        False for logical workers, threads of this process: far more than the machine has cores. What they compute is
+        what processes would, but there is no network between them and their seconds say little of another cluster.
 
     Raises
     ------
@@ -52,22 +55,23 @@ def local_cluster(n_workers: int) -> Iterator[Client]:
     """
     if n_workers < 1:
         raise InvalidParameter.of("workers", n_workers, "an integer >= 1")
-    host = "127.0.0.1"
+    where: dict[str, Any] = {"host": "127.0.0.1"} if processes else {"protocol": "inproc://"}
     # LocalCluster gives all workers the same resources, so the specification is our own.
     common = {
-        "host": host,
+        **where,
         "nthreads": 1,
-        "memory_limit": MEMORY_LIMIT // (n_workers + 1),
+        "memory_limit": MEMORY_LIMIT // (n_workers + 1) if processes else 0,
         "dashboard": False,
-        "silence_logs": logging.WARNING,
+        **({"silence_logs": logging.WARNING} if processes else {}),
     }
+    kind = Nanny if processes else Worker
     workers: dict[int | str, dict[str, Any]] = {
-        rank: {"cls": Nanny, "options": dict(common)} for rank in range(n_workers)
+        rank: {"cls": kind, "options": dict(common)} for rank in range(n_workers)
     }
-    workers["server"] = {"cls": Nanny, "options": {**common, "resources": {SERVER_RESOURCE: 1}}}
+    workers["server"] = {"cls": kind, "options": {**common, "resources": {SERVER_RESOURCE: 1}}}
     scheduler = {
         "cls": Scheduler,
-        "options": {"host": host, "port": 0, "dashboard": False, "dashboard_address": f"{host}:0"},
+        "options": {**where, "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"},
     }
     with (
         SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.WARNING) as cluster,

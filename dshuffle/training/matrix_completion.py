@@ -21,6 +21,12 @@ from dshuffle.training.schedules import CONSTANT, Schedule
 
 Factor = NDArray[np.float32]
 Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
+State = tuple[Factor, Factor | None, tuple[float, float]]
+"""Of a worker after a round: its rows' factor, that of the column block which it had, and the sums of the errors' and
+the values' squares so far in this epoch."""
+
+PERMUTATIONS = ("every epoch", "once", "never")
+"""Of the columns, from the most to the least random."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +53,7 @@ def fit_matrix_completion(
     step: float,
     regularization: float = 0.0,
     seed: int = 0,
+    permute_columns: str = "every epoch",
     schedule: Schedule = CONSTANT,
     test: Entries | None = None,
     early_stopping: EarlyStopping | None = None,
@@ -71,7 +78,11 @@ def fit_matrix_completion(
     regularization
         ``mu`` of P5 and P6.
     seed
-        Of the first factors, and of the permutation of the columns in every epoch.
+        Of the first factors, and of the permutations of the columns.
+    permute_columns
+        How columns get into blocks: by a new random permutation in ``"every epoch"``, by one (``"once"``), or as they
+        are numbered (``"never"``). Columns that are numbered by popularity make blocks of very unequal size, and every
+        round waits for the largest: permute them at least once.
     schedule
         Factor on the step by epoch.
     test
@@ -95,11 +106,12 @@ def fit_matrix_completion(
 
     Notes
     -----
-    The shuffler's assignment permutes the rows, the seed the columns, which are cut into as many blocks as workers.
-    In round r worker k takes its entries in column block k + r, so that no two workers touch the same row of either
-    factor: the result is that of one process that does the blocks of each round one after the other. Between rounds a
-    block of the right factor goes from worker to worker, n_columns * rank * 4 bytes a round in all. Both factors pass
-    through the client once an epoch, down and up. The factors of all rounds stay on the workers until the epoch ends.
+    The shuffler's assignment permutes the rows, ``permute_columns`` the columns, which are cut into as many blocks as
+    workers. In round r worker k takes its entries in column block k + r, so that no two workers touch the same row of
+    either factor: the result is that of one process that does the blocks of each round one after the other. Between
+    rounds a block of the right factor goes from worker to worker, n_columns * rank * 4 bytes a round in all. Both
+    factors pass through the client once an epoch, down and up. The factors of all rounds stay on the workers until the
+    epoch ends.
 
     References
     ----------
@@ -111,6 +123,8 @@ def fit_matrix_completion(
     check_step(step)
     if not 0 <= regularization < np.inf:
         raise InvalidParameter.of("regularization", regularization, "a finite number >= 0")
+    if permute_columns not in PERMUTATIONS:
+        raise InvalidParameter.of("permute_columns", permute_columns, f"one of {PERMUTATIONS}")
     model = first_factors(n_rows, n_columns, rank, seed)
     recorder: Recorder[Factors] = Recorder(
         None if test is None else lambda factors: {"test_error": factors.error(test)}, early_stopping, on_epoch
@@ -128,22 +142,22 @@ def fit_matrix_completion(
             )
         counts = np.sum(columns, axis=0) if counts is None else counts
         n = len(rows)
-        blocks = np.array_split(permutation(n_columns, "columns", seed, number), n)
+        blocks = column_blocks(n_columns, n, seed=seed, epoch=number, permute=permute_columns)
         entries = PerRank(epoch.map(entries_by_block, blocks))
-        lefts, rights = PerRank([model.left[own] for own in rows]), PerRank([model.right[block] for block in blocks])
-        wrong = total = 0.0
+        states = PerRank([(model.left[own], None, (0.0, 0.0)) for own in rows])
+        rights = PerRank([model.right[block] for block in blocks])
+        # The client waits for nothing before the last round: each task follows those that it needs.
         for turn in range(n):
-            done = PerRank(
-                epoch.map(one_round, entries, turn, lefts, rights, counts, step * schedule(number), regularization)
+            if turn:
+                moved = epoch.map(pick, states, 1)
+                rights = PerRank([moved[(k + 1) % n] for k in range(n)])
+            states = PerRank(
+                epoch.map(one_round, entries, turn, states, rights, counts, step * schedule(number), regularization)
             )
-            lefts = PerRank(epoch.map(pick, done, 0))
-            moved = epoch.map(pick, done, 1)
-            rights = PerRank([moved[(k + 1) % n] for k in range(n)])
-            sums = np.sum(_results(epoch.map(pick, done, 2)), axis=0)
+        wrong = total = 0.0
+        for k, (left, right, sums) in enumerate(_results(states.values)):
+            model.left[rows[k]], model.right[blocks[(k + n - 1) % n]] = left, right
             wrong, total = wrong + sums[0], total + sums[1]
-        # After n rounds every block is where it began.
-        for own, left, block, right in zip(rows, _results(lefts.values), blocks, _results(rights.values), strict=True):
-            model.left[own], model.right[block] = left, right
         if not (np.isfinite(wrong) and np.isfinite(model.left).all() and np.isfinite(model.right).all()):
             raise InvalidParameter.of(
                 "step", step, "small enough for the factors to stay finite", f"They diverged in epoch {number}."
@@ -153,6 +167,19 @@ def fit_matrix_completion(
         if recorder.add(model, float(wrong / total)):
             break
     return recorder.history(model)
+
+
+def column_blocks(n_columns: int, n: int, *, seed: int, epoch: int, permute: str) -> list[NDArray[np.int64]]:
+    """The columns of each of n blocks in an epoch; ``permute`` as of :func:`fit_matrix_completion`.
+
+    Examples
+    --------
+    >>> [block.tolist() for block in column_blocks(5, 2, seed=0, epoch=1, permute="never")]
+    [[0, 1, 2], [3, 4]]
+    """
+    if permute == "never":
+        return np.array_split(np.arange(n_columns), n)
+    return np.array_split(permutation(n_columns, "columns", seed, epoch if permute == "every epoch" else 0), n)
 
 
 def first_factors(n_rows: int, n_columns: int, rank: int, seed: int) -> Factors:
@@ -226,17 +253,17 @@ def one_round(
     partition: Partition,
     entries: BlockedEntries,
     turn: int,
-    left: Factor,
+    before: State,
     right: Factor,
     column_counts: NDArray[np.int64],
     step: float,
     regularization: float,
-) -> tuple[Factor, Factor, tuple[float, float]]:
-    """The worker's entries in one column block; both factors after it, and the errors' and the values' squares."""
+) -> State:
+    """The worker's entries in one column block: its state after the round before, and the block's factor."""
     block = (entries.rank + turn) % len(entries.blocks)
     part = slice(entries.starts[block], entries.starts[block + 1])
     # Copies: what Dask holds must not change.
-    left, right = np.array(left), np.array(right)
+    left, right = np.array(before[0]), np.array(right)
     value = entries.value[part]
     wrong = update_factors(
         left,
@@ -248,7 +275,8 @@ def one_round(
         step * regularization / np.maximum(column_counts[entries.blocks[block]], 1),
         step,
     )
-    return left, right, (wrong, float(np.sum(np.square(value, dtype=np.float64))))
+    sums = before[2]
+    return left, right, (sums[0] + wrong, sums[1] + float(np.sum(np.square(value, dtype=np.float64))))
 
 
 @numba.njit(nogil=True, cache=True)

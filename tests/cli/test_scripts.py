@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from dshuffle import create_dataset
-from dshuffle.training import gaussian_blobs
+import dshuffle
+from dshuffle.training import gaussian_blobs, low_rank_entries
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,8 +100,46 @@ def test_partial_exchange_is_studied(tmp_path):
 @pytest.mark.slow
 def test_an_epoch_of_synchronous_sgd_is_broken_down(tmp_path):
     url = tmp_path / "d.zarr"
-    create_dataset(str(url), gaussian_blobs(600, n_features=6, n_classes=3))
+    dshuffle.create_dataset(str(url), gaussian_blobs(600, n_features=6, n_classes=3))
     ran = run("pipelines/synchronous_sgd.py", url, "--classes", 3, "--workers", 2, "--epochs", 2)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("partial:0.") == 3
     assert "GE+WU" in ran.stdout
+
+
+@pytest.mark.slow
+def test_a_matrix_is_completed(tmp_path):
+    url = tmp_path / "m.zarr"
+    dshuffle.create_dataset(url, low_rank_entries(60, 40, per_row=20, rank=2), chunk_rows=200)
+    ran = run("pipelines/matrix_completion.py", url, "--entries-a-row", 20, "--workers", 2, "--rank", 2, "--epochs", 3)
+    assert ran.returncode == 0, ran.stderr
+    errors = [float(line.split("error ")[1].split(",")[0]) for line in ran.stdout.splitlines()]
+    assert len(errors) == 3
+    assert errors[0] > errors[2]
+
+
+@pytest.mark.slow
+def test_convergence_is_studied(tmp_path):
+    studies = ["--study", "sorted", "--study", "matrix"]
+    ran = run("pipelines/convergence_study.py", "--quick", *studies, "--output", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "logical workers: threads of one process" in ran.stdout
+    with (tmp_path / "convergence.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    curves = defaultdict(list)
+    for row in rows:
+        key = row["study"], row["policy"], row["delivery"], row["seed"]
+        curves[key].append((int(row["epoch"]), float(row["error"]), float(row["seconds"])))
+    assert {key[:3] for key in curves} >= {("sorted", "global", "clique"), ("matrix", "columns", "-")}
+    for seed in "01":
+        assert len(curves["sorted", "global", "peer", seed]) < len(curves["sorted", "none", "-", seed]) == 8
+    assert "<html" in (tmp_path / "convergence.html").read_text()
+
+
+@pytest.mark.slow
+def test_permuted_columns_shorten_the_epoch():
+    ran = run("pipelines/epoch_lengths.py", "--seeds", 1)
+    assert ran.returncode == 0, ran.stderr
+    mean = {line.split()[0]: float(line.split()[2]) for line in ran.stdout.splitlines() if " 1" in line or "." in line}
+    assert 8.5 < mean["as"] < 9.3, "in simulation 8.9"
+    assert 1.7 < mean["permuted"] < 2.5, "in simulation 1.9"

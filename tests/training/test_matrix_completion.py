@@ -2,19 +2,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
-from dshuffle.training import Decay, fit_matrix_completion, low_rank_entries
+from dshuffle.training import Decay, fit_matrix_completion, local_cluster, low_rank_entries
 from dshuffle.training.matrix_completion import first_factors
 
 SHAPE = {"n_rows": 40, "n_columns": 23}
 ENTRIES = {name: array.compute() for name, array in low_rank_entries(**SHAPE, per_row=8, rank=2).items()}
 
 
-def one_process(partitions_of_epochs, *, rank, step, mu, seed):
+def one_process(partitions_of_epochs, *, rank, step, mu, seed, permute="every epoch"):
     """P5 and P6 over the same schedule, one entry after the other, on whole factors."""
     model = first_factors(**SHAPE, rank=rank, seed=seed)
     left, right = model.left.astype(float), model.right.astype(float)
@@ -22,7 +21,8 @@ def one_process(partitions_of_epochs, *, rank, step, mu, seed):
     for number, partitions in enumerate(partitions_of_epochs):
         n = len(partitions)
         size = step * 0.9**number
-        blocks = np.array_split(permutation(SHAPE["n_columns"], "columns", seed, number), n)
+        columns = permutation(SHAPE["n_columns"], "columns", seed, number if permute == "every epoch" else 0)
+        blocks = np.array_split(np.arange(SHAPE["n_columns"]) if permute == "never" else columns, n)
         for turn in range(n):
             for k, partition in enumerate(partitions):
                 for i, j, value in zip(partition["row"], partition["column"], partition["value"], strict=True):
@@ -35,11 +35,14 @@ def one_process(partitions_of_epochs, *, rank, step, mu, seed):
     return left, right
 
 
-def test_it_is_what_one_process_computes(fake_shuffler):
+@pytest.mark.parametrize("permute", ["every epoch", "once", "never"])
+def test_it_is_what_one_process_computes(fake_shuffler, permute):
     shuffler = fake_shuffler(ENTRIES, n_workers=5, assignment="local", sharding="contiguous")
     settings = {"rank": 3, "step": 0.05, "seed": 4}
-    history = fit_matrix_completion(shuffler, **SHAPE, **settings, epochs=3, regularization=0.5, schedule=Decay(0.9))
-    left, right = one_process([epoch.partitions for epoch in shuffler.epochs(3)], **settings, mu=0.5)
+    history = fit_matrix_completion(
+        shuffler, **SHAPE, **settings, epochs=3, regularization=0.5, schedule=Decay(0.9), permute_columns=permute
+    )
+    left, right = one_process([epoch.partitions for epoch in shuffler.epochs(3)], **settings, mu=0.5, permute=permute)
     np.testing.assert_allclose(history.weights.left, left, atol=1e-5)
     np.testing.assert_allclose(history.weights.right, right, atol=1e-5)
 
@@ -52,12 +55,11 @@ def test_rows_move_between_workers_and_unseen_entries_are_found(tmp_path):
     unseen = np.arange(len(entries["row"])) % 25 == entries["row"] * 7 % 25
     known = {name: array[~unseen] for name, array in entries.items()}
     dataset = dshuffle.create_dataset(str(tmp_path / "m.zarr"), known, chunk_rows=240)
-    options = {"dashboard_address": None, "scheduler_kwargs": {"dashboard": False, "dashboard_address": ":0"}}
     with (
-        LocalCluster(3, processes=False, threads_per_worker=1, memory_limit=0, **options) as cluster,
-        Client(cluster) as client,
+        local_cluster(3, processes=False) as client,
         dshuffle.Shuffler(client, dataset, assignment="chunks:24") as shuffler,
     ):
+        assert shuffler.n_workers == 3
         history = fit_matrix_completion(
             shuffler,
             n_rows=200,
@@ -81,6 +83,7 @@ def test_rows_move_between_workers_and_unseen_entries_are_found(tmp_path):
         ({"step": 0}, "step=0"),
         ({"step": 1e6}, "step=.*diverged in epoch 0"),
         ({"regularization": -1}, "regularization=-1"),
+        ({"permute_columns": "twice"}, "permute_columns='twice'"),
     ],
 )
 def test_parameters_out_of_range_are_refused(fake_shuffler, options, message):

@@ -1,0 +1,399 @@
+"""Error against epochs and against time, for every policy and delivery: Chung et al. (2017), Figure 8, with seeds.
+
+    python pipelines/convergence_study.py [--seeds 5] [--study sorted] [--output convergence-study] [--quick]
+    python pipelines/convergence_study.py --scheduler ADDRESS --data s3://bucket/study --samples 400000
+
+Parallel SGD regression on rows sorted by a key and on i.i.d. rows, and matrix completion from noisy entries and without
+noise. `none`: stored order, contiguous shares, no randomness; `local`: the same shares, order redrawn every epoch;
+`once`: one random placement, then as `local`; partial and global move samples before every epoch. In the matrix, shares
+are whole rows, so that nothing exchanges a part of one; `columns` leaves them in place and permutes only the columns.
+
+Without --scheduler workers are logical: threads of one process, without a network between them. Errors are what
+separate workers would have, the same for every delivery, which is checked. Seconds are this machine's. Tables print the
+gain over `none` and over `once`, seed by seed; 1 or less for one seed and 1 or more for another is a null. Writes
+convergence.csv and convergence.html. Half an hour on two cores; --quick, ten seconds, shows that it runs, no effects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from bokeh.io import save
+from bokeh.layouts import column, row
+from bokeh.models.widgets import Div
+from bokeh.plotting import figure
+from bokeh.resources import INLINE
+from distributed import Client
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import dshuffle
+from dshuffle.planning import first_assignment
+from dshuffle.report.units import human_seconds
+from dshuffle.runtime.clients import cluster_info
+from dshuffle.runtime.membership import SERVER_RESOURCE
+from dshuffle.training import (
+    EarlyStopping,
+    History,
+    compile_kernels,
+    connect,
+    fit_linear_regression,
+    fit_matrix_completion,
+    keyed_regression,
+    local_cluster,
+    low_rank_entries,
+    low_rank_factors,
+)
+from dshuffle.training.as_stored import AsStored
+
+DELIVERIES = ("peer", "server", "storage", "clique", "ubershuffle")
+CODED_CACHE = 0.2  # of the last two, as in the paper
+# Okabe and Ito's palette, for colour-blind readers: policies, then deliveries.
+COLOURS = ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#CC79A7", "#009E73")
+WAY_COLOURS = ("#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8A8F98")
+DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which samples a worker trains on, in which order; ``columns`` as of ``fit_matrix_completion``."""
+
+    label: str
+    assignment: str
+    sharding: str = "contiguous"
+    as_stored: bool = False
+    columns: str = "every epoch"
+
+    @property
+    def moves(self) -> bool:
+        """Whether samples move between epochs, so that the delivery matters."""
+        return self.assignment != "local"
+
+
+REGRESSION = (
+    Policy("none", "local", as_stored=True),
+    Policy("local", "local"),
+    Policy("once", "local", "random"),
+    Policy("partial 0.1", "partial:0.1"),
+    Policy("partial 0.3", "partial:0.3"),
+    Policy("global", "global", "random"),
+)
+MATRIX = (
+    Policy("none", "local", as_stored=True, columns="never"),
+    Policy("local", "local", columns="never"),
+    Policy("once", "local", "random", columns="once"),
+    Policy("columns", "local"),
+    Policy("global", "chunks", "random"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A problem: how to make it from a seed, and to fit it; with a target the epochs to it count, else the last error.
+
+    All of ``unit`` samples must be on one worker: entries of a row of the matrix. ``deliveries``: whether to try all.
+    """
+
+    name: str
+    title: str
+    policies: tuple[Policy, ...]
+    workers: int
+    epochs: int
+    target: float | None
+    make: Callable[[int], tuple[dict[str, Any], Any]]
+    fit: Callable[..., History[Any]]
+    unit: int = 1
+    deliveries: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One fit: errors and seconds since it began, epoch by epoch, and median seconds of an exchange."""
+
+    errors: tuple[float, ...]
+    seconds: tuple[float, ...]
+    exchange: float
+    waited: float
+
+
+Runs = dict[tuple[str, str], list[Run]]  # by policy and delivery, one for each seed
+
+
+class Below(EarlyStopping):
+    """Stop below an error."""
+
+    def is_due(self, points: Sequence[Any]) -> bool:
+        """Whether the last point is."""
+        return error_of(points[-1]) < self.least_change
+
+
+def error_of(point: Any) -> float:
+    """On unseen entries where there are any."""
+    return float(point.validation.get("test_error", point.error))
+
+
+def rows(samples: int, by_key: bool, seed: int) -> tuple[dict[str, Any], None]:
+    """Sorted by a key, or of 200 independent normal numbers as the paper's; of squared norm 1 in the mean."""
+    if by_key:
+        return keyed_regression(samples, seed=seed), None
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((samples, 200), np.float32) / np.float32(math.sqrt(200))
+    return {"x": x, "y": x @ rng.standard_normal(200, np.float32)}, None
+
+
+def entries(size: int, per_row: int, noise: float, seed: int) -> tuple[dict[str, Any], Any]:
+    """A square matrix of rank 5 and variance 1; the test are all unseen entries, without noise."""
+    shape = {"n_rows": size, "n_columns": size, "per_row": per_row, "rank": 5, "seed": seed}
+    data = {name: array.compute() for name, array in low_rank_entries(**shape, noise=noise).items()}
+    left, right = low_rank_factors(**shape)
+    unseen = np.ones((size, size), bool)
+    unseen[data["row"], data["column"]] = False
+    return data, (*np.nonzero(unseen), (left @ right.T)[unseen])
+
+
+def fit_rows(shuffler: Any, policy: Policy, seed: int, test: Any, **options: Any) -> History[Any]:
+    return fit_linear_regression(shuffler, step=1.0, **options)
+
+
+def fit_entries(size: int, step: float, shuffler: Any, policy: Policy, seed: int, test: Any, **more: Any) -> Any:
+    more |= {"n_rows": size, "n_columns": size, "rank": 5, "seed": seed, "permute_columns": policy.columns}
+    return fit_matrix_completion(shuffler, step=step, test=test, **more)
+
+
+def studies(options: argparse.Namespace, n_workers: int) -> list[Study]:
+    """All studies, at the settings in which the effects are known to show; quick ones show that it runs."""
+    quick = options.quick
+    n, few = (n_workers, n_workers) if n_workers else (4, 2) if quick else (20, 10)
+    size, per_row = (60, 20) if quick else (500, 60)
+    size = -(-size // few) * few  # equally many rows of the matrix on every worker
+    far, short = (8, 3) if quick else (250, 30)
+    by_key, iid_rows = partial(rows, options.samples, True), partial(rows, options.samples, False)
+    by = Study("sorted", "Regression, rows sorted by a key", REGRESSION, n, far, 1e-2, by_key, fit_rows)
+    made = [by, Study("iid", "Regression, i.i.d. rows", REGRESSION, n, far, 1e-2, iid_rows, fit_rows)]
+    if not (quick or n_workers):
+        ends = tuple(policy for policy in REGRESSION if policy.label in ("none", "once", "global"))
+        made += [replace(by, name=f"sorted-{k}", policies=ends, workers=k, deliveries=False) for k in (5, 40)]
+    noisy, clean = partial(entries, size, per_row, 1.0), partial(entries, size, per_row, 0.0)
+    fits = partial(fit_entries, size, 0.06), partial(fit_entries, size, 0.04)
+    made += [
+        Study("matrix", "Matrix, noise 1, step 0.06", MATRIX, few, short, None, noisy, fits[0], per_row),
+        Study("clean", "Matrix, no noise, step 0.04", MATRIX, few, short, 1e-2, clean, fits[1], per_row, False),
+    ]
+    return [study for study in made if not options.studies or study.name in options.studies]
+
+
+def run(client: Client, study: Study, dataset: Any, test: Any, policy: Policy, delivery: str, seed: int) -> Run:
+    """One fit by the trainer over a session."""
+    assignment, sharding = policy.assignment, cast(Any, policy.sharding)
+    if assignment == "chunks":
+        assignment = f"chunks:{study.unit}"
+    elif study.unit > 1:
+        sharding = first_assignment(sharding, dataset.n_samples, study.workers, seed=seed, chunk_rows=study.unit)
+    cached: dict[str, Any] = {"delivery": delivery, "seed": seed}
+    if delivery in DELIVERIES[3:]:
+        cached["cache_fraction"] = max(CODED_CACHE, 1 / study.workers)
+    with dshuffle.Shuffler(client, dataset, assignment=assignment, sharding=sharding, **cached) as shuffler:
+        beyond = 3 if study.deliveries else 1  # for the picture
+        stopping = None if study.target is None else Below(least_change=study.target / beyond)
+        trained = AsStored(shuffler) if policy.as_stored else shuffler
+        history = study.fit(trained, policy, seed, test, epochs=study.epochs, early_stopping=stopping)
+    later = shuffler.records[1:] or shuffler.records
+    exchange, waited = zip(*[(record.exchange_seconds, record.waited_seconds) for record in later], strict=True)
+    errors, seconds = zip(*[(error_of(point), point.seconds) for point in history.points], strict=True)
+    return Run(errors, seconds, statistics.median(exchange), statistics.median(waited))
+
+
+def run_all(client: Client, study: Study, options: argparse.Namespace, console: Console) -> Iterator[Runs]:
+    """Every policy over every delivery, seed by seed, so that what disturbs the machine disturbs all of them."""
+    runs: Runs = {}
+    with console.status(study.title) as status:
+        for seed in range(options.seeds):
+            data, test = study.make(seed)
+            where, chunk = f"{options.data}/{study.name}-{seed}.zarr", 10 * study.unit if study.unit > 1 else 200
+            dshuffle.create_dataset(where, data, chunk_rows=chunk, overwrite=True)
+            dataset = dshuffle.open_dataset(where, storage_options={"timeout": 900})  # on a machine that has more to do
+            for policy in study.policies:
+                compared = policy.moves and study.deliveries and seed < options.timed_seeds
+                for delivery in options.deliveries if compared else ["peer"]:
+                    status.update(f"{study.title}, {study.workers} workers, seed {seed}: {policy.label}, {delivery}")
+                    if not runs:  # the first one loads and compiles
+                        run(client, replace(study, epochs=2), dataset, test, policy, delivery, seed)
+                    done = run(client, study, dataset, test, policy, delivery, seed)
+                    runs.setdefault((policy.label, delivery if policy.moves else "-"), []).append(done)
+                    same = of(runs, policy.label)[seed].errors
+                    if len(same) != len(done.errors) or not np.allclose(same, done.errors, rtol=1e-6, atol=0):
+                        raise SystemExit(f"{policy.label}: the errors with {delivery} are others than with peer")
+            yield runs
+
+
+def of(runs: Runs, label: str) -> list[Run]:
+    """Those of a policy, by its first delivery."""
+    return next(mine for (name, _), mine in runs.items() if name == label)
+
+
+def timed(runs: Runs) -> Runs:
+    """Only the seeds that went over all deliveries: others ran when the machine may have been busier."""
+    return {key: mine[: min(map(len, runs.values()))] for key, mine in runs.items()}
+
+
+def epochs_needed(study: Study, run: Run) -> float:
+    """Until the error is below the target, or infinity; all if there is no target."""
+    if study.target is None:
+        return len(run.errors)
+    return next((number for number, error in enumerate(run.errors, 1) if error < study.target), math.inf)
+
+
+def judged(study: Study, runs: list[Run]) -> list[float]:
+    """Seed by seed what is the better the less it is: the epochs to the target, or the last error."""
+    return [epochs_needed(study, run) if study.target else run.errors[-1] for run in runs]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean, lowest and highest."""
+    if math.inf in values:
+        return "not reached"
+    return f"{statistics.fmean(values):.3g} [{min(values):.3g}, {max(values):.3g}]"
+
+
+def gain(study: Study, runs: Runs, policy: Policy, over: str) -> str:
+    """How many times better than another policy, seed by seed."""
+    mine, others = judged(study, of(runs, policy.label)), judged(study, of(runs, over))
+    if policy.label == over or math.inf in mine:
+        return ""
+    ratios = [min(other, study.epochs) / one for one, other in zip(mine, others, strict=True)]
+    if math.inf in others:
+        return f"> {spread(ratios)}"
+    return spread(ratios) + (" null" if min(ratios) <= 1 <= max(ratios) else "")
+
+
+def show(study: Study, runs: Runs, console: Console) -> None:
+    """Errors first, then seconds."""
+    console.print(f"\n{study.title}, {study.workers} workers", highlight=False)
+    what = f"epochs to {study.target:g}" if study.target else f"error after {study.epochs} epochs"
+    table = Table("policy", what, "gain over none", "gain over once", box=box.SIMPLE_HEAD)
+    for policy in study.policies:
+        gains = [gain(study, runs, policy, over) for over in ("none", "once")]
+        table.add_row(policy.label, spread(judged(study, of(runs, policy.label))), *gains)
+    console.print(table)
+    if not study.deliveries:
+        return
+    whole = f"seconds to {study.target:g}" if study.target else "seconds in all"
+    table = Table("policy", "delivery", whole, "an epoch", "exchange", "waited for it", box=box.SIMPLE_HEAD)
+    for (label, delivery), mine in timed(runs).items():
+        needed = [epochs_needed(study, run) for run in mine]
+        to_target = [
+            math.inf if n == math.inf else run.seconds[int(n) - 1] for n, run in zip(needed, mine, strict=True)
+        ]
+        columns = [[run.seconds[-1] / len(run.seconds) for run in mine]]
+        columns += [[run.exchange for run in mine], [run.waited for run in mine]] if delivery != "-" else []
+        table.add_row(label, delivery, spread(to_target), *(human_seconds(statistics.median(c)) for c in columns))
+    console.print(table)
+
+
+def draw(study: Study, runs: Runs) -> list[Any]:
+    """Error against epochs, and against seconds a panel for each policy that moves samples."""
+    colours = {policy.label: colour for policy, colour in zip(study.policies, COLOURS, strict=False)}
+    panels = [panel(study, "epochs", [(label, of(runs, label), colour, "solid") for label, colour in colours.items()])]
+    runs = timed(runs)
+    resting = [(label, of(runs, label), colours[label], "solid") for label in ("none", "once")]
+    for moved in [policy.label for policy in study.policies if policy.moves and study.deliveries]:
+        ways = [(delivery, mine) for (label, delivery), mine in runs.items() if label == moved]
+        looks = zip(ways, WAY_COLOURS, DASHES, strict=False)
+        drawn = [(f"{moved}, {delivery}", mine, colour, dash) for (delivery, mine), colour, dash in looks]
+        panels.append(panel(study, "seconds", [*resting, *drawn]))
+    return panels
+
+
+def panel(study: Study, x: str, lines: list[tuple[str, list[Run], str, str]]) -> Any:
+    """Median over seeds, and a band from the lowest to the highest error; seconds are medians."""
+    plot = figure(x_axis_label=x, y_axis_label="error", x_axis_type="log", y_axis_type="log", width=480, height=460)
+    for label, runs, colour, dash in lines:
+        length = min(len(run.errors) for run in runs)
+        errors = np.array([run.errors[:length] for run in runs])
+        seconds = np.median([run.seconds[:length] for run in runs], axis=0)
+        across = np.arange(1.0, length + 1) if x == "epochs" else seconds
+        plot.varea(across, errors.min(0), errors.max(0), color=colour, alpha=0.15)
+        plot.line(across, np.median(errors, 0), color=colour, line_dash=dash, line_width=2, legend_label=label)
+    if study.target is None:  # all of it is in how the errors end
+        last = [error for _, runs, _, _ in lines for error in judged(study, runs)]
+        plot.y_range.update(start=0.97 * min(last), end=1.2 * max(last))
+    plot.add_layout(plot.legend[0], "below")
+    plot.legend.ncols, plot.legend.label_text_font_size = 2, "11px"
+    return plot
+
+
+def write(folder: Path, found: list[tuple[Study, Runs]], title: str) -> None:
+    """All points as CSV, and the picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "convergence.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["study", "workers", "policy", "delivery", "seed", "epoch", "error", "seconds"])
+        for study, runs in found:
+            for (label, delivery), mine in runs.items():
+                for seed, run in enumerate(mine):
+                    for epoch, (error, seconds) in enumerate(zip(run.errors, run.seconds, strict=True), 1):
+                        how = (study.name, study.workers, label, delivery, seed)
+                        writer.writerow([*how, epoch, f"{error:.6g}", f"{seconds:.3f}"])
+    pictures: list[Any] = [Div(text=title)]
+    for study, runs in found:
+        pictures += [Div(text=f"<h3>{study.title}, {study.workers} workers</h3>"), row(draw(study, runs))]
+    save(column(pictures), filename=folder / "convergence.html", resources=INLINE, title="Convergence")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scheduler", help="address of a Dask scheduler (default: logical workers)")
+    parser.add_argument("--data", help="folder or URL for the datasets that all workers see (default: a temporary one)")
+    parser.add_argument("--study", dest="studies", action="append", help="sorted, iid, matrix, ... (default: all)")
+    parser.add_argument("--seeds", type=int, help="default: 5")
+    parser.add_argument("--timed-seeds", type=int, default=2, help="of which all deliveries run, not only the first")
+    parser.add_argument("--samples", type=int, help="of the regressions; default: 4000")
+    parser.add_argument("--quick", action="store_true", help="few seeds, epochs, samples and deliveries: a try")
+    parser.add_argument("--output", type=Path, default=Path("convergence-study"))
+    options = parser.parse_args()
+    if options.scheduler and not options.data:
+        parser.error("--scheduler needs --data, which all of its workers see")
+    options.seeds = options.seeds or (2 if options.quick else 5)
+    options.samples = options.samples or (600 if options.quick else 4000)
+    options.deliveries = DELIVERIES[::3] if options.quick else DELIVERIES
+    console = Console()
+    console.width = max(console.width, 110)
+    found: list[tuple[Study, Runs]] = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        options.data = options.data or folder
+        client = stack.enter_context(connect(options.scheduler, 1)) if options.scheduler else None
+        kind = f"workers of {options.scheduler}"
+        if client is None:
+            kind = f"logical workers: threads of one process on {os.cpu_count()} cores, no network between them"
+            logging.getLogger("dshuffle").setLevel(logging.ERROR)  # threads that share a core are not equally fast
+        title = f"{options.seeds} seeds; {kind}. In brackets, and as bands, the lowest and the highest of all seeds."
+        console.print(title, highlight=False)
+        compile_kernels(options.deliveries)
+        found_workers = cluster_info(client)["workers"].values() if client else ()
+        n_workers = sum(SERVER_RESOURCE not in (worker["resources"] or {}) for worker in found_workers)
+        for study in studies(options, n_workers):
+            with ExitStack() as own:
+                here = client or own.enter_context(local_cluster(study.workers, processes=False))
+                for runs in run_all(here, study, options, console):
+                    write(options.output, [*found, (study, runs)], title)
+            found.append((study, runs))
+            show(study, runs, console)
+    console.print(f"wrote {options.output}/convergence.csv and convergence.html", highlight=False)
+
+
+if __name__ == "__main__":
+    main()
