@@ -70,3 +70,7 @@ class ClusterError(DShuffleError, RuntimeError):
 
 class WorkerLost(ClusterError):
     """A worker that owned a cache partition has left the cluster."""
+
+
+class ShardingWarning(UserWarning):
+    """A way of giving out samples is possible, but some group is too small for every worker to get a part of it."""

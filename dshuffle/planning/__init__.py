@@ -19,6 +19,7 @@ from dshuffle.planning.assignment import (
 from dshuffle.planning.auto import AUTO, AutoDelivery
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, first_holders
 from dshuffle.planning.check import check_plan
+from dshuffle.planning.classes import Classes, draw_classes, exchange_in_classes
 from dshuffle.planning.delivery import DELIVERIES, UNCODED, DeliveryPlanner, plan_delivery
 from dshuffle.planning.epochs import EpochPlan, EpochPlanner, ShufflePlanSpec, WorkerPlan
 from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
@@ -29,7 +30,7 @@ from dshuffle.planning.randomness import choose, permutation, random_words
 from dshuffle.planning.relay import RELAYS, Hops, route
 from dshuffle.planning.sharding import SHARDINGS, GivenSharding, first_assignment
 from dshuffle.planning.shuffle_matrix import leftover_matrix, shuffle_matrix
-from dshuffle.planning.stratified import deal_groups, label_codes, stratified_assignment
+from dshuffle.planning.stratified import deal_groups, label_codes, stratified_assignment, stratified_ranks
 
 __all__ = [
     "AUTO",
@@ -45,6 +46,7 @@ __all__ = [
     "Assignment",
     "CachingPolicy",
     "Chunks",
+    "Classes",
     "DeliveryPlanner",
     "EpochPlan",
     "EpochPlanner",
@@ -64,7 +66,9 @@ __all__ = [
     "deal_groups",
     "demand",
     "draw_assignment",
+    "draw_classes",
     "epoch_order",
+    "exchange_in_classes",
     "first_assignment",
     "first_holders",
     "held_by",
@@ -83,4 +87,5 @@ __all__ = [
     "shuffle_matrix",
     "shuffle_quality",
     "stratified_assignment",
+    "stratified_ranks",
 ]

@@ -21,12 +21,14 @@ from dshuffle.planning.assignment import (
     Global,
     Local,
     Partial,
+    check_balance,
     draw_assignment,
 )
 from dshuffle.planning.bits import group_by
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
 from dshuffle.planning.check import check_plan
 from dshuffle.planning.chunked import largest_share
+from dshuffle.planning.classes import Classes, draw_classes
 from dshuffle.planning.delivery import check_delivery, plan_delivery
 from dshuffle.planning.holders import cache_capacity, held_by
 from dshuffle.planning.order import epoch_permutation
@@ -57,6 +59,9 @@ class ShufflePlanSpec:
         Fraction of the samples that each worker holds, in [1/n, 1]; None is 1/n, its share alone.
     relay
         How packets of several samples travel: a name in :data:`RELAYS`.
+    balance
+        Classes of which in every epoch, the first included, each worker trains on equally many samples or one more
+        (with ``local``, ``partial`` and ``global``).
 
     Raises
     ------
@@ -79,6 +84,7 @@ class ShufflePlanSpec:
     caching: str = "uniform"
     cache_fraction: float | None = None
     relay: str = "pipelined"
+    balance: Classes | None = None
 
     def __post_init__(self) -> None:
         as_integer("n_workers", self.n_workers, 1)
@@ -96,6 +102,8 @@ class ShufflePlanSpec:
         for name, names in known.items():
             if getattr(self, name) not in names:
                 raise InvalidParameter.of(name, getattr(self, name), f"one of {sorted(names)}")
+        if self.balance is not None:
+            check_balance(self.balance, self.assignment, self.n_samples)
         check_delivery(self.delivery, self.n_workers, excess=self.has_excess)
 
     @property
@@ -132,11 +140,24 @@ class ShufflePlanSpec:
         return CACHINGS[self.caching](self.n_workers, self.capacity, self.seed)
 
     def first_assignment(self) -> Ranks:
-        """``(q,)`` int32, the assignment of epoch 0."""
+        """``(q,)`` int32, the assignment of epoch 0.
+
+        Raises
+        ------
+        InvalidParameter
+            If a balance is wanted, and the sharding has none.
+        """
+        n, seed = self.n_workers, self.seed
+        if self.balance is not None and self.sharding == "random":
+            return draw_classes(self.balance, n, "sharding", seed)
         if isinstance(self.sharding, GivenSharding):
-            return self.sharding.assignment()
-        chunk_rows = self.chunk_rows if isinstance(self.assignment, Chunks) else None
-        return first_assignment(self.sharding, self.n_samples, self.n_workers, seed=self.seed, chunk_rows=chunk_rows)
+            ranks = self.sharding.assignment()
+        else:
+            chunk_rows = self.chunk_rows if isinstance(self.assignment, Chunks) else None
+            ranks = first_assignment(self.sharding, self.n_samples, n, seed=seed, chunk_rows=chunk_rows)
+        if self.balance is not None:
+            self.balance.check_balanced("sharding", str(self.sharding), ranks, n)
+        return ranks
 
     @property
     def max_incoming(self) -> int:
@@ -319,7 +340,13 @@ class EpochPlanner:
             raise PlanError("advance() was called before load(): there is no epoch to go on from")
         n, epoch = spec.n_workers, last.epoch + 1
         assignment, packets = draw_assignment(
-            spec.assignment, last.assignment, n, seed=spec.seed, epoch=epoch, holders=last.holders
+            spec.assignment,
+            last.assignment,
+            n,
+            seed=spec.seed,
+            epoch=epoch,
+            holders=last.holders,
+            classes=spec.balance,
         )
         seed = int(random_words(1, "delivery", spec.seed, epoch)[0])
         plan = plan_delivery(delivery or spec.delivery, last.holders, assignment, n, seed=seed, start=packets)

@@ -1,8 +1,9 @@
 """Running on Dask: the scheduler and worker plugins, and what users hold."""
 
+from dshuffle.runtime.epoch import Epoch
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.permutation import permute
-from dshuffle.runtime.shuffler import Epoch, Shuffler
+from dshuffle.runtime.shuffler import Shuffler
 from dshuffle.runtime.spec import PerRank
 
 __all__ = ["Epoch", "Partition", "PerRank", "Shuffler", "permute"]

@@ -1,8 +1,7 @@
-"""What users hold: a :class:`Shuffler` over a Dask client and a dataset, and its :class:`Epoch` objects."""
+"""What users hold: a :class:`Shuffler` over a Dask client and a dataset."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import time
@@ -17,14 +16,15 @@ from distributed.protocol.serialize import ToPickle
 from numpy.typing import ArrayLike
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
-from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SERVER, Assignment, parse_assignment
+from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SERVER, Assignment, Classes, parse_assignment
 from dshuffle.planning.cost import Cluster
 from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.candidates import expected_seconds
 from dshuffle.runtime.chunks import with_chunks_of
 from dshuffle.runtime.clients import check_client
-from dshuffle.runtime.first import wanted_sharding
+from dshuffle.runtime.epoch import Epoch
+from dshuffle.runtime.first import wanted_balance, wanted_sharding, warn_of_small_classes
 from dshuffle.runtime.replies import Reply, unwrap
 from dshuffle.runtime.scheduler import DShuffleScheduler
 from dshuffle.runtime.settings import Settings
@@ -33,48 +33,6 @@ from dshuffle.runtime.worker import run_on_partition
 from dshuffle.store import Dataset, open_dataset
 
 logger = logging.getLogger(__name__)
-
-
-class Epoch:
-    """One epoch: every worker holds its partition, and tasks run where the data are.
-
-    Attributes
-    ----------
-    number
-        The epoch, from 0.
-    """
-
-    def __init__(self, shuffler: Shuffler, number: int) -> None:
-        self.number = number
-        self._shuffler = shuffler
-        self._futures: list[Future[Any]] = []
-        self._calls = itertools.count()
-
-    def __repr__(self) -> str:
-        return f"<Epoch {self.number} of {self._shuffler!r}>"
-
-    def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
-        """Run ``fn(partition, *args, **kwargs)`` as one Dask task on each worker.
-
-        Parameters
-        ----------
-        fn
-            Gets the worker's :class:`Partition`, valid until it returns.
-        *args, **kwargs
-            Passed on; futures among them arrive as their results, and of a :class:`PerRank` each worker gets its own
-            value.
-
-        Returns
-        -------
-        list of distributed.Future
-            In rank order. A task that raises carries its original traceback.
-
-        Raises
-        ------
-        ClusterError
-            If this epoch has ended.
-        """
-        return self._shuffler._submit(self, next(self._calls), fn, args, kwargs)
 
 
 class Shuffler:
@@ -110,6 +68,11 @@ class Shuffler:
         The first assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``; of whole chunks with the assignment
         ``"chunks"``. With the others also ``"stratified:y"`` (each class of the labels ``y`` in equal parts), the name
         of one stored beside the dataset (``dshuffle shard --write``), or ``(q,)`` ranks.
+    balance
+        The name of an array of labels, one integer a sample: in every epoch, the first included, each worker trains on
+        equally many samples of each class, or one more. With ``"global"``, ``"partial:Q"`` (every worker still
+        exchanges exactly as many samples) and ``"local"``. The sharding ``"random"`` is then drawn so; any other one
+        must have that balance, as ``"stratified:y"`` has.
     seed
         Together with the epoch and the workers it fixes every random choice.
     memory_limit
@@ -131,6 +94,11 @@ class Shuffler:
         If a worker's cache partition does not fit; the message says how many bytes and workers would do.
     ClusterError
         If there are no workers, or one cannot be set up.
+
+    Warns
+    -----
+    ShardingWarning
+        If a class to keep in equal parts has fewer samples than there are workers, some of which then get none of it.
 
     Examples
     --------
@@ -161,6 +129,7 @@ class Shuffler:
         cache_fraction: float | None = None,
         relay: str = "pipelined",
         sharding: str | ArrayLike = "random",
+        balance: str | None = None,
         seed: int = 0,
         memory_limit: int | str | None = None,
         server: str | int | None = None,
@@ -195,6 +164,7 @@ class Shuffler:
                 memory_fraction=settings.memory_fraction,
             )
         self._delivery = delivery
+        classes = wanted_balance(self.dataset, balance)
         self._order = ShuffleOrder(
             session_id=uuid.uuid4().hex[:12],
             client_id=client.id,
@@ -205,6 +175,7 @@ class Shuffler:
             sharding=wanted_sharding(self.dataset, sharding),
             cache_fraction=cache_fraction,
             relay=relay,
+            balance=None if classes is None else Classes(classes.name, classes.checksum),
             seed=as_integer("seed", seed),
             memory_limit=_parse_memory_limit(memory_limit),
             server=None if server is None else str(server),
@@ -224,10 +195,13 @@ class Shuffler:
         self._addresses: dict[int, str] = dict(opened["addresses"])
         self._server_role: str = opened["server"]
         self.n_workers = sum(who != SERVER for who in self._addresses)
+        if classes is not None:
+            warn_of_small_classes(classes, self.n_workers)
 
     def __repr__(self) -> str:
         order = self._order
-        return f"<Shuffler {order.assignment} x {self._delivery} of {self.dataset.url}>"
+        balance = "" if order.balance is None else f", balance={order.balance.name!r},"
+        return f"<Shuffler {order.assignment} x {self._delivery}{balance} of {self.dataset.url}>"
 
     def __enter__(self) -> Self:
         return self
@@ -326,6 +300,7 @@ class Shuffler:
                 assignment=str(order.assignment),
                 caching=order.caching,
                 sharding=str(order.sharding),
+                balance="" if order.balance is None else order.balance.name,
                 n_workers=self.n_workers,
                 n_samples=n_samples,
                 row_nbytes=row_nbytes,

@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.cluster import KMeans
 from sklearn.decomposition import IncrementalPCA
 
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import InvalidParameter, ShardingWarning
 from dshuffle.planning import deal_groups, label_codes, random_words
 from dshuffle.planning.values import as_integer
 from dshuffle.sharding.features import Features, Floats, Progress, Sliceable
-from dshuffle.sharding.result import Sharding, ShardingWarning
+from dshuffle.sharding.result import Sharding
 
 MOST_ITERATIONS = 150
 STARTS = 3

@@ -12,10 +12,6 @@ from dshuffle.planning import label_codes
 from dshuffle.planning.values import Ranks, Samples, as_integer, as_ranks
 
 
-class ShardingWarning(UserWarning):
-    """A sharding is possible, but some group is too small for every worker to get a part of it."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Sharding:
     """An assignment made offline.
