@@ -21,7 +21,8 @@ from dshuffle.planning.caching import CACHINGS, CachingPolicy, first_holders
 from dshuffle.planning.check import check_plan
 from dshuffle.planning.classes import Classes, draw_classes, exchange_in_classes
 from dshuffle.planning.delivery import DELIVERIES, UNCODED, DeliveryPlanner, plan_delivery
-from dshuffle.planning.epochs import EpochPlan, EpochPlanner, ShufflePlanSpec, WorkerPlan
+from dshuffle.planning.epoch_plan import EpochPlan, WorkerPlan
+from dshuffle.planning.epochs import EpochPlanner, ShufflePlanSpec
 from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
 from dshuffle.planning.order import epoch_order, row_permutation
 from dshuffle.planning.plan import SERVER, STORE, Plan, demand, name_of
