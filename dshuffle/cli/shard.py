@@ -108,7 +108,7 @@ def shard(
         write_sharding(
             dataset,
             name,
-            GivenSharding.of(name, made.ranks).assignment(),
+            GivenSharding.of(name, made.ranks, made.broadcast).assignment(),
             broadcast=made.broadcast,
             about=about,
             overwrite=overwrite,
@@ -133,7 +133,7 @@ def _print(made: Sharding, labels: NDArray[np.generic] | None, by: str, seconds:
         click.echo(
             f"{len(neighbourhoods)} neighbourhoods of {human_count(int(neighbourhoods[-1]))} to "
             f"{human_count(int(neighbourhoods[0]))} samples; to broadcast: {human_count(len(made.broadcast))} samples "
-            "(counted in every shard here; a Shuffler trains on each once)"
+            "(in every shard: all workers of a session train on them in each epoch)"
         )
     if labels is None:
         return

@@ -11,13 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import InvalidParameter, ShardingWarning
 from dshuffle.planning import SHARDINGS, Classes, GivenSharding, ShufflePlanSpec, stratified_assignment
-from dshuffle.store import Dataset, read_array, read_sharding, stored_shardings
+from dshuffle.sharding import Sharding
+from dshuffle.store import Dataset, read_array, read_broadcast, read_sharding, stored_shardings
 
 STRATIFIED = "stratified:"
 """With what the name begins of a sharding by labels; it ends with the name of their array."""
 
 
-def wanted_sharding(dataset: Dataset, sharding: str | ArrayLike) -> str | GivenSharding:
+def wanted_sharding(dataset: Dataset, sharding: str | Sharding | ArrayLike) -> str | GivenSharding:
     """What a user asked for, checked as far as the client can without reading labels.
 
     Ranks stored beside the dataset are read here once, for their shape and checksum, and travel by name.
@@ -28,7 +29,10 @@ def wanted_sharding(dataset: Dataset, sharding: str | ArrayLike) -> str | GivenS
         If there is no such sharding, or no such labels, or ranks are no balanced assignment.
     """
     if not isinstance(sharding, str):
-        given = GivenSharding.of("given", sharding)
+        if isinstance(sharding, Sharding):
+            given = GivenSharding.of("given", sharding.ranks, sharding.broadcast)
+        else:
+            given = GivenSharding.of("given", sharding)
         assert given.n_workers is not None
         given.check(dataset.n_samples, given.n_workers)
         return given
@@ -39,8 +43,8 @@ def wanted_sharding(dataset: Dataset, sharding: str | ArrayLike) -> str | GivenS
         return GivenSharding(sharding)
     stored = stored_shardings(dataset)
     if sharding in stored:
-        found = GivenSharding.of(sharding, read_sharding(dataset, sharding))
-        return dataclasses.replace(found, ranks=None)
+        ranks, broadcast = read_sharding(dataset, sharding), read_broadcast(dataset, sharding)
+        return GivenSharding.of(sharding, ranks, broadcast).by_name()
     hint = "Make one with 'dshuffle shard --write', or give 'stratified:LABELS' or an array of ranks."
     raise InvalidParameter.of("sharding", sharding, f"one of {[*sorted(SHARDINGS), *stored]}", hint)
 
@@ -94,11 +98,12 @@ def with_data(plan: ShufflePlanSpec, dataset: Dataset) -> ShufflePlanSpec:
         if given.name.startswith(STRATIFIED):
             found = labels(given.name.removeprefix(STRATIFIED))
             ranks = stratified_assignment(found, plan.n_workers, seed=plan.seed, n_samples=plan.n_samples)
+            given = given.found(ranks)
         else:
-            ranks = read_sharding(dataset, given.name)
-        plan = dataclasses.replace(plan, sharding=given.found(ranks))
+            given = given.found(read_sharding(dataset, given.name), read_broadcast(dataset, given.name))
+        plan = dataclasses.replace(plan, sharding=given)
     if balance is not None:
-        plan.first_assignment()  # refused now, not when the first epoch is planned
+        plan.of_dealt().first_assignment()  # refused now, not when the first epoch is planned
     return plan
 
 

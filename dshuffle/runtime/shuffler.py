@@ -16,7 +16,17 @@ from distributed.protocol.serialize import ToPickle
 from numpy.typing import ArrayLike
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
-from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SERVER, Assignment, Classes, parse_assignment
+from dshuffle.planning import (
+    AUTO,
+    CACHINGS,
+    DELIVERIES,
+    RELAYS,
+    SERVER,
+    Assignment,
+    Classes,
+    GivenSharding,
+    parse_assignment,
+)
 from dshuffle.planning.cost import Cluster
 from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
@@ -30,6 +40,7 @@ from dshuffle.runtime.scheduler import DShuffleScheduler
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.spec import TASK_PREFIX, DatasetReference, PerRank, ShuffleOrder
 from dshuffle.runtime.worker import run_on_partition
+from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, open_dataset
 
 logger = logging.getLogger(__name__)
@@ -67,7 +78,10 @@ class Shuffler:
     sharding
         The first assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``; of whole chunks with the assignment
         ``"chunks"``. With the others also ``"stratified:y"`` (each class of the labels ``y`` in equal parts), the name
-        of one stored beside the dataset (``dshuffle shard --write``), or ``(q,)`` ranks.
+        of one stored beside the dataset (``dshuffle shard --write``), a :class:`~dshuffle.sharding.Sharding`, or
+        ``(q,)`` ranks. Samples that a sharding broadcasts are held and trained on by every worker in every epoch, and
+        have no part in the exchange; that is the one exception to training on each sample exactly once. Give its ranks
+        alone for no exception.
     balance
         The name of an array of labels, one integer a sample: in every epoch, the first included, each worker trains on
         equally many samples of each class, or one more. With ``"global"``, ``"partial:Q"`` (every worker still
@@ -128,7 +142,7 @@ class Shuffler:
         caching: str = "uniform",
         cache_fraction: float | None = None,
         relay: str = "pipelined",
-        sharding: str | ArrayLike = "random",
+        sharding: str | Sharding | ArrayLike = "random",
         balance: str | None = None,
         seed: int = 0,
         memory_limit: int | str | None = None,
@@ -300,6 +314,7 @@ class Shuffler:
                 assignment=str(order.assignment),
                 caching=order.caching,
                 sharding=str(order.sharding),
+                broadcast_samples=order.sharding.n_broadcast if isinstance(order.sharding, GivenSharding) else 0,
                 balance="" if order.balance is None else order.balance.name,
                 n_workers=self.n_workers,
                 n_samples=n_samples,

@@ -107,7 +107,9 @@ def distribution_aware(
             ShardingWarning,
             stacklevel=2,
         )
-    ranks = deal_groups(neighbourhoods, clusters, n_workers, "distribution-aware", seed)
+    # Those to broadcast come last, so that partition sizes without them differ by one at most as well.
+    turns = np.argsort(np.argsort(sparse, kind="stable"), kind="stable").astype(np.int32)
+    ranks = deal_groups(turns[neighbourhoods], clusters, n_workers, "distribution-aware", seed)
     return Sharding(ranks, n_workers, broadcast, np.sort(sizes)[::-1])
 
 

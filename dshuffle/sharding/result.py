@@ -19,12 +19,14 @@ class Sharding:
     Parameters
     ----------
     ranks
-        ``(q,)`` int32: the worker of each sample. Partition sizes differ by at most one.
+        ``(q,)`` int32: the worker of each sample. Partition sizes differ by at most one, with and without the samples
+        to broadcast.
     n_workers
         Their number.
     broadcast
-        Ascending int64: the samples that every worker trains on, as paper 002 has it. Each has a rank too, and
-        :class:`~dshuffle.Shuffler`, under which every sample is trained on exactly once, goes by that.
+        Ascending int64: the samples that every worker trains on, as paper 002 has it. In a session
+        (``Shuffler(sharding=...)`` with this, or with its name once it is stored) they are with every worker in every
+        epoch: the one exception to exactly once. Each has a rank too: give ``ranks`` alone to have none.
     neighbourhoods
         ``(k,)`` int64, descending: samples in each neighbourhood, if that is by what they were dealt.
 
