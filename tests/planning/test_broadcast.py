@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter, PlanError
@@ -46,7 +46,6 @@ def specs(draw):
     )
 
 
-@settings(deadline=None, max_examples=50)
 @given(specs())
 def test_broadcast_samples_are_with_every_worker_and_never_move(spec):
     broadcast = spec.sharding.broadcast

@@ -7,6 +7,8 @@ from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter, ShardingWarning
 from dshuffle.store import write_sharding
 
+pytestmark = pytest.mark.slow  # real clusters
+
 LABELS = np.repeat([3, -1, 40, 7, 8, 100], [400, 7, 290, 200, 100, 3])
 
 
@@ -44,7 +46,6 @@ def test_every_epoch_is_exactly_once_and_balanced(threads, labelled, orders, ass
     assert {record.balance for record in shuffler.records} == {"label"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("assignment", "delivery"), [("partial:0.5", "peer"), ("global", "clique"), ("local", "server")]
 )

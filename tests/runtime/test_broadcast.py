@@ -9,6 +9,8 @@ from dshuffle.planning import UNCODED
 from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.store import create_dataset, write_sharding
 
+pytestmark = pytest.mark.slow  # real clusters
+
 BROADCAST = np.array([0, 17, 500, 501, 502, 998, 999])
 OTHERS = np.delete(np.arange(1000), BROADCAST)
 
@@ -70,7 +72,6 @@ def test_every_worker_trains_on_them_and_all_else_is_trained_on_once(threads, sm
         assert {record.needed for record in records[1:]} == {0}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("delivery", ["server", "coded", "leftover", "ubershuffle", "auto"])
 def test_on_processes_by_the_name_of_a_stored_one(processes, small, delivery):
     write_sharding(small, "mine", some_ranks(3), broadcast=BROADCAST)
