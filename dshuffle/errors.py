@@ -74,3 +74,7 @@ class WorkerLost(ClusterError):
 
 class PeerFailed(ClusterError):
     """A step that all ranks take together cannot be taken, because another rank has failed."""
+
+
+class ShardingWarning(UserWarning):
+    """A way of giving out samples is possible, but some group is too small for every worker to get a part of it."""

@@ -69,6 +69,10 @@ class EpochRecord:
         Epoch (from 0) and the attempt that was committed.
     assignment, delivery, caching, sharding
         The ways chosen. Epoch 0 is loaded from the store and has the delivery ``"load"``.
+    balance
+        The labels whose classes were kept in equal parts; ``""`` if none were.
+    broadcast_samples
+        Samples, of ``n_samples``, that all workers held and trained on, and that no exchange moved.
     n_workers, n_samples, row_nbytes, cache_fraction
         The shape of the job.
     needed
@@ -149,6 +153,8 @@ class EpochRecord:
     training_seconds: float
     waited_seconds: float
     cpu_idle: float
+    balance: str = ""
+    broadcast_samples: int = 0
 
     @property
     def mean_degree(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import sys
@@ -14,12 +15,14 @@ import click
 from rich.console import Console
 
 from dshuffle.cli.progress import progress_bar
+from dshuffle.cli.warned import warnings_as_lines
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, Chunks, ShufflePlanSpec, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
 from dshuffle.runtime.chunks import with_chunks_of
 from dshuffle.runtime.clients import cluster_info
+from dshuffle.runtime.first import wanted_balance, wanted_sharding
 from dshuffle.runtime.membership import SERVER_RESOURCE
 from dshuffle.runtime.probe import measure_cluster
 from dshuffle.store import Dataset, create_dataset, open_dataset
@@ -68,8 +71,14 @@ DEFAULT_CHUNK_ROWS = 1_000
 )
 @click.option(
     "--sharding",
-    type=click.Choice(["random", "contiguous", "round-robin"]),
-    help="First assignment of the ways given by --assignment and --delivery.  [default: random]",
+    metavar="NAME",
+    help="First assignment of the ways given by --assignment and --delivery: random, contiguous, round-robin, "
+    "stratified:LABELS, or one stored by 'dshuffle shard --write'.  [default: random]",
+)
+@click.option(
+    "--balance",
+    metavar="LABELS",
+    help="With --assignment or --delivery: keep the classes of this array in equal parts on all workers.",
 )
 @click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: its share]")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
@@ -94,6 +103,7 @@ def compare(
     relays: tuple[str, ...],
     caching: str | None,
     sharding: str | None,
+    balance: str | None,
     cache_fraction: float | None,
     seed: int,
     step: float | None,
@@ -118,8 +128,13 @@ def compare(
             sharding or "random",
             caching=caching,
             relays=relays or ("pipelined",),
+            balance=balance,
         )
-    elif alone := [name for name, given in (("sharding", sharding), ("caching", caching), ("relay", relays)) if given]:
+    elif alone := [
+        name
+        for name, given in (("sharding", sharding), ("balance", balance), ("caching", caching), ("relay", relays))
+        if given
+    ]:
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
     else:
         ways = default_ways(cache_fraction)
@@ -131,7 +146,7 @@ def compare(
         chosen = bool(assignments or deliveries)
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
             ways = _possible(ways, chosen, data, workers, seed, cache_fraction)
-        with connect(scheduler, workers) as client, progress_bar() as advance:
+        with warnings_as_lines(), connect(scheduler, workers) as client, progress_bar() as advance:
             if scheduler is not None:  # all ways, before hours have gone into the first
                 there = cluster_info(client)["workers"].values()
                 training = sum(SERVER_RESOURCE not in worker.get("resources", {}) for worker in there)
@@ -180,6 +195,8 @@ def _possible(
     ways: Sequence[Way], chosen: bool, data: Dataset, workers: int, seed: int, cache_fraction: float | None
 ) -> tuple[Way, ...]:
     """The ways, all of which the cluster can run: those that nobody chose may be left out for want of chunks."""
+    sharding_of = functools.cache(lambda name: wanted_sharding(data, name))  # ways share what is read of the dataset
+    balance_of = functools.cache(lambda name: wanted_balance(data, name))
     possible = []
     for way in ways:
         assignment = with_chunks_of(data, parse_assignment(way.assignment))
@@ -190,10 +207,11 @@ def _possible(
                 seed,
                 assignment,
                 "peer" if way.delivery == AUTO else way.delivery,
-                way.sharding,
+                sharding_of(way.sharding),
                 caching=way.caching,
                 cache_fraction=cache_fraction,
                 relay=way.relay,
+                balance=balance_of(way.balance),
             )
         except InvalidParameter as error:
             if chosen or not isinstance(assignment, Chunks) or workers > data.n_samples:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -17,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dshuffle.cli.progress import Advance, progress_bar
+from dshuffle.cli.warned import warnings_as_lines
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SHARDINGS, GivenSharding, first_assignment, label_codes
 from dshuffle.report.shards import HEADINGS, box_plot_page, class_rows
 from dshuffle.report.units import human_count, human_seconds
-from dshuffle.sharding import Sharding, ShardingWarning, distribution_aware, stratified
+from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.store import Dataset, open_dataset, read_array, watched, write_sharding
 
 MOST_ROWS = 20
@@ -76,7 +74,7 @@ def shard(
     if name is not None and not write:
         raise click.UsageError("--name needs --write")
     dataset = open_dataset(url)
-    with progress_bar() as advance, _warnings_as_lines():
+    with progress_bar() as advance, warnings_as_lines():
         found = None if labels is None else _read_labels(dataset, labels, advance)
         started = time.perf_counter()
         if by == "distribution-aware":
@@ -110,7 +108,7 @@ def shard(
         write_sharding(
             dataset,
             name,
-            GivenSharding.of(name, made.ranks).assignment(),
+            GivenSharding.of(name, made.ranks, made.broadcast).assignment(),
             broadcast=made.broadcast,
             about=about,
             overwrite=overwrite,
@@ -135,7 +133,7 @@ def _print(made: Sharding, labels: NDArray[np.generic] | None, by: str, seconds:
         click.echo(
             f"{len(neighbourhoods)} neighbourhoods of {human_count(int(neighbourhoods[-1]))} to "
             f"{human_count(int(neighbourhoods[0]))} samples; to broadcast: {human_count(len(made.broadcast))} samples "
-            "(counted in every shard here; a Shuffler trains on each once)"
+            "(in every shard: all workers of a session train on them in each epoch)"
         )
     if labels is None:
         return
@@ -148,16 +146,3 @@ def _print(made: Sharding, labels: NDArray[np.generic] | None, by: str, seconds:
     Console().print(table)
     if len(classes) > MOST_ROWS:
         click.echo(f"{MOST_ROWS} of {len(classes)} classes are shown, those with the widest spread")
-
-
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Print our own warnings as lines for the user."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ShardingWarning)
-        yield
-    for warning in caught:
-        if issubclass(warning.category, ShardingWarning):
-            click.echo(f"warning: {warning.message}", err=True)
-        else:
-            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)

@@ -19,8 +19,10 @@ from dshuffle.planning.assignment import (
 from dshuffle.planning.auto import AUTO, AutoDelivery
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, first_holders
 from dshuffle.planning.check import check_plan
+from dshuffle.planning.classes import Classes, draw_classes, exchange_in_classes
 from dshuffle.planning.delivery import DELIVERIES, UNCODED, DeliveryPlanner, plan_delivery
-from dshuffle.planning.epochs import EpochPlan, EpochPlanner, ShufflePlanSpec, WorkerPlan
+from dshuffle.planning.epoch_plan import EpochPlan, WorkerPlan
+from dshuffle.planning.epochs import EpochPlanner, ShufflePlanSpec
 from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
 from dshuffle.planning.order import epoch_order, row_permutation
 from dshuffle.planning.plan import SERVER, STORE, Plan, demand, name_of
@@ -29,7 +31,7 @@ from dshuffle.planning.randomness import choose, permutation, random_words
 from dshuffle.planning.relay import RELAYS, Hops, route
 from dshuffle.planning.sharding import SHARDINGS, GivenSharding, first_assignment
 from dshuffle.planning.shuffle_matrix import leftover_matrix, shuffle_matrix
-from dshuffle.planning.stratified import deal_groups, label_codes, stratified_assignment
+from dshuffle.planning.stratified import deal_groups, label_codes, stratified_assignment, stratified_ranks
 
 __all__ = [
     "AUTO",
@@ -45,6 +47,7 @@ __all__ = [
     "Assignment",
     "CachingPolicy",
     "Chunks",
+    "Classes",
     "DeliveryPlanner",
     "EpochPlan",
     "EpochPlanner",
@@ -64,7 +67,9 @@ __all__ = [
     "deal_groups",
     "demand",
     "draw_assignment",
+    "draw_classes",
     "epoch_order",
+    "exchange_in_classes",
     "first_assignment",
     "first_holders",
     "held_by",
@@ -83,4 +88,5 @@ __all__ = [
     "shuffle_matrix",
     "shuffle_quality",
     "stratified_assignment",
+    "stratified_ranks",
 ]

@@ -18,6 +18,7 @@ from dshuffle.planning.aligned import draw_aligned
 from dshuffle.planning.balanced import balanced_sizes, uniform_ranks
 from dshuffle.planning.bits import group_by
 from dshuffle.planning.chunked import check_chunks, draw_chunks
+from dshuffle.planning.classes import Classes, draw_classes, exchange_in_classes
 from dshuffle.planning.holders import as_holders
 from dshuffle.planning.partial import exchange_samples
 from dshuffle.planning.plan import SERVER, Plan, missing_samples
@@ -225,6 +226,7 @@ def next_assignment(
     seed: int,
     epoch: int,
     holders: ArrayLike | None = None,
+    classes: Classes | None = None,
 ) -> Ranks:
     """The assignment of an epoch, from the one before it.
 
@@ -234,6 +236,9 @@ def next_assignment(
         ``(q,)`` integers: the assignment of epoch ``epoch - 1``.
     holders
         ``(q, words)`` masks of who holds what in epoch ``epoch - 1``; only ``aligned`` needs them.
+    classes
+        With ``local``, ``partial`` and ``global``: classes that are to stay in equal parts, to within one sample on
+        every worker, as they are in ``previous``.
 
     Returns
     -------
@@ -243,7 +248,8 @@ def next_assignment(
     Raises
     ------
     InvalidParameter
-        If there are no holders for ``aligned``, or an array has a wrong shape or range.
+        If there are no holders for ``aligned``, an array has a wrong shape or range, or an assignment cannot keep
+        classes in equal parts.
 
     References
     ----------
@@ -257,7 +263,7 @@ def next_assignment(
     >>> next_assignment(Partial(0.5), [0, 0, 0, 0, 1, 1, 1, 1], 2, seed=0, epoch=1)
     array([0, 0, 1, 1, 0, 1, 0, 1], dtype=int32)
     """
-    return draw_assignment(assignment, previous, n_workers, seed=seed, epoch=epoch, holders=holders)[0]
+    return draw_assignment(assignment, previous, n_workers, seed=seed, epoch=epoch, holders=holders, classes=classes)[0]
 
 
 def draw_assignment(
@@ -268,6 +274,7 @@ def draw_assignment(
     seed: int,
     epoch: int,
     holders: ArrayLike | None = None,
+    classes: Classes | None = None,
 ) -> tuple[Ranks, Plan | None]:
     """:func:`next_assignment` and, with ``aligned``, the perfect packets that it was drawn with.
 
@@ -276,11 +283,18 @@ def draw_assignment(
     n_workers = as_integer("n_workers", n_workers, 1)
     ranks = as_ranks("previous", previous, n_workers)
     masks = None if holders is None else _covering(as_holders(holders, n_workers), ranks)
+    if classes is not None:
+        check_balance(classes, assignment, len(ranks))
     match assignment:
         case Global():
+            if classes is not None:
+                return draw_classes(classes, n_workers, "global", seed, epoch), None
             return uniform_ranks(len(ranks), n_workers, "global", seed, epoch), None
         case Partial():
-            return exchange_samples(ranks, n_workers, assignment.n_exchanged(len(ranks), n_workers), seed, epoch), None
+            count = assignment.n_exchanged(len(ranks), n_workers)
+            if classes is not None:
+                return exchange_in_classes(ranks, classes, n_workers, count, seed, epoch), None
+            return exchange_samples(ranks, n_workers, count, seed, epoch), None
         case Aligned():
             if masks is None:
                 raise InvalidParameter.of("holders", None, "the masks of who holds what for the assignment 'aligned'")
@@ -291,6 +305,24 @@ def draw_assignment(
         case Local():
             return ranks.copy(), None
     raise InvalidParameter.of("assignment", assignment, KNOWN_ASSIGNMENTS)
+
+
+def check_balance(classes: Classes, assignment: Assignment, n_samples: int) -> None:
+    """Refuse classes that an assignment cannot keep in equal parts, or of another number of samples.
+
+    Raises
+    ------
+    InvalidParameter
+        Saying why.
+    """
+    if isinstance(assignment, Aligned | Chunks):
+        whole = "gives out whole chunks" if isinstance(assignment, Chunks) else "follows from who holds what"
+        hint = f"What {str(assignment)!r} draws {whole}, and cannot regard classes; take 'global' or 'partial:Q'."
+        raise InvalidParameter.of("balance", classes.name, f"None with the assignment {str(assignment)!r}", hint)
+    if classes.n_samples not in (None, n_samples):
+        raise InvalidParameter.of(
+            f"len(balance {classes.name!r})", classes.n_samples, f"{n_samples}, one label to a sample"
+        )
 
 
 def _covering(masks: Holders, ranks: Ranks) -> Holders:

@@ -20,12 +20,12 @@ def exchange_samples(previous: Ranks, n_workers: int, count: int, seed: int, epo
     for rank in range(n_workers):
         own = order[offsets[rank] : offsets[rank + 1]]
         sent[:, rank] = choose(own, count, "partial", seed, epoch, rank)
-    _derange(sent, random_words(count, "partial", seed, epoch), ranks)
+    derange(sent, random_words(count, "partial", seed, epoch), ranks)
     return ranks
 
 
 @numba.njit(nogil=True, cache=True)
-def _derange(sent, words, ranks):  # type: ignore[no-untyped-def]
+def derange(sent, words, ranks):  # type: ignore[no-untyped-def]
     """Reassign each row of ``sent`` by a uniform permutation of the ranks without fixed points."""
     n_workers = sent.shape[1]
     destination = np.arange(n_workers)

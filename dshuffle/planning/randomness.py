@@ -123,3 +123,13 @@ def next_word(state):  # type: ignore[no-untyped-def]
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state, word ^ (word >> np.uint64(31))
+
+
+@numba.njit(nogil=True, cache=True)
+def draw_front(values, count, state):  # type: ignore[no-untyped-def]
+    """Move a uniform ordered choice of ``count`` values to the front, from a SplitMix64 stream; its next state."""
+    for i in range(count):
+        state, word = next_word(state)
+        j = i + below(word, values.size - i)
+        values[i], values[j] = values[j], values[i]
+    return state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.planning.balanced import uniform_ranks
 from dshuffle.planning.chunked import check_chunks, deal_chunks, draw_chunks, slice_chunks
-from dshuffle.planning.values import Ranks, as_integer, as_ranks
+from dshuffle.planning.values import Ranks, Samples, as_integer, as_ranks
 
 
 def _contiguous(n_samples: int, n_workers: int, seed: int) -> Ranks:
@@ -97,11 +98,17 @@ class GivenSharding:
         Those of the ranks, or None if the name stands for ranks of any number of workers.
     ranks
         ``(q,)`` int32, or None while only the name is known: a session's members each find the ranks by themselves.
+    broadcast
+        Ascending int64 samples that every worker trains on and holds for good, whatever their ranks say; known or not
+        as ranks are.
+    n_broadcast
+        Their number.
 
     Raises
     ------
     InvalidParameter
-        If there are no ranks for some number of workers, or partition sizes differ by more than one.
+        If there are no ranks for some number of workers, or partition sizes, without what is broadcast, differ by more
+        than one.
 
     Examples
     --------
@@ -110,42 +117,54 @@ class GivenSharding:
     2
     >>> GivenSharding("mine", given.n_workers, given.checksum).found(given.ranks).ranks
     array([1, 0, 1, 0, 0], dtype=int32)
+    >>> GivenSharding.of("mine", [1, 0, 1, 0, 0], broadcast=[3]).others()
+    array([0, 1, 2, 4])
     """
 
     name: str
     n_workers: int | None = None
     checksum: int | None = None
     ranks: Ranks | None = None
+    broadcast: Samples | None = None
+    n_broadcast: int = 0
 
     @classmethod
-    def of(cls, name: str, ranks: ArrayLike) -> Self:
-        """Check ranks that somebody made."""
+    def of(cls, name: str, ranks: ArrayLike, broadcast: ArrayLike = ()) -> Self:
+        """Check ranks, and samples to broadcast, that somebody made."""
         checked = as_ranks("sharding", ranks, 1 << 31)
         n_workers = int(checked.max()) + 1 if checked.size else 0
         as_integer("len(sharding)", checked.size, max(1, n_workers), "Every worker must get a sample.")
-        sizes = np.bincount(checked, minlength=n_workers)
+        everywhere = _as_broadcast(broadcast, checked.size)
+        hint = "Every worker must get a sample of its own, beside those that are broadcast."
+        as_integer("samples that are not broadcast", checked.size - len(everywhere), n_workers, hint)
+        sizes = np.bincount(np.delete(checked, everywhere) if len(everywhere) else checked, minlength=n_workers)
         if sizes.max() - sizes.min() > 1:
             raise InvalidParameter.of(
                 "sharding",
                 f"ranks of which {int(sizes.argmin())} has {sizes.min()} samples and {int(sizes.argmax())} has "
                 f"{sizes.max()}",
-                "an assignment in which partition sizes differ by at most one",
+                "an assignment in which partition sizes differ by at most one"
+                + (", not counting the samples that are broadcast" if len(everywhere) else ""),
                 "Workers that have less to train on would wait for the others in every epoch.",
             )
-        return cls(name, n_workers, checksum_of(checked), checked)
+        return cls(name, n_workers, checksum_of(checked, everywhere), checked, everywhere, len(everywhere))
 
     def __str__(self) -> str:
         return self.name
 
-    def found(self, ranks: ArrayLike) -> GivenSharding:
-        """The same, with its ranks.
+    def by_name(self) -> GivenSharding:
+        """The same without its arrays, to travel."""
+        return dataclasses.replace(self, ranks=None, broadcast=None)
+
+    def found(self, ranks: ArrayLike, broadcast: ArrayLike = ()) -> GivenSharding:
+        """The same, with its ranks and what is broadcast.
 
         Raises
         ------
         InvalidParameter
             If the ranks are other ones than those that were meant.
         """
-        found = GivenSharding.of(self.name, ranks)
+        found = GivenSharding.of(self.name, ranks, broadcast)
         for name, meant in (("n_workers", self.n_workers), ("checksum", self.checksum)):
             if meant is not None and meant != getattr(found, name):
                 raise InvalidParameter.of(
@@ -188,7 +207,27 @@ class GivenSharding:
             raise PlanError(f"the ranks of the sharding {self.name!r} are not known here")
         return self.ranks.copy()
 
+    def others(self) -> Samples:
+        """Ascending int64, the samples that are not broadcast."""
+        everywhere = np.empty(0, dtype=np.int64) if self.broadcast is None else self.broadcast
+        return np.delete(np.arange(len(self.assignment())), everywhere)
 
-def checksum_of(ranks: Ranks) -> int:
-    """By what ranks are told from others."""
-    return zlib.crc32(np.ascontiguousarray(ranks, dtype="<i4").data)
+    def of_others(self) -> GivenSharding:
+        """The sharding of the samples that are not broadcast, numbered anew."""
+        return GivenSharding.of(self.name, self.assignment()[self.others()])
+
+
+def checksum_of(ranks: Ranks, broadcast: Samples) -> int:
+    """By what ranks, and samples to broadcast, are told from others."""
+    checksum = zlib.crc32(np.ascontiguousarray(ranks, dtype="<i4").data)
+    return zlib.crc32(np.ascontiguousarray(broadcast, dtype="<i8").data, checksum)
+
+
+def _as_broadcast(broadcast: ArrayLike, n_samples: int) -> Samples:
+    samples = np.asarray(broadcast)
+    if samples.ndim != 1 or (samples.size and samples.dtype.kind not in "iu"):
+        raise InvalidParameter.of("broadcast", f"{samples.dtype} of shape {samples.shape}", "a row of samples")
+    samples = samples.astype(np.int64)
+    if samples.size and not (samples[0] >= 0 and samples[-1] < n_samples and np.all(np.diff(samples) > 0)):
+        raise InvalidParameter.of("broadcast", samples, f"ascending samples in [0, {n_samples}), each once")
+    return samples

@@ -71,7 +71,7 @@ def label_codes(
         classes, inverse = np.unique(found, return_inverse=True)
         codes = inverse.astype(np.int32)
     if len(classes) == len(found) > 1:
-        hint = "Labels that name the samples divide them into no classes; use the sharding 'random'."
+        hint = "Labels that name the samples divide them into no classes; use the sharding 'random', and no balance."
         raise InvalidParameter.of(
             name, f"{len(found)} distinct values", "classes, of which some have several samples", hint
         )
@@ -139,9 +139,20 @@ def stratified_assignment(labels: ArrayLike, n_workers: int, *, seed: int, n_sam
     array([0, 1, 0, 1, 0, 1], dtype=int32)
     """
     codes, classes = label_codes(labels, n_samples)
+    return stratified_ranks(codes, len(classes), n_workers, seed=seed)
+
+
+def stratified_ranks(codes: NDArray[np.int32], n_classes: int, n_workers: int, *, seed: int) -> Ranks:
+    """:func:`stratified_assignment`, of labels that were numbered already.
+
+    Parameters
+    ----------
+    codes
+        ``(q,)`` integers in ``[0, n_classes)``.
+    """
     n_workers = as_integer("n_workers", n_workers, 1)
     as_integer("len(labels)", len(codes), n_workers, "There are fewer samples than workers.")
-    return deal_groups(codes, len(classes), n_workers, "stratified", seed)
+    return deal_groups(codes, n_classes, n_workers, "stratified", seed)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -54,6 +54,7 @@ class WayResult:
     sharding: str
     records: tuple[EpochRecord, ...]
     history: tuple[TrainingPoint, ...]
+    balance: str = ""
     predicted_seconds: float | None = None
     quality: ShuffleQuality | None = None
 
@@ -209,6 +210,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
                 "assignment": way.assignment,
                 "delivery": way.delivery,
                 "sharding": way.sharding,
+                "balance": way.balance,
                 "figures": asdict(figures(way)),
                 "predicted_seconds": way.predicted_seconds,
                 "quality": None if way.quality is None else asdict(way.quality),

@@ -1,21 +1,24 @@
-"""The first assignment of a session, where it is more than a name and a seed: found by every member for itself."""
+"""What plans need of a dataset, its labels and stored shardings: found by every member of a session for itself."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import warnings
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.errors import InvalidParameter
-from dshuffle.planning import SHARDINGS, GivenSharding, ShufflePlanSpec, stratified_assignment
-from dshuffle.store import Dataset, read_array, read_sharding, stored_shardings
+from dshuffle.errors import InvalidParameter, ShardingWarning
+from dshuffle.planning import SHARDINGS, Classes, GivenSharding, ShufflePlanSpec, stratified_assignment
+from dshuffle.sharding import Sharding
+from dshuffle.store import Dataset, read_array, read_broadcast, read_sharding, stored_shardings
 
 STRATIFIED = "stratified:"
 """With what the name begins of a sharding by labels; it ends with the name of their array."""
 
 
-def wanted_sharding(dataset: Dataset, sharding: str | ArrayLike) -> str | GivenSharding:
+def wanted_sharding(dataset: Dataset, sharding: str | Sharding | ArrayLike) -> str | GivenSharding:
     """What a user asked for, checked as far as the client can without reading labels.
 
     Ranks stored beside the dataset are read here once, for their shape and checksum, and travel by name.
@@ -26,7 +29,10 @@ def wanted_sharding(dataset: Dataset, sharding: str | ArrayLike) -> str | GivenS
         If there is no such sharding, or no such labels, or ranks are no balanced assignment.
     """
     if not isinstance(sharding, str):
-        given = GivenSharding.of("given", sharding)
+        if isinstance(sharding, Sharding):
+            given = GivenSharding.of("given", sharding.ranks, sharding.broadcast)
+        else:
+            given = GivenSharding.of("given", sharding)
         assert given.n_workers is not None
         given.check(dataset.n_samples, given.n_workers)
         return given
@@ -37,29 +43,68 @@ def wanted_sharding(dataset: Dataset, sharding: str | ArrayLike) -> str | GivenS
         return GivenSharding(sharding)
     stored = stored_shardings(dataset)
     if sharding in stored:
-        found = GivenSharding.of(sharding, read_sharding(dataset, sharding))
-        return dataclasses.replace(found, ranks=None)
+        ranks, broadcast = read_sharding(dataset, sharding), read_broadcast(dataset, sharding)
+        return GivenSharding.of(sharding, ranks, broadcast).by_name()
     hint = "Make one with 'dshuffle shard --write', or give 'stratified:LABELS' or an array of ranks."
     raise InvalidParameter.of("sharding", sharding, f"one of {[*sorted(SHARDINGS), *stored]}", hint)
 
 
-def with_first_assignment(plan: ShufflePlanSpec, dataset: Dataset) -> ShufflePlanSpec:
-    """The plan, with the ranks of its first epoch where it had their name only.
+def wanted_balance(dataset: Dataset, balance: str | None) -> Classes | None:
+    """The classes that a user wants to stay in equal parts.
+
+    Labels are read here once, to be checked and for their checksum; like ranks they travel by name.
 
     Raises
     ------
     InvalidParameter
-        If labels are no classes, or stored ranks are not those any more that the client saw.
+        If there are no such labels, or they are no classes.
     """
+    if balance is None:
+        return None
+    if balance not in _label_arrays(dataset):
+        hint = "Labels are an array of one integer a sample."
+        raise InvalidParameter.of("balance", balance, f"None, or one of {_label_arrays(dataset)}", hint)
+    return Classes.of(balance, read_labels(dataset, balance), dataset.n_samples)
+
+
+def warn_of_small_classes(classes: Classes, n_workers: int, stacklevel: int = 2) -> None:
+    """Say how many classes are too small for every worker to get some of them."""
+    sizes = np.diff(classes.members()[1])
+    small = sizes[sizes < n_workers]
+    if len(small):
+        warnings.warn(
+            f"balance={classes.name!r}: {len(small)} of {len(sizes)} classes have fewer samples than there are workers "
+            f"({n_workers}), some of which get none of them in an epoch; the smallest has {small.min()}",
+            ShardingWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def with_data(plan: ShufflePlanSpec, dataset: Dataset) -> ShufflePlanSpec:
+    """The plan, with labels, and with the ranks of its first epoch, where it had their names only.
+
+    Raises
+    ------
+    InvalidParameter
+        If labels are no classes, they or stored ranks are not those any more that the client saw, or the first
+        assignment does not have the balance that is wanted.
+    """
+    labels = functools.cache(lambda name: read_labels(dataset, name))  # the same array may be wanted twice
+    balance = plan.balance
+    if balance is not None:
+        plan = dataclasses.replace(plan, balance=balance.found(labels(balance.name), plan.n_samples))
     given = plan.sharding
-    if isinstance(given, str) or given.ranks is not None:
-        return plan
-    if given.name.startswith(STRATIFIED):
-        labels = read_labels(dataset, given.name.removeprefix(STRATIFIED))
-        ranks = stratified_assignment(labels, plan.n_workers, seed=plan.seed, n_samples=plan.n_samples)
-    else:
-        ranks = read_sharding(dataset, given.name)
-    return dataclasses.replace(plan, sharding=given.found(ranks))
+    if isinstance(given, GivenSharding) and given.ranks is None:
+        if given.name.startswith(STRATIFIED):
+            found = labels(given.name.removeprefix(STRATIFIED))
+            ranks = stratified_assignment(found, plan.n_workers, seed=plan.seed, n_samples=plan.n_samples)
+            given = given.found(ranks)
+        else:
+            given = given.found(read_sharding(dataset, given.name), read_broadcast(dataset, given.name))
+        plan = dataclasses.replace(plan, sharding=given)
+    if balance is not None:
+        plan.of_dealt().first_assignment()  # refused now, not when the first epoch is planned
+    return plan
 
 
 def read_labels(dataset: Dataset, name: str) -> NDArray[np.generic]:
@@ -68,9 +113,10 @@ def read_labels(dataset: Dataset, name: str) -> NDArray[np.generic]:
 
 
 def _check_labels(dataset: Dataset, sharding: str) -> None:
-    name = sharding.removeprefix(STRATIFIED)
-    info = dataset.arrays.get(name)
-    if info is None or info.shape or info.dtype.kind not in "iub":
-        fit = [key for key, one in dataset.arrays.items() if not one.shape and one.dtype.kind in "iub"]
+    if sharding.removeprefix(STRATIFIED) not in _label_arrays(dataset):
         hint = "Labels are an array of one integer a sample."
-        raise InvalidParameter.of("sharding", sharding, f"'stratified:' and one of {fit}", hint)
+        raise InvalidParameter.of("sharding", sharding, f"'stratified:' and one of {_label_arrays(dataset)}", hint)
+
+
+def _label_arrays(dataset: Dataset) -> list[str]:
+    return [name for name, info in dataset.arrays.items() if not info.shape and info.dtype.kind in "iub"]

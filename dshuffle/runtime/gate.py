@@ -19,12 +19,13 @@ from dshuffle.runtime.partition import Partition
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What training sees of an epoch: its samples in order, the slots that hold them, and how many others have."""
+    """What training sees of an epoch: its samples in order, their slots, how many others have, which all have."""
 
     epoch: int
     sample_ids: NDArray[np.int64]
     slots: NDArray[np.int64]
     shares: tuple[int, int]
+    broadcast: NDArray[np.int64]
 
 
 class EpochGate:
@@ -76,6 +77,7 @@ class EpochGate:
                 rank=self._rank,
                 epoch=epoch,
                 shares=view.shares,
+                broadcast=view.broadcast,
             )
             self._readers += 1
         started = time.perf_counter()

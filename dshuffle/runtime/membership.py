@@ -57,6 +57,7 @@ def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
         caching=order.caching,
         cache_fraction=order.cache_fraction,
         relay=order.relay,
+        balance=order.balance,
     )
     addresses = {rank: worker.address for rank, worker in enumerate(training)}
     role = ""

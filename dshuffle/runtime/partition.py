@@ -34,6 +34,8 @@ class Partition:
         Whose samples they are, and when.
     shares
         Samples of the workers with the fewest and the most in this epoch; by default all have ``n``.
+    broadcast
+        Ascending samples, among these, that every worker has; by default none.
 
     Examples
     --------
@@ -58,6 +60,7 @@ class Partition:
         rank: int,
         epoch: int,
         shares: tuple[int, int] | None = None,
+        broadcast: NDArray[np.int64] | None = None,
     ) -> None:
         self._layout = layout
         self._rows = rows
@@ -67,6 +70,7 @@ class Partition:
         self._rank = rank
         self._epoch = epoch
         self._shares = shares or (len(slots), len(slots))
+        self._broadcast = sample_ids[:0] if broadcast is None else broadcast
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -93,6 +97,16 @@ class Partition:
     def sample_ids(self) -> NDArray[np.int64]:
         """``(n,)`` int64 samples, in training order (read-only)."""
         view = self._sample_ids.view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def broadcast_ids(self) -> NDArray[np.int64]:
+        """Ascending int64 samples that every worker trains on in each epoch (read-only); mostly none.
+
+        They stand among :attr:`sample_ids` like all others. All else is with one worker in an epoch.
+        """
+        view = self._broadcast.view()
         view.flags.writeable = False
         return view
 

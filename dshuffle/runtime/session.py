@@ -378,7 +378,7 @@ class WorkerSession:
         swap = self._seat.cache.prepare(mine.held)
         # Without excess a worker holds what it trains on, and needs no search.
         own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
-        return swap, View(plan.epoch, mine.order, own[mine.permutation], plan.shares)
+        return swap, View(plan.epoch, mine.order, own[mine.permutation], plan.shares, plan.broadcast)
 
     def _measures(self, run: Run) -> Reply:
         assert run.planned is not None

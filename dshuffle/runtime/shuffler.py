@@ -1,4 +1,4 @@
-"""What users hold: a :class:`Shuffler` over a Dask client and a dataset, and its :class:`Epoch` objects."""
+"""What users hold: a :class:`Shuffler` over a Dask client and a dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ from distributed.protocol.serialize import ToPickle
 from numpy.typing import ArrayLike
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
-from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SERVER, Assignment, parse_assignment
+from dshuffle.planning import (
+    AUTO,
+    CACHINGS,
+    DELIVERIES,
+    RELAYS,
+    SERVER,
+    Assignment,
+    Classes,
+    GivenSharding,
+    parse_assignment,
+)
 from dshuffle.planning.cost import Cluster
 from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
@@ -25,13 +35,14 @@ from dshuffle.runtime.candidates import expected_seconds
 from dshuffle.runtime.chunks import with_chunks_of
 from dshuffle.runtime.clients import check_client
 from dshuffle.runtime.epoch import Epoch
-from dshuffle.runtime.first import wanted_sharding
+from dshuffle.runtime.first import wanted_balance, wanted_sharding, warn_of_small_classes
 from dshuffle.runtime.group import Place
 from dshuffle.runtime.replies import Reply, unwrap
 from dshuffle.runtime.scheduler import DShuffleScheduler
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.spec import TASK_PREFIX, DatasetReference, PerRank, ShuffleOrder
 from dshuffle.runtime.worker import run_on_partition
+from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, open_dataset
 
 logger = logging.getLogger(__name__)
@@ -69,7 +80,15 @@ class Shuffler:
     sharding
         The first assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``; of whole chunks with the assignment
         ``"chunks"``. With the others also ``"stratified:y"`` (each class of the labels ``y`` in equal parts), the name
-        of one stored beside the dataset (``dshuffle shard --write``), or ``(q,)`` ranks.
+        of one stored beside the dataset (``dshuffle shard --write``), a :class:`~dshuffle.sharding.Sharding`, or
+        ``(q,)`` ranks. Samples that a sharding broadcasts are held and trained on by every worker in every epoch, and
+        have no part in the exchange; that is the one exception to training on each sample exactly once. Give its ranks
+        alone for no exception.
+    balance
+        The name of an array of labels, one integer a sample: in every epoch, the first included, each worker trains on
+        equally many samples of each class, or one more. With ``"global"``, ``"partial:Q"`` (every worker still
+        exchanges exactly as many samples) and ``"local"``. The sharding ``"random"`` is then drawn so; any other one
+        must have that balance, as ``"stratified:y"`` has.
     seed
         Together with the epoch and the workers it fixes every random choice.
     memory_limit
@@ -91,6 +110,11 @@ class Shuffler:
         If a worker's cache partition does not fit; the message says how many bytes and workers would do.
     ClusterError
         If there are no workers, or one cannot be set up.
+
+    Warns
+    -----
+    ShardingWarning
+        If a class to keep in equal parts has fewer samples than there are workers, some of which then get none of it.
 
     Examples
     --------
@@ -120,7 +144,8 @@ class Shuffler:
         caching: str = "uniform",
         cache_fraction: float | None = None,
         relay: str = "pipelined",
-        sharding: str | ArrayLike = "random",
+        sharding: str | Sharding | ArrayLike = "random",
+        balance: str | None = None,
         seed: int = 0,
         memory_limit: int | str | None = None,
         server: str | int | None = None,
@@ -155,6 +180,7 @@ class Shuffler:
                 memory_fraction=settings.memory_fraction,
             )
         self._delivery = delivery
+        classes = wanted_balance(self.dataset, balance)
         self._order = ShuffleOrder(
             session_id=uuid.uuid4().hex[:12],
             client_id=client.id,
@@ -165,6 +191,7 @@ class Shuffler:
             sharding=wanted_sharding(self.dataset, sharding),
             cache_fraction=cache_fraction,
             relay=relay,
+            balance=None if classes is None else Classes(classes.name, classes.checksum),
             seed=as_integer("seed", seed),
             memory_limit=_parse_memory_limit(memory_limit),
             server=None if server is None else str(server),
@@ -185,10 +212,13 @@ class Shuffler:
         self._addresses: dict[int, str] = dict(opened["addresses"])
         self._server_role: str = opened["server"]
         self.n_workers = sum(who != SERVER for who in self._addresses)
+        if classes is not None:
+            warn_of_small_classes(classes, self.n_workers)
 
     def __repr__(self) -> str:
         order = self._order
-        return f"<Shuffler {order.assignment} x {self._delivery} of {self.dataset.url}>"
+        balance = "" if order.balance is None else f", balance={order.balance.name!r},"
+        return f"<Shuffler {order.assignment} x {self._delivery}{balance} of {self.dataset.url}>"
 
     def __enter__(self) -> Self:
         return self
@@ -287,6 +317,8 @@ class Shuffler:
                 assignment=str(order.assignment),
                 caching=order.caching,
                 sharding=str(order.sharding),
+                broadcast_samples=order.sharding.n_broadcast if isinstance(order.sharding, GivenSharding) else 0,
+                balance="" if order.balance is None else order.balance.name,
                 n_workers=self.n_workers,
                 n_samples=n_samples,
                 row_nbytes=row_nbytes,

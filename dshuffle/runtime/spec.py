@@ -10,7 +10,7 @@ from typing import Any
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError
-from dshuffle.planning import Assignment, GivenSharding, ShufflePlanSpec
+from dshuffle.planning import Assignment, Classes, GivenSharding, ShufflePlanSpec
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
@@ -21,7 +21,7 @@ PLUGIN = "dshuffle"
 TASK_PREFIX = "dshuffle-partition-"
 """With what the keys begin of the tasks that run on a partition; they end with its rank."""
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised whenever messages between processes change; a worker of another protocol is refused."""
 
 
@@ -70,6 +70,7 @@ class ShuffleOrder:
     sharding: str | GivenSharding
     cache_fraction: float | None
     relay: str
+    balance: Classes | None
     seed: int
     memory_limit: int | None
     server: str | None
@@ -99,7 +100,7 @@ class SessionSpec:
     addresses: dict[int, str] = field(default_factory=dict)
 
     def with_plan(self, plan: ShufflePlanSpec) -> SessionSpec:
-        """The same session, once this member has found the first assignment."""
+        """The same session, once this member has found what it needs of the dataset."""
         return dataclasses.replace(self, plan=plan)
 
     def with_memory_limit(self, memory_limit: int) -> SessionSpec:

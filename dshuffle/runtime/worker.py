@@ -22,7 +22,7 @@ from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.planning import SERVER, UNCODED
 from dshuffle.runtime.budget import check_budget
-from dshuffle.runtime.first import with_first_assignment
+from dshuffle.runtime.first import with_data
 from dshuffle.runtime.meeting import Meeting
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap
@@ -148,7 +148,7 @@ class DShuffleWorker(WorkerPlugin):
             check_budget(spec.plan, spec.dataset.layout, spec.memory_limit)
         loop = asyncio.get_running_loop()
         dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
-        spec = spec.with_plan(await loop.run_in_executor(self._executor, with_first_assignment, spec.plan, dataset))
+        spec = spec.with_plan(await loop.run_in_executor(self._executor, with_data, spec.plan, dataset))
         if spec.plan.delivery not in UNCODED:
             await loop.run_in_executor(self._executor, functools.partial(warm_up, dataset.row_nbytes, coded=True))
         self.sessions[spec.session_id] = WorkerSession(

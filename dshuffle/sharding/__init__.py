@@ -1,7 +1,26 @@
-"""Sharding: first assignments made from labels and features, offline, before there is a session."""
+"""Sharding: first assignments made from labels and features, offline, before there is a session.
 
-from dshuffle.sharding.distribution import distribution_aware
-from dshuffle.sharding.result import Sharding, ShardingWarning, class_counts
+``distribution_aware`` loads on first use: sessions know of shardings, and need no scikit-learn for that.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from dshuffle.errors import ShardingWarning
+from dshuffle.sharding.result import Sharding, class_counts
 from dshuffle.sharding.stratified import stratified
 
+if TYPE_CHECKING:
+    from dshuffle.sharding.distribution import distribution_aware
+
 __all__ = ["Sharding", "ShardingWarning", "class_counts", "distribution_aware", "stratified"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "distribution_aware":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = importlib.import_module("dshuffle.sharding.distribution").distribution_aware
+    globals()[name] = value
+    return value

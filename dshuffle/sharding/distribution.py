@@ -9,11 +9,11 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.cluster import KMeans
 from sklearn.decomposition import IncrementalPCA
 
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import InvalidParameter, ShardingWarning
 from dshuffle.planning import deal_groups, label_codes, random_words
 from dshuffle.planning.values import as_integer
 from dshuffle.sharding.features import Features, Floats, Progress, Sliceable
-from dshuffle.sharding.result import Sharding, ShardingWarning
+from dshuffle.sharding.result import Sharding
 
 MOST_ITERATIONS = 150
 STARTS = 3
@@ -107,7 +107,9 @@ def distribution_aware(
             ShardingWarning,
             stacklevel=2,
         )
-    ranks = deal_groups(neighbourhoods, clusters, n_workers, "distribution-aware", seed)
+    # Those to broadcast come last, so that partition sizes without them differ by one at most as well.
+    turns = np.argsort(np.argsort(sparse, kind="stable"), kind="stable").astype(np.int32)
+    ranks = deal_groups(turns[neighbourhoods], clusters, n_workers, "distribution-aware", seed)
     return Sharding(ranks, n_workers, broadcast, np.sort(sizes)[::-1])
 
 

@@ -12,10 +12,6 @@ from dshuffle.planning import label_codes
 from dshuffle.planning.values import Ranks, Samples, as_integer, as_ranks
 
 
-class ShardingWarning(UserWarning):
-    """A sharding is possible, but some group is too small for every worker to get a part of it."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Sharding:
     """An assignment made offline.
@@ -23,12 +19,14 @@ class Sharding:
     Parameters
     ----------
     ranks
-        ``(q,)`` int32: the worker of each sample. Partition sizes differ by at most one.
+        ``(q,)`` int32: the worker of each sample. Partition sizes differ by at most one, with and without the samples
+        to broadcast.
     n_workers
         Their number.
     broadcast
-        Ascending int64: the samples that every worker trains on, as paper 002 has it. Each has a rank too, and
-        :class:`~dshuffle.Shuffler`, under which every sample is trained on exactly once, goes by that.
+        Ascending int64: the samples that every worker trains on, as paper 002 has it. In a session
+        (``Shuffler(sharding=...)`` with this, or with its name once it is stored) they are with every worker in every
+        epoch: the one exception to exactly once. Each has a rank too: give ``ranks`` alone to have none.
     neighbourhoods
         ``(k,)`` int64, descending: samples in each neighbourhood, if that is by what they were dealt.
 

@@ -7,9 +7,9 @@ import warnings
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dshuffle.planning import label_codes, stratified_assignment
+from dshuffle.errors import ShardingWarning
+from dshuffle.planning import label_codes, stratified_ranks
 from dshuffle.planning.values import Ranks
-from dshuffle.sharding.result import ShardingWarning
 
 
 def stratified(labels: ArrayLike, n_workers: int, *, seed: int = 0) -> Ranks:
@@ -48,8 +48,8 @@ def stratified(labels: ArrayLike, n_workers: int, *, seed: int = 0) -> Ranks:
     >>> stratified([3, 3, 8, 8], 2)
     array([0, 1, 0, 1], dtype=int32)
     """
-    ranks = stratified_assignment(labels, n_workers, seed=seed)
     codes, classes = label_codes(labels)
+    ranks = stratified_ranks(codes, len(classes), n_workers, seed=seed)
     sizes = np.bincount(codes)
     small = np.flatnonzero(sizes < n_workers)
     if len(small):

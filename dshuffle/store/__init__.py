@@ -5,7 +5,7 @@ from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset, open_dataset
 from dshuffle.store.ingest import read_ratings, read_sources
 from dshuffle.store.ingest.zarr_nodes import read_array
-from dshuffle.store.shardings import read_sharding, stored_shardings, write_sharding
+from dshuffle.store.shardings import read_broadcast, read_sharding, stored_shardings, write_sharding
 from dshuffle.store.source import RowSource, watched
 from dshuffle.store.verify import VerifyReport, verify_dataset
 
@@ -17,6 +17,7 @@ __all__ = [
     "create_dataset",
     "open_dataset",
     "read_array",
+    "read_broadcast",
     "read_ratings",
     "read_sharding",
     "read_sources",

@@ -37,7 +37,7 @@ def write_sharding(
     ranks
         ``(q,)`` integers, the worker of each sample.
     broadcast
-        Samples that every worker is to train on.
+        Ascending samples that every worker is to train on.
     about
         How it was made, as JSON knows it.
     overwrite
@@ -109,14 +109,29 @@ def read_sharding(dataset: Dataset, name: str) -> NDArray[np.int32]:
     DatasetError
         If there are none, or they cannot be read.
     """
+    return np.asarray(_read(dataset, name, "ranks"), dtype=np.int32)
+
+
+def read_broadcast(dataset: Dataset, name: str) -> NDArray[np.int64]:
+    """Ascending int64, the samples that every worker is to train on, as they were stored with ranks under a name.
+
+    Raises
+    ------
+    DatasetError
+        If there are none, or they cannot be read.
+    """
+    return np.asarray(_read(dataset, name, "broadcast"), dtype=np.int64)
+
+
+def _read(dataset: Dataset, name: str, key: str) -> NDArray[np.generic]:
     store: Store = open_store(dataset.url, dataset._storage_options, read_only=True)
     try:
         group = zarr.open_group(store=store, path=f"{FOLDER}/{name}", mode="r", use_consolidated=False)
         if not _complete(group):
             raise DatasetError(f"writing the sharding {name!r} beside {dataset.url} was never finished; write it again")
-        array = group["ranks"]
+        array = group[key]
         assert isinstance(array, zarr.Array)
-        return np.asarray(array[:], dtype=np.int32)
+        return np.asarray(array[:])
     except DatasetError:
         raise
     except Exception as exc:

@@ -12,7 +12,7 @@ import numpy as np
 from distributed import Client
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, SHARDINGS, UNCODED, Aligned, Local, parse_assignment
+from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, RELAYS, UNCODED, Aligned, Local, parse_assignment
 from dshuffle.planning.cost import Cluster, predict
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
@@ -30,7 +30,10 @@ EMULATED = "DSHUFFLE_EMULATED"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of shuffling: a label for people, and the choices that :class:`dshuffle.Shuffler` takes."""
+    """A way of shuffling: a label for people, and the choices that :class:`dshuffle.Shuffler` takes.
+
+    Whether the labels or the stored sharding exist that ``sharding`` and ``balance`` name, only a dataset can tell.
+    """
 
     label: str
     assignment: str
@@ -38,12 +41,12 @@ class Way:
     sharding: str
     caching: str = "uniform"
     relay: str = "pipelined"
+    balance: str | None = None
 
     def __post_init__(self) -> None:
         parse_assignment(self.assignment)
         for name, value, known in (
             ("delivery", self.delivery, {*DELIVERIES, AUTO}),
-            ("sharding", self.sharding, SHARDINGS),
             ("caching", self.caching, CACHINGS),
             ("relay", self.relay, RELAYS),
         ):
@@ -84,11 +87,12 @@ def product_of_ways(
     *,
     caching: str | None = None,
     relays: Sequence[str] = ("pipelined",),
+    balance: str | None = None,
 ) -> tuple[Way, ...]:
     """Every assignment with every delivery, and with every relay where there are packets to relay.
 
     ``local`` moves nothing, so that it comes once. Without a ``caching``, ``aligned`` gets the one that it wants,
-    ``even``, and all others get ``uniform``.
+    ``even``, and all others get ``uniform``. A ``balance`` is that of all ways.
 
     Examples
     --------
@@ -96,6 +100,8 @@ def product_of_ways(
     ['local', 'global + peer', 'global + storage']
     >>> [way.label for way in product_of_ways(["global"], ["peer", "clique"], "random", relays=["ring", "unicast"])]
     ['global + peer', 'global + clique, ring', 'global + clique, unicast']
+    >>> [way.label for way in product_of_ways(["global"], ["peer"], "random", balance="label")]
+    ['global + peer, balance: label']
     """
     ways: dict[str, Way] = {}
     for assignment, delivery in itertools.product(assignments, deliveries):
@@ -105,7 +111,9 @@ def product_of_ways(
             label = str(parsed) if parsed == Local() else f"{parsed} + {delivery}"
             if len(relays) > 1 and delivery not in UNCODED and parsed != Local():
                 label += f", {relay}"
-            ways.setdefault(label, Way(label, str(parsed), delivery, sharding, chosen, relay))
+            if balance is not None:
+                label += f", balance: {balance}"
+            ways.setdefault(label, Way(label, str(parsed), delivery, sharding, chosen, relay, balance))
     return tuple(ways.values())
 
 
@@ -191,10 +199,19 @@ def compare_ways(
             assignment=way.assignment,
             delivery=way.delivery,
             sharding=way.sharding,
+            balance=way.balance or "",
             records=tuple(shuffler.records),
             history=history.points,
             predicted_seconds=None if measured is None else predicted_seconds(measured, dataset, way, cache_fraction),
-            quality=quality.of(way.assignment, way.sharding, way.caching, shuffler.n_workers, seed, cache_fraction),
+            quality=quality.of(
+                way.assignment,
+                way.sharding,
+                way.caching,
+                shuffler.n_workers,
+                seed,
+                cache_fraction,
+                balance=way.balance,
+            ),
         )
 
     def reporting(way: Way) -> Callable[[TrainingPoint], None] | None:
@@ -233,6 +250,7 @@ def shuffler_of(
         assignment=way.assignment,
         delivery=way.delivery,
         sharding=way.sharding,
+        balance=way.balance,
         caching=way.caching,
         relay=way.relay,
         cache_fraction=cache_fraction,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,9 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Assignment, Chunks, ShufflePlanSpec, ShuffleQuality, parse_assignment, planned_quality
+from dshuffle.planning import (
+    SHARDINGS,
+    Assignment,
+    Chunks,
+    Classes,
+    GivenSharding,
+    ShufflePlanSpec,
+    ShuffleQuality,
+    choose,
+    label_codes,
+    parse_assignment,
+    planned_quality,
+    stratified_ranks,
+)
+from dshuffle.planning.balanced import balanced_sizes
 from dshuffle.runtime.chunks import unit_rows, with_chunks_of
-from dshuffle.store import Dataset
+from dshuffle.runtime.first import STRATIFIED, read_labels
+from dshuffle.store import Dataset, read_sharding
 
 MOST_SAMPLES = 200_000
 """Rows that are planned for: enough for figures of two digits, in a tenth of a second."""
@@ -88,6 +104,7 @@ class QualityOfWays:
 
     def __init__(self, dataset: Dataset, target: str) -> None:
         self._dataset = dataset
+        self._labels = functools.cache(lambda name: read_labels(dataset, name))
         self._likeness = Likeness.of(dataset.n_samples, unit_rows(dataset))
         ids = self._likeness.sample_ids
         known = _values(dataset, target, ids)
@@ -99,9 +116,21 @@ class QualityOfWays:
             self.classes = f"{known.max() + 1} values of {target}"
 
     def of(
-        self, assignment: str, sharding: str, caching: str, n_workers: int, seed: int, cache_fraction: float | None
+        self,
+        assignment: str,
+        sharding: str,
+        caching: str,
+        n_workers: int,
+        seed: int,
+        cache_fraction: float | None,
+        *,
+        balance: str | None = None,
     ) -> ShuffleQuality | None:
-        """The quality of one way; None for a dataset of so few rows that there is nothing to shuffle."""
+        """The quality of one way; None for a dataset of so few rows that there is nothing to shuffle.
+
+        Where not all rows are planned for, a stored sharding is filled up to equal sizes, and one with a ``balance``
+        stands for a random one that has it.
+        """
         n_samples = len(self._likeness.sample_ids)
         if n_samples < 2:
             return None
@@ -112,9 +141,10 @@ class QualityOfWays:
             seed,
             self._likeness.assignment(chosen, n_workers),
             "storage",
-            sharding,
+            "random" if balance is not None else self._sharding(sharding, n_workers, seed),
             caching=caching,
             cache_fraction=cache_fraction,
+            balance=None if balance is None else self._balance(balance),
         )
         return planned_quality(
             spec,
@@ -123,6 +153,40 @@ class QualityOfWays:
             batch_rows=BATCH_ROWS,
             classes=self._classes,
         )
+
+    def _balance(self, balance: str) -> Classes:
+        return Classes.of(balance, self._labels(balance)).only(self._likeness.sample_ids)
+
+    def _sharding(self, sharding: str, n_workers: int, seed: int) -> str | GivenSharding:
+        """The sharding for these rows."""
+        if sharding in SHARDINGS:
+            return sharding
+        ids = self._likeness.sample_ids
+        if sharding.startswith(STRATIFIED):
+            codes, classes = label_codes(self._labels(sharding.removeprefix(STRATIFIED)))
+            return GivenSharding.of(sharding, stratified_ranks(codes[ids], len(classes), n_workers, seed=seed))
+        return GivenSharding.of(sharding, _evened(read_sharding(self._dataset, sharding)[ids], n_workers))
+
+
+def _evened(ranks: NDArray[np.int32], n_workers: int) -> NDArray[np.int32]:
+    """Ranks of which some are changed, so that partition sizes differ by at most one.
+
+    Examples
+    --------
+    >>> np.bincount(_evened(np.array([0, 0, 0, 1, 2, 2], np.int32), 3))
+    array([2, 2, 2])
+    """
+    sizes = np.bincount(ranks, minlength=n_workers)
+    wanted = np.empty_like(sizes)
+    wanted[np.argsort(-sizes, kind="stable")] = np.sort(balanced_sizes(len(ranks), n_workers))[::-1]
+    surplus = [
+        choose(np.flatnonzero(ranks == rank), int(sizes[rank] - wanted[rank]), "evened", rank)
+        for rank in np.flatnonzero(sizes > wanted).tolist()
+    ]
+    evened = ranks.copy()
+    if surplus:
+        evened[np.concatenate(surplus)] = np.repeat(np.arange(n_workers), np.maximum(wanted - sizes, 0))
+    return evened
 
 
 def _values(dataset: Dataset, target: str, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
+from dshuffle.store import write_sharding
 from dshuffle.training import default_ways, keyed_regression, local_cluster
 
 
@@ -57,6 +58,7 @@ def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
     [
         (("--scheduler", "tcp://127.0.0.1:1"), "--scheduler needs DATASET"),
         (("--sharding", "random"), "--sharding needs --assignment or --delivery"),
+        (("--balance", "label"), "--balance needs --assignment or --delivery"),
         (("--workers", 0), "--workers"),
         (("--epochs", "x"), "--epochs"),
         (("--output", "file"), "--output"),
@@ -112,6 +114,46 @@ def test_json_is_all_that_stdout_holds(elsewhere, url):
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert len((folder / "records.jsonl").read_text().splitlines()) == 4
     assert list(elsewhere.iterdir()) == [folder], "nothing else is left in the working directory"
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    """A dataset with classes, the smallest of one sample, and a stored sharding of it."""
+    arrays = {**keyed_regression(400), "label": np.repeat([0, 1, 2], [250, 149, 1])}
+    dataset = dshuffle.create_dataset(tmp_path / "labelled.zarr", arrays, chunk_rows=100)
+    write_sharding(dataset, "mine", np.arange(400) // 200)
+    return dataset.url
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--sharding", "yours"), "sharding='yours' is not allowed; it must be one of ['contiguous', 'random', "),
+        (
+            ("--sharding", "stratified:x"),
+            "sharding='stratified:x' is not allowed; it must be 'stratified:' and one of [",
+        ),
+        (("--balance", "y"), "balance='y' is not allowed; it must be None, or one of ['label']"),
+        (("--balance", "label", "--assignment", "aligned"), "balance='label' is not allowed"),
+        (("--sharding", "mine", "--workers", 3), "n_workers=3 is not allowed"),
+    ],
+)
+def test_first_assignments_and_labels_are_checked_before_a_cluster_is_started(elsewhere, labelled, options, message):
+    result = run(labelled, "--delivery", "peer", *options)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_labels_are_ways_to_start(elsewhere, labelled):
+    start = ("--sharding", "stratified:label", "--balance", "label")
+    balanced = run(labelled, "--workers", 2, "--epochs", 1, "--assignment", "partial:0.5", *start)
+    assert balanced.exit_code == 0, balanced.output
+    assert "partial:0.5 + peer, balance: label" in balanced.stdout
+    assert balanced.stderr.count("warning: balance='label': 1 of 3 classes") == 1
+    [way] = json.loads((elsewhere / "dshuffle-report" / "summary.json").read_text())["ways"]
+    assert (way["sharding"], way["balance"]) == ("stratified:label", "label")
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Chunks, Global, ShufflePlanSpec
+from dshuffle.store import write_sharding
 from dshuffle.training.quality import LEAST_CHUNK_ROWS, Likeness, QualityOfWays
 
 
@@ -68,6 +69,24 @@ def test_integers_and_booleans_are_classes(tmp_path):
     assert QualityOfWays(dataset, "x").classes == "64 slices of the stored order"
     with pytest.raises(InvalidParameter, match=r"target='z' .*label, many, number, x, yes"):
         QualityOfWays(dataset, "z")
+
+
+@pytest.mark.parametrize("at_most", [600, 300])
+def test_labels_and_stored_ranks_decide_where_samples_start(tmp_path, monkeypatch, at_most):
+    likeness = Likeness.of
+    monkeypatch.setattr(Likeness, "of", lambda n_samples, chunk_rows: likeness(n_samples, chunk_rows, at_most))
+    arrays = {"label": np.repeat([7, -3, 12], 200), "few": np.arange(600) // 2}
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", arrays, chunk_rows=50)
+    write_sharding(dataset, "mine", np.repeat([2, 0, 1], 200))
+    quality = QualityOfWays(dataset, "label")
+    assert quality.of("local", "stratified:label", "uniform", 3, 0, None).class_spread < 2
+    assert (
+        quality.of("local", "stratified:few", "uniform", 3, 0, None).class_spread < 3
+    )  # half of them are all distinct
+    assert quality.of("local", "mine", "uniform", 3, 0, None).meets_again == 1
+    for assignment in ("global", "partial:0.5"):
+        balanced = quality.of(assignment, "stratified:label", "uniform", 3, 0, None, balance="label")
+        assert 0.2 < balanced.meets_again < 0.6
 
 
 def test_more_values_than_a_thousand_are_no_classes(tmp_path):

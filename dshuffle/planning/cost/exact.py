@@ -115,8 +115,8 @@ def _planned(work: Work, n_samples: int, n_workers: int) -> tuple[Plan, int]:
     """The plan of an epoch, and the samples that it delivers."""
     key = n_samples, n_workers, _parsed(work), work.caching, work.cache_fraction
     planner = copy.deepcopy(_epoch_before(*key))
-    planner.spec = dataclasses.replace(planner.spec, delivery=work.delivery, relay=work.relay)
-    epoch = planner.advance()
+    dataclasses.replace(planner.spec, delivery=work.delivery, relay=work.relay)  # refuses what cannot be
+    epoch = planner.advance(work.delivery)
     return epoch.plan, epoch.n_needed
 
 

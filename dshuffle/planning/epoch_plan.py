@@ -1,0 +1,154 @@
+"""The plan of one epoch, and each worker's part of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dshuffle.planning.bits import group_by
+from dshuffle.planning.holders import held_by, holders_of
+from dshuffle.planning.order import epoch_permutation
+from dshuffle.planning.plan import SERVER, STORE, Plan
+from dshuffle.planning.values import Holders, Ranks, Samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerPlan:
+    """One worker's part of an epoch.
+
+    Parameters
+    ----------
+    rank
+        The worker, or :data:`SERVER`.
+    epoch
+        The epoch that the exchange leads to.
+    own
+        Ascending int64, the samples that it trains on.
+    permutation
+        ``(own,)`` int64, positions in ``own`` in the order of training.
+    held
+        Ascending int64, the samples that it holds once the exchange is committed, its own included.
+    receives
+        Source (a rank, :data:`SERVER` or :data:`STORE`) -> int64 samples in the order of the plan. Empty if the plan
+        is coded: how packets travel is for :func:`~dshuffle.planning.route` to say.
+    sends
+        Destination rank -> int64 samples in the order of the plan: the same array as that worker's
+        ``receives``.
+    """
+
+    rank: int
+    epoch: int
+    own: Samples
+    permutation: Samples
+    held: Samples
+    receives: dict[int, Samples]
+    sends: dict[int, Samples]
+
+    @property
+    def order(self) -> Samples:
+        """``(own,)`` int64, the samples that it trains on, in training order."""
+        return self.own[self.permutation]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochPlan:
+    """The exchange that leads to an epoch.
+
+    Parameters
+    ----------
+    epoch
+        From 0, whose exchange is the loading from the store.
+    seed, n_workers
+        The specification's.
+    assignment
+        ``(q,)`` int32, the worker that trains on each sample; -1 for those that all do.
+    holders
+        ``(q, words)`` uint64, once the exchange is committed.
+    plan
+        The packets.
+    n_needed
+        Samples that some worker is to train on and did not hold.
+    broadcast
+        Ascending int64, the samples that all workers train on.
+    """
+
+    epoch: int
+    seed: int
+    n_workers: int
+    assignment: Ranks
+    holders: Holders
+    plan: Plan
+    n_needed: int
+    broadcast: Samples = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """Samples of the workers with the fewest and the most."""
+        dealt = self.assignment[self.assignment >= 0] if len(self.broadcast) else self.assignment
+        counts = np.bincount(dealt, minlength=self.n_workers) + len(self.broadcast)
+        return int(counts.min()), int(counts.max())
+
+    def with_broadcast(self, broadcast: Samples, dealt: Samples) -> EpochPlan:
+        """The plan of all samples, of one that numbers only those that are dealt out (ascending, ``dealt``)."""
+        n_samples = len(broadcast) + len(dealt)
+        assignment = np.full(n_samples, -1, dtype=np.int32)
+        assignment[dealt] = self.assignment
+        holders = np.empty((n_samples, self.holders.shape[1]), dtype=np.uint64)
+        holders[dealt] = self.holders
+        holders[broadcast] = np.bitwise_or.reduce(holders_of(np.arange(self.n_workers, dtype=np.int32), self.n_workers))
+        plan = dataclasses.replace(self.plan, samples=dealt[self.plan.samples])
+        if self.epoch == 0:
+            plan = loading(holders, self.n_workers)
+        n_needed = self.n_needed if self.epoch else n_samples
+        return EpochPlan(self.epoch, self.seed, self.n_workers, assignment, holders, plan, n_needed, broadcast)
+
+    def digest(self) -> int:
+        """A checksum of all that was decided, by which members can tell that they made the same plan."""
+        value = 0
+        plan = self.plan
+        for array in (self.assignment, plan.offsets, plan.samples, plan.destinations, plan.senders):
+            value = zlib.crc32(array.data, value)
+        return value
+
+    def for_worker(self, rank: int) -> WorkerPlan:
+        """What one worker, or the server, has to know."""
+        plan = self.plan
+        # Rows of their own; of a coded plan none.
+        rows = np.arange(0 if plan.coded else plan.n_packets)
+        outgoing = rows[plan.senders[rows] == rank]
+        sends = _split(plan.samples[outgoing], plan.destinations[outgoing], self.n_workers)
+        if rank == SERVER:
+            nothing = np.empty(0, dtype=np.int64)
+            return WorkerPlan(rank, self.epoch, nothing, nothing, nothing, {}, sends)
+        incoming = rows[plan.destinations[rows] == rank]
+        own = np.flatnonzero(self.assignment == rank)
+        if len(self.broadcast):
+            own = np.sort(np.concatenate([own, self.broadcast]))
+        return WorkerPlan(
+            rank=rank,
+            epoch=self.epoch,
+            own=own,
+            permutation=epoch_permutation(len(own), seed=self.seed, epoch=self.epoch, rank=rank),
+            held=np.flatnonzero(held_by(self.holders, rank)),
+            receives=_split(plan.samples[incoming], plan.senders[incoming], self.n_workers),
+            sends=sends,
+        )
+
+
+def loading(holders: Holders, n_workers: int) -> Plan:
+    """Every worker reads what it is to hold from the store, in ascending order."""
+    held = [np.flatnonzero(held_by(holders, worker)) for worker in range(n_workers)]
+    samples = np.concatenate(held)
+    return Plan.uncoded(
+        samples, np.repeat(np.arange(n_workers), [len(ids) for ids in held]), np.full(len(samples), STORE)
+    )
+
+
+def _split(samples: Samples, keys: Ranks, n_workers: int) -> dict[int, Samples]:
+    """Samples by key (a rank, SERVER or STORE), in the order given."""
+    order, offsets = group_by(keys - STORE, n_workers - STORE)
+    grouped = samples[order]
+    return {key + STORE: grouped[offsets[key] : offsets[key + 1]] for key in np.flatnonzero(np.diff(offsets)).tolist()}
