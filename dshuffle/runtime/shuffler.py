@@ -225,6 +225,16 @@ class Shuffler:
         self._server_role: str = opened["server"]
         self.n_workers = sum(who != SERVER for who in self._addresses)
 
+    @property
+    def client(self) -> Client:
+        """The Dask client, for what trainers run beside :meth:`Epoch.map`."""
+        return self._client
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the workers that train, in rank order."""
+        return tuple(self._addresses[rank] for rank in range(self.n_workers))
+
     def __repr__(self) -> str:
         order = self._order
         return f"<Shuffler {order.assignment} x {self._delivery} of {self.dataset.url}>"

@@ -1,5 +1,6 @@
 """Training on shuffled partitions, and the comparison of ways to shuffle."""
 
+from dshuffle.training.asynchronous import geometric_speeds
 from dshuffle.training.cluster import connect, local_cluster
 from dshuffle.training.comparison import Way, compare_ways, default_ways, modest_step, product_of_ways
 from dshuffle.training.datasets import (
@@ -13,8 +14,12 @@ from dshuffle.training.history import EarlyStopping, History
 from dshuffle.training.linear_regression import fit_linear_regression
 from dshuffle.training.matrix_completion import Factors, fit_matrix_completion
 from dshuffle.training.measuring import measure_exchanges
+from dshuffle.training.models import LinearModel, Model, SoftmaxRegression
 from dshuffle.training.parallel_sgd import fit_parallel_sgd
+from dshuffle.training.parameter_server import fit_parameter_server
 from dshuffle.training.schedules import CONSTANT, Decay, Linear, Schedule
+from dshuffle.training.simulated_server import simulate_parameter_server
+from dshuffle.training.staleness import Staleness
 from dshuffle.training.warmup import compile_kernels
 
 __all__ = [
@@ -24,7 +29,11 @@ __all__ = [
     "Factors",
     "History",
     "Linear",
+    "LinearModel",
+    "Model",
     "Schedule",
+    "SoftmaxRegression",
+    "Staleness",
     "Way",
     "compare_ways",
     "compile_kernels",
@@ -33,7 +42,9 @@ __all__ = [
     "fit_linear_regression",
     "fit_matrix_completion",
     "fit_parallel_sgd",
+    "fit_parameter_server",
     "gaussian_blobs",
+    "geometric_speeds",
     "keyed_regression",
     "keyed_weights",
     "local_cluster",
@@ -42,4 +53,5 @@ __all__ = [
     "measure_exchanges",
     "modest_step",
     "product_of_ways",
+    "simulate_parameter_server",
 ]

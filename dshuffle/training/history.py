@@ -11,6 +11,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.values import as_integer
 from dshuffle.report import TrainingPoint
 from dshuffle.training.speeds import WorkerSpeeds
+from dshuffle.training.staleness import Staleness
 
 Model = TypeVar("Model")
 OnEpoch = Callable[[TrainingPoint], None]
@@ -33,12 +34,15 @@ class History(Generic[Model]):
     worker_rates
         Samples a second that each rank trained on, the median over epochs. A rank much slower than the others is
         logged as a warning, as every epoch waits for it.
+    staleness
+        Of an asynchronous fit how stale its pushes were.
     """
 
     points: tuple[TrainingPoint, ...]
     weights: Model
     stopped_early: bool = False
     worker_rates: tuple[float, ...] = ()
+    staleness: Staleness | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ class Recorder(Generic[Model]):
         self.stopped_early = self.early_stopping is not None and self.early_stopping.is_due(self.points)
         return self.stopped_early
 
-    def history(self, model: Model) -> History[Model]:
+    def history(self, model: Model, staleness: Staleness | None = None) -> History[Model]:
         """The points so far, with what was fitted."""
         self.speeds.warn()
         return History(
@@ -142,4 +146,5 @@ class Recorder(Generic[Model]):
             weights=model,
             stopped_early=self.stopped_early,
             worker_rates=self.speeds.rates(),
+            staleness=staleness,
         )
