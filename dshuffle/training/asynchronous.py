@@ -135,7 +135,6 @@ class MiniBatches:
     def __init__(
         self, sample_ids: NDArray[np.integer], sharing: Asynchrony, *, rank: int, epoch: int, done: int = 0
     ) -> None:
-        sharing.check_partition(len(sample_ids))
         self._positions = np.argsort(sample_ids, kind="stable")
         self._size = sharing.worker_batch
         self._path: tuple[int | str, ...] = ("mini-batches", sharing.seed, rank)

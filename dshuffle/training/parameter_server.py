@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.errors import InvalidParameter
 from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Partition, PerRank, Shuffler
 from dshuffle.training.asynchronous import ONCE, Asynchrony, MiniBatches
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.models import Model, Parameters, as_rows, check_labels
 from dshuffle.training.schedules import CONSTANT, Schedule
-from dshuffle.training.servers import Servers
+from dshuffle.training.servers import Servers, answers
 from dshuffle.training.simulated_server import diverged
 from dshuffle.training.slices import Reply
 from dshuffle.training.staleness import Staleness
@@ -181,9 +181,10 @@ def work(
     features, target
         Names of arrays.
     """
+    sharing.check_partition(partition.shares[0])
     batches = MiniBatches(partition.sample_ids, sharing, rank=partition.rank, epoch=partition.epoch, done=done)
     following = batches.following
-    replies = answers(server.pull(partition.rank, following) for server in servers)
+    replies: list[Reply] = answers(servers, [server.pull(partition.rank, following) for server in servers])
     staleness: list[int] = []
     samples, started = 0, time.perf_counter()
     while replies[0].more:
@@ -193,28 +194,13 @@ def work(
         with np.errstate(over="ignore", invalid="ignore"):
             gradient, _ = model.gradient(parameters, as_rows(batch[features]), batch[target])
         samples, following = samples + following, batches.following
-        replies = answers(
+        pushed = [
             server.push(partition.rank, reply.version, gradient[part], following)
             for server, reply, part in zip(servers, replies, bounds, strict=True)
-        )
+        ]
+        replies = answers(servers, pushed)
         staleness.append(max(reply.staleness for reply in replies))
     return Work(staleness, samples / max(time.perf_counter() - started, 1e-9))
-
-
-def answers(calls: Any) -> list[Reply]:
-    """The results of calls of actors, all under way at the same time.
-
-    Raises
-    ------
-    ClusterError
-        An actor is lost.
-    """
-    try:
-        return [call.result() for call in list(calls)]
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, ClusterError):
-            raise
-        raise ClusterError(f"a parameter server is lost, with its part of the parameters: {error}") from error
 
 
 def survey(partition: Partition, n_classes: int | None, *, features: str, target: str) -> tuple[NDArray[Any], int]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from distributed import Future, as_completed
+from distributed import Future, as_completed, get_worker
+from distributed.utils import sync
 
 from dshuffle.errors import ClusterError
 from dshuffle.runtime import Shuffler
@@ -18,7 +19,11 @@ from dshuffle.training.models import Parameters
 from dshuffle.training.slices import OrderedSlice, ParameterSlice
 
 PATIENCE = 60.0
-"""Seconds after which an actor that gives no sign counts as lost."""
+"""Seconds after which an actor that does not answer the client counts as lost."""
+PERIOD = 2.0
+"""Seconds after which a task asks whether the actor that it waits for is still there."""
+LOST = "Worker holding Actor was lost"
+"""What Dask says."""
 
 
 class Servers:
@@ -73,10 +78,7 @@ class Servers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            # Tasks that train must end, also those that wait for another worker's turn.
-            for handle in self.handles:
-                with contextlib.suppress(Exception):
-                    handle.abort()
+            self._abort()
         for future in self._futures:
             future.release()
 
@@ -93,15 +95,19 @@ class Servers:
         """The results of tasks, or the first error as soon as there is one."""
         for future in as_completed(futures):
             if future.status != "finished":
-                for handle in self.handles:
-                    with contextlib.suppress(Exception):
-                        handle.abort()
-                future.result()
+                self._abort()
+                reached(future)
         return [future.result() for future in futures]
+
+    def _abort(self) -> None:
+        """Tasks that train must end, also those that wait for another worker's turn."""
+        for handle in self.handles:
+            with contextlib.suppress(Exception):
+                handle.abort()
 
 
 def reached(call: Any) -> Any:
-    """The result of an actor's call, or of its making.
+    """The result of a call of an actor from the client, or of a task that depends on one.
 
     Raises
     ------
@@ -110,7 +116,42 @@ def reached(call: Any) -> Any:
     """
     try:
         return call.result(timeout=PATIENCE)
-    except ClusterError:
-        raise
     except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
-        raise ClusterError(f"a parameter server is lost, with its part of the parameters: {error}") from error
+        if isinstance(error, ClusterError) or not (isinstance(error, OSError) or LOST in str(error)):
+            raise
+        raise _lost(error) from error
+
+
+def answers(servers: Sequence[Any], calls: Iterable[Any]) -> list[Any]:
+    """The results of calls of actors from a task, one of each server, all under way at the same time.
+
+    Parameters
+    ----------
+    servers
+        Actors.
+    calls
+        What calls of their methods gave.
+
+    Raises
+    ------
+    ClusterError
+        An actor is lost.
+    """
+    return [_answer(server, call) for server, call in zip(servers, list(calls), strict=True)]
+
+
+def _answer(server: Any, call: Any) -> Any:
+    # Dask never answers a call that was under way when the actor's worker went, so somebody has to ask.
+    while True:
+        try:
+            return call.result(timeout=PERIOD)
+        except TimeoutError as error:
+            worker = get_worker()
+            if not sync(worker.loop, worker.scheduler.who_has, keys=[server.key]).get(server.key):
+                raise _lost(error) from error
+        except OSError as error:
+            raise _lost(error) from error
+
+
+def _lost(error: Exception) -> ClusterError:
+    return ClusterError(f"a parameter server is lost, with its part of the parameters ({error}); train anew")

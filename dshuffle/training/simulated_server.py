@@ -81,6 +81,7 @@ def simulate_parameter_server(
     if model.n_classes is not None:
         check_labels(target, np.unique(targets), len(targets), model.n_classes)
     shards = [np.flatnonzero(checked == rank) for rank in range(n_workers)]
+    sharing.check_partition(min(map(len, shards)))
     server = ParameterSlice(model.first(rows.shape[1], seed))
     pushes: list[list[int]] = [[] for _ in shards]
     recorder = Recorder(validate, early_stopping, on_epoch)

@@ -83,7 +83,7 @@ class ParameterSlice:
         ClusterError
             Another worker has failed.
         """
-        self._check()
+        self.check()
         stale = self._version - version
         self._parameters -= self._step * gradient
         self._version += 1
@@ -97,7 +97,14 @@ class ParameterSlice:
         """Let all pushes fail from now on."""
         self._aborted = True
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise unless training goes on.
+
+        Raises
+        ------
+        ClusterError
+            Another worker has failed.
+        """
         if self._aborted:
             raise ClusterError("training has ended: another worker failed, or was cancelled")
 
@@ -184,6 +191,7 @@ class OrderedSlice:
 
     async def push(self, rank: int, version: int, gradient: Parameters, following: int) -> Reply:
         """See :class:`ParameterSlice`."""
+        self._slice.check()
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[rank] = (reply, version, gradient, following)
         self._admit()

@@ -36,18 +36,18 @@ class VarianceRatio:
 
     @property
     def verdict(self) -> str:
-        """``"less"`` or ``"more"`` scattered than the baseline if both the interval and the test say so, else a null.
+        """``"less"`` or ``"more"`` scattered than the baseline if both the interval and the test say so.
 
         Examples
         --------
         >>> VarianceRatio(7.1, 5.3, 9.9, 1e-6, 100).verdict
         'less'
         >>> VarianceRatio(1.4, 0.9, 2.1, 0.2, 100).verdict
-        'no difference shown'
+        'none shown'
         """
         if self.p_value < 0.05 and not self.low <= 1 <= self.high:
             return "less" if self.ratio > 1 else "more"
-        return "no difference shown"
+        return "none shown"
 
 
 def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 5000, seed: int = 0) -> VarianceRatio:
