@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from bokeh.io import save
 from bokeh.layouts import column
-from bokeh.models import Column, ColumnDataSource, FactorRange
+from bokeh.models import Column, ColumnDataSource, FactorRange, Range1d
 from bokeh.models.annotations import Span, Whisker
 from bokeh.plotting import figure
 from bokeh.resources import INLINE
@@ -69,14 +69,17 @@ def settings(step: float) -> list[Setting]:
 
 @functools.cache
 def arrays_of(data: str, samples: int) -> Arrays:
-    """Tight Gaussians around standard normal centres in random order, the same in all runs."""
+    """Tight Gaussians around standard normal centres, the same in all runs."""
     blobs, dimensions = (N_CLASSES, 2) if data == "classes" else (2 * N_CLASSES, 3)
     # Centres are drawn so that two are as far apart as `separation` standard deviations of a blob.
     separation = np.sqrt(2 * dimensions) / SPREAD
     made = gaussian_blobs(samples, n_features=dimensions, n_classes=blobs, separation=separation)
-    # Not in the order of the strata: whatever deals out consecutive samples of a class would deal them out evenly too.
-    order = np.random.default_rng(0).permutation(samples)
-    return {"x": made["x"].compute()[order] * SPREAD, "y": made["y"].compute()[order] % N_CLASSES}
+    x, y = made["x"].compute() * SPREAD, made["y"].compute() % N_CLASSES
+    if data == "hidden strata":
+        # Hidden from the order too: whatever deals out consecutive samples of a class deals out its strata evenly.
+        order = np.random.default_rng(0).permutation(samples)
+        x, y = x[order], y[order]
+    return {"x": x, "y": y}
 
 
 @functools.cache
@@ -118,9 +121,14 @@ def draw(found: dict[tuple[Setting, str], VarianceRatio], losses: dict[tuple[Set
     """The ratios with their intervals, and below them every run."""
     rows = [f"{setting}: {sharding}" for setting, sharding in found]
     plot = figure(
-        title="Variance of the final loss: random / systematic sharding, 95 % bootstrap intervals",
+        title="Variance of the final loss: with random / with systematic shards, 95 % bootstrap intervals",
         x_axis_label="ratio (right of the line: systematic sharding scatters less)",
         x_axis_type="log",
+        # Bokeh does not count whiskers among what should be seen; with few runs they have no end.
+        x_range=Range1d(
+            max(0.05, 0.8 * min(one.low for one in found.values())),
+            min(100, 1.2 * max(one.high for one in found.values())),
+        ),
         y_range=FactorRange(factors=rows[::-1]),
         width=1000,
         height=110 + 30 * len(rows),
@@ -147,13 +155,15 @@ def draw(found: dict[tuple[Setting, str], VarianceRatio], losses: dict[tuple[Set
         rows = [f"{str(setting).removeprefix(data + ', ')}: {sharding}" for setting, sharding in shown]
         runs = figure(
             title=f"{data}: final loss of every run, less the median of its row",
-            x_axis_label="loss - median",
+            x_axis_label="1000 x (loss - median)",
             y_range=FactorRange(factors=rows[::-1]),
             width=1000,
             height=110 + 26 * len(rows),
         )
         for row, ((_, sharding), values) in zip(rows, shown.items(), strict=True):
-            source = ColumnDataSource({"loss": np.asarray(values) - np.median(values), "row": [row] * len(values)})
+            source = ColumnDataSource(
+                {"loss": 1000 * (np.asarray(values) - np.median(values)), "row": [row] * len(values)}
+            )
             where = jitter("row", width=0.5, range=runs.y_range)
             runs.scatter("loss", where, source=source, color=COLOURS[sharding], size=4, alpha=0.5)
         plots.append(runs)

@@ -128,9 +128,9 @@ def fit_parameter_server(
     with Servers(shuffler, first, servers, given) as actors:
         for number, epoch in enumerate(shuffler.epochs(epochs)):
             if number == 0:
-                labels, counts = zip(*actors.results(epoch.map(survey, model.n_classes, **arrays)), strict=True)
+                found = actors.results(epoch.map(survey, model.n_classes, **arrays))
                 if model.n_classes is not None:
-                    check_labels(target, np.unique(np.concatenate(labels)), sum(counts), model.n_classes)
+                    check_labels(target, np.unique(np.concatenate(found)), n_samples, model.n_classes)
             actors.begin(sharing.worker_step * schedule(number), sharing.n_updates(n_samples))
             done = PerRank([len(own) for own in pushes])
             worked = actors.results(epoch.map(work, actors.handles, actors.bounds, model, sharing, done, **arrays))
@@ -203,26 +203,24 @@ def work(
     return Work(staleness, samples / max(time.perf_counter() - started, 1e-9))
 
 
-def survey(partition: Partition, n_classes: int | None, *, features: str, target: str) -> tuple[NDArray[Any], int]:
-    """A partition's distinct labels, if they are such, and its samples; a task on each worker.
+def survey(partition: Partition, n_classes: int | None, *, features: str, target: str) -> NDArray[Any]:
+    """A partition's distinct labels, none if the model has no classes; a task on each worker.
 
     Raises
     ------
     InvalidParameter
         A sample is not finite.
     """
-    labels = [np.empty(0, partition[target].dtype)]
-    first = 0
+    labels, first = [], 0
     for batch in partition.batches(BATCH_ROWS):
         for parameter, name in (("features", features), ("target", target)):
             finite = np.isfinite(as_rows(batch[name])).all(axis=1)
             if not finite.all():
                 sample = partition.sample_ids[first + int(np.argmin(finite))]
                 raise InvalidParameter.of(parameter, name, f"finite everywhere; sample {sample} is not")
-        if n_classes is not None:
-            labels.append(np.unique(batch[target]))
+        labels.append(np.unique(batch[target][: 0 if n_classes is None else None]))
         first += len(batch[target])
-    return np.unique(np.concatenate(labels)), len(partition)
+    return np.unique(np.concatenate(labels))
 
 
 def total_loss(partition: Partition, model: Model, parameters: Parameters, *, features: str, target: str) -> float:
