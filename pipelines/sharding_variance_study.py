@@ -10,7 +10,8 @@ nulls beside effects, and writes variances.csv, runs.csv (every run with its see
 Runs are simulated in virtual time, bit for bit what `fit_parameter_server` computes with `speeds=` on a cluster. 12
 workers, mini-batches of 120 / 12, softmax regression, 10 epochs, speeds geometric from 1 to 1 / ratio. Data `classes`:
 10 classes, each one tight Gaussian in 2 dimensions, 2,400 samples. Data `hidden strata`: 20 tight Gaussians in 3
-dimensions, of which each two make a class.
+dimensions, of which each two make a class, samples in random order; `stored strata`: the same, one stratum after the
+other.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def settings(step: float) -> list[Setting]:
     main = [Setting("classes", ratio, "free", step) for ratio in (1, 2, 4, 10)]
     paces = [Setting("classes", ratio, "once", step) for ratio in (4, 10)]
     steps = [Setting("classes", 4, "free", factor * step) for factor in (0.5, 2, 4)]
-    return [*main, *paces, *steps, *(Setting("hidden strata", ratio, "free", step) for ratio in (1, 4))]
+    strata = [Setting("hidden strata", ratio, "free", step) for ratio in (1, 4)]
+    return [*main, *paces, *steps, *strata, Setting("stored strata", 4, "free", step)]
 
 
 @functools.cache
@@ -126,8 +128,8 @@ def draw(found: dict[tuple[Setting, str], VarianceRatio], losses: dict[tuple[Set
         x_axis_type="log",
         # Bokeh does not count whiskers among what should be seen; with few runs they have no end.
         x_range=Range1d(
-            max(0.05, 0.8 * min(one.low for one in found.values())),
-            min(100, 1.2 * max(one.high for one in found.values())),
+            start=max(0.05, 0.8 * min(one.low for one in found.values())),
+            end=min(100, 1.2 * max(one.high for one in found.values())),
         ),
         y_range=FactorRange(factors=rows[::-1]),
         width=1000,

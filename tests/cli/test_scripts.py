@@ -51,8 +51,8 @@ def test_variances_are_compared(tmp_path):
     assert ran.returncode == 0, ran.stderr
     rows = (tmp_path / "study" / "variances.csv").read_text().splitlines()
     runs = (tmp_path / "study" / "runs.csv").read_text().splitlines()
-    # Nine settings with two shardings, two with three; random is what the others are compared with.
-    assert (len(rows), len(runs)) == (1 + 9 + 2 * 2, 1 + 5 * (9 * 2 + 2 * 3))
+    # Nine settings with two shardings, three with three; random is what the others are compared with.
+    assert (len(rows), len(runs)) == (1 + 9 + 3 * 2, 1 + 5 * (9 * 2 + 3 * 3))
     assert "none shown" in ran.stdout, "five runs tell nothing"
     assert "<html" in (tmp_path / "study" / "variances.html").read_text()
 
