@@ -86,6 +86,30 @@ class RowLayout:
         """A writeable view of one array in contiguous rows: shape ``(n_rows, *per-sample shape)``."""
         return self.records(rows)[name]
 
+    def matrix(self, rows: ByteMatrix, name: str) -> tuple[NDArray[Any], int]:
+        """One array as columns of a 2-D array that shares the rows' memory, for kernels.
+
+        Returns
+        -------
+        array, first
+            Row i of the array has the sample's values from column ``first`` on, flat. The array is C-contiguous if the
+            items are aligned in every row, and then a kernel's loops over them are vectorised.
+
+        Examples
+        --------
+        >>> layout = RowLayout.of({"x": (np.dtype("f4"), (3,)), "y": (np.dtype("f4"), ())})
+        >>> array, first = layout.matrix(np.zeros((5, 16), np.uint8), "y")
+        >>> array.shape, first, layout.names
+        ((5, 4), 3, ('x', 'y'))
+        """
+        column = self.column(rows, name)
+        fields = self.dtype.fields
+        assert fields is not None
+        item, offset = column.dtype, fields[name][1]
+        if item.itemsize and self.nbytes % item.itemsize == 0 and offset % item.itemsize == 0:
+            return rows.view(item), offset // item.itemsize
+        return column.reshape(len(rows), -1), 0
+
     def records(self, rows: ByteMatrix) -> NDArray[np.void]:
         """The rows as a ``(n_rows,)`` structured array that shares their memory."""
         if rows.ndim != 2 or rows.shape[1] != self.nbytes:

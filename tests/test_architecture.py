@@ -1,6 +1,7 @@
 """The layers of the design: who may import whom, and what must not be loaded."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ MODULES = {
 }
 
 
+@functools.cache
 def imports(path: Path) -> list[tuple[str, ast.AST | None]]:
     """Modules that a file imports, each with the function that hides the import, if any."""
     found = []

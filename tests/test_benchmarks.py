@@ -18,6 +18,7 @@ def load(name):
     return module
 
 
+@pytest.mark.slow
 def test_a_large_epoch_is_planned_in_half_a_second():
     assert load("promises").planning_seconds() < 0.5
 
@@ -59,3 +60,13 @@ def test_the_permute_benchmark_runs():
     results = json.loads(ran.stdout.splitlines()[-1])
     assert set(results) == {"ours", "dask.array.shuffle"}
     assert results["dask.array.shuffle"]["ratio"] > 0
+
+
+@pytest.mark.slow
+def test_the_training_benchmark_runs():
+    command = [sys.executable, str(BENCHMARKS / "training.py"), "--samples=2000", "--features=7", "--epochs=2"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert ran.returncode == 0, ran.stderr
+    result = json.loads(ran.stdout)
+    assert set(result["rates"]) == {"kernel", "local pass", "fit"}
+    assert result["of kernel"]["local pass"] == result["rates"]["local pass"] / result["rates"]["kernel"] > 0

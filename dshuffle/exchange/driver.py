@@ -25,6 +25,7 @@ from dshuffle.exchange.flows import Flow
 from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, ReportFailed, ReportReady
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
+from dshuffle.planning import name_of
 from dshuffle.rows import ByteMatrix
 
 logger = logging.getLogger(__name__)
@@ -311,7 +312,7 @@ class Receiver:
         except TimeoutError as error:
             raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
         if not isinstance(reply, dict) or "status" not in reply:
-            raise ExchangeError(f"participant {message.sender} does not know dshuffle (its reply was {reply!r})")
+            raise ExchangeError(f"{name_of(message.sender)} does not know dshuffle (its reply was {reply!r})")
         if reply["status"] == "OK":
             # Others may be waiting for what this message is a part of: they are late only if nothing comes any more.
             deadline = asyncio.get_running_loop().time() + self._timeout

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dshuffle.planning import name_of
+
 KIB, MIB = 2**10, 2**20
 
 
@@ -21,4 +23,4 @@ class MessageId:
     sequence: int
 
     def __str__(self) -> str:
-        return f"run {self.run_id}, {self.sender} -> {self.destination}, message {self.sequence}"
+        return f"run {self.run_id}, {name_of(self.sender)} to {name_of(self.destination)}, message {self.sequence}"

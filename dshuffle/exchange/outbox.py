@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.exchange.messages import MessageId
+from dshuffle.planning import name_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,9 @@ class Outbox:
     def request(self, message: MessageId) -> list[OutboxInstruction]:
         """A receiver asks for a message, perhaps not for the first time."""
         if message.sender != self.sender:
-            return [Refuse(message, f"asked of participant {self.sender}")]
+            return [Refuse(message, f"asked of {name_of(self.sender)}")]
         if message.run_id < self.run_id or (message.run_id == self.run_id and not self._open):
-            return [Refuse(message, f"stale: participant {self.sender} is past run {message.run_id}")]
+            return [Refuse(message, f"stale: {name_of(self.sender)} is past run {message.run_id}")]
         if message.run_id > self.run_id:
             self._waiting[message] = None
             return []
@@ -147,7 +148,7 @@ class Outbox:
         """There will be no more runs: who waits for one is refused, or would wait for ever."""
         refused = self.end()
         waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
-        return refused + [Refuse(message, f"participant {self.sender} has left") for message in waiting]
+        return refused + [Refuse(message, f"{name_of(self.sender)} has left") for message in waiting]
 
     def _ask_again(self) -> list[OutboxInstruction]:
         """Put the requests that wait once more, in turn, while the window has room."""

@@ -23,7 +23,7 @@ from dshuffle.planning.delivery import DELIVERIES, UNCODED, DeliveryPlanner, pla
 from dshuffle.planning.epochs import EpochPlan, EpochPlanner, ShufflePlanSpec, WorkerPlan
 from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
 from dshuffle.planning.order import epoch_order, row_permutation
-from dshuffle.planning.plan import SERVER, STORE, Plan, demand
+from dshuffle.planning.plan import SERVER, STORE, Plan, demand, name_of
 from dshuffle.planning.quality import ShuffleQuality, planned_quality, shuffle_quality
 from dshuffle.planning.randomness import choose, permutation, random_words
 from dshuffle.planning.relay import RELAYS, Hops, route
@@ -71,6 +71,7 @@ __all__ = [
     "holders_of",
     "label_codes",
     "leftover_matrix",
+    "name_of",
     "next_assignment",
     "parse_assignment",
     "permutation",

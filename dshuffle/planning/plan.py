@@ -25,6 +25,17 @@ STORE = -2
 """The sender of rows that their destination reads from the store itself."""
 
 
+def name_of(participant: int) -> str:
+    """What messages to users call a participant of an exchange.
+
+    Examples
+    --------
+    >>> name_of(3), name_of(SERVER)
+    ('rank 3', 'the server')
+    """
+    return {SERVER: "the server", STORE: "the store"}.get(participant, f"rank {participant}")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """All packets of one epoch, in the order in which they are sent.

@@ -17,7 +17,7 @@ from distributed import Scheduler
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
-from dshuffle.planning import SERVER, AutoDelivery
+from dshuffle.planning import SERVER, AutoDelivery, name_of
 from dshuffle.runtime.membership import Members
 from dshuffle.runtime.replies import Reply, unwrap
 
@@ -119,8 +119,9 @@ class Coordinator:
             return  # a vote on an attempt that is over
         if reason is not None:
             where = self._spec.addresses[participant]
-            who = "the server" if participant == SERVER else f"rank {participant}"
-            run.error = ExchangeError(f"epoch {run.epoch} could not be exchanged: {who} ({where}): {reason}")
+            run.error = ExchangeError(
+                f"epoch {run.epoch} could not be exchanged: {name_of(participant)} ({where}): {reason}"
+            )
             run.decided.set()
             return
         run.votes[participant] = vote
@@ -137,7 +138,7 @@ class Coordinator:
     def lose(self, address: str) -> None:
         """A member has left the cluster."""
         ranks = sorted(who for who, where in self._spec.addresses.items() if where == address)
-        who = " and ".join("the server" if rank == SERVER else f"rank {rank}" for rank in ranks)
+        who = " and ".join(map(name_of, ranks))
         self.break_(
             WorkerLost(
                 f"{who} ({address}) has left the cluster, and its partition with it. The dataset is untouched: make "

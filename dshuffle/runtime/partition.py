@@ -60,6 +60,7 @@ class Partition:
         shares: tuple[int, int] | None = None,
     ) -> None:
         self._layout = layout
+        self._rows = rows
         self._records: NDArray[np.void] | None = layout.records(rows)
         self._slots = slots
         self._sample_ids = sample_ids
@@ -103,6 +104,46 @@ class Partition:
     def __getitem__(self, name: str) -> NDArray[Any]:
         """One array of all samples, in training order: ``(n, *per-sample shape)``, a copy."""
         return self._column(name)[self._slots]
+
+    def rows(self, name: str) -> tuple[NDArray[Any], int, NDArray[np.int64]]:
+        """One array without any copy, for kernels that look their samples up themselves.
+
+        Parameters
+        ----------
+        name
+            An array of numbers.
+
+        Returns
+        -------
+        array, first, slots
+            The i-th sample in training order has its values, flat, in row ``slots[i]`` of the 2-D ``array``, from
+            column ``first`` on. Read-only, and valid until the task returns.
+
+        Raises
+        ------
+        KeyError
+            If there is no such array.
+
+        Examples
+        --------
+        >>> layout = RowLayout.of({"x": (np.dtype("f4"), (2,)), "y": (np.dtype("f4"), ())})
+        >>> rows = layout.empty(2)
+        >>> layout.column(rows, "y")[:] = [5, 6]
+        >>> array, first, slots = Partition(
+        ...     layout, rows, np.array([1, 0]), np.array([70, 50]), rank=0, epoch=3
+        ... ).rows("y")
+        >>> array[slots, first]
+        array([6., 5.], dtype=float32)
+        """
+        self._column(name)  # says what is wrong
+        array, first = self._layout.matrix(self._rows, name)
+        array.flags.writeable = False
+        return array, first, self._slots
+
+    def dtype(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """Dtype and per-sample shape of an array."""
+        column = self._column(name)
+        return column.dtype, column.shape[1:]
 
     def batches(self, batch_size: int, *, drop_last: bool = False) -> Iterator[dict[str, NDArray[Any]]]:
         """Batches in training order; only one batch is copied at a time.

@@ -29,7 +29,7 @@ from dshuffle.exchange.flows import rows_per_message
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox
-from dshuffle.planning import SERVER, STORE, UNCODED, EpochPlan, EpochPlanner, WorkerPlan
+from dshuffle.planning import SERVER, STORE, UNCODED, EpochPlan, EpochPlanner, WorkerPlan, name_of
 from dshuffle.runtime.budget import partition_nbytes
 from dshuffle.runtime.gate import EpochGate, View
 from dshuffle.runtime.partition import Partition
@@ -257,7 +257,7 @@ class WorkerSession:
         """Reply to another participant's request for a message."""
         sender = self._senders.get(message.sender)
         if sender is None:
-            return {"status": "refused", "reason": f"participant {message.sender} is not here", "again": False}
+            return {"status": "refused", "reason": f"{name_of(message.sender)} is not here", "again": False}
         return await sender.serve(message)
 
     def acknowledge(self, message: MessageId) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.planning import UNCODED, Aligned, Assignment, EpochPlanner, Global, Partial, ShufflePlanSpec
-from dshuffle.training.linear_regression import sgd_pass
+from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
 
 def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
@@ -18,7 +18,11 @@ def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
     the very first run about half a minute shorter. Where all is in the cache already it takes a second.
     """
     for dtype in (np.float32, np.float64):
-        sgd_pass(np.zeros(1), np.zeros((1, 1), dtype=dtype), np.zeros(1), 0.0)
+        rows = np.zeros((1, 1), dtype)
+        rows.flags.writeable = False  # as a partition's are
+        slots = np.zeros(1, np.int64)
+        sgd_pass(np.zeros(1), rows, 0, rows, 0, slots, 0.0)
+        squared_residual(np.zeros(1), rows, 0, rows, 0, slots)
     coded = set(deliveries) - UNCODED
     for row_nbytes in (8, 12):
         warm_up(row_nbytes, coded=bool(coded))

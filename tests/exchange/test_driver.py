@@ -172,8 +172,8 @@ def test_a_message_that_is_always_corrupted_names_its_sample(new_cluster: Any) -
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (None, "participant {} does not know dshuffle (its reply was None) (attempt 3 of 3)"),
-        ({}, "participant {} does not know dshuffle (its reply was {{}}) (attempt 3 of 3)"),
+        (None, "rank {} does not know dshuffle (its reply was None) (attempt 3 of 3)"),
+        ({}, "rank {} does not know dshuffle (its reply was {{}}) (attempt 3 of 3)"),
         ({"status": "refused", "reason": "closed", "again": False}, "closed (attempt 1 of 3)"),
         ({"status": "refused", "reason": "busy", "again": True}, "busy (attempt 3 of 3)"),
     ],
@@ -265,7 +265,7 @@ def test_requests_before_the_run_wait_for_it_and_after_it_are_refused(new_cluste
         assert await request == {"status": "refused", "reason": "this run owes 0 2 messages", "again": False}
         for run_id in (1, 2):
             reply = await sender.serve(MessageId(run_id, SERVER, 0, 0))
-            assert reply["reason"] == f"stale: participant -1 is past run {run_id}"
+            assert reply["reason"] == f"stale: the server is past run {run_id}"
             assert not reply["again"]
 
     cluster.play(scenario)

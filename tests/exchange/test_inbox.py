@@ -69,13 +69,15 @@ class TestTransitions:
         inbox.failed(M0, "lost")
         inbox.failed(M1, "another one's failures do not count")
         inbox.failed(M0, "lost")
-        assert inbox.failed(M0, "cut off") == [ReportFailed(1, "run 1, 5 -> 0, message 0: cut off (attempt 3 of 3)")]
+        assert inbox.failed(M0, "cut off") == [
+            ReportFailed(1, "run 1, rank 5 to rank 0, message 0: cut off (attempt 3 of 3)")
+        ]
         assert inbox.state is InboxState.FAILED
 
     def test_receiving_failed_and_not_worth_another(self) -> None:
         inbox = started({5: 1})
         [report] = inbox.failed(M0, "no such rows", again=False)
-        assert report == ReportFailed(1, "run 1, 5 -> 0, message 0: no such rows (attempt 1 of 3)")
+        assert report == ReportFailed(1, "run 1, rank 5 to rank 0, message 0: no such rows (attempt 1 of 3)")
         assert inbox.state is InboxState.FAILED
 
     def test_ready_commit_to_idle(self) -> None:

@@ -46,7 +46,7 @@ def test_requests_that_come_before_the_run_are_answered_when_it_begins() -> None
 def test_early_requests_of_a_run_that_never_began_here_are_refused_by_the_next() -> None:
     outbox = Outbox(0, window=2)
     outbox.request(message(0, run_id=1))
-    assert outbox.begin(2, {2: 1}) == [Refuse(message(0, run_id=1), "stale: participant 0 is past run 1")]
+    assert outbox.begin(2, {2: 1}) == [Refuse(message(0, run_id=1), "stale: rank 0 is past run 1")]
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -56,7 +56,7 @@ def test_an_older_run_is_refused(ended: bool) -> None:
         outbox.end()
     for run_id in (0, 2) + (3,) * ended:
         [refusal] = outbox.request(message(0, run_id=run_id))
-        assert refusal == Refuse(message(0, run_id=run_id), f"stale: participant 0 is past run {run_id}")
+        assert refusal == Refuse(message(0, run_id=run_id), f"stale: rank 0 is past run {run_id}")
     assert not outbox.in_flight
 
 
@@ -66,7 +66,7 @@ def test_an_older_run_is_refused(ended: bool) -> None:
         (message(9), "this run owes 2 9 messages"),
         (message(-1), "this run owes 2 9 messages"),
         (message(0, destination=4), "this run owes 4 0 messages"),
-        (message(0, sender=5), "asked of participant 0"),
+        (message(0, sender=5), "asked of rank 0"),
     ],
 )
 def test_a_refusal_names_the_reason(bad: MessageId, reason: str) -> None:
@@ -107,7 +107,7 @@ def test_the_end_refuses_what_waits_and_leaves_nothing_behind() -> None:
     outbox = started(window=1)
     for sequence in range(3):
         outbox.request(message(sequence))
-    assert outbox.end() == [Refuse(message(i), "stale: participant 0 is past run 1") for i in (1, 2)]
+    assert outbox.end() == [Refuse(message(i), "stale: rank 0 is past run 1") for i in (1, 2)]
     assert not outbox.in_flight
     assert outbox.acknowledged(message(0)) == []  # too late
     assert outbox.end() == []
@@ -135,7 +135,7 @@ def test_closing_refuses_requests_for_runs_that_never_begin():
     early = MessageId(2, 0, 1, 0)
     assert outbox.request(early) == []
     assert outbox.end() == []
-    assert outbox.close() == [Refuse(early, "participant 0 has left")]
+    assert outbox.close() == [Refuse(early, "rank 0 has left")]
     assert outbox.close() == []
 
 
@@ -218,7 +218,7 @@ def test_gates_of_another_run_change_nothing() -> None:
 def test_the_end_refuses_what_waits_for_a_gate() -> None:
     outbox = gated(0, 0)
     outbox.request(message(1))
-    assert outbox.end() == [Refuse(message(1), "stale: participant 0 is past run 1")]
+    assert outbox.end() == [Refuse(message(1), "stale: rank 0 is past run 1")]
     assert outbox.open_gate(1, 0) == []
 
 

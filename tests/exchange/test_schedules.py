@@ -19,6 +19,7 @@ import pytest
 from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReportFailed, ReportReady
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
+from dshuffle.planning import name_of
 
 SERVER = -1
 FAULTS = {"lose": 0.2, "duplicate": 0.3, "corrupt": 0.1, "abort": 0.02}
@@ -166,7 +167,7 @@ class World:
                     self.wire.append(("rows", message))
                 case Refuse(_, reason):
                     assert message.run_id <= outbox.run_id
-                    assert reason == f"stale: participant {message.sender} is past run {message.run_id}"
+                    assert reason == f"stale: {name_of(message.sender)} is past run {message.run_id}"
                     self.seen["stale refused"] += 1
                     self.wire.append(("refused", message))
 

@@ -99,7 +99,7 @@ def test_who_waits_when_the_run_ends_is_refused() -> None:
         await sender.serve(message(0))
         waiting, early = await asking(sender, 1), await asking(sender, 0, run_id=2)
         sender.end()
-        assert await waiting == {"status": "refused", "reason": "stale: participant 0 is past run 1", "again": False}
+        assert await waiting == {"status": "refused", "reason": "stale: rank 0 is past run 1", "again": False}
         assert not early.done()
         begin(sender, 2, SAMPLES[::-1])
         assert samples_of(await early) == [107, 106]

@@ -208,6 +208,7 @@ FIGURES = [
 """Samples, cache fraction, and the packets of ``coded`` and ``ubershuffle`` for 20 workers at depth 2."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("q", "alpha", "coded", "carpooled"), FIGURES)
 def test_packets_of_fresh_random_caches(q, alpha, coded, carpooled):
     holders, destinations = fresh(q, alpha)
@@ -217,6 +218,7 @@ def test_packets_of_fresh_random_caches(q, alpha, coded, carpooled):
         check_plan(made, holders, destinations, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("q", "alpha", "gain"), [(10**6, 0.55, 5.35), (10**5, 0.325, 2.59)])
 def test_the_papers_claims(q, alpha, gain):
     holders, destinations = fresh(q, alpha)

@@ -42,6 +42,7 @@ def sizes(holders):
     return np.bitwise_count(holders).sum(axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assignment", ASSIGNMENTS, ids=str)
 @given(st.data())
 def test_30_epochs_stay_within_the_capacity_and_near_it(assignment, data):

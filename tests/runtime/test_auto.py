@@ -9,6 +9,8 @@ from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.cost import Cluster
 
+pytestmark = pytest.mark.slow  # real clusters
+
 LIKES = {
     "peer": Cluster(5, link_up=1e10, link_down=1e10, storage=1e5, storage_over_links=False),
     "storage": Cluster(5, link_up=1e4, link_down=1e4, storage=1e11, storage_over_links=False, read_rate=1e11),
@@ -48,7 +50,6 @@ def test_its_first_delivery_is_the_predicted_one(threads, dataset):
         assert shuffler.records[1].delivery == likely
 
 
-@pytest.mark.slow
 def test_it_changes_its_mind_and_every_sample_is_still_trained_on_once(threads, dataset, monkeypatch):
     # A promise that no exchange can keep, so each of the two is tried.
     cluster = Cluster(5, link_up=1e15, link_down=1e15, storage=1e14, storage_over_links=False, read_rate=1e14)
@@ -60,7 +61,6 @@ def test_it_changes_its_mind_and_every_sample_is_still_trained_on_once(threads, 
     assert {"peer", "storage"} <= {record.delivery for record in shuffler.records}
 
 
-@pytest.mark.slow
 def test_with_a_server_and_a_measured_cluster(cluster_of, dataset):
     from distributed import Client
 

@@ -11,6 +11,8 @@ from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.planning import Chunks, Global
 from dshuffle.runtime.chunks import unit_rows, with_chunks_of
 
+pytestmark = pytest.mark.slow  # real clusters
+
 CHECKSUM_NBYTES = 4
 
 

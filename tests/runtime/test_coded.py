@@ -18,6 +18,8 @@ from dshuffle.exchange.coded import PacketDecoder
 from dshuffle.planning import DELIVERIES, RELAYS, UNCODED, EpochPlanner, ShufflePlanSpec, parse_assignment
 from dshuffle.runtime.server_rows import ServerRows
 
+pytestmark = pytest.mark.slow  # real clusters
+
 CODED = sorted(DELIVERIES.keys() - UNCODED)
 RESOURCE = {"resources": {"dshuffle-server": 1}}
 CHECKSUM_NBYTES, ROW_NBYTES = 4, 64
@@ -104,7 +106,7 @@ def test_a_server_that_cannot_read(with_server, small, orders, monkeypatch):
     monkeypatch.setattr(ServerRows, "_read", fail)
     with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
         orders(shuffler, 1)  # the workers read their own rows
-        with pytest.raises(ExchangeError, match=r"epoch 1 could not be exchanged: the server .*block 0 cannot be read"):
+        with pytest.raises(ExchangeError, match=r"epoch 1 could not be .*the server.*block 0 cannot be read"):
             orders(shuffler, 1)
         monkeypatch.setattr(ServerRows, "_read", read)
         orders(shuffler, 2)
@@ -180,7 +182,6 @@ def test_the_server_is_killed(small, within):
         within(20, shuffler.close)
 
 
-@pytest.mark.slow
 def test_training_goes_on_while_packets_are_decoded(with_server, tmp_path):
     """What a task sees does not change under it, whatever comes in meanwhile."""
     n = 30_000

@@ -10,6 +10,8 @@ from distributed import Client
 
 from dshuffle import Shuffler
 
+pytestmark = pytest.mark.slow  # real clusters
+
 
 def same(first, second):
     return all(
@@ -30,7 +32,6 @@ def test_the_same_seed_gives_the_same_orders_and_another_does_not(threads, small
         assert not same(runs[0][epoch : epoch + 1], runs[2][epoch : epoch + 1])
 
 
-@pytest.mark.slow
 def test_another_cluster_gives_the_same_orders(processes, small, orders, cluster_of):
     with Shuffler(processes, small, seed=3) as shuffler:
         expected = orders(shuffler, 3)

@@ -31,7 +31,7 @@ def random_dataset(rng, folder, n_workers, assignment):
     return arrays, create_dataset(str(folder), arrays, chunk_rows=chunk_rows)
 
 
-def random_job(rng, assignment, delivery, n_workers, nbytes):
+def random_job(rng, assignment, delivery, n_workers, nbytes, n_epochs):
     """A way to shuffle, and the sizes of messages: of a small dataset down to one sample a message."""
     fraction = rng.choice([0.0, 1.0, rng.uniform(1 / n_workers, 1)])
     if delivery == "leftover":  # for caches without excess
@@ -47,15 +47,15 @@ def random_job(rng, assignment, delivery, n_workers, nbytes):
         "relay": str(rng.choice(sorted(RELAYS))),
         "seed": int(rng.integers(-(2**40), 2**40)),
     }
-    # A few hundred messages an epoch show all that thousands would.
-    message_bytes = max(nbytes // 300, int(rng.choice([1, 300, 5_000, 8 << 20])))
+    # Some thousand messages in all show what a hundred thousand would.
+    message_bytes = max(nbytes * n_epochs // 1500, int(rng.choice([1, 300, 5_000, 8 << 20])))
     window_bytes = message_bytes * int(rng.integers(1, 10))
     return job, {"dshuffle.message-bytes": message_bytes, "dshuffle.window-bytes": window_bytes}
 
 
 def run(client, n_workers, rng, assignment, delivery, folder, n_epochs, **chosen):
     arrays, dataset = random_dataset(rng, folder, n_workers, assignment)
-    job, config = random_job(rng, assignment, delivery, n_workers, dataset.n_samples * dataset.row_nbytes)
+    job, config = random_job(rng, assignment, delivery, n_workers, dataset.n_samples * dataset.row_nbytes, n_epochs)
     job |= chosen
     chunks = {info.chunk_rows for info in dataset.arrays.values()}
 

@@ -15,6 +15,8 @@ import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.runtime import permutation
 
+pytestmark = pytest.mark.slow  # real clusters
+
 DTYPES = ["u1", "<f4", ">i8", "M8[s]", "S3", [("a", "u1"), ("b", "<f8", (2,))]]
 
 

@@ -12,6 +12,8 @@ from dshuffle import Shuffler, create_dataset
 from dshuffle.planning import UNCODED, EpochPlanner, ShufflePlanSpec, parse_assignment
 from dshuffle.records import EpochRecord
 
+pytestmark = pytest.mark.slow  # real clusters
+
 CHECKSUM_NBYTES = 4
 
 

@@ -10,6 +10,8 @@ from distributed import Client
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CacheBudgetError, ClusterError, InvalidParameter
 
+pytestmark = pytest.mark.slow  # real clusters
+
 RESOURCE = {"resources": {"dshuffle-server": 1}}
 
 
@@ -92,7 +94,6 @@ def test_nobody_is_left_to_train(cluster_of, small):
         Shuffler(client, small, delivery="server")
 
 
-@pytest.mark.slow
 def test_the_server_holds_what_its_budget_allows(with_server, tmp_path, orders, sessions_left):
     # Twelve blocks of 8 MiB, of which ten fit: the server reads ahead and drops what it cannot keep.
     x = np.arange(96_000)[:, None].repeat(125, axis=1)

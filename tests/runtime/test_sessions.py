@@ -14,6 +14,8 @@ from distributed import Client, Worker
 from dshuffle import Shuffler, create_dataset
 from dshuffle.runtime.session import WorkerSession
 
+pytestmark = pytest.mark.slow  # real clusters
+
 
 def test_two_at_once(threads, tmp_path, small, ids, sessions_left):
     other = create_dataset(str(tmp_path / "other.zarr"), {"y": np.arange(777)})
@@ -83,7 +85,6 @@ def test_left_by_an_exception(threads, small, sessions_left):
     assert sessions_left(threads) == (0, 0)
 
 
-@pytest.mark.slow
 def test_workers_that_join(cluster_of, small, orders, sessions_left):
     with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
         with Shuffler(client, small) as shuffler:
@@ -99,7 +100,6 @@ def test_workers_that_join(cluster_of, small, orders, sessions_left):
         assert sessions_left(client) == (0, 0)
 
 
-@pytest.mark.slow
 def test_the_scheduler_does_the_same_whatever_the_number_of_samples(cluster_of, tmp_path):
     """Messages, and their bytes, that our handlers get and send in an epoch."""
     import pickle

@@ -6,6 +6,8 @@ from dshuffle.errors import DatasetExists, DShuffleError, InvalidParameter
 from dshuffle.planning import stratified_assignment
 from dshuffle.store import open_dataset, read_sharding, stored_shardings, write_sharding
 
+pytestmark = pytest.mark.slow  # real clusters
+
 
 @pytest.fixture
 def labelled(tmp_path):

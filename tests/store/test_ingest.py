@@ -190,6 +190,7 @@ def test_progress_counts_the_rows_of_all_arrays(tmp_path: Path) -> None:
     assert seen[-1][2].endswith("y")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [npy, npy_in_fortran_order, npz_compressed, parquet, zarr_arrays])
 def test_memory_stays_far_below_the_file(tmp_path: Path, monkeypatch: Any, write: Callable[..., list[Path]]) -> None:
     for size in ("create._SLAB_NBYTES", "ingest.zarr_nodes._READ_NBYTES", "source._BLOCK_NBYTES"):

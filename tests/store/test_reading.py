@@ -182,6 +182,7 @@ def test_threads_share_a_dataset(tmp_path: Path) -> None:
     assert dataset.traffic.requests == 8 * 5 * 2 * 2 * 34
 
 
+@pytest.mark.slow
 def test_pickling_opens_the_same_data_anywhere(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     dataset = create_dataset("x.zarr", {"x": X})

@@ -6,7 +6,7 @@ from sklearn.linear_model import SGDRegressor
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.training import fit_linear_regression, keyed_regression, keyed_weights
-from dshuffle.training.linear_regression import BATCH_ROWS, sgd_pass
+from dshuffle.training.linear_regression import sgd_pass
 
 
 def random_regression(n_samples, n_features, dtype, seed=0):
@@ -14,6 +14,10 @@ def random_regression(n_samples, n_features, dtype, seed=0):
     rows = rng.standard_normal((n_samples, n_features)).astype(dtype)
     targets = (rows @ rng.standard_normal(n_features) + rng.standard_normal(n_samples)).astype(dtype)
     return rows, targets
+
+
+def one_pass(weights, rows, targets, step):
+    sgd_pass(weights, rows, 0, targets[:, np.newaxis], 0, np.arange(len(rows)), step)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -33,18 +37,23 @@ def test_one_pass_is_that_of_scikit_learn(dtype, step):
         tol=None,
     ).fit(rows.astype(np.float64), targets.astype(np.float64), coef_init=start.copy())
     weights = start.copy()
-    sgd_pass(weights, rows, targets.astype(np.float64), step)
+    one_pass(weights, rows, targets, step)
     np.testing.assert_allclose(weights, oracle.coef_, rtol=1e-9)
     assert not np.allclose(weights, start, rtol=1e-2)
 
 
-def test_one_worker_and_more_rows_than_a_batch_is_one_plain_pass(fake_shuffler):
-    rows, targets = random_regression(BATCH_ROWS + 100, 3, np.float64)
-    history = fit_linear_regression(fake_shuffler({"x": rows, "y": targets}, n_workers=1), epochs=1, step=0.01)
+@pytest.mark.parametrize("beside", [None, "u1", "u2", "f8"])
+def test_one_worker_is_one_plain_pass_however_its_rows_are_aligned(fake_shuffler, beside):
+    rows, targets = random_regression(300, 3, np.float32)
+    arrays = {"x": rows, "y": targets} | ({} if beside is None else {"more": np.zeros(300, beside)})
+    history = fit_linear_regression(fake_shuffler(arrays, n_workers=1), epochs=1, step=0.01)
     weights = np.zeros(3)
+    rows, targets = rows.astype(float), targets.astype(float)
     for row in np.random.default_rng([0, 0]).permutation(len(rows)):
         weights -= 0.01 * rows[row] * (rows[row] @ weights - targets[row])
     np.testing.assert_allclose(history.weights, weights, rtol=1e-9)
+    error = np.linalg.norm(rows @ weights - targets) / np.linalg.norm(targets)
+    assert history.points[0].error == pytest.approx(error, rel=1e-9)
 
 
 def test_weights_are_averaged_and_the_error_is_that_of_the_average(fake_shuffler):
@@ -59,7 +68,7 @@ def test_weights_are_averaged_and_the_error_is_that_of_the_average(fake_shuffler
     for epoch, point in zip(shuffler.epochs(2), history.points, strict=True):
         local = [common.copy() for _ in range(3)]
         for weights, partition in zip(local, epoch.partitions, strict=True):
-            sgd_pass(weights, partition["a"], partition["b"].astype(np.float64), 0.01)
+            one_pass(weights, partition["a"], partition["b"], 0.01)
         common = np.mean(local, axis=0)
         error = np.linalg.norm(rows @ common - targets) / np.linalg.norm(targets)
         assert point.error == pytest.approx(error, rel=1e-5)

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import ClusterError, InvalidParameter
@@ -119,7 +119,6 @@ def test_at_the_free_pace_fast_workers_do_more():
     assert once.staleness.pushes_by_rank == tuple(10 * -(-shares // 5))
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_staleness_is_bounded_and_no_batch_is_lost(data):
     n_workers = data.draw(st.integers(1, 5))
@@ -137,7 +136,6 @@ def test_staleness_is_bounded_and_no_batch_is_lost(data):
         assert np.flatnonzero(counts).max(initial=0) <= allowed
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     n_samples=st.integers(3, 60),
     size=st.integers(1, 3),
@@ -204,7 +202,6 @@ async def _ordered(speeds, arrivals, n_updates=None):
     return [rank for _, rank in sorted(order)]
 
 
-@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_an_ordered_slice_takes_turns_whoever_comes_first(data):
     speeds = data.draw(st.lists(st.floats(0.1, 10), min_size=1, max_size=4))

@@ -37,6 +37,7 @@ DRAWN = {"coded": (0.01, 0.06), "ubershuffle": (0.05, 0.35), "clique": (0.03, 0.
 ALIGNED = {"coded": (0.06, 0.75), "ubershuffle": (0.06, 0.75), "clique": (0.05, 0.20)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("assignment", "caching", "epochs", "grid", "allowed"),
     [("global", "uniform", 1, GRID, DRAWN), ("aligned", "even", 3, FEW, ALIGNED)],

@@ -1,5 +1,0 @@
-from hypothesis import settings
-
-# The first call of a kernel compiles it, or loads it from numba's cache, which no deadline allows for.
-settings.register_profile("planning", deadline=None)
-settings.load_profile("planning")
