@@ -215,6 +215,16 @@ class Shuffler:
         if classes is not None:
             warn_of_small_classes(classes, self.n_workers)
 
+    @property
+    def client(self) -> Client:
+        """The Dask client, for what trainers run beside :meth:`Epoch.map`."""
+        return self._client
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of the workers that train, in rank order."""
+        return tuple(self._addresses[rank] for rank in range(self.n_workers))
+
     def __repr__(self) -> str:
         order = self._order
         balance = "" if order.balance is None else f", balance={order.balance.name!r},"

@@ -1,5 +1,6 @@
 """Training on shuffled partitions, and the comparison of ways to shuffle."""
 
+from dshuffle.training.asynchronous import geometric_speeds
 from dshuffle.training.breakdown import EpochBreakdown, PhaseSeconds
 from dshuffle.training.cluster import connect, local_cluster
 from dshuffle.training.comparison import Way, compare_ways, default_ways, modest_step, product_of_ways
@@ -15,9 +16,13 @@ from dshuffle.training.linear_regression import fit_linear_regression
 from dshuffle.training.logical import fit_logical_workers
 from dshuffle.training.matrix_completion import Factors, fit_matrix_completion
 from dshuffle.training.measuring import measure_exchanges
+from dshuffle.training.models import LinearModel, Model, SoftmaxRegression
 from dshuffle.training.network import Network, TrainedNetwork
 from dshuffle.training.parallel_sgd import fit_parallel_sgd
+from dshuffle.training.parameter_server import fit_parameter_server
 from dshuffle.training.schedules import CONSTANT, Decay, Linear, Schedule
+from dshuffle.training.simulated_server import simulate_parameter_server
+from dshuffle.training.staleness import Staleness
 from dshuffle.training.synchronous import fit_synchronous_sgd
 from dshuffle.training.warmup import compile_kernels
 
@@ -29,9 +34,13 @@ __all__ = [
     "Factors",
     "History",
     "Linear",
+    "LinearModel",
+    "Model",
     "Network",
     "PhaseSeconds",
     "Schedule",
+    "SoftmaxRegression",
+    "Staleness",
     "TrainedNetwork",
     "Way",
     "compare_ways",
@@ -42,8 +51,10 @@ __all__ = [
     "fit_logical_workers",
     "fit_matrix_completion",
     "fit_parallel_sgd",
+    "fit_parameter_server",
     "fit_synchronous_sgd",
     "gaussian_blobs",
+    "geometric_speeds",
     "keyed_regression",
     "keyed_weights",
     "local_cluster",
@@ -52,4 +63,5 @@ __all__ = [
     "measure_exchanges",
     "modest_step",
     "product_of_ways",
+    "simulate_parameter_server",
 ]

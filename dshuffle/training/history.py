@@ -12,6 +12,7 @@ from dshuffle.planning.values import as_integer
 from dshuffle.report import TrainingPoint
 from dshuffle.training.breakdown import EpochBreakdown
 from dshuffle.training.speeds import WorkerSpeeds
+from dshuffle.training.staleness import Staleness
 
 Model = TypeVar("Model")
 OnEpoch = Callable[[TrainingPoint], None]
@@ -36,6 +37,8 @@ class History(Generic[Model]):
         logged as a warning, as every epoch waits for it.
     breakdown
         Where the seconds of every epoch went, if the trainer takes steps together.
+    staleness
+        Of an asynchronous fit how stale its pushes were.
     """
 
     points: tuple[TrainingPoint, ...]
@@ -43,6 +46,7 @@ class History(Generic[Model]):
     stopped_early: bool = False
     worker_rates: tuple[float, ...] = ()
     breakdown: tuple[EpochBreakdown, ...] = ()
+    staleness: Staleness | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,9 @@ class Recorder(Generic[Model]):
         self.stopped_early = self.early_stopping is not None and self.early_stopping.is_due(self.points)
         return self.stopped_early
 
-    def history(self, model: Model, breakdown: tuple[EpochBreakdown, ...] = ()) -> History[Model]:
+    def history(
+        self, model: Model, breakdown: tuple[EpochBreakdown, ...] = (), staleness: Staleness | None = None
+    ) -> History[Model]:
         """The points so far, with what was fitted."""
         self.speeds.warn()
         return History(
@@ -147,4 +153,5 @@ class Recorder(Generic[Model]):
             stopped_early=self.stopped_early,
             worker_rates=self.speeds.rates(),
             breakdown=breakdown,
+            staleness=staleness,
         )

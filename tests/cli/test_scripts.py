@@ -51,6 +51,18 @@ def test_the_papers_figures_are_drawn(tmp_path):
 
 
 @pytest.mark.slow
+def test_variances_are_compared(tmp_path):
+    ran = run("pipelines/sharding_variance_study.py", "--quick", "--output", tmp_path / "study")
+    assert ran.returncode == 0, ran.stderr
+    rows = (tmp_path / "study" / "variances.csv").read_text().splitlines()
+    runs = (tmp_path / "study" / "runs.csv").read_text().splitlines()
+    # Nine settings with two shardings, three with three; random is what the others are compared with.
+    assert (len(rows), len(runs)) == (1 + 9 + 3 * 2, 1 + 5 * (9 * 2 + 3 * 3))
+    assert "none shown" in ran.stdout, "five runs tell nothing"
+    assert "<html" in (tmp_path / "study" / "variances.html").read_text()
+
+
+@pytest.mark.slow
 def test_an_epoch_is_broken_down(tmp_path):
     url = tmp_path / "d.zarr"
     assert run("storage/make_dataset.py", url, "--samples", "2_000", "--features", 20).returncode == 0

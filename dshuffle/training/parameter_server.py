@@ -1,0 +1,250 @@
+"""The asynchronous parameter server of paper 002 on Dask actors: workers pull and push, and wait for nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.values import as_integer
+from dshuffle.runtime import Partition, PerRank, Shuffler
+from dshuffle.training.asynchronous import ONCE, Asynchrony, MiniBatches
+from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.models import Model, Parameters, as_rows, check_labels
+from dshuffle.training.schedules import CONSTANT, Schedule
+from dshuffle.training.servers import Servers, answers
+from dshuffle.training.simulated_server import diverged
+from dshuffle.training.slices import Reply
+from dshuffle.training.staleness import Staleness
+
+BATCH_ROWS = 4096
+"""Rows that the evaluator looks at in one go."""
+
+
+def fit_parameter_server(
+    shuffler: Shuffler,
+    model: Model,
+    *,
+    epochs: int,
+    batch_size: int,
+    step: float,
+    servers: int = 1,
+    pace: str = ONCE,
+    speeds: Sequence[float] | None = None,
+    seed: int = 0,
+    features: str = "x",
+    target: str = "y",
+    schedule: Schedule = CONSTANT,
+    validate: Validate[Parameters] | None = None,
+    early_stopping: EarlyStopping | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> History[Parameters]:
+    """Train a model by asynchronous SGD with parameter servers.
+
+    Every worker computes the gradient of a mini-batch at the parameters that it has, pushes it to the servers, which
+    apply it at once, and goes on with the parameters that it gets back, whatever the others do.
+
+    Parameters
+    ----------
+    shuffler
+        Any sharding, assignment and delivery. Paper 002 keeps shards fixed: ``assignment="local"`` with
+        ``sharding="random"``, ``"stratified:y"`` or a stored distribution-aware one.
+    model
+        Such as :class:`~dshuffle.training.SoftmaxRegression`; or anything with the methods of
+        :class:`~dshuffle.training.Model`.
+    epochs
+        Passes over as many samples as there are.
+    batch_size, step
+        B and alpha, as they would be for a single worker. Each of n workers takes mini-batches of ``WB = B / n`` and
+        steps of ``alpha / n``.
+    servers
+        Dask actors that share the parameters equally. They are on workers that do not train, if there are any,
+        otherwise on those with the lowest ranks, beside training.
+    pace
+        ``"once"``: an epoch uses every sample once, so that fast workers are done before the others. ``"free"``: an
+        epoch has as many updates, but whoever is ready makes the next; fast workers begin their partitions again, and
+        samples of slow ones are used less. That is what paper 002 runs, and where shards that differ do harm.
+    speeds
+        For experiments: relative speeds by rank. The servers then take gradients in the order in which workers of these
+        speeds would have them, which makes everything reproducible, but lets fast workers wait. By default workers
+        are as fast as they are.
+    seed
+        Of the order of each worker's samples, and the model's first parameters.
+    features, target
+        Arrays of the dataset: ``(q, ...)`` numbers, flattened; ``(q,)`` labels if the model has classes, otherwise
+        numbers.
+    schedule
+        Factor on the step by epoch.
+    validate
+        Called with the parameters after every epoch; its metrics become the point's ``validation``.
+    early_stopping
+        When to end before ``epochs``.
+    on_epoch
+        Called with each epoch's point as soon as it is known.
+
+    Returns
+    -------
+    History
+        ``weights`` are the parameters. A point's ``error`` is the model's mean loss over the whole dataset, which the
+        workers evaluate between epochs. ``staleness`` has that of every push. With ``speeds``, ``worker_rates`` are
+        samples in a unit of virtual time.
+
+    Raises
+    ------
+    InvalidParameter
+        A parameter is out of range, the arrays are nothing for the model (samples that are not finite are named), a
+        mini-batch is larger than a partition, or the parameters diverge.
+    ClusterError
+        A server is lost.
+
+    Notes
+    -----
+    An epoch begins when all workers have ended the one before: only then have samples moved. ``"once"`` ends with
+    updates of slow workers alone, and ``"free"`` with one of each.
+
+    A push takes one message to each server, and brings the parameters back. With several servers a worker may get one
+    part of the parameters from before and another from after an update by somebody else, as with any split server.
+
+    References
+    ----------
+    Paper 002, sections II-B to II-D, equations 3 to 5.
+    """
+    as_integer("epochs", epochs, 1)
+    as_integer("servers", servers, 1)
+    given = None if speeds is None else tuple(map(float, speeds))
+    sharing = Asynchrony(shuffler.n_workers, batch_size, step, pace, given, seed)
+    arrays = {"features": features, "target": target}
+    n_samples = shuffler.dataset.n_samples
+    first = model.first(_n_features(shuffler, model, **arrays), seed)
+    if servers > len(first):
+        raise InvalidParameter.of("servers", servers, f"at most {len(first)}, the number of parameters")
+    recorder = Recorder(validate, early_stopping, on_epoch)
+    pushes: list[list[int]] = [[] for _ in range(shuffler.n_workers)]
+    parameters = first
+    with Servers(shuffler, first, servers, given) as actors:
+        for number, epoch in enumerate(shuffler.epochs(epochs)):
+            if number == 0:
+                found = actors.results(epoch.map(survey, model.n_classes, **arrays))
+                if model.n_classes is not None:
+                    check_labels(target, np.unique(np.concatenate(found)), n_samples, model.n_classes)
+            actors.begin(sharing.worker_step * schedule(number), sharing.n_updates(n_samples))
+            done = PerRank([len(own) for own in pushes])
+            worked = actors.results(epoch.map(work, actors.handles, actors.bounds, model, sharing, done, **arrays))
+            for own, one in zip(pushes, worked, strict=True):
+                own += one.staleness
+            recorder.speeds.add([one.rate for one in worked] if given is None else given)
+            parameters = actors.parameters()
+            if not np.isfinite(parameters).all():
+                raise diverged(step, number)
+            losses = actors.results(epoch.map(total_loss, model, parameters, **arrays))
+            if not np.isfinite(losses).all():
+                raise diverged(step, number)
+            if recorder.add(parameters, sum(losses) / n_samples):
+                break
+    return recorder.history(parameters, staleness=Staleness.of(pushes))
+
+
+class Work(NamedTuple):
+    """What a worker did in an epoch: the staleness of each of its pushes, and its samples a second."""
+
+    staleness: list[int]
+    rate: float
+
+
+def work(
+    partition: Partition,
+    servers: Sequence[Any],
+    bounds: Sequence[slice],
+    model: Model,
+    sharing: Asynchrony,
+    done: int,
+    *,
+    features: str,
+    target: str,
+) -> Work:
+    """An epoch's mini-batches of a worker; a task on each.
+
+    Parameters
+    ----------
+    partition
+        Its samples.
+    servers, bounds
+        Actors, and which parameters each has.
+    model, sharing
+        What is trained, and how.
+    done
+        Mini-batches in earlier epochs.
+    features, target
+        Names of arrays.
+    """
+    sharing.check_partition(partition.shares[0])
+    batches = MiniBatches(partition.sample_ids, sharing, rank=partition.rank, epoch=partition.epoch, done=done)
+    following = batches.following
+    replies: list[Reply] = answers(servers, [server.pull(partition.rank, following) for server in servers])
+    staleness: list[int] = []
+    samples, started = 0, time.perf_counter()
+    while replies[0].more:
+        parameters = np.concatenate([reply.parameters for reply in replies]) if len(servers) > 1 else replies[0][0]
+        batch = partition.take(batches.take(), (features, target))
+        # Values that are not finite are told in the end, by the client.
+        with np.errstate(over="ignore", invalid="ignore"):
+            gradient, _ = model.gradient(parameters, as_rows(batch[features]), batch[target])
+        samples, following = samples + following, batches.following
+        pushed = [
+            server.push(partition.rank, reply.version, gradient[part], following)
+            for server, reply, part in zip(servers, replies, bounds, strict=True)
+        ]
+        replies = answers(servers, pushed)
+        staleness.append(max(reply.staleness for reply in replies))
+    return Work(staleness, samples / max(time.perf_counter() - started, 1e-9))
+
+
+def survey(partition: Partition, n_classes: int | None, *, features: str, target: str) -> NDArray[Any]:
+    """A partition's distinct labels, none if the model has no classes; a task on each worker.
+
+    Raises
+    ------
+    InvalidParameter
+        A sample is not finite.
+    """
+    labels, first = [], 0
+    for batch in partition.batches(BATCH_ROWS):
+        for parameter, name in (("features", features), ("target", target)):
+            finite = np.isfinite(as_rows(batch[name])).all(axis=1)
+            if not finite.all():
+                sample = partition.sample_ids[first + int(np.argmin(finite))]
+                raise InvalidParameter.of(parameter, name, f"finite everywhere; sample {sample} is not")
+        labels.append(np.unique(batch[target][: 0 if n_classes is None else None]))
+        first += len(batch[target])
+    return np.unique(np.concatenate(labels))
+
+
+def total_loss(partition: Partition, model: Model, parameters: Parameters, *, features: str, target: str) -> float:
+    """The sum of the losses of a partition's samples: the evaluator; a task on each worker."""
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for batch in partition.batches(BATCH_ROWS):
+            total += model.loss(parameters, as_rows(batch[features]), batch[target]) * len(batch[target])
+    return total
+
+
+def _n_features(shuffler: Shuffler, model: Model, features: str, target: str) -> int:
+    """Numbers in a sample; the arrays' shapes and dtypes are checked before anything runs."""
+    arrays = shuffler.dataset.arrays
+    for parameter, name in (("features", features), ("target", target)):
+        if name not in arrays:
+            raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(sorted(arrays))}")
+    rows, targets = arrays[features], arrays[target]
+    if not rows.shape or rows.dtype.kind not in "biuf":
+        allowed = f"an array of rows of numbers (it is {len(rows.shape) + 1}-D, {rows.dtype})"
+        raise InvalidParameter.of("features", features, allowed)
+    kinds = "biuf" if model.n_classes is None else "biu"
+    if targets.shape or targets.dtype.kind not in kinds:
+        wanted = "numbers" if model.n_classes is None else "integers or booleans"
+        allowed = f"a 1-D array of {wanted} (it is {len(targets.shape) + 1}-D, {targets.dtype})"
+        raise InvalidParameter.of("target", target, allowed)
+    return int(np.prod(rows.shape))

@@ -1,0 +1,270 @@
+"""Does systematic sharding make an asynchronous parameter server's results scatter less? Paper 002, Tables II to V.
+
+    python pipelines/sharding_variance_study.py [--runs 100] [--output sharding-variance]
+    python pipelines/sharding_variance_study.py --quick
+
+Trains the same data many times with each sharding, from other random shards and orders every time, and compares the
+variances of the final loss: their ratio with a 95 % bootstrap interval, and a Brown-Forsythe test. Prints a table,
+nulls beside effects, and writes variances.csv, runs.csv (every run with its seed) and variances.html.
+
+Runs are simulated in virtual time, bit for bit what `fit_parameter_server` computes with `speeds=` on a cluster. 12
+workers, mini-batches of 120 / 12, softmax regression, 10 epochs, speeds geometric from 1 to 1 / ratio. Data `classes`:
+10 classes, each one tight Gaussian in 2 dimensions, 2,400 samples. Data `hidden strata`: 20 tight Gaussians in 3
+dimensions, of which each two make a class, samples in random order; `stored strata`: the same, one stratum after the
+other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bokeh.io import save
+from bokeh.layouts import column
+from bokeh.models import Column, ColumnDataSource, FactorRange, Range1d
+from bokeh.models.annotations import Span, Whisker
+from bokeh.plotting import figure
+from bokeh.resources import INLINE
+from bokeh.transform import jitter
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from dshuffle.planning import first_assignment
+from dshuffle.sharding import distribution_aware, stratified
+from dshuffle.training import SoftmaxRegression, gaussian_blobs, geometric_speeds, simulate_parameter_server
+from dshuffle.training.variance import VarianceRatio, variance_ratio
+
+N_WORKERS, BATCH, N_CLASSES, SPREAD = 12, 120, 10, 0.1
+COLOURS = {"random": "#8A8F98", "stratified": "#0072B2", "distribution-aware": "#D55E00"}
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is trained, how fast workers are, and at which pace."""
+
+    data: str
+    ratio: float
+    pace: str
+    step: float
+
+    def __str__(self) -> str:
+        return f"{self.data}, speeds 1:{self.ratio:g}, {self.pace}, step {self.step:g}"
+
+
+def settings(step: float) -> list[Setting]:
+    """The effect, then what it depends on: speeds, pace, step."""
+    main = [Setting("classes", ratio, "free", step) for ratio in (1, 2, 4, 10)]
+    paces = [Setting("classes", ratio, "once", step) for ratio in (4, 10)]
+    steps = [Setting("classes", 4, "free", factor * step) for factor in (0.5, 2, 4)]
+    strata = [Setting("hidden strata", ratio, "free", step) for ratio in (1, 4)]
+    return [*main, *paces, *steps, *strata, Setting("stored strata", 4, "free", step)]
+
+
+@functools.cache
+def arrays_of(data: str, samples: int) -> Arrays:
+    """Tight Gaussians around standard normal centres, the same in all runs."""
+    blobs, dimensions = (N_CLASSES, 2) if data == "classes" else (2 * N_CLASSES, 3)
+    # Centres are drawn so that two are as far apart as `separation` standard deviations of a blob.
+    separation = np.sqrt(2 * dimensions) / SPREAD
+    made = gaussian_blobs(samples, n_features=dimensions, n_classes=blobs, separation=separation)
+    x, y = made["x"].compute() * SPREAD, made["y"].compute() % N_CLASSES
+    if data == "hidden strata":
+        # Hidden from the order too: whatever deals out consecutive samples of a class deals out its strata evenly.
+        order = np.random.default_rng(0).permutation(samples)
+        x, y = x[order], y[order]
+    return {"x": x, "y": y}
+
+
+@functools.cache
+def ranks_of(sharding: str, data: str, samples: int, seed: int) -> NDArray[np.int32]:
+    """The shards of one run."""
+    arrays = arrays_of(data, samples)
+    if sharding == "random":
+        return first_assignment("random", samples, N_WORKERS, seed=seed)
+    if sharding == "stratified":
+        return stratified(arrays["y"], N_WORKERS, seed=seed)
+    return distribution_aware(arrays["x"], n_workers=N_WORKERS, clusters=2 * N_CLASSES, seed=seed).ranks
+
+
+def shardings_of(data: str) -> tuple[str, ...]:
+    """Which are compared: where there are no hidden strata, neighbourhoods are the classes."""
+    return ("random", "stratified") if data == "classes" else tuple(COLOURS)
+
+
+def final_losses(setting: Setting, sharding: str, seeds: range, samples: int, epochs: int) -> list[float]:
+    """The loss after the last epoch, of one run for each seed."""
+    losses = []
+    for seed in seeds:
+        history = simulate_parameter_server(
+            arrays_of(setting.data, samples),
+            ranks_of(sharding, setting.data, samples, seed),
+            SoftmaxRegression(N_CLASSES),
+            epochs=epochs,
+            batch_size=BATCH,
+            step=setting.step,
+            pace=setting.pace,
+            speeds=geometric_speeds(N_WORKERS, setting.ratio),
+            seed=seed,
+        )
+        losses.append(history.points[-1].error)
+    return losses
+
+
+def draw(found: dict[tuple[Setting, str], VarianceRatio], losses: dict[tuple[Setting, str], list[float]]) -> Column:
+    """The ratios with their intervals, and below them every run."""
+    rows = [f"{setting}: {sharding}" for setting, sharding in found]
+    plot = figure(
+        title="Variance of the final loss: with random / with systematic shards, 95 % bootstrap intervals",
+        x_axis_label="ratio (right of the line: systematic sharding scatters less)",
+        x_axis_type="log",
+        # Bokeh does not count whiskers among what should be seen; with few runs they have no end.
+        x_range=Range1d(
+            start=max(0.05, 0.8 * min(one.low for one in found.values())),
+            end=min(100, 1.2 * max(one.high for one in found.values())),
+        ),
+        y_range=FactorRange(factors=rows[::-1]),
+        width=1000,
+        height=110 + 30 * len(rows),
+    )
+    plot.add_layout(Span(location=1, dimension="height", line_color="#404040", line_dash="dashed"))
+    for name, colour in COLOURS.items():
+        here = [(f"{setting}: {sharding}", one) for (setting, sharding), one in found.items() if sharding == name]
+        if here:
+            source = ColumnDataSource(
+                {
+                    "row": [row for row, _ in here],
+                    "ratio": [one.ratio for _, one in here],
+                    "low": [one.low for _, one in here],
+                    "high": [one.high for _, one in here],
+                }
+            )
+            plot.scatter("ratio", "row", source=source, color=colour, size=9)
+            plot.add_layout(
+                Whisker(base="row", lower="low", upper="high", source=source, dimension="width", line_color=colour)
+            )
+    plots = [plot]
+    for data in dict.fromkeys(setting.data for setting, _ in losses):
+        shown = {key: values for key, values in losses.items() if key[0].data == data}
+        rows = [f"{str(setting).removeprefix(data + ', ')}: {sharding}" for setting, sharding in shown]
+        runs = figure(
+            title=f"{data}: final loss of every run, less the median of its row",
+            x_axis_label="1000 x (loss - median)",
+            y_range=FactorRange(factors=rows[::-1]),
+            width=1000,
+            height=110 + 26 * len(rows),
+        )
+        for row, ((_, sharding), values) in zip(rows, shown.items(), strict=True):
+            source = ColumnDataSource(
+                {"loss": 1000 * (np.asarray(values) - np.median(values)), "row": [row] * len(values)}
+            )
+            where = jitter("row", width=0.5, range=runs.y_range)
+            runs.scatter("loss", where, source=source, color=COLOURS[sharding], size=4, alpha=0.5)
+        plots.append(runs)
+    return column(*plots)
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, output: Path) -> None:
+    """Train, compare, print and write."""
+    seeds = range(first_seed, first_seed + runs)
+    cases = [(setting, sharding) for setting in settings(step) for sharding in shardings_of(setting.data)]
+    # No two shardings share seeds, or the runs of one would not be independent of those of the other.
+    offsets = {sharding: 10_000_000 * number for number, sharding in enumerate(COLOURS)}
+
+    def seeds_of(sharding: str) -> range:
+        return range(seeds.start + offsets[sharding], seeds.stop + offsets[sharding])
+
+    losses = {
+        (setting, sharding): final_losses(setting, sharding, seeds_of(sharding), samples, epochs)
+        for setting, sharding in track(cases, "training")
+    }
+    found = {
+        (setting, sharding): variance_ratio(losses[setting, "random"], values, seed=first_seed)
+        for (setting, sharding), values in losses.items()
+        if sharding != "random"
+    }
+    table = Table(
+        *("data", "speeds", "pace", "step", "sharding", "loss", "sd", "sd of random", "ratio", "95 %", "p", ""),
+        box=box.SIMPLE_HEAD,
+        title=f"{runs} runs each, seeds from {first_seed}; ratio: variance with random / with this sharding",
+    )
+    rows: list[dict[str, object]] = []
+    for (setting, sharding), one in found.items():
+        mine, random = np.asarray(losses[setting, sharding]), np.asarray(losses[setting, "random"])
+        deviations = mine.std(ddof=1), random.std(ddof=1)
+        table.add_row(
+            setting.data,
+            f"1:{setting.ratio:g}",
+            setting.pace,
+            f"{setting.step:g}",
+            sharding,
+            f"{mine.mean():.4f}",
+            *(f"{deviation:.2g}" for deviation in deviations),
+            f"{one.ratio:.1f}",
+            f"[{one.low:.1f}, {one.high:.1f}]",
+            f"{one.p_value:.1g}",
+            one.verdict,
+        )
+        rows.append(
+            {
+                "data": setting.data,
+                "speed_ratio": setting.ratio,
+                "pace": setting.pace,
+                "step": setting.step,
+                "sharding": sharding,
+                "runs": runs,
+                "mean_loss": mine.mean(),
+                "sd": deviations[0],
+                "sd_random": deviations[1],
+                "variance_ratio": one.ratio,
+                "low": one.low,
+                "high": one.high,
+                "p_value": one.p_value,
+                "verdict": one.verdict,
+            }
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    write(output / "variances.csv", rows)
+    every = [
+        {"setting": str(setting), "sharding": sharding, "seed": seed, "loss": loss}
+        for (setting, sharding), values in losses.items()
+        for seed, loss in zip(seeds_of(sharding), values, strict=True)
+    ]
+    write(output / "runs.csv", every)
+    save(draw(found, losses), filename=output / "variances.html", resources=INLINE, title="Sharding and variance")
+    Console(width=140).print(table)
+    print(f"wrote {output}/variances.csv, runs.csv and variances.html")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=100, help="of each sharding in each setting; default 100")
+    parser.add_argument("--samples", type=int, default=2400)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--step", type=float, default=0.3, help="alpha, of a single worker")
+    parser.add_argument("--seed", type=int, default=0, help="the first run's")
+    parser.add_argument("--output", type=Path, default=Path("sharding-variance"))
+    parser.add_argument("--quick", action="store_true", help="5 runs of 2 epochs on 600 samples, to see that it works")
+    options = parser.parse_args()
+    if options.quick:
+        options.runs, options.samples, options.epochs = 5, 600, 2
+    study(options.runs, options.seed, options.samples, options.epochs, options.step, options.output)
+
+
+if __name__ == "__main__":
+    main()

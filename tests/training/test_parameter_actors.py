@@ -1,0 +1,158 @@
+"""The parameter server on Dask actors: that it is the simulation where speeds are given, and asynchronous elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, get_worker
+
+import dshuffle
+from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.planning import stratified_assignment
+from dshuffle.training import (
+    SoftmaxRegression,
+    fit_parameter_server,
+    gaussian_blobs,
+    local_cluster,
+    simulate_parameter_server,
+)
+
+pytestmark = pytest.mark.slow
+
+N_WORKERS = 4
+BLOBS = {name: array.compute() for name, array in gaussian_blobs(121, n_features=3, n_classes=4).items()}
+ONE_EACH = {"x": np.eye(60), "y": np.zeros(60)}
+
+
+@pytest.fixture(scope="module")
+def client():
+    with (
+        LocalCluster(
+            n_workers=N_WORKERS,
+            threads_per_worker=1,
+            processes=False,
+            memory_limit=0,
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def shuffler(client, arrays=BLOBS, **options):
+    dataset = dshuffle.create_dataset("memory://parameter-actors", arrays, overwrite=True)
+    return dshuffle.Shuffler(client, dataset, **options)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Adds 1 to a parameter of each sample, whatever the parameters are; some workers sleep, some fail."""
+
+    slow: int | None = None
+    failing: int | None = None
+    n_classes: int | None = None
+
+    def first(self, n_features, seed):
+        return np.zeros(n_features)
+
+    def gradient(self, parameters, rows, targets):
+        rank = get_worker().name
+        if self.slow is not None:
+            time.sleep(0.15 if rank == self.slow else 0.01)
+        if rank == self.failing:
+            raise ZeroDivisionError("on purpose")
+        return -rows.mean(axis=0), 0.0
+
+    def loss(self, parameters, rows, targets):
+        return float(np.square(rows @ parameters - 1).mean())
+
+
+@pytest.mark.parametrize(("pace", "servers"), [("once", 2), ("free", 3), ("free", 1)])
+def test_workers_of_given_speeds_are_the_simulation_to_the_last_bit(client, pace, servers):
+    speeds = (1.0, 0.3, 0.5, 0.25)
+    options = {"epochs": 3, "batch_size": 20, "step": 0.4, "pace": pace, "speeds": speeds, "seed": 5}
+    with shuffler(client, assignment="local", sharding="stratified:y", seed=2) as real:
+        history = fit_parameter_server(real, SoftmaxRegression(4), servers=servers, **options)
+    ranks = stratified_assignment(BLOBS["y"], N_WORKERS, seed=2)
+    expected = simulate_parameter_server(BLOBS, ranks, SoftmaxRegression(4), **options)
+    assert np.array_equal(history.weights, expected.weights)
+    assert np.array_equal(history.staleness.counts, expected.staleness.counts)
+    assert [point.error for point in history.points] == pytest.approx([point.error for point in expected.points])
+    assert history.worker_rates == speeds
+
+
+@pytest.mark.parametrize("assignment", ["local", "global"])
+def test_every_sample_is_used_once_an_epoch(client, assignment):
+    with shuffler(client, ONE_EACH, assignment=assignment) as real:
+        # alpha / n = WB, so that a mini-batch adds 1 for each of its samples: 15 a worker, 5 at a time.
+        history = fit_parameter_server(real, Counting(), epochs=3, batch_size=20, step=20.0, servers=2)
+    np.testing.assert_allclose(history.weights, 3)
+    assert history.staleness.pushes == 3 * 60 / 5
+    assert history.staleness.pushes_by_rank == (9, 9, 9, 9)
+    # Between a pull and a push of an epoch there cannot be more than all pushes of the others.
+    assert history.staleness.most <= 9
+    assert [point.error for point in history.points] == pytest.approx([0, 1, 4])
+    assert len(history.worker_rates) == N_WORKERS
+
+
+def test_nobody_waits_for_a_slow_worker_and_it_is_named(client, caplog):
+    with shuffler(client, ONE_EACH) as real, caplog.at_level(logging.WARNING, "dshuffle"):
+        history = fit_parameter_server(
+            real, Counting(slow=2), epochs=1, batch_size=20, step=20.0, pace="free", features="x"
+        )
+    assert history.staleness.pushes == 12
+    by_rank = history.staleness.pushes_by_rank
+    assert by_rank[2] == min(by_rank)
+    assert history.staleness.mean_by_rank[2] == max(history.staleness.mean_by_rank)
+    assert "worker 2 trained" in caplog.text
+
+
+@pytest.mark.parametrize("speeds", [None, (1.0, 0.3, 0.5, 0.25)])
+def test_an_error_of_one_worker_ends_all(client, speeds):
+    with shuffler(client, ONE_EACH) as real, pytest.raises(ZeroDivisionError, match="on purpose"):
+        fit_parameter_server(real, Counting(failing=1), epochs=1, batch_size=20, step=1.0, speeds=speeds)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": "z"}, "features='z'.*one of the dataset's arrays: x, y"),
+        ({"features": "y"}, "features='y'.*rows of numbers"),
+        ({"target": "x"}, "target='x'.*1-D array of integers"),
+        ({"servers": 0}, "servers=0"),
+        ({"servers": 17}, "servers=17.*at most 16"),
+        ({"batch_size": 124}, "batch_size=124.*at most 120"),
+        ({"step": 1e308}, "step=.*diverged in epoch 0"),
+        ({"model": SoftmaxRegression(3)}, r"labels in \[0, 3\)"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(client, options, message):
+    given = {"model": SoftmaxRegression(4), "epochs": 1, "batch_size": 20, "step": 0.1, **options}
+    with shuffler(client) as real, pytest.raises(InvalidParameter, match=message):
+        fit_parameter_server(real, **given)
+
+
+def test_a_server_that_is_killed_is_a_loud_error(tmp_path):
+    arrays = {name: array.compute() for name, array in gaussian_blobs(40_000, n_features=3, n_classes=4).items()}
+    dataset = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), arrays)
+    with local_cluster(2) as client, dshuffle.Shuffler(client, dataset) as real:
+        [serving] = set(client.scheduler_info(n_workers=-1)["workers"]) - set(real.addresses)
+        [pid] = client.run(os.getpid, workers=[serving]).values()
+        seen = []
+
+        def kill_soon(point):
+            seen.append(point)
+            if len(seen) == 1:
+                threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+
+        with pytest.raises(ClusterError, match="parameter server is lost"):
+            fit_parameter_server(real, SoftmaxRegression(4), epochs=1000, batch_size=100, step=0.1, on_epoch=kill_soon)
+        assert 1 <= len(seen) < 1000
