@@ -14,11 +14,11 @@ from tempfile import TemporaryDirectory
 import click
 from rich.console import Console
 
-from dshuffle.cli.progress import progress_bar
 from dshuffle.cli.warned import warnings_as_lines
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, Chunks, ShufflePlanSpec, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
+from dshuffle.report.progress import progress_bar
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
 from dshuffle.runtime.chunks import with_chunks_of
 from dshuffle.runtime.clients import cluster_info

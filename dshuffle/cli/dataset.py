@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dshuffle.cli.progress import Advance, progress_bar
+from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.report.units import human_bytes, human_count
 from dshuffle.store import (
     Dataset,

@@ -20,6 +20,7 @@ from dshuffle.training.models import LinearModel, Model, SoftmaxRegression
 from dshuffle.training.network import Network, TrainedNetwork
 from dshuffle.training.parallel_sgd import fit_parallel_sgd
 from dshuffle.training.parameter_server import fit_parameter_server
+from dshuffle.training.progress import epoch_bar
 from dshuffle.training.schedules import CONSTANT, Decay, Linear, Schedule
 from dshuffle.training.simulated_server import simulate_parameter_server
 from dshuffle.training.staleness import Staleness
@@ -47,6 +48,7 @@ __all__ = [
     "compile_kernels",
     "connect",
     "default_ways",
+    "epoch_bar",
     "fit_linear_regression",
     "fit_logical_workers",
     "fit_matrix_completion",

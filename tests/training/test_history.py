@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.report import TrainingPoint
-from dshuffle.training import Decay, EarlyStopping, Linear, fit_linear_regression, linear_regression
+from dshuffle.training import Decay, EarlyStopping, Linear, epoch_bar, fit_linear_regression
 from dshuffle.training.linear_regression import local_pass
 
 
@@ -86,3 +86,14 @@ def test_a_slow_worker_is_told_of_and_waited_for(fake_shuffler, monkeypatch, cap
     assert len(history.worker_rates) == 4
     assert history.worker_rates[2] < min(history.worker_rates[:2]) / 2
     assert "worker 2 trained" in caplog.text
+
+
+def test_progress_is_a_line_an_epoch_where_there_is_no_terminal(fake_shuffler, capsys):
+    shuffler = fake_shuffler({"x": np.ones((4, 1)), "y": np.ones(4)}, n_workers=2)
+    with epoch_bar(3) as bar:
+        fit_linear_regression(shuffler, epochs=3, step=0.5, validate=lambda weights: {"bias": 2.0}, on_epoch=bar)
+    first, _, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("1/3 error 0.25, bias 2 after")
+    assert last.startswith("3/3 error")
+    with pytest.raises(InvalidParameter, match="epochs=0"), epoch_bar(0):
+        pass
