@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.report import TrainingPoint
-from dshuffle.training import Decay, EarlyStopping, Linear, epoch_bar, fit_linear_regression
+from dshuffle.training import Decay, EarlyStopping, Linear, epoch_bar, fit_linear_regression, linear_regression
 from dshuffle.training.linear_regression import local_pass
 
 
