@@ -63,7 +63,7 @@ class Partition:
         broadcast: NDArray[np.int64] | None = None,
     ) -> None:
         self._layout = layout
-        self._rows = rows
+        self._rows: ByteMatrix | None = rows
         self._records: NDArray[np.void] | None = layout.records(rows)
         self._slots = slots
         self._sample_ids = sample_ids
@@ -150,6 +150,7 @@ class Partition:
         array([6., 5.], dtype=float32)
         """
         self._column(name)  # says what is wrong
+        assert self._rows is not None
         array, first = self._layout.matrix(self._rows, name)
         array.flags.writeable = False
         return array, first, self._slots
@@ -158,6 +159,32 @@ class Partition:
         """Dtype and per-sample shape of an array."""
         column = self._column(name)
         return column.dtype, column.shape[1:]
+
+    def as_stored(self) -> Partition:
+        """The same samples in the dataset's order instead of the epoch's: for comparisons with no shuffling at all.
+
+        Examples
+        --------
+        >>> layout = RowLayout.of({"x": (np.dtype("f4"), ())})
+        >>> rows = layout.empty(3)
+        >>> layout.column(rows, "x")[:] = [0, 1, 2]
+        >>> stored = Partition(layout, rows, np.array([2, 0]), np.array([70, 50]), rank=0, epoch=3).as_stored()
+        >>> stored.sample_ids, stored["x"]
+        (array([50, 70]), array([0., 2.], dtype=float32))
+        """
+        self._column(self.names[0])  # it is still valid
+        assert self._rows is not None
+        order = np.argsort(self._sample_ids, kind="stable")
+        return Partition(
+            self._layout,
+            self._rows,
+            self._slots[order],
+            self._sample_ids[order],
+            rank=self._rank,
+            epoch=self._epoch,
+            shares=self._shares,
+            broadcast=self._broadcast,
+        )
 
     def batches(self, batch_size: int, *, drop_last: bool = False) -> Iterator[dict[str, NDArray[Any]]]:
         """Batches in training order; only one batch is copied at a time.
@@ -267,7 +294,7 @@ class Partition:
 
     def close(self) -> None:
         """End the partition's validity (called when its task has ended)."""
-        self._records = None
+        self._records = self._rows = None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Partition lives on its worker and cannot be sent; return arrays instead")
