@@ -346,6 +346,9 @@ class Shuffler:
         if self._closed or epoch is not self._epoch:
             now = "closed" if self._closed else f"on epoch {self._epoch.number if self._epoch else -1}"
             raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}")
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, PerRank) and len(value.values) != self.n_workers:
+                raise InvalidParameter.of("PerRank.values", len(value.values), f"{self.n_workers}, one a worker")
         session_id = self._order.session_id
         futures = [
             self._client.submit(

@@ -11,6 +11,7 @@ import pytest
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter, StaleEpoch
+from dshuffle.runtime import PerRank
 
 
 @pytest.fixture
@@ -138,6 +139,10 @@ def test_arguments(shuffler, threads):
         assert kwargs.keys() == {"key", "workers"}
         assert np.array_equal(kwargs["key"], np.arange(3.0))
     assert run_once(shuffler, echo) == [((), {})] * 5
+    ranks = PerRank("abcde")
+    assert run_once(shuffler, echo, ranks, k=ranks) == [((letter,), {"k": letter}) for letter in "abcde"]
+    with pytest.raises(InvalidParameter, match=r"PerRank.values=2.*5, one a worker"):
+        run_once(shuffler, echo, PerRank("ab"))
 
 
 def test_results_come_in_rank_order_from_the_worker_of_the_rank(shuffler, threads):
