@@ -19,6 +19,7 @@ from distributed.protocol.serialize import ToPickle
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, name_of
 from dshuffle.runtime.membership import Members
+from dshuffle.runtime.processors import least_idle
 from dshuffle.runtime.replies import Reply, unwrap
 
 logger = logging.getLogger(__name__)
@@ -263,7 +264,7 @@ class Coordinator:
             "commit_seconds": slowest("commit_seconds"),
             "exchange_seconds": run.ready_after,
             "waited_seconds": waited,
-            "cpu_idle": float(min(report["cpu_idle"] for report in reports.values())),
+            "cpu_idle": least_idle(report["cpu_idle"] for report in reports.values()),
             "training_seconds_before": [reports[rank]["training_seconds"] for rank in self._ranks],
         }
 

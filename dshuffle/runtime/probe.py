@@ -112,13 +112,14 @@ class _Phase:
 
     rates: list[float]
     nbytes: int
+    seconds: float
     busy_seconds: float
     busy: float
 
     @property
     def rate(self) -> float:
-        """Bytes a second of all together."""
-        return math.fsum(self.rates)
+        """Bytes a second of all together; those who are done early leave what they shared to the others."""
+        return self.nbytes / self.seconds if self.seconds else 0.0
 
     @property
     def median(self) -> float:
@@ -156,6 +157,7 @@ class _Probe:
         together = self._pull(self.workers, self.workers, 0.2 * seconds, idle.busy)
         served = self._pull([self.server], self.workers, 0.15 * seconds, idle.busy) if self.server else None
         latency = self._run(probe_tasks.request_seconds, self.workers[:1], self.dataset, 0)[0]
+        self._run(probe_tasks.request_seconds, self.workers, self.dataset, 0, 1)  # connects, which is not reading
         read_alone = self._read(self.workers[:1], 0.15 * seconds, idle.busy)
         read_together = self._read(self.workers, 0.2 * seconds, idle.busy)
         kernels: Kernels = self._run(probe_tasks.kernels, self.workers[:1], self.dataset.row_nbytes)[0]
@@ -258,6 +260,7 @@ class _Probe:
         return _Phase(
             rates=[traffic.rate for traffic in done],
             nbytes=sum(traffic.nbytes for traffic in done),
+            seconds=max((traffic.seconds for traffic in done), default=0.0),
             # On machines that others keep busy the difference says nothing, but what these processes took does.
             busy_seconds=max((busy - background) * cores * elapsed, own),
             busy=busy,

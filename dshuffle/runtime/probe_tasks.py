@@ -129,15 +129,18 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
     began = time.perf_counter()
     total = turn = 0
 
+    # Where many ask one, the first answers would take seconds on a slow link.
+    first = LEAST_BYTES * len(others) // max(len(receivers), len(others))
+
     async def keep_asking() -> None:
         nonlocal total, turn
-        nbytes = LEAST_BYTES
+        nbytes = first
         while (asked := time.perf_counter()) - began < seconds:
             other = others[turn % len(others)]
             turn += 1
             arrived = await probe(dask_worker, other, nbytes)  # others count while this one waits
             total += arrived
-            nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, MESSAGE_BYTES)
+            nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, first, MESSAGE_BYTES)
 
     await asyncio.gather(*(keep_asking() for _ in range(WINDOW)))
     return Traffic(total, time.perf_counter() - began)
@@ -163,7 +166,7 @@ def read_chunks(dataset: Dataset, seconds: float, seed: int) -> Traffic:
         dataset.read_into(rows, np.arange(len(ids)), ids)
         first += len(chunks)
         total += len(ids) * dataset.row_nbytes
-        nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, READ_BYTES)
+        nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, LEAST_BYTES, READ_BYTES)
     return Traffic(total, time.perf_counter() - began)
 
 
@@ -206,9 +209,9 @@ def kernels(row_nbytes: int) -> Kernels:
     )
 
 
-def _next_size(nbytes: int, took: float, seconds: float, most: int) -> int:
+def _next_size(nbytes: int, took: float, seconds: float, least: int, most: int) -> int:
     """How much to ask for next: more while an answer takes little of the time that there is, however slow the way."""
-    return min(most, 2 * nbytes) if took < seconds / 4 else max(LEAST_BYTES, nbytes // 2)
+    return min(most, 2 * nbytes) if took < seconds / 4 else max(least, nbytes // 2)
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import psutil
@@ -39,3 +40,19 @@ class ProcessorTimes:
         """
         passed = self.total - before.total
         return min(1.0, max(0.0, (self.idle - before.idle) / passed)) if passed > 0 else 1.0
+
+
+def least_idle(watched: Iterable[tuple[float, float]]) -> float:
+    """The idle share on the busiest host, of (seconds watched, idle share) of all members.
+
+    Those that were done long before the others saw too little of an exchange: a server that sends nothing watches for
+    some milliseconds, all of them busy with planning.
+
+    Examples
+    --------
+    >>> least_idle([(2.0, 0.5), (1.8, 0.4), (0.01, 0.0)])
+    0.4
+    """
+    seen = list(watched)
+    longest = max(seconds for seconds, _ in seen)
+    return min(idle for seconds, idle in seen if seconds >= longest / 2)

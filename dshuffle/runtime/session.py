@@ -61,7 +61,9 @@ class Run:
     timer: asyncio.TimerHandle | None = None
     ready: bool = False
     processors: ProcessorTimes = field(default_factory=ProcessorTimes.now)
+    started: float = field(default_factory=time.perf_counter)
     cpu_idle: float = 0.0
+    cpu_watched: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +361,7 @@ class WorkerSession:
                 reason = f"the next index could not be made: {type(error).__name__}: {error}"
         run.ready = reason is None
         run.cpu_idle = ProcessorTimes.now().idle_since(run.processors)
+        run.cpu_watched = time.perf_counter() - run.started
         vote: dict[str, Any] = {} if run.planned is None else dict(run.planned.summary)
         vote["rows"] = self._seat.receiver.meter.rows if self._seat is not None else 0
         try:
@@ -403,5 +406,5 @@ class WorkerSession:
             "store_retries": traffic.retries,
             "store_cache_hits": traffic.cache_hits,
             "store_seconds": traffic.seconds,
-            "cpu_idle": run.cpu_idle,
+            "cpu_idle": (run.cpu_watched, run.cpu_idle),
         }
