@@ -82,7 +82,7 @@ def counted_loads(work: Work, cluster: Cluster, *, at_most: int) -> Loads:
         read_rows = np.bincount(plan.destinations, degrees, minlength=n) * (plan.n_packets / packets)
         loads["decoded"] = read_rows * grown * work.row_nbytes
         if work.relay == "ring":
-            loads["passed_on"] = ring_bytes(rows, packets) * row
+            loads["passed_on"] = ring_bytes(rows, packets, n) * row
     return Loads(**loads)  # type: ignore[arg-type]
 
 
