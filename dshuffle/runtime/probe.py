@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def measure_cluster(client: Client, dataset: Dataset, *, seconds: float = 12.0) 
         try:
             return probe.measure(seconds)
         finally:
-            client.run(probe_tasks.remove, workers=probe.everybody, on_error="ignore")
+            client.run(probe_tasks.remove, probe.name, workers=probe.everybody, on_error="ignore")
     except (OSError, KilledWorker) as error:
         raise ClusterError(f"a worker was lost while the cluster was measured: {error}") from error
 
@@ -138,6 +139,7 @@ class _Probe:
     def __init__(self, client: Client, dataset: Dataset, workers: list[str], server: str | None) -> None:
         self.client = client
         self.dataset = dataset
+        self.name = uuid.uuid4().hex
         self.server = server
         self.everybody = [*workers, *([server] if server else [])]
         self.machines = self._machines()
@@ -156,8 +158,8 @@ class _Probe:
         ]
         together = self._pull(self.workers, self.workers, 0.2 * seconds, idle.busy)
         served = self._pull([self.server], self.workers, 0.15 * seconds, idle.busy) if self.server else None
-        latency = self._run(probe_tasks.request_seconds, self.workers[:1], self.dataset, 0)[0]
-        self._run(probe_tasks.request_seconds, self.workers, self.dataset, 0, 1)  # connects, which is not reading
+        self._run(probe_tasks.keep, self.workers, self.name, self.dataset)
+        latency = self._run(probe_tasks.request_seconds, self.workers[:1], self.name, 0)[0]
         read_alone = self._read(self.workers[:1], 0.15 * seconds, idle.busy)
         read_together = self._read(self.workers, 0.2 * seconds, idle.busy)
         kernels: Kernels = self._run(probe_tasks.kernels, self.workers[:1], self.dataset.row_nbytes)[0]
@@ -239,7 +241,7 @@ class _Probe:
             seeds = range(1, len(workers) + 1)
             return self._gather(
                 [
-                    self._submit(probe_tasks.read_chunks, w, self.dataset, seconds, s)
+                    self._submit(probe_tasks.read_chunks, w, self.name, seconds, s)
                     for w, s in zip(workers, seeds, strict=True)
                 ]
             )

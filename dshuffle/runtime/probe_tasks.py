@@ -77,6 +77,10 @@ class Kernels:
     decode: float
 
 
+_opened: dict[str, Dataset] = {}
+"""By the names of probes: opening takes seconds where many open at once, and is not reading."""
+
+
 async def install(dask_worker: Worker) -> None:
     """Let a worker answer probes."""
     payload = np.random.default_rng(0).integers(0, 256, MESSAGE_BYTES, dtype=np.uint8)
@@ -87,9 +91,16 @@ async def install(dask_worker: Worker) -> None:
     dask_worker.handlers[HANDLER] = give
 
 
-async def remove(dask_worker: Worker) -> None:
-    """Undo :func:`install`."""
+async def remove(name: str, dask_worker: Worker) -> None:
+    """Undo :func:`install` and :func:`keep`."""
     dask_worker.handlers.pop(HANDLER, None)
+    _opened.pop(name, None)
+
+
+def keep(name: str, dataset: Dataset) -> None:
+    """Keep a dataset, opened by coming here, for the tasks of a probe, and connect to where its chunks are."""
+    dataset.read_rows(np.zeros(1, dtype=np.int64))
+    _opened[name] = dataset
 
 
 def machine() -> Machine:
@@ -146,11 +157,12 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
     return Traffic(total, time.perf_counter() - began)
 
 
-def read_chunks(dataset: Dataset, seconds: float, seed: int) -> Traffic:
+def read_chunks(name: str, seconds: float, seed: int) -> Traffic:
     """Read chunks whole from a random place on, many at a time and none twice, for some seconds or until all are read.
 
     That is what re-reading does: where chunks have more rows than there are workers, it reads nearly all, in order.
     """
+    dataset = _opened[name]
     chunk_rows = min(unit_rows(dataset), dataset.n_samples)
     chunk_bytes = max(1, chunk_rows * dataset.row_nbytes)
     n_chunks = -(-dataset.n_samples // chunk_rows)
@@ -172,8 +184,9 @@ def read_chunks(dataset: Dataset, seconds: float, seed: int) -> Traffic:
     return Traffic(total, time.perf_counter() - began)
 
 
-def request_seconds(dataset: Dataset, seed: int, count: int = 8) -> float:
+def request_seconds(name: str, seed: int, count: int = 8) -> float:
     """How long one row takes by itself, in the middle of some."""
+    dataset = _opened[name]
     ids = np.random.default_rng(seed).integers(0, dataset.n_samples, count)
     rows = dataset.layout.empty(1)
     taken = []

@@ -66,7 +66,7 @@ def test_every_byte_counts(cluster_of):
         client.run(count)
         done = client.run(probe_tasks.pull, senders=workers, receivers=workers, seconds=0.2)
         given = sum(client.run(lambda dask_worker: dask_worker.given).values())
-        client.run(probe_tasks.remove)
+        client.run(probe_tasks.remove, "no name")
     assert sum(traffic.nbytes for traffic in done.values()) == given
 
 
@@ -89,12 +89,13 @@ def test_somebody_must_train(cluster_of, small):
 
 
 def test_chunks_are_read_whole_and_once(small):
+    probe_tasks.keep("a name", small)
     before = small.traffic
-    traffic = probe_tasks.read_chunks(small, seconds=60, seed=1)
+    traffic = probe_tasks.read_chunks("a name", seconds=60, seed=1)
     assert traffic.nbytes == 1000 * small.row_nbytes
     assert (small.traffic - before).requests == 20  # ten of each of two arrays
-    assert probe_tasks.read_chunks(small, seconds=0, seed=1).nbytes == 0
-    assert 0 < probe_tasks.request_seconds(small, 0) < 5
+    assert probe_tasks.read_chunks("a name", seconds=0, seed=1).nbytes == 0
+    assert 0 < probe_tasks.request_seconds("a name", 0) < 5
 
 
 def test_kernels_have_rates():

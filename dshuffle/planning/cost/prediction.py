@@ -167,6 +167,8 @@ def _seconds(cluster: Cluster, loads: Loads) -> dict[str, float]:
     up, down = cluster.rates("link_up"), cluster.rates("link_down")
     wire = 1 + cluster.wire_overhead
     entering = loads.worker_in + (loads.read if cluster.storage_over_links else 0.0)
+    if cluster.storage_client is not None and not loads.worker_in.any():
+        down = np.maximum(down, cluster.storage_client)  # what comes in meets nothing that leaves
     served = loads.server_out
     if cluster.server_up is None and served:
         # The first worker serves beside training: its own rows cross no link, and what it hands on leaves by the same.
