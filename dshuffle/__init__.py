@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dshuffle.planning import Global, Local, Partial, row_permutation
     from dshuffle.records import EpochRecord
-    from dshuffle.runtime import Epoch, Partition, Shuffler, permute
+    from dshuffle.runtime import Epoch, Group, Partition, PerRank, Shuffler, permute
     from dshuffle.store import Dataset, create_dataset, open_dataset
 
     __version__: str
@@ -23,9 +23,11 @@ __all__ = [
     "Epoch",
     "EpochRecord",
     "Global",
+    "Group",
     "Local",
     "Partial",
     "Partition",
+    "PerRank",
     "Shuffler",
     "__version__",
     "create_dataset",
@@ -39,7 +41,9 @@ _HOMES = {
     "create_dataset": "dshuffle.store",
     "open_dataset": "dshuffle.store",
     "Epoch": "dshuffle.runtime",
+    "Group": "dshuffle.runtime",
     "Partition": "dshuffle.runtime",
+    "PerRank": "dshuffle.runtime",
     "Shuffler": "dshuffle.runtime",
     "permute": "dshuffle.runtime",
     "Global": "dshuffle.planning",

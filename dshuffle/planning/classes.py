@@ -198,6 +198,12 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
     order, offsets = classes.members()
     each = np.diff(offsets) // n_workers
     sizes = np.bincount(previous, minlength=n_workers)
+    if np.ptp(sizes) > 1:
+        raise InvalidParameter.of(
+            "previous",
+            f"ranks with {sizes.min()} to {sizes.max()} samples each",
+            "an assignment in which partition sizes differ by at most one",
+        )
     drawn = choose(np.arange(len(order) // n_workers), count, "class rounds", seed, epoch)
     rounds = np.bincount(np.searchsorted(np.cumsum(each), drawn, side="right"), minlength=len(each) + 1)
     n_loose = int(rounds[-1])

@@ -72,6 +72,11 @@ def planned_quality(
     chunk_rows, batch_rows, classes
         See :func:`shuffle_quality`.
 
+    Raises
+    ------
+    InvalidParameter
+        As :func:`shuffle_quality`, or if the specification broadcasts samples.
+
     Examples
     --------
     >>> from dshuffle.planning import Chunks, Global, Local
@@ -88,7 +93,16 @@ def planned_quality(
 
 
 def training_orders(spec: ShufflePlanSpec, epochs: int) -> Iterator[Orders]:
-    """Who trains on what in which order, for the first epochs of a shuffle."""
+    """Who trains on what in which order, for the first epochs of a shuffle.
+
+    Raises
+    ------
+    InvalidParameter
+        If the sharding has samples to broadcast: every worker trains on those.
+    """
+    if spec.n_broadcast:
+        hint = "Give the ranks alone."
+        raise InvalidParameter.of("sharding", str(spec.sharding), "one without samples to broadcast", hint)
     # Assignments depend on no delivery, and reading from the store needs the least planning.
     planner = EpochPlanner(dataclasses.replace(spec, delivery="storage"), checks=False)
     for epoch in range(epochs):

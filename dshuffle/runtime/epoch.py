@@ -63,7 +63,8 @@ class Epoch:
         ----------
         fn
             Gets the worker's :class:`Partition`, and the :class:`~dshuffle.runtime.Group` of all ranks, whose
-            ``group.mean(array, weight)`` averages an array over them. All ranks must call it equally often.
+            ``group.mean(array, weight)`` averages an array over them. All ranks must call it equally often: who
+            waits for one whose ``fn`` has returned gets ``PeerFailed``.
         *args, **kwargs
             As in :meth:`map`.
 
@@ -102,14 +103,13 @@ class Epoch:
         futures = self.map(run_together, place, fn, *args, **kwargs)
         try:
             with shuffler._client.as_current():
-                for future in as_completed(futures, loop=shuffler._client.loop):
-                    if future.status != "finished":
-                        # It has told the others itself, unless its worker is no more. (If that was where they meet,
-                        # they know.)
-                        rank = futures.index(future)
-                        if rank or not isinstance(future.exception(), WorkerLost):
-                            shuffler._disband(place, f"the task of rank {rank} has failed")
-                        break
+                first = next(iter(as_completed(futures, loop=shuffler._client.loop)))
+                rank, failed = futures.index(first), first.status != "finished"
+                # Whoever has returned comes to no further mean, and all of the last one's are known by then: nobody
+                # loses anything that is still to come. A rank that raises has told the others itself, unless its worker
+                # is no more. (If that was where they meet, they know.)
+                if rank or not failed or not isinstance(first.exception(), WorkerLost):
+                    shuffler._disband(place, f"the task of rank {rank} has {'failed' if failed else 'ended'}")
                 wait(futures)
         except BaseException:
             shuffler._disband(place, "the client does not wait any more")

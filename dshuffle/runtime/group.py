@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from distributed import Worker, get_worker, secede
 from distributed.utils import sync
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.errors import ClusterError, PeerFailed
+from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed
 from dshuffle.exchange.comms import disband, meet
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
@@ -50,7 +51,7 @@ class Group:
         values
             Numbers; the same shape on all ranks.
         weight
-            Of this rank's values, at least 0.
+            Of this rank's values: finite, at least 0, and not 0 on all ranks.
 
         Returns
         -------
@@ -59,13 +60,20 @@ class Group:
 
         Raises
         ------
+        InvalidParameter
+            These are no numbers, or no weight.
         PeerFailed
-            Another rank has failed, or shapes or weights do not fit together.
+            Another rank has failed or has returned, or shapes or weights do not fit together.
         """
+        array, weight = np.asarray(values), float(weight)
+        if array.dtype.kind not in "biufc":
+            raise InvalidParameter.of("values.dtype", str(array.dtype), "one of numbers")
+        if not 0 <= weight < math.inf:
+            raise InvalidParameter.of("weight", weight, "a finite number >= 0")
         worker = get_worker()
         step, self._step = self._step, self._step + 1
-        message = {"size": self.size, "step": step, "rank": self.rank, "weight": float(weight)}
-        mean: NDArray[Any] = sync(worker.loop, self._meet, worker, values=np.asarray(values), **message)
+        message = {"size": self.size, "step": step, "rank": self.rank, "weight": weight}
+        mean: NDArray[Any] = sync(worker.loop, self._meet, worker, values=array, **message)
         return mean
 
     def fail(self, reason: str) -> None:

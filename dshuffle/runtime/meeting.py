@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter, PeerFailed
@@ -57,9 +59,10 @@ class Meeting:
                     result = await asyncio.get_running_loop().run_in_executor(None, weighted_mean, arrived)
                 else:
                     result = weighted_mean(arrived)
-            except InvalidParameter as error:
-                _reject(mean, str(error))
-                self.fail(str(error))
+            except Exception as error:  # whatever it is: the others wait for this sum
+                reason = str(error) if isinstance(error, InvalidParameter) else f"{type(error).__name__}: {error}"
+                _reject(mean, reason)
+                self.fail(reason)
             else:
                 mean.set_result(result)
         return await asyncio.shield(mean)
@@ -77,16 +80,16 @@ def weighted_mean(arrived: list[tuple[Array, float]]) -> Array:
     Raises
     ------
     InvalidParameter
-        The shapes differ, or the weights have no positive sum.
+        The shapes differ, or the weights have no positive and finite sum.
     """
     shapes = {values.shape for values, _ in arrived}
     if len(shapes) > 1:
         raise InvalidParameter.of("values.shape", sorted(shapes), "the same on all ranks")
     total = sum(weight for _, weight in arrived)
-    if not total > 0:
-        raise InvalidParameter.of("weight", total, "positive over all ranks")
+    if not 0 < total < math.inf:
+        raise InvalidParameter.of("weight", total, "positive and finite over all ranks")
     first, weight = arrived[0]
-    mean = first * (weight / total)
+    mean = np.asarray(first * (weight / total))
     for values, weight in arrived[1:]:
         mean += values * (weight / total)
     return mean

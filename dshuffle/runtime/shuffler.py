@@ -213,7 +213,11 @@ class Shuffler:
         self._server_role: str = opened["server"]
         self.n_workers = sum(who != SERVER for who in self._addresses)
         if classes is not None:
-            warn_of_small_classes(classes, self.n_workers)
+            try:
+                warn_of_small_classes(classes, self.n_workers)
+            except BaseException:  # where warnings are errors
+                self.close()
+                raise
 
     @property
     def client(self) -> Client:

@@ -1,5 +1,6 @@
 """Training on shuffled partitions, and the comparison of ways to shuffle."""
 
+from dshuffle.training.as_stored import AsStored
 from dshuffle.training.asynchronous import geometric_speeds
 from dshuffle.training.breakdown import EpochBreakdown, PhaseSeconds
 from dshuffle.training.cluster import connect, local_cluster
@@ -25,9 +26,11 @@ from dshuffle.training.schedules import CONSTANT, Decay, Linear, Schedule
 from dshuffle.training.simulated_server import simulate_parameter_server
 from dshuffle.training.staleness import Staleness
 from dshuffle.training.synchronous import fit_synchronous_sgd
+from dshuffle.training.variance import VarianceRatio, variance_ratio
 from dshuffle.training.warmup import compile_kernels
 
 __all__ = [
+    "AsStored",
     "CONSTANT",
     "Decay",
     "EarlyStopping",
@@ -43,6 +46,7 @@ __all__ = [
     "SoftmaxRegression",
     "Staleness",
     "TrainedNetwork",
+    "VarianceRatio",
     "Way",
     "compare_ways",
     "compile_kernels",
@@ -66,4 +70,5 @@ __all__ = [
     "modest_step",
     "product_of_ways",
     "simulate_parameter_server",
+    "variance_ratio",
 ]

@@ -11,7 +11,11 @@ from dshuffle.runtime import Partition, Shuffler
 
 
 class AsStored:
-    """A shuffler for the trainers, whose tasks see each worker's samples in the order of the dataset.
+    """A shuffler whose tasks see each worker's samples in the order of the dataset.
+
+    It has :meth:`epochs` alone, and its epochs only ``map``: enough for the trainers that average once an epoch
+    (:func:`fit_linear_regression`, :func:`fit_parallel_sgd`) and for :func:`fit_matrix_completion`. Those that take
+    steps together, and the parameter server, want a :class:`~dshuffle.Shuffler`.
 
     A session's own epochs are always in random order. With the assignment ``"local"`` nothing at all changes from one
     epoch to the next, as in training without a shuffle.

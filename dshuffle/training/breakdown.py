@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dshuffle.records import EpochRecord
@@ -42,7 +42,7 @@ class EpochBreakdown:
     Parameters
     ----------
     epoch
-        From 0.
+        From 0, the first of the fit.
     ranks
         Of every rank, in rank order.
     record
@@ -82,10 +82,10 @@ class EpochBreakdown:
         return record.waited_seconds
 
 
-def with_records(breakdown: Sequence[EpochBreakdown], records: Sequence[EpochRecord]) -> tuple[EpochBreakdown, ...]:
-    """Each epoch with its record; ``records`` are those since the fit began."""
-    known = [*records[: len(breakdown)], *[None] * (len(breakdown) - len(records))]
-    return tuple(replace(one, record=record) for one, record in zip(breakdown, known, strict=True))
+def with_records(breakdown: Mapping[int, EpochBreakdown], records: Sequence[EpochRecord]) -> tuple[EpochBreakdown, ...]:
+    """Each epoch with its record, if that is known, by the shuffler's number of the epoch."""
+    known = {record.epoch: record for record in records}
+    return tuple(replace(one, record=known.get(number)) for number, one in breakdown.items())
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.errors import InvalidParameter
 from dshuffle.planning import ShufflePlanSpec, parse_assignment
 from dshuffle.planning.quality import training_orders
 from dshuffle.planning.values import as_integer
@@ -47,7 +48,8 @@ def fit_logical_workers(
     arrays
         The dataset.
     n_workers, assignment, sharding, shuffle_seed
-        Of the :class:`dshuffle.Shuffler` that there would be; its plans say who trains on what, and when.
+        Of the :class:`dshuffle.Shuffler` that there would be; its plans say who trains on what, and when. As no dataset
+        has labels or stored shardings here, ``sharding`` is one of :data:`dshuffle.planning.SHARDINGS`.
     network, epochs, batch_size, step, seed, features, target, schedule, validate, early_stopping, on_epoch
         See :func:`fit_synchronous_sgd`.
 
@@ -59,7 +61,7 @@ def fit_logical_workers(
     Raises
     ------
     InvalidParameter
-        See :func:`fit_synchronous_sgd`.
+        See :func:`fit_synchronous_sgd`; or the arrays differ in length.
 
     Examples
     --------
@@ -72,6 +74,8 @@ def fit_logical_workers(
     check_step(step)
     ids = np.arange(len(next(iter(arrays.values()))))
     rows, labels = checked_batch(network, arrays, features, target, ids)
+    if len(rows) != len(labels):
+        raise InvalidParameter.of(f"len({target})", len(labels), f"{len(rows)}, as many as rows of {features}")
     spec = ShufflePlanSpec(len(rows), n_workers, shuffle_seed, parse_assignment(assignment), "storage", sharding)
     parameters, statistics = network.first_parameters(as_integer("seed", seed)), network.first_statistics()
     recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)

@@ -115,21 +115,20 @@ def fit_synchronous_sgd(
     check_step(step)
     model = TrainedNetwork(network, network.first_parameters(as_integer("seed", seed)), network.first_statistics())
     recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)
-    breakdown: list[EpochBreakdown] = []
-    earlier = len(shuffler.records)
+    breakdown: dict[int, EpochBreakdown] = {}  # by the shuffler's numbers of epochs
     names = {"features": features, "target": target}
     for number, epoch in enumerate(shuffler.epochs(epochs)):
         done = epoch.together(train, model, batch_size, step * schedule(number), **names)
         [model] = [one for one, _, _ in done if one is not None]
         recorder.speeds.add([count / max(seconds.own, 1e-9) for _, count, seconds in done])
-        breakdown.append(EpochBreakdown(epoch=number, ranks=tuple(seconds for _, _, seconds in done)))
+        breakdown[epoch.number] = EpochBreakdown(epoch=number, ranks=tuple(seconds for _, _, seconds in done))
         if not (np.isfinite(model.parameters).all() and np.isfinite(model.statistics).all()):
             raise diverged(step, number)
         futures = epoch.map(wrong_labels, model, **names)
         wrong, total = np.sum([future.result() for future in futures], axis=0)
         if recorder.add(model, float(wrong / total)):
             break
-    return recorder.history(model, with_records(breakdown, shuffler.records[earlier:]))
+    return recorder.history(model, with_records(breakdown, shuffler.records))
 
 
 def train(

@@ -155,8 +155,7 @@ def fit_torch_ddp(
         torch.manual_seed(seed)
         model = make_model().eval()
     recorder: Recorder[torch.nn.Module] = Recorder(validate, early_stopping, on_epoch)
-    breakdown: list[EpochBreakdown] = []
-    earlier = len(shuffler.records)
+    breakdown: dict[int, EpochBreakdown] = {}  # by the shuffler's numbers of epochs
     names = {"features": features, "target": target}
     epoch: Epoch | None = None
     try:
@@ -165,7 +164,7 @@ def fit_torch_ddp(
                 _join_all(epoch, name, make_model, make_optimizer, seed, timeout)
             done = epoch.together(train, name, batch_size, loss, schedule(number), seed, **names)
             recorder.speeds.add([count / max(seconds.own, 1e-9) for _, count, seconds in done])
-            breakdown.append(EpochBreakdown(epoch=number, ranks=tuple(seconds for _, _, seconds in done)))
+            breakdown[epoch.number] = EpochBreakdown(epoch=number, ranks=tuple(seconds for _, _, seconds in done))
             if validate is not None:
                 _load_state(model, epoch, name)
             wrong, total = np.sum([(errors, count) for errors, count, _ in done], axis=0)
@@ -176,7 +175,7 @@ def fit_torch_ddp(
     finally:
         if epoch is not None:
             _leave_all(epoch, name)
-    return recorder.history(model, with_records(breakdown, shuffler.records[earlier:]))
+    return recorder.history(model, with_records(breakdown, shuffler.records))
 
 
 def where(partition: Partition) -> tuple[str, int, str, bool]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.values import as_integer
@@ -102,7 +102,7 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
         ratio=float(ratio),
         low=float(low),
         high=float(high),
-        p_value=float(stats.levene(above, below, center="median").pvalue),
+        p_value=float(scipy.stats.levene(above, below, center="median").pvalue),
         n_runs=min(len(above), len(below)),
     )
 

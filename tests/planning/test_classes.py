@@ -86,8 +86,14 @@ def test_what_is_balanced_is_told_from_what_is_not(job, data):
         with pytest.raises(InvalidParameter, match=f"sharding='mine'.*Class {wrong} .*'stratified:y'"):
             classes.check_balanced("sharding", "mine", ranks, n)
         if n > 1 and len(labels) >= n:
-            with pytest.raises(InvalidParameter, match="previous='ranks with class"):
+            with pytest.raises(InvalidParameter, match="previous='ranks with"):
                 exchange_in_classes(ranks, classes, n, len(labels) // n, seed, 1)
+
+
+def test_sizes_that_differ_are_refused_where_every_class_is_spread_equally():
+    classes = Classes.of("y", [0, 0, 1, 2, 3])
+    with pytest.raises(InvalidParameter, match=r"previous='ranks with 1 to 4 samples each'.*differ by at most one"):
+        next_assignment(Partial(1), [0, 1, 0, 0, 0], 2, seed=0, epoch=1, classes=classes)
 
 
 def every_balanced(labels, n):

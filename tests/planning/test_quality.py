@@ -14,6 +14,7 @@ from dshuffle.planning import (
     Aligned,
     Chunks,
     EpochPlanner,
+    GivenSharding,
     Global,
     Local,
     Partial,
@@ -152,6 +153,13 @@ def test_orders_are_those_that_workers_train_in():
             plan = planner.advance() if epoch else planner.load()
             for rank, order in enumerate(orders):
                 np.testing.assert_array_equal(order, plan.for_worker(rank).order)
+
+
+def test_samples_that_all_train_on_have_no_quality():
+    sharding = GivenSharding.of("mine", np.arange(40) % 4, np.arange(4))
+    spec = ShufflePlanSpec(40, 4, 0, Global(), "peer", sharding)
+    with pytest.raises(InvalidParameter, match=r"sharding='mine'.*without samples to broadcast.*ranks alone"):
+        planned_quality(spec, epochs=2, chunk_rows=4, batch_rows=4)
 
 
 def test_random_orders_come_out_as_chance_has_it():

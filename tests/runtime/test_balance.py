@@ -1,5 +1,7 @@
 """Sessions that keep the classes of labels in equal parts on all workers."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -77,6 +79,14 @@ def test_what_cannot_be_balanced_is_refused(threads, labelled, sessions_left, wr
     write_sharding(labelled, "mine", np.arange(1000) // 200)
     with pytest.raises(InvalidParameter, match=message):
         Shuffler(threads, labelled, **wrong)
+    assert sessions_left(threads) == (0, 0)
+
+
+def test_a_warning_that_is_an_error_leaves_no_session(threads, labelled, sessions_left):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ShardingWarning)
+        with pytest.raises(ShardingWarning, match="1 of 6 classes"):
+            Shuffler(threads, labelled, balance="label")
     assert sessions_left(threads) == (0, 0)
 
 

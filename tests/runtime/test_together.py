@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 from distributed import Client
 
 from dshuffle import Shuffler
-from dshuffle.errors import PeerFailed, WorkerLost
-from dshuffle.runtime.meeting import OFFLOAD_BYTES, Meeting
+from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.runtime.group import Group, Place
+from dshuffle.runtime.meeting import OFFLOAD_BYTES, Meeting, weighted_mean
 
 
 @pytest.fixture
@@ -52,6 +54,7 @@ def test_a_mean_waits_for_all_and_does_not_depend_on_who_comes_first(length):
         ({"rank": 0}, "rank 0 came to step 0 when"),
         ({"values": np.ones(4)}, r"values.shape=\[\(3,\), \(4,\)\]"),
         ({"weight": -1.0}, "weight=0.0"),
+        ({"values": np.full(3, "a")}, "UFuncTypeError"),
     ],
 )
 def test_ranks_that_do_not_fit_together_all_hear_of_it(second, message):
@@ -68,6 +71,46 @@ def test_ranks_that_do_not_fit_together_all_hear_of_it(second, message):
             await meeting.mean(**one)
 
     asyncio.run(meet())
+
+
+@pytest.mark.parametrize("length", [3, OFFLOAD_BYTES // 8])
+def test_a_meeting_that_ends_keeps_no_mean_from_anybody(length):
+    async def meet():
+        meeting = Meeting(1)
+        coming = [
+            asyncio.create_task(meeting.mean(size=2, step=0, rank=rank, values=np.full(length, rank), weight=1.0))
+            for rank in range(2)
+        ]
+        await asyncio.sleep(0)  # both have come; nobody has been answered, and the long sum is still being taken
+        meeting.fail("the task of rank 0 has ended")
+        for mean in await asyncio.gather(*coming):
+            np.testing.assert_array_equal(mean, np.full(length, 0.5))
+
+    asyncio.run(meet())
+
+
+@pytest.mark.parametrize(
+    ("values", "weight", "message"),
+    [
+        (["a"], 1.0, "values.dtype='<U1'"),
+        ([None], 1.0, "values.dtype='object'"),
+        ([1.0], -0.5, "weight=-0.5"),
+        ([1.0], np.nan, "weight=nan"),
+        ([1.0], np.inf, "weight=inf"),
+    ],
+)
+def test_what_has_no_mean_is_refused_before_anything_is_sent(values, weight, message):
+    group = Group(Place("session", 1, 2, "nowhere"), 0)
+    with pytest.raises(InvalidParameter, match=message):
+        group.mean(values, weight)
+
+
+def test_the_mean_of_scalars_is_an_array():
+    mean = weighted_mean([(np.asarray(1.0), 1.0), (np.asarray(4), 2.0)])
+    assert isinstance(mean, np.ndarray)
+    assert (mean.shape, mean) == ((), 3.0)
+    with pytest.raises(InvalidParameter, match="weight=inf"):
+        weighted_mean([(np.ones(1), 1e308), (np.ones(1), 1e308)])
 
 
 @pytest.mark.slow
@@ -104,6 +147,35 @@ def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, i
                 within(60, lambda epoch=epoch: epoch.together(fails))
             assert len(epoch.together(means, 2)) == shuffler.n_workers, "the session goes on"
         assert sum(map(len, client.gather(epoch.map(ids)))) == 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("cluster", ["threads", "processes"])
+@pytest.mark.parametrize("short", [0, 2])
+def test_nobody_waits_for_a_rank_that_has_returned(request, small, means, within, cluster, short):
+    def uneven(partition, group):
+        for _ in range(2 if group.rank == short else 2 + group.rank + 1):
+            group.mean(np.ones(2))
+
+    with Shuffler(request.getfixturevalue(cluster), small) as shuffler:
+        for epoch in shuffler.epochs(2):
+            with pytest.raises(PeerFailed, match=f"the task of rank {short} has ended"):
+                within(60, lambda epoch=epoch: epoch.together(uneven))
+            assert len(epoch.together(means, 2)) == shuffler.n_workers, "the session goes on"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_rank_that_has_returned_keeps_no_mean_from_those_that_are_slow(threads, small):
+    def slow(partition, group):
+        found = [float(group.mean(float(step))) for step in range(20)]
+        time.sleep(0.1 * group.rank)
+        return found
+
+    with Shuffler(threads, small) as shuffler:
+        for epoch in shuffler.epochs(5):
+            np.testing.assert_allclose(epoch.together(slow), [np.arange(20)] * shuffler.n_workers)
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ class FakeGroup:
 
 @dataclass
 class FakeEpoch:
+    number: int
     partitions: list[Partition]
 
     def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
@@ -106,10 +107,11 @@ class FakeShuffler:
             shares = [order[ranks[order] == rank] for rank in range(self.n_workers)]
             sizes = [len(share) for share in shares]
             yield FakeEpoch(
+                epoch,
                 [
                     Partition(layout, rows, share, share, rank=rank, epoch=epoch, shares=(min(sizes), max(sizes)))
                     for rank, share in enumerate(shares)
-                ]
+                ],
             )
 
 

@@ -136,6 +136,11 @@ def test_what_cannot_be_trained_is_refused(fake_shuffler, options, message):
         fit_logical_workers(BLOBS, n_workers=4, **options)
 
 
+def test_arrays_of_different_lengths_are_refused():
+    with pytest.raises(InvalidParameter, match=r"len\(y\)=\d+ .*as many as rows of x"):
+        fit_logical_workers({**BLOBS, "y": BLOBS["y"][:-1]}, NETWORK, n_workers=4, **OPTIONS)
+
+
 def test_samples_that_cannot_be_trained_on_are_named(fake_shuffler):
     with pytest.raises(InvalidParameter, match=r"target='y'.*integer labels.*float64"):
         fit_synchronous_sgd(fake_shuffler({**BLOBS, "y": BLOBS["y"] + 0.5}), NETWORK, **OPTIONS)
@@ -167,6 +172,23 @@ def test_on_a_cluster_it_is_what_logical_workers_compute(tmp_path, request, clus
         fit_synchronous_sgd(shuffler, NETWORK, **{**OPTIONS, "step": 1e308})
     with pytest.raises(InvalidParameter, match="batch_size=1000"), dshuffle.Shuffler(client, dataset) as shuffler:
         fit_synchronous_sgd(shuffler, NETWORK, **{**OPTIONS, "batch_size": 1000})
+
+
+@pytest.mark.slow
+def test_seconds_stand_beside_the_record_of_their_epoch(tmp_path, threads):
+    dataset = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), BLOBS, chunk_rows=50)
+    with dshuffle.Shuffler(threads, dataset) as shuffler:
+        next(shuffler.epochs(1))  # still open, and not yet on record, when the fit begins
+        history = fit_synchronous_sgd(shuffler, NETWORK, **{**OPTIONS, "epochs": 2})
+        assert [one.epoch for one in history.breakdown] == [0, 1]
+        assert [one.record.epoch for one in history.breakdown] == [1, 2]
+        stopped = fit_synchronous_sgd(
+            shuffler, NETWORK, **{**OPTIONS, "epochs": 5}, early_stopping=EarlyStopping(patience=1, least_change=1.0)
+        )
+        numbers = [one.record and one.record.epoch for one in stopped.breakdown]
+        assert numbers == [*range(3, 2 + len(numbers)), None], "the last one's record is written when it is over"
+        history = fit_synchronous_sgd(shuffler, NETWORK, **{**OPTIONS, "epochs": 1})
+        assert [one.record.epoch for one in history.breakdown] == [3 + len(numbers)]
 
 
 @pytest.mark.slow
