@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import BEGINNING, KERNEL, prefetch
 from dshuffle.runtime import Partition, Shuffler
+from dshuffle.training.arrays import check_names
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.schedules import Decay, Schedule
 from dshuffle.training.speeds import timed
@@ -222,14 +223,9 @@ def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: 
     features, target
         The names chosen.
     """
+    hint = "Name others with features and target (--features, --target)."
+    check_names(arrays, hint=hint, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
-        if name not in arrays:
-            raise InvalidParameter.of(
-                parameter,
-                name,
-                f"one of the dataset's arrays: {', '.join(sorted(arrays))}",
-                f"Name another with {parameter}= (--{parameter}).",
-            )
         dtype, found = arrays[name]
         if dtype not in (np.float32, np.float64) or found != dimensions:
             raise InvalidParameter.of(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Partition, PerRank, Shuffler
+from dshuffle.training.arrays import EVALUATION_ROWS, check_finite, checked_width
 from dshuffle.training.asynchronous import ONCE, Asynchrony, MiniBatches
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.models import Model, Parameters, as_rows, check_labels
@@ -20,9 +21,6 @@ from dshuffle.training.servers import Servers, answers
 from dshuffle.training.simulated_server import diverged
 from dshuffle.training.slices import Reply
 from dshuffle.training.staleness import Staleness
-
-BATCH_ROWS = 4096
-"""Rows that the evaluator looks at in one go."""
 
 
 def fit_parameter_server(
@@ -119,7 +117,8 @@ def fit_parameter_server(
     sharing = Asynchrony(shuffler.n_workers, batch_size, step, pace, given, seed)
     arrays = {"features": features, "target": target}
     n_samples = shuffler.dataset.n_samples
-    first = model.first(_n_features(shuffler, model, **arrays), seed)
+    described = {name: (array.dtype, tuple(array.shape)) for name, array in shuffler.dataset.arrays.items()}
+    first = model.first(checked_width(described, model.n_classes, **arrays), seed)
     if servers > len(first):
         raise InvalidParameter.of("servers", servers, f"at most {len(first)}, the number of parameters")
     recorder = Recorder(validate, early_stopping, on_epoch)
@@ -212,12 +211,9 @@ def survey(partition: Partition, n_classes: int | None, *, features: str, target
         A sample is not finite.
     """
     labels, first = [], 0
-    for batch in partition.batches(BATCH_ROWS):
+    for batch in partition.batches(EVALUATION_ROWS):
         for parameter, name in (("features", features), ("target", target)):
-            finite = np.isfinite(as_rows(batch[name])).all(axis=1)
-            if not finite.all():
-                sample = partition.sample_ids[first + int(np.argmin(finite))]
-                raise InvalidParameter.of(parameter, name, f"finite everywhere; sample {sample} is not")
+            check_finite(parameter, name, batch[name], partition.sample_ids[first:])
         labels.append(np.unique(batch[target][: 0 if n_classes is None else None]))
         first += len(batch[target])
     return np.unique(np.concatenate(labels))
@@ -227,24 +223,6 @@ def total_loss(partition: Partition, model: Model, parameters: Parameters, *, fe
     """The sum of the losses of a partition's samples: the evaluator; a task on each worker."""
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        for batch in partition.batches(BATCH_ROWS):
+        for batch in partition.batches(EVALUATION_ROWS):
             total += model.loss(parameters, as_rows(batch[features]), batch[target]) * len(batch[target])
     return total
-
-
-def _n_features(shuffler: Shuffler, model: Model, features: str, target: str) -> int:
-    """Numbers in a sample; the arrays' shapes and dtypes are checked before anything runs."""
-    arrays = shuffler.dataset.arrays
-    for parameter, name in (("features", features), ("target", target)):
-        if name not in arrays:
-            raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(sorted(arrays))}")
-    rows, targets = arrays[features], arrays[target]
-    if not rows.shape or rows.dtype.kind not in "biuf":
-        allowed = f"an array of rows of numbers (it is {len(rows.shape) + 1}-D, {rows.dtype})"
-        raise InvalidParameter.of("features", features, allowed)
-    kinds = "biuf" if model.n_classes is None else "biu"
-    if targets.shape or targets.dtype.kind not in kinds:
-        wanted = "numbers" if model.n_classes is None else "integers or booleans"
-        allowed = f"a 1-D array of {wanted} (it is {len(targets.shape) + 1}-D, {targets.dtype})"
-        raise InvalidParameter.of("target", target, allowed)
-    return int(np.prod(rows.shape))

@@ -21,6 +21,7 @@ from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerF
 from dshuffle.planning.batching import UNEVEN
 from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Epoch, Group, Partition, Shuffler
+from dshuffle.training.arrays import EVALUATION_ROWS, check_names
 from dshuffle.training.breakdown import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.schedules import CONSTANT, Schedule
@@ -36,8 +37,6 @@ except ImportError as exc:
 MakeModel = Callable[[], torch.nn.Module]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-EVALUATION_ROWS = 1024
 
 
 @dataclass(slots=True)
@@ -240,10 +239,7 @@ def train(
     target: str,
 ) -> tuple[int, int, PhaseSeconds]:
     """One epoch's steps together with all other ranks; wrong labels after it, samples and seconds; a task."""
-    for parameter, array in (("features", features), ("target", target)):
-        if array not in partition.names:
-            known = ", ".join(sorted(partition.names))
-            raise InvalidParameter.of(parameter, array, f"one of the dataset's arrays: {known}")
+    check_names(partition.names, features=features, target=target)
     with leaving_if_it_fails(name):
         seat = _seats[name]
         for one, first in zip(seat.optimizer.param_groups, seat.first_steps, strict=True):
