@@ -65,7 +65,8 @@ def fit_parallel_sgd(
     seed
         Takes the place of a ``random_state`` of None: all copies must start from the same numbers.
     schedule
-        Factor by epoch on the estimator's step (``eta0`` or ``learning_rate_init``).
+        Factor by epoch on the estimator's step (``eta0`` or ``learning_rate_init``), which must then be one without a
+        schedule of its own; by default whatever the estimator has, which need not be constant.
     validate
         Called with the averaged estimator after every epoch; its metrics become the point's ``validation``.
     early_stopping

@@ -50,7 +50,8 @@ def fit_synchronous_sgd(
     batch_size
         Samples of one worker in one step, at most; no more than the smallest partition has. Every sample is trained
         on exactly once an epoch: a worker with r samples takes ``ceil(largest partition / batch_size)`` mini-batches
-        of them, equally many on all workers, which differ by one sample at most.
+        of them, equally many on all workers, which differ by one sample at most. (In :func:`fit_parameter_server` it is
+        what all workers take together.)
     step
         Step of the first epoch.
     seed

@@ -87,7 +87,7 @@ def fit_torch_ddp(
     batch_size
         Samples of one worker in one step, at most. Every sample is trained on exactly once an epoch, in equally many
         mini-batches on all workers (the mode ``"uneven"`` of :meth:`dshuffle.Partition.to_torch`), so that no rank is
-        left waiting and no ``Join`` is needed.
+        left waiting and no ``Join`` is needed. (In ``fit_parameter_server`` it is what all workers take together.)
     loss
         Of the model's output and the labels: the mean over a mini-batch.
     seed
