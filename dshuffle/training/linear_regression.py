@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import BEGINNING, KERNEL, prefetch
+from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Partition, Shuffler
+from dshuffle.training.arrays import check_names
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
-from dshuffle.training.schedules import Decay, Schedule
+from dshuffle.training.schedules import CONSTANT, Decay, Schedule
 from dshuffle.training.speeds import timed
 
 Weights = NDArray[np.float64]
@@ -33,7 +35,7 @@ def fit_linear_regression(
     features: str = "x",
     target: str = "y",
     truth: NDArray[np.floating[Any]] | None = None,
-    schedule: Schedule | None = None,
+    schedule: Schedule = CONSTANT,
     validate: Validate[Weights] | None = None,
     early_stopping: EarlyStopping | None = None,
     on_epoch: OnEpoch | None = None,
@@ -72,13 +74,15 @@ def fit_linear_regression(
     Raises
     ------
     InvalidParameter
-        A parameter is out of range, the arrays are no regression, or the step makes the weights diverge.
+        A parameter is out of range, the arrays are no regression, ``truth`` is not of the weights' shape, or the step
+        makes the weights diverge.
 
     Notes
     -----
     Differences from the paper: the weights start at zero instead of at random, so that runs can be compared;
-    the workers measure the residual, which needs no true weights. Rows are visited in the partition's own
-    order, which the shuffler redraws every epoch.
+    the workers measure the residual, which needs no true weights; the average is weighted by samples, which for equal
+    shares is the paper's plain mean. Rows are visited in the partition's own order, which the shuffler redraws every
+    epoch.
 
     References
     ----------
@@ -86,25 +90,27 @@ def fit_linear_regression(
     "Parallelized stochastic gradient descent", NIPS 2010, which averages once at the end; the paper averages
     once an epoch.
     """
-    if epochs < 1:
-        raise InvalidParameter.of("epochs", epochs, "an integer >= 1")
+    as_integer("epochs", epochs, 1)
     check_step(step)
     if not 0 < step_decay <= 1:
         raise InvalidParameter.of("step_decay", step_decay, "in (0, 1]")
-    if schedule is not None and step_decay != 1:
+    if schedule != CONSTANT and step_decay != 1:
         raise InvalidParameter.of("step_decay", step_decay, "1.0 beside a schedule", "Give one of them.")
-    factor = schedule or Decay(step_decay)
+    factor = Decay(step_decay) if schedule == CONSTANT else schedule
     weights: Weights | None = None
     recorder = Recorder(validate, early_stopping, on_epoch)
     for number, epoch in enumerate(shuffler.epochs(epochs)):
         size = step * factor(number)
         passes = epoch.map(timed, local_pass, weights, size, features=features, target=target)
-        local = recorder.speeds.collect(passes)
+        local, counts = zip(*recorder.speeds.collect(passes), strict=True)
         if not all(np.isfinite(one).all() for one in local):
             raise _diverged(size, number)
         # Near the largest float the mean overflows: the residual tells.
         with np.errstate(over="ignore", invalid="ignore"):
-            weights = np.mean(local, axis=0)
+            # Divided by the largest they are ones for equal shares: the plain mean, to the last bit.
+            weights = np.average(local, axis=0, weights=np.divide(counts, max(counts)))
+        if truth is not None and np.shape(truth) != weights.shape:
+            raise InvalidParameter.of("truth", f"an array of shape {np.shape(truth)}", f"of shape {weights.shape}")
         sums = np.sum(_results(epoch.map(residual, weights, features=features, target=target)), axis=0)
         if not np.isfinite(sums).all():
             raise _diverged(size, number)
@@ -119,19 +125,18 @@ def fit_linear_regression(
 
 def local_pass(
     partition: Partition, weights: Weights | None, step: float, *, features: str = "x", target: str = "y"
-) -> Weights:
-    """One SGD pass over a partition from the common weights (``None``: zeros); a task on each worker."""
+) -> tuple[Weights, int]:
+    """One SGD pass over a partition from the common weights (``None``: zeros), and its samples; a task."""
     if len(partition) == 0:
         raise InvalidParameter.of("partition", partition.rank, "one with samples", "Use fewer workers.")
-    samples = _regression(partition, features, target)
-    own = np.zeros(partition.dtype(features)[1]) if weights is None else weights.copy()
+    own, *samples = _regression(partition, weights, features, target)
     sgd_pass(own, *samples, step)
-    return own
+    return own, len(partition)
 
 
 def residual(partition: Partition, weights: Weights, *, features: str = "x", target: str = "y") -> tuple[float, float]:
     """``(||X w - y||^2, ||y||^2)`` over a partition; a task on each worker."""
-    wrong, total = squared_residual(weights, *_regression(partition, features, target))
+    wrong, total = squared_residual(*_regression(partition, weights, features, target))
     return wrong, total
 
 
@@ -202,14 +207,18 @@ def _prefetch(rows, slot, first, count):  # type: ignore[no-untyped-def]
 
 
 def _regression(
-    partition: Partition, features: str, target: str
-) -> tuple[NDArray[Any], int, NDArray[Any], int, NDArray[np.int64]]:
-    """Where a regression's samples are, as :func:`sgd_pass` takes them."""
+    partition: Partition, weights: Weights | None, features: str, target: str
+) -> tuple[Weights, NDArray[Any], int, NDArray[Any], int, NDArray[np.int64]]:
+    """A copy of the weights and where a regression's samples are, as the kernels take them, which check nothing."""
     arrays = {name: partition.dtype(name) for name in partition.names}
     check_regression({name: (dtype, 1 + len(shape)) for name, (dtype, shape) in arrays.items()}, features, target)
+    [width] = partition.dtype(features)[1]
+    own = np.zeros(width) if weights is None else weights.copy()
+    if own.shape != (width,):
+        raise InvalidParameter.of("weights.shape", own.shape, f"({width},), as {features} has it")
     rows, first, slots = partition.rows(features)
     targets, place, _ = partition.rows(target)
-    return rows, first, targets, place, slots
+    return own, rows, first, targets, place, slots
 
 
 def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: str, target: str) -> None:
@@ -222,14 +231,9 @@ def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: 
     features, target
         The names chosen.
     """
+    hint = "Name others with features and target (--features, --target)."
+    check_names(arrays, hint=hint, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
-        if name not in arrays:
-            raise InvalidParameter.of(
-                parameter,
-                name,
-                f"one of the dataset's arrays: {', '.join(sorted(arrays))}",
-                f"Name another with {parameter}= (--{parameter}).",
-            )
         dtype, found = arrays[name]
         if dtype not in (np.float32, np.float64) or found != dimensions:
             raise InvalidParameter.of(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +16,15 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
 from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Partition, PerRank, Shuffler
-from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder
+from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.linear_regression import check_step
 from dshuffle.training.schedules import CONSTANT, Schedule
 
 Factor = NDArray[np.float32]
 Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
-State = tuple[Factor, Factor | None, tuple[float, float]]
+State = tuple[Factor, Factor | None, tuple[float, float, float]]
 """Of a worker after a round: its rows' factor, that of the column block which it had, and the sums of the errors' and
-the values' squares so far in this epoch."""
+the values' squares and of its own rounds' seconds so far in this epoch."""
 
 PERMUTATIONS = ("every epoch", "once", "never")
 """Of the columns, from the most to the least random."""
@@ -56,6 +57,7 @@ def fit_matrix_completion(
     permute_columns: str = "every epoch",
     schedule: Schedule = CONSTANT,
     test: Entries | None = None,
+    validate: Validate[Factors] | None = None,
     early_stopping: EarlyStopping | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> History[Factors]:
@@ -87,6 +89,8 @@ def fit_matrix_completion(
         Factor on the step by epoch.
     test
         Rows, columns and values of entries to measure the error on; in a point's ``validation`` as ``test_error``.
+    validate
+        Called with the factors after every epoch; its metrics become the point's ``validation``, beside ``test_error``.
     early_stopping
         When to end before ``epochs``.
     on_epoch
@@ -96,7 +100,7 @@ def fit_matrix_completion(
     -------
     History
         ``weights`` are the :class:`Factors`. A point's ``error`` is ``sum (X - M)^2 / sum M^2`` over all entries, each
-        measured just before its own update.
+        measured just before its own update. ``worker_rates`` are entries in a second of a worker's own rounds.
 
     Raises
     ------
@@ -126,9 +130,12 @@ def fit_matrix_completion(
     if permute_columns not in PERMUTATIONS:
         raise InvalidParameter.of("permute_columns", permute_columns, f"one of {PERMUTATIONS}")
     model = first_factors(n_rows, n_columns, rank, seed)
-    recorder: Recorder[Factors] = Recorder(
-        None if test is None else lambda factors: {"test_error": factors.error(test)}, early_stopping, on_epoch
-    )
+
+    def metrics(factors: Factors) -> Mapping[str, float]:
+        given = {} if validate is None else validate(factors)
+        return given if test is None else {**given, "test_error": factors.error(test)}
+
+    recorder: Recorder[Factors] = Recorder(metrics, early_stopping, on_epoch)
     counts: NDArray[np.int64] | None = None
     for number, epoch in enumerate(shuffler.epochs(epochs)):
         rows, columns = zip(*_results(epoch.map(rows_and_columns, n_rows, n_columns)), strict=True)
@@ -144,7 +151,7 @@ def fit_matrix_completion(
         n = len(rows)
         blocks = column_blocks(n_columns, n, seed=seed, epoch=number, permute=permute_columns)
         entries = PerRank(epoch.map(entries_by_block, blocks))
-        states = PerRank([(model.left[own], None, (0.0, 0.0)) for own in rows])
+        states = PerRank([(model.left[own], None, (0.0, 0.0, 0.0)) for own in rows])
         rights = PerRank([model.right[block] for block in blocks])
         # The client waits for nothing before the last round: each task follows those that it needs.
         for turn in range(n):
@@ -155,9 +162,12 @@ def fit_matrix_completion(
                 epoch.map(one_round, entries, turn, states, rights, counts, step * schedule(number), regularization)
             )
         wrong = total = 0.0
+        rates = []
         for k, (left, right, sums) in enumerate(_results(states.values)):
             model.left[rows[k]], model.right[blocks[(k + n - 1) % n]] = left, right
             wrong, total = wrong + sums[0], total + sums[1]
+            rates.append(float(columns[k].sum()) / max(sums[2], 1e-9))
+        recorder.speeds.add(rates)
         if not (np.isfinite(wrong) and np.isfinite(model.left).all() and np.isfinite(model.right).all()):
             raise InvalidParameter.of(
                 "step", step, "small enough for the factors to stay finite", f"They diverged in epoch {number}."
@@ -260,6 +270,7 @@ def one_round(
     regularization: float,
 ) -> State:
     """The worker's entries in one column block: its state after the round before, and the block's factor."""
+    started = time.perf_counter()
     block = (entries.rank + turn) % len(entries.blocks)
     part = slice(entries.starts[block], entries.starts[block + 1])
     # Copies: what Dask holds must not change.
@@ -275,8 +286,9 @@ def one_round(
         step * regularization / np.maximum(column_counts[entries.blocks[block]], 1),
         step,
     )
-    sums = before[2]
-    return left, right, (sums[0] + wrong, sums[1] + float(np.sum(np.square(value, dtype=np.float64))))
+    errors, values, seconds = before[2]
+    values += float(np.sum(np.square(value, dtype=np.float64)))
+    return left, right, (errors + wrong, values, seconds + time.perf_counter() - started)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -70,7 +70,7 @@ class SoftmaxRegression:
     def gradient(self, parameters: Parameters, rows: Rows, targets: NDArray[Any]) -> tuple[Parameters, float]:
         """See :class:`Model`."""
         wrong, losses = self._probabilities(parameters, rows, targets)
-        wrong[np.arange(len(rows)), targets] -= 1
+        wrong[np.arange(len(rows)), _labels(targets)] -= 1
         wrong /= len(rows)
         gradient = np.empty((rows.shape[1] + 1, self.n_classes))
         np.dot(rows.T, wrong, out=gradient[:-1])
@@ -96,7 +96,7 @@ class SoftmaxRegression:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         scores = self._scores(parameters, rows)
         scores -= scores.max(axis=1, keepdims=True)
-        own = scores[np.arange(len(rows)), targets]
+        own = scores[np.arange(len(rows)), _labels(targets)]
         np.exp(scores, out=scores)
         sums = scores.sum(axis=1, keepdims=True)
         scores /= sums
@@ -155,6 +155,11 @@ def as_rows(values: NDArray[Any]) -> Rows:
     """``(n, ...)`` numbers as ``(n, m)`` floats: float64, or float32 where they are that."""
     flat = values.reshape(len(values), math.prod(values.shape[1:]))
     return flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float64)
+
+
+def _labels(targets: NDArray[Any]) -> NDArray[np.intp]:
+    """Targets that can be indices: booleans as they are would be a mask."""
+    return np.asarray(targets, np.intp)
 
 
 def check_labels(target: str, labels: NDArray[Any], n_samples: int, n_classes: int) -> None:

@@ -14,11 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Partition, Shuffler
+from dshuffle.training.arrays import EVALUATION_ROWS, check_finite, check_names
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.schedules import Schedule
 from dshuffle.training.speeds import timed
 
 BATCH_ROWS = 4096
+"""Rows of one call of ``partial_fit``: results depend on it."""
 COEFFICIENTS = ("coef_", "intercept_", "coefs_", "intercepts_")
 STEPS = ("eta0", "learning_rate_init")
 """What scikit-learn calls the step: linear models, networks."""
@@ -63,7 +65,8 @@ def fit_parallel_sgd(
     seed
         Takes the place of a ``random_state`` of None: all copies must start from the same numbers.
     schedule
-        Factor by epoch on the estimator's step (``eta0`` or ``learning_rate_init``).
+        Factor by epoch on the estimator's step (``eta0`` or ``learning_rate_init``), which must then be one without a
+        schedule of its own; by default whatever the estimator has, which need not be constant.
     validate
         Called with the averaged estimator after every epoch; its metrics become the point's ``validation``.
     early_stopping
@@ -119,7 +122,7 @@ def fit_parallel_sgd(
         model = averaged([one for one, _ in fitted], [count for _, count in fitted])
         if not all(np.isfinite(array).all() for array in coefficients(model)):
             raise _diverged(number)
-        futures = epoch.map(wrongness, model, batch_rows, features=features, target=target)
+        futures = epoch.map(wrongness, model, features=features, target=target)
         wrong, total = np.sum([future.result() for future in futures], axis=0)
         if total == 0:
             raise InvalidParameter.of("target", target, "an array with a value other than zero")
@@ -174,12 +177,10 @@ def local_fit(
     return own, len(partition)
 
 
-def wrongness(
-    partition: Partition, model: Any, batch_rows: int = BATCH_ROWS, *, features: str = "x", target: str = "y"
-) -> tuple[float, float]:
+def wrongness(partition: Partition, model: Any, *, features: str = "x", target: str = "y") -> tuple[float, float]:
     """Wrong labels and samples of a partition, or ``(||prediction - y||^2, ||y||^2)``; a task on each worker."""
     wrong = total = 0.0
-    for batch in partition.batches(batch_rows):
+    for batch in partition.batches(EVALUATION_ROWS):
         predicted, wanted = model.predict(batch[features]), batch[target]
         if is_classifier(model):
             wrong, total = wrong + np.count_nonzero(predicted != wanted), total + len(wanted)
@@ -264,9 +265,7 @@ def _some(values: NDArray[Any]) -> str:
 
 
 def _array(partition: Partition, name: str, parameter: str) -> NDArray[Any]:
-    if name not in partition.names:
-        known = ", ".join(sorted(partition.names))
-        raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {known}")
+    check_names(partition.names, **{parameter: name})
     return partition[name]
 
 
@@ -280,19 +279,14 @@ def checked_rows(
     InvalidParameter
         Naming the parameter, and the sample if it is one.
     """
+    check_names(batch, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
-        if name not in batch:
-            raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(sorted(batch))}")
         array = batch[name]
         if array.ndim != dimensions or array.dtype.kind not in "biuf":
             raise InvalidParameter.of(
                 parameter, name, f"a {dimensions}-D array of numbers (it is {array.ndim}-D, {array.dtype})"
             )
-        finite = np.isfinite(array).reshape(len(array), -1).all(axis=1)
-        if not finite.all():
-            raise InvalidParameter.of(
-                parameter, name, f"finite everywhere; sample {sample_ids[np.argmin(finite)]} is not"
-            )
+        check_finite(parameter, name, array, sample_ids)
     return batch[features], batch[target]
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Partition, PerRank, Shuffler
+from dshuffle.training.arrays import EVALUATION_ROWS, check_finite, checked_width
 from dshuffle.training.asynchronous import ONCE, Asynchrony, MiniBatches
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.models import Model, Parameters, as_rows, check_labels
@@ -19,10 +20,8 @@ from dshuffle.training.schedules import CONSTANT, Schedule
 from dshuffle.training.servers import Servers, answers
 from dshuffle.training.simulated_server import diverged
 from dshuffle.training.slices import Reply
+from dshuffle.training.speeds import WorkerSpeeds
 from dshuffle.training.staleness import Staleness
-
-BATCH_ROWS = 4096
-"""Rows that the evaluator looks at in one go."""
 
 
 def fit_parameter_server(
@@ -57,10 +56,11 @@ def fit_parameter_server(
         Such as :class:`~dshuffle.training.SoftmaxRegression`; or anything with the methods of
         :class:`~dshuffle.training.Model`.
     epochs
-        Passes over as many samples as there are.
+        Passes over as many samples as there are. Those that are broadcast count once per worker, here and in the
+        error.
     batch_size, step
         B and alpha, as they would be for a single worker. Each of n workers takes mini-batches of ``WB = B / n`` and
-        steps of ``alpha / n``.
+        steps of ``alpha / n``. (In the synchronous trainers ``batch_size`` is what one worker takes, here all do.)
     servers
         Dask actors that share the parameters equally. They are on workers that do not train, if there are any,
         otherwise on those with the lowest ranks, beside training.
@@ -71,7 +71,8 @@ def fit_parameter_server(
     speeds
         For experiments: relative speeds by rank. The servers then take gradients in the order in which workers of these
         speeds would have them, which makes everything reproducible, but lets fast workers wait. By default workers
-        are as fast as they are.
+        are as fast as they are. Gradients are then applied on the event loop of the server's worker, which does nothing
+        else meanwhile: for models of up to some millions of parameters, whose updates take milliseconds.
     seed
         Of the order of each worker's samples, and the model's first parameters.
     features, target
@@ -118,19 +119,21 @@ def fit_parameter_server(
     given = None if speeds is None else tuple(map(float, speeds))
     sharing = Asynchrony(shuffler.n_workers, batch_size, step, pace, given, seed)
     arrays = {"features": features, "target": target}
-    n_samples = shuffler.dataset.n_samples
-    first = model.first(_n_features(shuffler, model, **arrays), seed)
+    described = {name: (array.dtype, tuple(array.shape)) for name, array in shuffler.dataset.arrays.items()}
+    first = model.first(checked_width(described, model.n_classes, **arrays), seed)
     if servers > len(first):
         raise InvalidParameter.of("servers", servers, f"at most {len(first)}, the number of parameters")
-    recorder = Recorder(validate, early_stopping, on_epoch)
+    recorder = Recorder(validate, early_stopping, on_epoch, speeds=WorkerSpeeds(emulated=given is not None))
     pushes: list[list[int]] = [[] for _ in range(shuffler.n_workers)]
-    parameters = first
+    parameters, n_samples = first, 0
     with Servers(shuffler, first, servers, given) as actors:
         for number, epoch in enumerate(shuffler.epochs(epochs)):
             if number == 0:
                 found = actors.results(epoch.map(survey, model.n_classes, **arrays))
+                n_samples = sum(count for _, count in found)
                 if model.n_classes is not None:
-                    check_labels(target, np.unique(np.concatenate(found)), n_samples, model.n_classes)
+                    labels = np.unique(np.concatenate([values for values, _ in found]))
+                    check_labels(target, labels, shuffler.dataset.n_samples, model.n_classes)
             actors.begin(sharing.worker_step * schedule(number), sharing.n_updates(n_samples))
             done = PerRank([len(own) for own in pushes])
             worked = actors.results(epoch.map(work, actors.handles, actors.bounds, model, sharing, done, **arrays))
@@ -140,10 +143,10 @@ def fit_parameter_server(
             parameters = actors.parameters()
             if not np.isfinite(parameters).all():
                 raise diverged(step, number)
-            losses = actors.results(epoch.map(total_loss, model, parameters, **arrays))
-            if not np.isfinite(losses).all():
+            loss, count = np.sum(actors.results(epoch.map(total_loss, model, parameters, **arrays)), axis=0)
+            if not np.isfinite(loss):
                 raise diverged(step, number)
-            if recorder.add(parameters, sum(losses) / n_samples):
+            if recorder.add(parameters, float(loss / count)):
                 break
     return recorder.history(parameters, staleness=Staleness.of(pushes))
 
@@ -203,8 +206,8 @@ def work(
     return Work(staleness, samples / max(time.perf_counter() - started, 1e-9))
 
 
-def survey(partition: Partition, n_classes: int | None, *, features: str, target: str) -> NDArray[Any]:
-    """A partition's distinct labels, none if the model has no classes; a task on each worker.
+def survey(partition: Partition, n_classes: int | None, *, features: str, target: str) -> tuple[NDArray[Any], int]:
+    """A partition's distinct labels, none if the model has no classes, and its samples; a task on each worker.
 
     Raises
     ------
@@ -212,39 +215,20 @@ def survey(partition: Partition, n_classes: int | None, *, features: str, target
         A sample is not finite.
     """
     labels, first = [], 0
-    for batch in partition.batches(BATCH_ROWS):
+    for batch in partition.batches(EVALUATION_ROWS):
         for parameter, name in (("features", features), ("target", target)):
-            finite = np.isfinite(as_rows(batch[name])).all(axis=1)
-            if not finite.all():
-                sample = partition.sample_ids[first + int(np.argmin(finite))]
-                raise InvalidParameter.of(parameter, name, f"finite everywhere; sample {sample} is not")
+            check_finite(parameter, name, batch[name], partition.sample_ids[first:])
         labels.append(np.unique(batch[target][: 0 if n_classes is None else None]))
         first += len(batch[target])
-    return np.unique(np.concatenate(labels))
+    return np.unique(np.concatenate(labels)), len(partition)
 
 
-def total_loss(partition: Partition, model: Model, parameters: Parameters, *, features: str, target: str) -> float:
-    """The sum of the losses of a partition's samples: the evaluator; a task on each worker."""
+def total_loss(
+    partition: Partition, model: Model, parameters: Parameters, *, features: str, target: str
+) -> tuple[float, int]:
+    """The sum of the losses of a partition's samples, and how many those are: the evaluator; a task on each worker."""
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        for batch in partition.batches(BATCH_ROWS):
+        for batch in partition.batches(EVALUATION_ROWS):
             total += model.loss(parameters, as_rows(batch[features]), batch[target]) * len(batch[target])
-    return total
-
-
-def _n_features(shuffler: Shuffler, model: Model, features: str, target: str) -> int:
-    """Numbers in a sample; the arrays' shapes and dtypes are checked before anything runs."""
-    arrays = shuffler.dataset.arrays
-    for parameter, name in (("features", features), ("target", target)):
-        if name not in arrays:
-            raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(sorted(arrays))}")
-    rows, targets = arrays[features], arrays[target]
-    if not rows.shape or rows.dtype.kind not in "biuf":
-        allowed = f"an array of rows of numbers (it is {len(rows.shape) + 1}-D, {rows.dtype})"
-        raise InvalidParameter.of("features", features, allowed)
-    kinds = "biuf" if model.n_classes is None else "biu"
-    if targets.shape or targets.dtype.kind not in kinds:
-        wanted = "numbers" if model.n_classes is None else "integers or booleans"
-        allowed = f"a 1-D array of {wanted} (it is {len(targets.shape) + 1}-D, {targets.dtype})"
-        raise InvalidParameter.of("target", target, allowed)
-    return int(np.prod(rows.shape))
+    return total, len(partition)

@@ -71,7 +71,9 @@ class Servers:
             place = [places[number % len(places)]]
             future = client.submit(*made, actor=True, workers=place, allow_other_workers=False, pure=False)
             self._futures.append(future)
-        self.handles = [reached(future) for future in self._futures]
+        # A handle belongs to the client that is the current one when it is made.
+        with client.as_current():
+            self.handles = [reached(future) for future in self._futures]
         return self
 
     def __exit__(
@@ -93,10 +95,12 @@ class Servers:
 
     def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
         """The results of tasks, or the first error as soon as there is one."""
-        for future in as_completed(futures):
-            if future.status != "finished":
-                self._abort()
-                reached(future)
+        client = self._shuffler.client
+        with client.as_current():
+            for future in as_completed(futures, loop=client.loop):
+                if future.status != "finished":
+                    self._abort()
+                    reached(future)
         return [future.result() for future in futures]
 
     def _abort(self) -> None:

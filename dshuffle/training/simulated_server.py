@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.values import as_integer, as_ranks
+from dshuffle.training.arrays import check_finite, checked_width
 from dshuffle.training.asynchronous import ONCE, Asynchrony, MiniBatches
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.models import Model, Parameters, as_rows, check_labels
 from dshuffle.training.schedules import CONSTANT, Schedule
 from dshuffle.training.slices import ParameterSlice, Turns
+from dshuffle.training.speeds import WorkerSpeeds
 from dshuffle.training.staleness import Staleness
 
 
@@ -27,7 +29,7 @@ def simulate_parameter_server(
     batch_size: int,
     step: float,
     pace: str = ONCE,
-    speeds: tuple[float, ...] | None = None,
+    speeds: Sequence[float] | None = None,
     seed: int = 0,
     features: str = "x",
     target: str = "y",
@@ -47,18 +49,18 @@ def simulate_parameter_server(
     model, epochs, batch_size, step, pace, seed, features, target, schedule, validate, early_stopping, on_epoch
         See :func:`fit_parameter_server`.
     speeds
-        By rank; by default all are equally fast.
+        Relative speeds by rank; by default all are equally fast.
 
     Returns
     -------
     History
-        Bit for bit that of :func:`fit_parameter_server` with the same ``speeds`` and a shuffler with this sharding,
-        but for its seconds, and the error, which is summed in another order.
+        Bit for bit that of :func:`fit_parameter_server` with the same ``speeds`` (all 1 if none are given) and a
+        shuffler with this sharding, but for its seconds, and the error, which is summed in another order.
 
     Raises
     ------
     InvalidParameter
-        As there.
+        As there, or the arrays and ``ranks`` are not of equally many samples.
 
     Examples
     --------
@@ -73,25 +75,31 @@ def simulate_parameter_server(
     checked = as_ranks("ranks", ranks, 2**31)
     n_workers = int(checked.max(initial=0)) + 1
     as_integer("epochs", epochs, 1)
-    sharing = Asynchrony(n_workers, batch_size, step, pace, speeds, seed)
+    emulated = (1.0,) * n_workers if speeds is None else tuple(map(float, speeds))
+    sharing = Asynchrony(n_workers, batch_size, step, pace, emulated, seed)
+    described = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
+    checked_width(described, model.n_classes, features=features, target=target)
+    for parameter, name in (("features", features), ("target", target)):
+        if (found := arrays[name].shape)[:1] != checked.shape:
+            allowed = f"an array of as many samples as there are ranks, {len(checked)} (its shape is {found})"
+            raise InvalidParameter.of(parameter, name, allowed)
+        check_finite(parameter, name, arrays[name], np.arange(len(checked)))
     rows, targets = as_rows(arrays[features]), arrays[target]
-    finite = np.isfinite(rows).all(axis=1) & np.isfinite(targets)
-    if not finite.all():
-        raise InvalidParameter.of("features", features, f"finite everywhere; sample {np.argmin(finite)} is not")
     if model.n_classes is not None:
         check_labels(target, np.unique(targets), len(targets), model.n_classes)
     shards = [np.flatnonzero(checked == rank) for rank in range(n_workers)]
     sharing.check_partition(min(map(len, shards)))
     server = ParameterSlice(model.first(rows.shape[1], seed))
     pushes: list[list[int]] = [[] for _ in shards]
-    recorder = Recorder(validate, early_stopping, on_epoch)
+    recorder = Recorder(validate, early_stopping, on_epoch, speeds=WorkerSpeeds(emulated=True))
     for epoch in range(epochs):
         server.begin(sharing.worker_step * schedule(epoch), sharing.n_updates(len(rows)))
         batches = [
             MiniBatches(shard, sharing, rank=rank, epoch=epoch, done=len(pushes[rank]))
             for rank, shard in enumerate(shards)
         ]
-        turns = Turns(sharing.speeds or (1.0,) * n_workers)
+        recorder.speeds.add(emulated)
+        turns = Turns(emulated)
         replies = []
         for rank, own in enumerate(batches):
             replies.append(server.pull(rank, own.following))
@@ -99,14 +107,17 @@ def simulate_parameter_server(
         while (ready := turns.next()) is not None:
             turns.finish()
             batch = shards[ready][batches[ready].take()]
-            gradient, _ = model.gradient(replies[ready].parameters, rows[batch], targets[batch])
+            # Values that are not finite are told at the end of the epoch.
+            with np.errstate(over="ignore", invalid="ignore"):
+                gradient, _ = model.gradient(replies[ready].parameters, rows[batch], targets[batch])
             following = batches[ready].following
             replies[ready] = server.push(ready, replies[ready].version, gradient, following)
             pushes[ready].append(replies[ready].staleness)
             if replies[ready].more:
                 turns.begin(ready, following)
         parameters = server.parameters()
-        loss = model.loss(parameters, rows, targets)
+        with np.errstate(over="ignore", invalid="ignore"):
+            loss = model.loss(parameters, rows, targets)
         if not (np.isfinite(loss) and np.isfinite(parameters).all()):
             raise diverged(step, epoch)
         if recorder.add(parameters, loss):

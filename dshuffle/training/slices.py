@@ -7,6 +7,8 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from dshuffle.errors import ClusterError
 from dshuffle.training.models import Parameters
 
@@ -85,7 +87,9 @@ class ParameterSlice:
         """
         self.check()
         stale = self._version - version
-        self._parameters -= self._step * gradient
+        # Whoever trains looks for values that are not finite.
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._parameters -= self._step * gradient
         self._version += 1
         return self._reply(stale, following)
 
@@ -160,7 +164,9 @@ class OrderedSlice:
     """A slice whose pushes wait for their turn, so that workers seem to have given speeds, to the last bit.
 
     Pulls are answered at once, but the first push of an epoch waits until all workers have pulled. Not waiting for
-    anybody is then true of virtual time only. For one event loop; nothing in it blocks.
+    anybody is then true of virtual time only. For one event loop: as an actor, its worker's own. Nothing in it waits
+    while it holds the loop, but updates are computed there, and meanwhile the worker answers nobody. (Dask runs the
+    methods of a :class:`ParameterSlice`, which are no coroutines, in a thread for actors.)
 
     Parameters
     ----------

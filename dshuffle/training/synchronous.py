@@ -13,14 +13,13 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.batching import UNEVEN, Batching
 from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Group, Partition, Shuffler
+from dshuffle.training.arrays import EVALUATION_ROWS, check_names
 from dshuffle.training.breakdown import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.linear_regression import check_step
 from dshuffle.training.network import MOMENTUM, Labels, Network, TrainedNetwork
 from dshuffle.training.parallel_sgd import checked_rows
 from dshuffle.training.schedules import CONSTANT, Schedule
-
-EVALUATION_ROWS = 4096
 
 
 def fit_synchronous_sgd(
@@ -51,7 +50,8 @@ def fit_synchronous_sgd(
     batch_size
         Samples of one worker in one step, at most; no more than the smallest partition has. Every sample is trained
         on exactly once an epoch: a worker with r samples takes ``ceil(largest partition / batch_size)`` mini-batches
-        of them, equally many on all workers, which differ by one sample at most.
+        of them, equally many on all workers, which differ by one sample at most. (In :func:`fit_parameter_server` it is
+        what all workers take together.)
     step
         Step of the first epoch.
     seed
@@ -149,10 +149,7 @@ def train(
         The network (rank 0's, as all have the same), samples trained on, seconds.
     """
     network = model.network
-    for parameter, name in (("features", features), ("target", target)):
-        if name not in partition.names:
-            known = ", ".join(sorted(partition.names))
-            raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {known}")
+    check_names(partition.names, features=features, target=target)
     batching = checked_batching(network, len(partition), partition.shares, batch_size)
     parameters, statistics = model.parameters, model.statistics
     batches = forward_backward = gradient_exchange = 0.0

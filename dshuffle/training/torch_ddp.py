@@ -21,6 +21,7 @@ from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerF
 from dshuffle.planning.batching import UNEVEN
 from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Epoch, Group, Partition, Shuffler
+from dshuffle.training.arrays import EVALUATION_ROWS, check_names
 from dshuffle.training.breakdown import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.schedules import CONSTANT, Schedule
@@ -36,8 +37,6 @@ except ImportError as exc:
 MakeModel = Callable[[], torch.nn.Module]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-EVALUATION_ROWS = 1024
 
 
 @dataclass(slots=True)
@@ -88,7 +87,7 @@ def fit_torch_ddp(
     batch_size
         Samples of one worker in one step, at most. Every sample is trained on exactly once an epoch, in equally many
         mini-batches on all workers (the mode ``"uneven"`` of :meth:`dshuffle.Partition.to_torch`), so that no rank is
-        left waiting and no ``Join`` is needed.
+        left waiting and no ``Join`` is needed. (In ``fit_parameter_server`` it is what all workers take together.)
     loss
         Of the model's output and the labels: the mean over a mini-batch.
     seed
@@ -239,10 +238,7 @@ def train(
     target: str,
 ) -> tuple[int, int, PhaseSeconds]:
     """One epoch's steps together with all other ranks; wrong labels after it, samples and seconds; a task."""
-    for parameter, array in (("features", features), ("target", target)):
-        if array not in partition.names:
-            known = ", ".join(sorted(partition.names))
-            raise InvalidParameter.of(parameter, array, f"one of the dataset's arrays: {known}")
+    check_names(partition.names, features=features, target=target)
     with leaving_if_it_fails(name):
         seat = _seats[name]
         for one, first in zip(seat.optimizer.param_groups, seat.first_steps, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -17,12 +18,12 @@ def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
     Processes started later load the code from numba's cache on disk: on two cores and four workers that makes
     the very first run about half a minute shorter. Where all is in the cache already it takes a second.
     """
-    for dtype in (np.float32, np.float64):
-        rows = np.zeros((1, 1), dtype)
-        rows.flags.writeable = False  # as a partition's are
+    for dtypes in itertools.product((np.float32, np.float64), repeat=2):
+        rows, targets = (np.zeros((1, 1), dtype) for dtype in dtypes)
+        rows.flags.writeable = targets.flags.writeable = False  # as a partition's are
         slots = np.zeros(1, np.int64)
-        sgd_pass(np.zeros(1), rows, 0, rows, 0, slots, 0.0)
-        squared_residual(np.zeros(1), rows, 0, rows, 0, slots)
+        sgd_pass(np.zeros(1), rows, 0, targets, 0, slots, 0.0)
+        squared_residual(np.zeros(1), rows, 0, targets, 0, slots)
     coded = set(deliveries) - UNCODED
     for row_nbytes in (8, 12):
         warm_up(row_nbytes, coded=bool(coded))

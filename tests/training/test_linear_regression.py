@@ -6,7 +6,7 @@ from sklearn.linear_model import SGDRegressor
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.training import fit_linear_regression, keyed_regression, keyed_weights
-from dshuffle.training.linear_regression import sgd_pass
+from dshuffle.training.linear_regression import local_pass, residual, sgd_pass
 
 
 def random_regression(n_samples, n_features, dtype, seed=0):
@@ -155,3 +155,37 @@ def test_parameters_out_of_range_are_refused(fake_shuffler, name, value):
 def test_arrays_that_are_no_regression_are_refused(fake_shuffler, arrays, message):
     with pytest.raises(InvalidParameter, match=message):
         fit_linear_regression(fake_shuffler(arrays), epochs=1, step=0.1)
+
+
+def test_shares_that_differ_are_weighted_by_samples(fake_shuffler):
+    rows, targets = random_regression(103, 4, np.float64)
+    shuffler = fake_shuffler({"x": rows, "y": targets}, n_workers=4)
+    history = fit_linear_regression(shuffler, epochs=1, step=0.01)
+    [epoch] = shuffler.epochs(1)
+    local = [np.zeros(4) for _ in range(4)]
+    for weights, partition in zip(local, epoch.partitions, strict=True):
+        one_pass(weights, partition["x"], partition["y"], 0.01)
+    mean = np.average(local, axis=0, weights=[len(partition) for partition in epoch.partitions])
+    np.testing.assert_allclose(history.weights, mean, rtol=1e-12)
+    assert not np.allclose(history.weights, np.mean(local, axis=0), rtol=1e-6)
+
+
+def test_a_truth_of_another_shape_is_refused(fake_shuffler):
+    rows, targets = random_regression(100, 3, np.float64)
+    with pytest.raises(InvalidParameter, match=r"truth=.*\(3, 1\).*of shape \(3,\)"):
+        fit_linear_regression(fake_shuffler({"x": rows, "y": targets}), epochs=1, step=0.01, truth=np.ones((3, 1)))
+
+
+def test_epochs_are_an_integer(fake_shuffler):
+    rows, targets = random_regression(100, 3, np.float64)
+    with pytest.raises(InvalidParameter, match=r"epochs=1\.5"):
+        fit_linear_regression(fake_shuffler({"x": rows, "y": targets}), epochs=1.5, step=0.01)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_weights_of_another_size_never_reach_a_kernel(fake_shuffler, size):
+    rows, targets = random_regression(100, 3, np.float64)
+    [epoch] = fake_shuffler({"x": rows, "y": targets}, n_workers=1).epochs(1)
+    for task in (lambda partition: local_pass(partition, np.zeros(size), 0.1), lambda p: residual(p, np.zeros(size))):
+        with pytest.raises(InvalidParameter, match=rf"weights.shape=\({size},\).*\(3,\)"):
+            epoch.map(task)[0].result()

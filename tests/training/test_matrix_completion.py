@@ -103,3 +103,20 @@ def test_values_that_are_not_finite_are_named_by_sample(fake_shuffler):
     shuffler = fake_shuffler({**ENTRIES, "value": value}, assignment="local", sharding="contiguous")
     with pytest.raises(InvalidParameter, match=r"value\[77\]=inf"):
         fit_matrix_completion(shuffler, **SHAPE, rank=2, epochs=1, step=0.1)
+
+
+def test_validation_stands_beside_the_test_error_and_rates_are_measured(fake_shuffler):
+    shuffler = fake_shuffler(ENTRIES, n_workers=5, assignment="local", sharding="contiguous")
+    history = fit_matrix_completion(
+        shuffler,
+        **SHAPE,
+        rank=2,
+        epochs=2,
+        step=0.05,
+        test=tuple(ENTRIES[name] for name in ("row", "column", "value")),
+        validate=lambda factors: {"rows": len(factors.left)},
+    )
+    assert [set(point.validation) for point in history.points] == [{"rows", "test_error"}] * 2
+    assert history.points[0].validation["rows"] == 40
+    assert len(history.worker_rates) == 5
+    assert min(history.worker_rates) > 0

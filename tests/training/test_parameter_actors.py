@@ -9,11 +9,13 @@ import threading
 import time
 from dataclasses import dataclass
 
+import distributed.client
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, get_worker
 
 import dshuffle
+import dshuffle.sharding
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import stratified_assignment
 from dshuffle.training import (
@@ -156,3 +158,41 @@ def test_a_server_that_is_killed_is_a_loud_error(tmp_path):
         with pytest.raises(ClusterError, match="parameter server is lost"):
             fit_parameter_server(real, SoftmaxRegression(4), epochs=1000, batch_size=100, step=0.1, on_epoch=kill_soon)
         assert 1 <= len(seen) < 1000
+
+
+def test_broadcast_samples_count_once_per_worker(client):
+    ranks = np.arange(60, dtype=np.int32) % N_WORKERS
+    sharding = dshuffle.sharding.Sharding(ranks, N_WORKERS, broadcast=np.arange(56, 60))
+    with shuffler(client, ONE_EACH, assignment="local", sharding=sharding) as real:
+        # 14 samples a worker and the 4 that all have: 72 in all, 15 updates of at most 5.
+        history = fit_parameter_server(real, Counting(), epochs=1, batch_size=20, step=1e-9, pace="free")
+    assert history.staleness.pushes == 15
+    # Nothing is learnt, so that every sample is wrong by 1.
+    assert history.points[0].error == pytest.approx(1)
+
+
+def test_emulated_speeds_are_no_problem_to_be_told_of(client, caplog):
+    with shuffler(client) as real, caplog.at_level(logging.WARNING, "dshuffle"):
+        fit_parameter_server(
+            real, SoftmaxRegression(4), epochs=1, batch_size=20, step=0.1, speeds=[1.0, 1.0, 1.0, 0.25]
+        )
+    assert "slower" not in caplog.text
+
+
+def test_the_shufflers_client_need_not_be_the_default(tmp_path):
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            memory_limit=0,
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        dataset = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), BLOBS)
+        with dshuffle.Shuffler(client, dataset) as real, pytest.MonkeyPatch.context() as patch:
+            # The client of another test may be the default one here.
+            patch.setattr(distributed.client, "_get_global_client", distributed.client._current_client.get)
+            history = fit_parameter_server(real, SoftmaxRegression(4), epochs=1, batch_size=20, step=0.1)
+    assert len(history.points) == 1

@@ -25,7 +25,7 @@ from dshuffle.training import (
 )
 from dshuffle.training.asynchronous import Asynchrony, MiniBatches
 from dshuffle.training.models import check_labels
-from dshuffle.training.parameter_server import survey
+from dshuffle.training.parameter_server import survey, total_loss
 from dshuffle.training.slices import OrderedSlice, ParameterSlice, Turns
 from dshuffle.training.variance import variance_ratio
 
@@ -265,7 +265,7 @@ def test_slices_give_copies():
     ],
 )
 def test_parameters_out_of_range_are_refused(options, message):
-    with pytest.raises(InvalidParameter, match=message), np.errstate(over="ignore", invalid="ignore"):
+    with pytest.raises(InvalidParameter, match=message):
         simulate(4, **options)
 
 
@@ -309,3 +309,43 @@ def test_variances_are_compared():
         variance_ratio([1.0, 2.0], narrow)
     with pytest.raises(InvalidParameter, match=r"other\[1\]"):
         variance_ratio(narrow, [1.0, np.nan, 2.0])
+
+
+def test_boolean_labels_are_the_integers():
+    labels = BLOBS["y"] > 1
+    model = SoftmaxRegression(2)
+    parameters = np.random.default_rng(0).standard_normal(8)
+    gradient, loss = model.gradient(parameters, BLOBS["x"], labels)
+    expected, same = model.gradient(parameters, BLOBS["x"], labels.astype(int))
+    np.testing.assert_array_equal(gradient, expected)
+    assert loss == same == model.loss(parameters, BLOBS["x"], labels)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "message"),
+    [
+        (LINE, {"features": "z"}, "features='z'.*one of the dataset's arrays: x, y"),
+        (LINE, {"target": "z"}, "target='z'.*one of the dataset's arrays: x, y"),
+        ({**LINE, "x": LINE["x"][:60]}, {}, r"features='x'.*121 \(its shape is \(60, 3\)\)"),
+        ({**LINE, "y": LINE["y"][:60]}, {}, r"target='y'.*121 \(its shape is \(60,\)\)"),
+        ({**LINE, "y": LINE["y"][:, np.newaxis]}, {}, r"target='y'.*1-D array of numbers \(it is 2-D"),
+        ({**LINE, "y": np.where(np.arange(121) == 9, np.nan, 1.0)}, {}, "target='y'.*sample 9 is not"),
+    ],
+)
+def test_a_simulation_refuses_what_does_not_fit(arrays, options, message):
+    ranks = np.arange(121) % 2
+    with pytest.raises(InvalidParameter, match=message):
+        simulate_parameter_server(arrays, ranks, LinearModel(), epochs=1, batch_size=10, step=0.1, **options)
+
+
+def test_speeds_may_be_any_sequence_and_nobody_is_warned_of_them(caplog):
+    _, history = simulate(3, speeds=[1, 1, 0.25])
+    assert history.worker_rates == (1.0, 1.0, 0.25)
+    assert "slower" not in caplog.text
+
+
+def test_losses_come_with_the_samples_that_were_counted(fake_shuffler):
+    [epoch] = fake_shuffler(LINE, n_workers=3).epochs(1)
+    found = [one.result() for one in epoch.map(total_loss, LinearModel(), np.zeros(4), features="x", target="y")]
+    assert sum(count for _, count in found) == 121
+    assert sum(loss for loss, _ in found) == pytest.approx(np.square(LINE["y"]).sum() / 2)
