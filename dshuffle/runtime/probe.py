@@ -119,8 +119,12 @@ class _Phase:
 
     @property
     def rate(self) -> float:
-        """Bytes a second of all together; those who are done early leave what they shared to the others."""
-        return self.nbytes / self.seconds if self.seconds else 0.0
+        """Bytes a second of all together: between two bounds.
+
+        All bytes over the longest time are too few where the last answer comes late; the sum of what each had in its
+        own time is too much where some are done early and leave what they shared to the others.
+        """
+        return (self.nbytes / self.seconds + math.fsum(self.rates)) / 2 if self.seconds else 0.0
 
     @property
     def median(self) -> float:
