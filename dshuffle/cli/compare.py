@@ -37,7 +37,7 @@ from dshuffle.training import (
     product_of_ways,
 )
 from dshuffle.training.facts import without_secrets
-from dshuffle.training.linear_regression import check_step
+from dshuffle.training.steps import check_step
 
 DEFAULT_SAMPLES = 100_000
 MEASURING_SECONDS = 3.0

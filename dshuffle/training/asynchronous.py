@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
 from dshuffle.planning.values import Samples, as_integer
-from dshuffle.training.linear_regression import check_step
+from dshuffle.training.steps import check_step
 
 ONCE, FREE = "once", "free"
 PACES = (ONCE, FREE)

@@ -19,11 +19,15 @@ from dshuffle.training.arrays import check_names
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.schedules import CONSTANT, Decay, Schedule
 from dshuffle.training.speeds import timed
+from dshuffle.training.steps import check_step, diverged
 
 Weights = NDArray[np.float64]
 
 AHEAD = 8
 """Samples between asking for a row and using it."""
+REMEDY = (
+    "take a smaller step (below 2 / the largest squared norm of a row), or look for NaN and infinite values in the data"
+)
 
 
 def fit_linear_regression(
@@ -104,7 +108,7 @@ def fit_linear_regression(
         passes = epoch.map(timed, local_pass, weights, size, features=features, target=target)
         local, counts = zip(*recorder.speeds.collect(passes), strict=True)
         if not all(np.isfinite(one).all() for one in local):
-            raise _diverged(size, number)
+            raise diverged(size, number, what="weights", remedy=REMEDY)
         # Near the largest float the mean overflows: the residual tells.
         with np.errstate(over="ignore", invalid="ignore"):
             # Divided by the largest they are ones for equal shares: the plain mean, to the last bit.
@@ -113,7 +117,7 @@ def fit_linear_regression(
             raise InvalidParameter.of("truth", f"an array of shape {np.shape(truth)}", f"of shape {weights.shape}")
         sums = np.sum(_results(epoch.map(residual, weights, features=features, target=target)), axis=0)
         if not np.isfinite(sums).all():
-            raise _diverged(size, number)
+            raise diverged(size, number, what="weights", remedy=REMEDY)
         if sums[1] == 0:
             raise InvalidParameter.of("target", target, "an array with a value other than zero")
         distance = None if truth is None else _distance(weights, truth)
@@ -250,26 +254,3 @@ def _distance(weights: Weights, truth: NDArray[np.floating[Any]]) -> float:
 
 def _results(futures: list[Future[Any]]) -> list[Any]:
     return [future.result() for future in futures]
-
-
-def check_step(step: float) -> float:
-    """The step, if it is one.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is not a finite number above 0.
-    """
-    if not (math.isfinite(step) and step > 0):
-        raise InvalidParameter.of("step", step, "a finite number > 0")
-    return step
-
-
-def _diverged(step: float, epoch: int) -> InvalidParameter:
-    return InvalidParameter.of(
-        "step",
-        step,
-        "small enough for the weights to stay finite",
-        f"They diverged in epoch {epoch}: take a smaller step (below 2 / the largest squared norm of a row), "
-        "or look for NaN and infinite values in the data.",
-    )

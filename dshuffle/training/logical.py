@@ -13,10 +13,10 @@ from dshuffle.planning import ShufflePlanSpec, parse_assignment
 from dshuffle.planning.quality import training_orders
 from dshuffle.planning.values import as_integer
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
-from dshuffle.training.linear_regression import check_step
 from dshuffle.training.network import MOMENTUM, Network, TrainedNetwork
 from dshuffle.training.schedules import CONSTANT, Schedule
-from dshuffle.training.synchronous import checked_batch, checked_batching, diverged
+from dshuffle.training.steps import check_step, diverged
+from dshuffle.training.synchronous import checked_batch, checked_batching
 
 
 def fit_logical_workers(

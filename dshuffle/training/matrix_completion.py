@@ -17,8 +17,8 @@ from dshuffle.planning.randomness import permutation
 from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Partition, PerRank, Shuffler
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
-from dshuffle.training.linear_regression import check_step
 from dshuffle.training.schedules import CONSTANT, Schedule
+from dshuffle.training.steps import check_step, diverged
 
 Factor = NDArray[np.float32]
 Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
@@ -169,9 +169,7 @@ def fit_matrix_completion(
             rates.append(float(columns[k].sum()) / max(sums[2], 1e-9))
         recorder.speeds.add(rates)
         if not (np.isfinite(wrong) and np.isfinite(model.left).all() and np.isfinite(model.right).all()):
-            raise InvalidParameter.of(
-                "step", step, "small enough for the factors to stay finite", f"They diverged in epoch {number}."
-            )
+            raise diverged(step, number, what="factors", remedy="take a smaller one")
         if total == 0:
             raise InvalidParameter.of("value", "zero everywhere", "an array with a value other than zero")
         if recorder.add(model, float(wrong / total)):

@@ -18,10 +18,11 @@ from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder,
 from dshuffle.training.models import Model, Parameters, as_rows, check_labels
 from dshuffle.training.schedules import CONSTANT, Schedule
 from dshuffle.training.servers import Servers, answers
-from dshuffle.training.simulated_server import diverged
+from dshuffle.training.simulated_server import REMEDY
 from dshuffle.training.slices import Reply
 from dshuffle.training.speeds import WorkerSpeeds
 from dshuffle.training.staleness import Staleness
+from dshuffle.training.steps import diverged
 
 
 def fit_parameter_server(
@@ -142,10 +143,10 @@ def fit_parameter_server(
             recorder.speeds.add([one.rate for one in worked] if given is None else given)
             parameters = actors.parameters()
             if not np.isfinite(parameters).all():
-                raise diverged(step, number)
+                raise diverged(step, number, remedy=REMEDY)
             loss, count = np.sum(actors.results(epoch.map(total_loss, model, parameters, **arrays)), axis=0)
             if not np.isfinite(loss):
-                raise diverged(step, number)
+                raise diverged(step, number, remedy=REMEDY)
             if recorder.add(parameters, float(loss / count)):
                 break
     return recorder.history(parameters, staleness=Staleness.of(pushes))

@@ -18,6 +18,9 @@ from dshuffle.training.schedules import CONSTANT, Schedule
 from dshuffle.training.slices import ParameterSlice, Turns
 from dshuffle.training.speeds import WorkerSpeeds
 from dshuffle.training.staleness import Staleness
+from dshuffle.training.steps import diverged
+
+REMEDY = "take a smaller step, fewer workers, or scale the features"
 
 
 def simulate_parameter_server(
@@ -119,17 +122,7 @@ def simulate_parameter_server(
         with np.errstate(over="ignore", invalid="ignore"):
             loss = model.loss(parameters, rows, targets)
         if not (np.isfinite(loss) and np.isfinite(parameters).all()):
-            raise diverged(step, epoch)
+            raise diverged(step, epoch, remedy=REMEDY)
         if recorder.add(parameters, loss):
             break
     return recorder.history(server.parameters(), staleness=Staleness.of(pushes))
-
-
-def diverged(step: float, epoch: int) -> InvalidParameter:
-    """What to say when parameters are not finite any more."""
-    return InvalidParameter.of(
-        "step",
-        step,
-        "small enough for the parameters to stay finite",
-        f"They diverged in epoch {epoch}: take a smaller step, fewer workers, or scale the features.",
-    )

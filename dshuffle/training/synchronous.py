@@ -16,10 +16,10 @@ from dshuffle.runtime import Group, Partition, Shuffler
 from dshuffle.training.arrays import EVALUATION_ROWS, check_names
 from dshuffle.training.breakdown import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
-from dshuffle.training.linear_regression import check_step
 from dshuffle.training.network import MOMENTUM, Labels, Network, TrainedNetwork
 from dshuffle.training.parallel_sgd import checked_rows
 from dshuffle.training.schedules import CONSTANT, Schedule
+from dshuffle.training.steps import check_step, diverged
 
 
 def fit_synchronous_sgd(
@@ -233,16 +233,6 @@ def checked_batch(
             f"{target}[{sample_ids[bad]}]", labels[bad].item(), f"a label in [0, {network.n_classes})", hint
         )
     return rows, labels.astype(np.int64)
-
-
-def diverged(step: float, epoch: int) -> InvalidParameter:
-    """The error of a fit whose parameters are not finite any more."""
-    return InvalidParameter.of(
-        "step",
-        step,
-        "small enough for the parameters to stay finite",
-        f"They diverged in epoch {epoch}: take a smaller step, or scale the features.",
-    )
 
 
 def _lap(seconds: float, since: float) -> tuple[float, float]:
