@@ -4,11 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 
+from dask.utils import parse_bytes
+
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache import CachePartition
 from dshuffle.planning import UNCODED, ShufflePlanSpec
 from dshuffle.planning.delivery import MOST_FOR_TABLES
 from dshuffle.rows import RowLayout
+
+
+def parse_memory_limit(memory_limit: int | str | None) -> int | None:
+    """Bytes, if a user gives a limit.
+
+    Raises
+    ------
+    InvalidParameter
+        If that is no number of bytes.
+
+    Examples
+    --------
+    >>> parse_memory_limit("2 KiB"), parse_memory_limit(None)
+    (2048, None)
+    """
+    if memory_limit is None:
+        return None
+    try:
+        parsed = int(parse_bytes(memory_limit))
+    except (ValueError, TypeError):
+        parsed = 0
+    if parsed < 1:
+        raise InvalidParameter.of("memory_limit", memory_limit, 'a number of bytes, such as "2 GiB" or 2**31')
+    return parsed
 
 
 def check_budget(plan: ShufflePlanSpec, layout: RowLayout, limit: int | None) -> None:

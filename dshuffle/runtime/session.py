@@ -13,7 +13,6 @@ import time
 from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.planned import Planned
 from dshuffle.runtime.processors import ProcessorTimes
 from dshuffle.runtime.replies import unwrap
+from dshuffle.runtime.run import Run, Seat
 from dshuffle.runtime.server_rows import ServerRows
 from dshuffle.runtime.spec import SessionSpec
 from dshuffle.store import Dataset
@@ -46,33 +46,6 @@ logger = logging.getLogger(__name__)
 PLAN_AFTER = 1.0
 """Seconds of an exchange after which the next epoch is planned beside it. A shorter exchange is over before, and keeps
 the cores to itself; a longer one waits for the network."""
-
-
-@dataclass(slots=True)
-class Run:
-    """One attempt at one epoch's exchange, as this worker sees it."""
-
-    run_id: int
-    epoch: int
-    delivery: str
-    planned: Planned | None = None
-    prepared: asyncio.Future[tuple[Swap, View]] | None = None
-    ends: list[asyncio.Future[Any]] = field(default_factory=list)
-    timer: asyncio.TimerHandle | None = None
-    ready: bool = False
-    processors: ProcessorTimes = field(default_factory=ProcessorTimes.now)
-    started: float = field(default_factory=time.perf_counter)
-    cpu_idle: float = 0.0
-    cpu_watched: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """What a worker that trains has and a mere server has not."""
-
-    cache: CachePartition
-    receiver: Receiver
-    gate: EpochGate
 
 
 class WorkerSession:

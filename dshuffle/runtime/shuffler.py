@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from dask.utils import parse_bytes
 from distributed import Client, Future, wait
 from distributed.protocol.serialize import ToPickle
 from numpy.typing import ArrayLike
@@ -31,6 +30,7 @@ from dshuffle.planning import (
 from dshuffle.planning.cost import Cluster
 from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
+from dshuffle.runtime.budget import parse_memory_limit
 from dshuffle.runtime.candidates import expected_seconds
 from dshuffle.runtime.chunks import with_chunks_of
 from dshuffle.runtime.clients import check_client
@@ -193,7 +193,7 @@ class Shuffler:
             relay=relay,
             balance=None if classes is None else Classes(classes.name, classes.checksum),
             seed=as_integer("seed", seed),
-            memory_limit=_parse_memory_limit(memory_limit),
+            memory_limit=parse_memory_limit(memory_limit),
             server=None if server is None else str(server),
             settings=settings,
         )
@@ -405,15 +405,3 @@ class Shuffler:
             raise ClusterError(f"the scheduler cannot be reached: {error}") from error
         logger.debug("dshuffle: %s took %.3f s", op, time.perf_counter() - started)
         return unwrap(reply, "the scheduler")
-
-
-def _parse_memory_limit(memory_limit: int | str | None) -> int | None:
-    if memory_limit is None:
-        return None
-    try:
-        parsed = int(parse_bytes(memory_limit))
-    except (ValueError, TypeError):
-        parsed = 0
-    if parsed < 1:
-        raise InvalidParameter.of("memory_limit", memory_limit, 'a number of bytes, such as "2 GiB" or 2**31')
-    return parsed

@@ -120,9 +120,9 @@ def fake_shuffler() -> type[FakeShuffler]:
     return FakeShuffler
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def cluster_of():
-    """Make a cluster, for a test that will break it."""
+    """Make a cluster, for tests that need one of their own."""
     return _cluster
 
 

@@ -34,18 +34,8 @@ ONE_EACH = {"x": np.eye(60), "y": np.zeros(60)}
 
 
 @pytest.fixture(scope="module")
-def client():
-    with (
-        LocalCluster(
-            n_workers=N_WORKERS,
-            threads_per_worker=1,
-            processes=False,
-            memory_limit=0,
-            dashboard_address=None,
-            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+def client(cluster_of):
+    with cluster_of(N_WORKERS, processes=False) as client:
         yield client
 
 
