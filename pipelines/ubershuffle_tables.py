@@ -83,10 +83,10 @@ def measure(client: Client, name: str, options: argparse.Namespace, console: Con
     local = dshuffle.create_dataset(f"{options.data}/{name}.zarr", {"x": rows}, overwrite=True)
     del rows
     results: dict[str, Any] = {}
-    ways = [(way, local, Way(way, "global", way, "random")) for way in NETWORK]
-    ways += [(label, there, Way(label, "global", "storage", "random")) for label, there in at_storage.items()]
+    ways = [(way, local, Way(way, "global", way, "contiguous")) for way in NETWORK]
+    ways += [(label, there, Way(label, "global", "storage", "contiguous")) for label, there in at_storage.items()]
     ways += [
-        (f"{label}, chunks", there, Way(label, "chunks", "storage", "random")) for label, there in at_storage.items()
+        (f"{label}, chunks", there, Way(label, "chunks", "storage", "contiguous")) for label, there in at_storage.items()
     ]
     n_workers = len(cluster_info(client)["workers"]) - 1  # without the server
     fraction = max(setup.cache_fraction, 1 / n_workers)

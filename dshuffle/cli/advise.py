@@ -6,9 +6,8 @@ import dataclasses
 
 import click
 
-from dshuffle.cli.predictions import show
+from dshuffle.cli.predictions import assignment_option, show
 from dshuffle.planning.cost import Work, all_ways, compare_costs, recommend
-from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.report.units import human_rate, human_seconds
 from dshuffle.runtime.chunks import unit_rows
 from dshuffle.runtime.probe import BUSY, Measurement, measure_cluster
@@ -21,12 +20,7 @@ from dshuffle.training.cluster import connect
 @click.option("--scheduler", metavar="ADDRESS", required=True, help="The running Dask scheduler to measure.")
 @click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: 1/workers]")
 @click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of an epoch's training.")
-@click.option(
-    "--assignment",
-    "assignments",
-    multiple=True,
-    help=f"local, partial:Q, global, aligned or chunks; again for several.  [default: {', '.join(ASSIGNMENTS)}]",
-)
+@assignment_option
 @click.option(
     "--seconds", type=click.FloatRange(0, 20, min_open=True), default=12.0, show_default=True, help="To measure for."
 )
@@ -50,7 +44,7 @@ def advise(
         measured = measure_cluster(client, data, seconds=seconds)
     cluster = measured.cluster
     work = Work(*(data.n_samples, data.row_nbytes, cache_fraction, unit_rows(data)), training_seconds=training_seconds)
-    ways = all_ways(cluster, work, assignments=assignments or ASSIGNMENTS)
+    ways = all_ways(cluster, work, assignments=assignments)
     advice = recommend(cluster, ways)
     predictions = compare_costs(cluster, ways)
     if not as_json:

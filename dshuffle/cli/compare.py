@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dshuffle.cli.warned import warnings_as_lines
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, Chunks, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import AUTO, ShufflePlanSpec, parse_assignment
 from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
 from dshuffle.report.progress import progress_bar
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
@@ -194,7 +194,7 @@ def _show(comparison: Comparison, page: Path, as_json: bool) -> None:
 def _possible(
     ways: Sequence[Way], chosen: bool, data: Dataset, workers: int, seed: int, cache_fraction: float | None
 ) -> tuple[Way, ...]:
-    """The ways, all of which the cluster can run: those that nobody chose may be left out for want of chunks."""
+    """The ways, all of which the cluster can run: of those that nobody chose it need not be all."""
     sharding_of = functools.cache(lambda name: wanted_sharding(data, name))  # ways share what is read of the dataset
     balance_of = functools.cache(lambda name: wanted_balance(data, name))
     possible = []
@@ -214,7 +214,7 @@ def _possible(
                 balance=balance_of(way.balance),
             )
         except InvalidParameter as error:
-            if chosen or not isinstance(assignment, Chunks) or workers > data.n_samples:
+            if chosen or not possible:  # the first of the default ways, local, asks for nothing that not all ask for
                 raise
             click.echo(f"“{way.label}” is left out: {error}", err=True)
         else:

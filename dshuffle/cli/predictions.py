@@ -15,7 +15,23 @@ from rich.table import Table
 from rich.text import Text
 
 from dshuffle.planning.cost import Change, Cluster, Prediction, Recommendation
+from dshuffle.planning.cost.advice import ASSIGNMENTS, GLOBAL
 from dshuffle.report.units import human_bytes, human_ratio, human_seconds
+
+def _with_global(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """What is recommended is a global shuffle, or what to do instead of one."""
+    return given if not given or {*given} & {*GLOBAL} else (*given, "global")
+
+
+assignment_option = click.option(
+    "--assignment",
+    "assignments",
+    multiple=True,
+    default=ASSIGNMENTS,
+    show_default=True,
+    callback=_with_global,
+    help="local, partial:Q, global, aligned or chunks; again for several. global is weighed against the others.",
+)
 
 WORDS = {"links": "workers' links", "server": "the server's link", "storage": "storage", "processors": "processors"}
 

@@ -7,10 +7,9 @@ import math
 
 import click
 
-from dshuffle.cli.predictions import show
+from dshuffle.cli.predictions import assignment_option, show
 from dshuffle.cli.profiles import load_profile
 from dshuffle.planning.cost import Cluster, Work, all_ways, compare_costs, recommend
-from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.report.units import parse_rate
 
 HEADERS = 1.046
@@ -43,18 +42,13 @@ HEADERS = 1.046
 @click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Processors of a machine.")
 @click.option("--machine-workers", type=click.IntRange(1), default=1, show_default=True, help="Workers on a machine.")
 @click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of an epoch's training.")
-@click.option(
-    "--assignment",
-    "assignments",
-    multiple=True,
-    help=f"local, partial:Q, global, aligned or chunks; again for several.  [default: {', '.join(ASSIGNMENTS)}]",
-)
+@assignment_option
 @click.option(
     "--precision",
     type=click.Choice(["auto", "exact", "closed"]),
     default="auto",
     show_default=True,
-    help="Real plans, formulas alone, or plans for up to 64 workers.",
+    help="exact: count real plans; closed: formulas alone; auto: real plans for up to 64 workers.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(
@@ -115,7 +109,7 @@ def simulate(
         wire_overhead=0.0,
     )
     work = Work(samples, row_bytes, cache_fraction, chunk_rows, training_seconds=training_seconds)
-    ways = all_ways(cluster, work, assignments=assignments or ASSIGNMENTS)
+    ways = all_ways(cluster, work, assignments=assignments)
     advice = recommend(cluster, ways, precision=precision)
     predictions = compare_costs(cluster, ways, precision=precision)
     if loaded is not None and not as_json:

@@ -18,9 +18,10 @@ _CLEARLY = 0.9
 class AutoDelivery:
     """Chooses the next epoch's delivery by predictions, which measurements replace.
 
-    A delivery that has not been tried counts as its prediction says, one that has by the median of its last three
-    epochs. So whatever is predicted to beat what the present one takes is tried, once, and stays if it is as good as
-    predicted. Which samples go where does not depend on it.
+    What a delivery is expected to take is the median of its prediction and its epochs, the last three of these. So
+    whatever is predicted to beat what the present one takes is tried, and stays if it is as good as predicted; and a
+    single exchange that something held up does not outweigh the prediction. Which samples go where does not depend
+    on any of this.
 
     Parameters
     ----------
@@ -40,17 +41,13 @@ class AutoDelivery:
     def __init__(self, predicted: Mapping[str, float]) -> None:
         if not predicted:
             raise InvalidParameter.of("predicted", dict(predicted), "at least one delivery")
-        self._predicted = dict(predicted)
-        self._measured: dict[str, deque[float]] = {name: deque(maxlen=_REMEMBERED) for name in predicted}
+        self._seconds = {name: deque([seconds], maxlen=_REMEMBERED) for name, seconds in predicted.items()}
         self._last: str | None = None
 
     @property
     def expected(self) -> dict[str, float]:
         """Seconds that an exchange is expected to take now, by delivery."""
-        return {
-            name: statistics.median(seconds) if (seconds := self._measured[name]) else predicted
-            for name, predicted in self._predicted.items()
-        }
+        return {name: statistics.median(seconds) for name, seconds in self._seconds.items()}
 
     def choose(self) -> str:
         """The delivery of the next epoch: another than the last only if it is expected to be a tenth faster."""
@@ -63,4 +60,4 @@ class AutoDelivery:
 
     def observe(self, delivery: str, seconds: float) -> None:
         """What an exchange by this delivery has taken."""
-        self._measured[delivery].append(seconds)
+        self._seconds[delivery].append(seconds)

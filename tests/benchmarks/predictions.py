@@ -61,19 +61,27 @@ def run_here(setting: dict[str, Any], options: argparse.Namespace) -> dict[str, 
     shape = setting["rows"], setting["row_nbytes"]
     rows = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     dataset = dshuffle.create_dataset(options.data, {"x": rows}, chunk_rows=setting["chunk_rows"], overwrite=True)
+    # What loads the caches of network ways is not measured here.
+    local = dshuffle.create_dataset(options.local, {"x": rows}, overwrite=True) if options.local else dataset
     fraction = setting["cache_fraction"]
     found: dict[str, Any] = {}
     with Client(options.scheduler) as client:
         measured = measure_cluster(client, dataset, seconds=options.seconds)
         for name, (assignment, delivery, relay) in WAYS.items():
-            way = Way(name, assignment, delivery, "random", relay=relay)
-            # The second exchange: in the first one the server reads its rows.
-            records = measure_exchanges(client, dataset, way, epochs=2, training_seconds=0.3, cache_fraction=fraction)
+            # Contiguous shares are loaded chunk by chunk. The second exchange: in the first the server reads its rows.
+            way = Way(name, assignment, delivery, "contiguous", relay=relay)
+            source = dataset if delivery == "storage" else local
+            records = measure_exchanges(client, source, way, epochs=2, training_seconds=0.3, cache_fraction=fraction)
             seconds, idle = records[-1].exchange_seconds, records[-1].cpu_idle
             predicted = predicted_seconds(measured.cluster, dataset, way, fraction)
             found[name] = {"measured": seconds, "predicted": predicted, "cpu_idle": idle}
         with dshuffle.Shuffler(
-            client, dataset, delivery="auto", cluster=measured.cluster, cache_fraction=fraction
+            client,
+            dataset,
+            delivery="auto",
+            sharding="contiguous",
+            cluster=measured.cluster,
+            cache_fraction=fraction,
         ) as shuffler:
             for epoch in shuffler.epochs(5):
                 client.gather(epoch.map(len))
@@ -101,22 +109,28 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=6.0, help="of measuring the cluster")
     parser.add_argument("--data", default="nfs://10.78.0.4/shared/predictions.zarr")
+    parser.add_argument("--local", help="a folder of all hosts, from which network ways load their caches sooner")
     parser.add_argument("--scheduler", default="tcp://10.78.0.2:8786")
     parser.add_argument("--setting", help=argparse.SUPPRESS)  # one, as JSON: this process is on a host already
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=Path, help="results as JSON; a run that was interrupted goes on after them")
     options = parser.parse_args()
     if options.setting:
         print(json.dumps(run_here(json.loads(options.setting), options)))
         return
     testbed = [sys.executable, "storage/testbed.py"]
     rng = np.random.default_rng(options.seed)
-    results = []
+    results = json.loads(options.output.read_text()) if options.output and options.output.exists() else []
     for number in range(options.settings):
         setting = draw(rng)
+        if number < len(results):
+            if setting != results[number]["setting"]:
+                raise SystemExit(f"{options.output} is of another --seed: move it away")
+            continue
         subprocess.run([*testbed, "shape", f"{setting['mbit']}mbit"], check=True)
         subprocess.run([*testbed, "shape", f"{setting['storage_mbit']}mbit", "storage"], check=True)
         inner = [sys.executable, __file__, "--data", options.data, "--scheduler", options.scheduler]
         inner += ["--seconds", str(options.seconds), "--setting", json.dumps(setting)]
+        inner += ["--local", options.local] if options.local else []
         answer = subprocess.run([*testbed, "exec", "scheduler", *inner], check=True, stdout=subprocess.PIPE, text=True)
         found = json.loads(answer.stdout.splitlines()[-1])
         show(number, setting, found)

@@ -95,6 +95,11 @@ def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, u
     assert isinstance(result.exception, ZeroDivisionError), "all but that way would have been run"
     assert "“chunks + storage” is left out: chunk_rows=400 is not allowed; it must be at most 133" in result.stderr
     assert [way.label for way in ran] == [way.label for way in default_ways() if way.assignment != "chunks"]
+    ran.clear()
+    result = run(url, "--cache-fraction", 0.5, "--workers", 65)
+    assert "“global + ubershuffle” is left out: n_workers=65 is not allowed; it must be at most 64" in result.stderr
+    left = {way.label for way in default_ways(0.5)} - {way.label for way in ran}
+    assert left == {"chunks + storage", "global + ubershuffle"}
     chosen = run(url, "--assignment", "chunks", "--delivery", "storage")
     assert chosen.exit_code == 1
     assert "chunk_rows=400" in chosen.stderr

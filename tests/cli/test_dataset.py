@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import dask
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -119,7 +120,8 @@ def test_create_writes_the_classification_and_the_matrix_that_were_asked_for(tmp
     assert blobs["x"].shape == (90, 4)
     assert np.bincount(blobs["y"]).tolist() == [30, 30, 30]
     options = ("--rows", 20, "--columns", 30, "--entries-per-row", 5, "--rank", 2, "--noise", 0.1)
-    made = run("create", tmp_path / "m.zarr", "--synthetic", "matrix", *options)
+    with dask.config.set(scheduler="threads"):  # not the cluster of another test, where blocks are not counted
+        made = run("create", tmp_path / "m.zarr", "--synthetic", "matrix", *options)
     assert made.exit_code == 0
     assert "blocks generated and written" in made.stderr
     entries = dshuffle.open_dataset(tmp_path / "m.zarr").read_rows(np.arange(100))

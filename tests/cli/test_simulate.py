@@ -95,13 +95,20 @@ def test_a_job_of_any_size():
     assert not any(row["exact"] for row in json.loads(ran.output)["ways"])
 
 
+def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
+    ran = run(*JOB, "--bandwidth", "1e6", "--assignment", "partial:0.2", "--json")
+    assert ran.exit_code == 0, ran.output
+    assert {row["assignment"] for row in json.loads(ran.output)["ways"]} == {"partial:0.2", "global"}
+    ran = run(*JOB, "--bandwidth", "1e6", "--assignment", "aligned", "--cache-fraction", "0.6", "--json")
+    assert {row["assignment"] for row in json.loads(ran.output)["ways"]} == {"aligned"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ((), "--bandwidth or --profile is needed"),
         (("--bandwidth", "fast"), "bandwidth='fast'"),
         (("--bandwidth", "0"), "bandwidth='0'"),
-        (("--bandwidth", "1e6", "--assignment", "local"), "at least one with the assignment 'global'"),
         (("--bandwidth", "1e6", "--cache-fraction", "2"), "cache_fraction=2.0"),
         (("--profile", "{}#none"), "one of broken, endless, good, short"),
         (("--profile", "{}#short"), "one with 'storage_request_seconds', which it lacks"),

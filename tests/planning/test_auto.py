@@ -18,7 +18,7 @@ def test_it_settles_on_one_that_is_no_slower_than_any_that_was_predicted_to_be_f
     truth = {str(i): true for i, (_, true) in enumerate(pairs)}
     auto = AutoDelivery(predicted)
     tried = []
-    for _ in range(3 * len(pairs)):
+    for _ in range(6 * len(pairs)):
         tried.append(auto.choose())
         auto.observe(tried[-1], truth[tried[-1]])
     settled = tried[-1]
@@ -30,6 +30,13 @@ def test_it_settles_on_one_that_is_no_slower_than_any_that_was_predicted_to_be_f
 def test_noise_does_not_make_it_change_its_mind():
     auto = AutoDelivery({"peer": 1.0, "storage": 1.05})
     for seconds in (1.0, 1.12, 0.95, 1.1, 1.08):
+        assert auto.choose() == "peer"
+        auto.observe("peer", seconds)
+
+
+def test_one_exchange_that_was_held_up_does_not_drive_it_away():
+    auto = AutoDelivery({"peer": 0.55, "clique": 1.47})
+    for seconds in (2.0, 0.6, 0.6):
         assert auto.choose() == "peer"
         auto.observe("peer", seconds)
 

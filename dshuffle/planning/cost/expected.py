@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from dshuffle.planning.cost.cluster import Cluster
@@ -114,7 +116,11 @@ def storage_loads(work: Work, n_workers: int, share: np.ndarray) -> dict[str, ob
     c = min(work.chunk_rows, work.n_samples)
     if work.assignment == CHUNKS:
         absent = (1 - 1 / n_workers) * (1 - work.excess(n_workers) ** c)
-        hit = np.full(n_workers, work.n_samples / c / n_workers * absent)
+        chunks = work.n_samples / c
+        whole, more = divmod(math.ceil(chunks), n_workers)
+        # Some workers have one chunk more than others, and all wait for them.
+        each = whole + (np.arange(n_workers) < more)
+        hit = each * (chunks / math.ceil(chunks) * absent)
     else:
         hit = np.array([chunks_hit(work.n_samples, c, rows) for rows in share.tolist()])
     return {
