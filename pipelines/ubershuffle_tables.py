@@ -86,7 +86,8 @@ def measure(client: Client, name: str, options: argparse.Namespace, console: Con
     ways = [(way, local, Way(way, "global", way, "contiguous")) for way in NETWORK]
     ways += [(label, there, Way(label, "global", "storage", "contiguous")) for label, there in at_storage.items()]
     ways += [
-        (f"{label}, chunks", there, Way(label, "chunks", "storage", "contiguous")) for label, there in at_storage.items()
+        (f"{label}, chunks", there, Way(label, "chunks", "storage", "contiguous"))
+        for label, there in at_storage.items()
     ]
     n_workers = len(cluster_info(client)["workers"]) - 1  # without the server
     fraction = max(setup.cache_fraction, 1 / n_workers)

@@ -197,7 +197,7 @@ def _possible(
     """The ways, all of which the cluster can run: of those that nobody chose it need not be all."""
     sharding_of = functools.cache(lambda name: wanted_sharding(data, name))  # ways share what is read of the dataset
     balance_of = functools.cache(lambda name: wanted_balance(data, name))
-    possible = []
+    possible: list[Way] = []
     for way in ways:
         assignment = with_chunks_of(data, parse_assignment(way.assignment))
         try:

@@ -18,6 +18,7 @@ from dshuffle.planning.cost import Change, Cluster, Prediction, Recommendation
 from dshuffle.planning.cost.advice import ASSIGNMENTS, GLOBAL
 from dshuffle.report.units import human_bytes, human_ratio, human_seconds
 
+
 def _with_global(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """What is recommended is a global shuffle, or what to do instead of one."""
     return given if not given or {*given} & {*GLOBAL} else (*given, "global")

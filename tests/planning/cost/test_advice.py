@@ -4,7 +4,7 @@ import dataclasses
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
@@ -87,6 +87,7 @@ def test_whole_chunks_are_mentioned_where_they_are_faster():
 
 
 @settings(max_examples=15, deadline=None)
+@example(link=8.171875, server=6.0, storage=9.0625, chunk=1, alpha=None, over_links=False)  # a tie, undecided for long
 @given(
     link=st.floats(6, 10),
     server=st.floats(6, 10),
@@ -109,9 +110,10 @@ def test_the_best_is_the_fastest_and_changes_are_true(link, server, storage, chu
         won, lost = (predict(other, way, precision="closed") for way in (change.winner.work, advice.best.work))
         assert won.exchange_seconds == change.winner.exchange_seconds
         assert won.exchange_seconds <= lost.exchange_seconds * 1.02
-        # Nearer to the present cluster the answer is the same.
+        # Nearer to the present cluster the answer is the same, or as good as equally fast.
         nearer = cluster.scaled(change.what, change.factor**0.9)
-        assert recommend(nearer, ways, precision="closed").best.work.way == advice.best.work.way
+        there = recommend(nearer, ways, precision="closed").best
+        assert predict(nearer, advice.best.work, precision="closed").exchange_seconds <= 1.04 * there.exchange_seconds
 
 
 def test_real_plans_and_formulas_agree_on_the_answer():
