@@ -15,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from dshuffle.planning.cost import Change, Cluster, Prediction, Recommendation
-from dshuffle.planning.cost.advice import ASSIGNMENTS, GLOBAL
+from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.report.units import human_bytes, human_ratio, human_seconds
 
 
 def _with_global(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """What is recommended is a global shuffle, or what to do instead of one."""
-    return given if not given or {*given} & {*GLOBAL} else (*given, "global")
+    return given if "global" in given else (*given, "global")
 
 
 assignment_option = click.option(

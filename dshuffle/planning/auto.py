@@ -18,10 +18,10 @@ _CLEARLY = 0.9
 class AutoDelivery:
     """Chooses the next epoch's delivery by predictions, which measurements replace.
 
-    What a delivery is expected to take is the median of its prediction and its epochs, the last three of these. So
-    whatever is predicted to beat what the present one takes is tried, and stays if it is as good as predicted; and a
-    single exchange that something held up does not outweigh the prediction. Which samples go where does not depend
-    on any of this.
+    What a delivery is expected to take is the median of its prediction and what its exchanges took, the last three of
+    these numbers, and of two the lower one. So a single exchange that something held up does not count, two do; and
+    whatever is predicted to beat what the present one takes is tried, and stays if it is as good as predicted. Which
+    samples go where does not depend on any of this.
 
     Parameters
     ----------
@@ -35,6 +35,9 @@ class AutoDelivery:
     'peer'
     >>> auto.observe("peer", 4.0)
     >>> auto.choose()
+    'peer'
+    >>> auto.observe("peer", 3.9)
+    >>> auto.choose()
     'storage'
     """
 
@@ -47,7 +50,7 @@ class AutoDelivery:
     @property
     def expected(self) -> dict[str, float]:
         """Seconds that an exchange is expected to take now, by delivery."""
-        return {name: statistics.median(seconds) for name, seconds in self._seconds.items()}
+        return {name: statistics.median_low(seconds) for name, seconds in self._seconds.items()}
 
     def choose(self) -> str:
         """The delivery of the next epoch: another than the last only if it is expected to be a tenth faster."""

@@ -99,8 +99,9 @@ def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
     ran = run(*JOB, "--bandwidth", "1e6", "--assignment", "partial:0.2", "--json")
     assert ran.exit_code == 0, ran.output
     assert {row["assignment"] for row in json.loads(ran.output)["ways"]} == {"partial:0.2", "global"}
-    ran = run(*JOB, "--bandwidth", "1e6", "--assignment", "aligned", "--cache-fraction", "0.6", "--json")
-    assert {row["assignment"] for row in json.loads(ran.output)["ways"]} == {"aligned"}
+    for fraction, there in (("0.6", {"aligned", "global"}), ("0.125", {"global"})):
+        ran = run(*JOB, "--bandwidth", "1e6", "--assignment", "aligned", "--cache-fraction", fraction, "--json")
+        assert {row["assignment"] for row in json.loads(ran.output)["ways"]} == there
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,16 @@ def test_whole_chunks_are_read_without_amplification(precision):
     assert not predict(network(10, storage=1e8), few).exact
 
 
+def test_everybody_waits_for_the_worker_with_one_chunk_more():
+    work = Work(29 * 64, 1000, assignment="chunks", delivery="storage", chunk_rows=64)
+    predicted = predict(network(8, storage=1e12), work)
+    assert not predicted.exact
+    assert predicted.bottleneck == "worker ingress"
+    # 29 chunks for 8 workers: some get 4. One of 8 chunks is where it was.
+    assert predicted.exchange_seconds == pytest.approx(4 * 64_000 * 7 / 8 / RATE, rel=0.01)
+    assert predicted.requests == pytest.approx(29 * 7 / 8)
+
+
 def test_a_large_job_is_scaled_from_a_small_plan():
     """A gain that grows with the samples: the plan of a tenth must not be taken at face value."""
     work = Work(300_000, 1000, 0.3, delivery="clique")
