@@ -47,8 +47,8 @@ def random_job(rng, assignment, delivery, n_workers, nbytes, n_epochs):
         "relay": str(rng.choice(sorted(RELAYS))),
         "seed": int(rng.integers(-(2**40), 2**40)),
     }
-    # Some hundred messages a job show what a hundred thousand would.
-    message_bytes = max(nbytes * n_epochs // 500, int(rng.choice([1, 300, 5_000, 8 << 20])))
+    # Some thousand messages in all show what a hundred thousand would.
+    message_bytes = max(nbytes * n_epochs // 1500, int(rng.choice([1, 300, 5_000, 8 << 20])))
     window_bytes = message_bytes * int(rng.integers(1, 10))
     return job, {"dshuffle.message-bytes": message_bytes, "dshuffle.window-bytes": window_bytes}
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 N_WORKERS, SLOW_RANK, EPOCHS = 4, 2, 3
 N_SAMPLES = 80
-ROW_SECONDS = 0.005
+ROW_SECONDS = 0.01
 """What a sample takes: far more than everything else in an epoch, so that workers differ by it alone."""
 
 
@@ -126,5 +126,5 @@ def test_a_worker_that_is_four_times_slower_is_waited_for_and_named(client, monk
     assert len(history.points) == EPOCHS
     times = [float(one) for one in re.findall(rf"worker {SLOW_RANK} trained (\S+) times slower", caplog.text)]
     assert len(times) == 1
-    assert 2.5 < times[0] < 5
+    assert 2.2 < times[0] < 6, "4, on a machine that does nothing else"
     assert caplog.text.count("times slower") == 1, "nobody else is"
