@@ -2,7 +2,7 @@
 
     python storage/testbed.py up --workers 8 --rate 100mbit --storage-rate 800mbit --server
     python storage/testbed.py storage nfs /data/nfs
-    python tests/benchmarks/predictions.py [--settings 20] [--seed 0] [--output predictions.json]
+    python tests/benchmarks/predictions.py [--settings 20] [--seed 0] [--local FOLDER] [--output FILE]
 
 Each setting has its own link rate, storage rate, row size, chunk size and cache fraction. The cluster is measured for
 some seconds, every way is predicted, then run; then `auto` runs for a few epochs. A time that processors limited is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,3 +40,16 @@ def test_the_loop_that_averages_in_every_step(fake_shuffler):
         assert len({one.tobytes() for one in found}) == 1, "all ranks have the same"
         weights = found[0]
     np.testing.assert_allclose(weights, TRUTH, atol=1e-3)
+
+
+def test_a_share_of_one_sample_comes_to_every_step(fake_shuffler, monkeypatch):
+    def uneven(sharding, n_samples, n_workers, *, seed):
+        return np.minimum(np.arange(n_samples), 1)  # 1 sample and 192: three steps, two of them empty for rank 0
+
+    monkeypatch.setattr(sys.modules[fake_shuffler.__module__], "first_assignment", uneven)
+    shuffler = linear(fake_shuffler, 193, 2)
+    [epoch] = shuffler.epochs(1)
+    assert [len(partition) for partition in epoch.partitions] == [1, 192]
+    found = epoch.together(loops()["together"], np.zeros(3), 0.1)
+    assert np.isfinite(found[0]).all()
+    assert found[0].tobytes() == found[1].tobytes()
