@@ -1,13 +1,18 @@
-"""The scripts of ``pipelines/`` and ``storage/``, run as users run them."""
+"""The scripts of ``pipelines/`` and ``storage/``: one as a process of its own, as users run them, the others here."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
+import runpy
 import subprocess
 import sys
+import warnings
 from collections import defaultdict
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -17,19 +22,36 @@ from dshuffle.training import gaussian_blobs, low_rank_entries
 ROOT = Path(__file__).parents[2]
 
 
-def run(script, *arguments):
+def run_alone(script, *arguments):
     return subprocess.run(
         [sys.executable, ROOT / script, *map(str, arguments)], capture_output=True, text=True, check=False
     )
 
 
+def run(script, *arguments):
+    """The same in this process, whose worker processes are forked and not started anew."""
+    code, out, err = 0, io.StringIO(), io.StringIO()
+    with (
+        mock.patch("sys.argv", [script, *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("default")  # as in a process of its own
+        try:
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+        except SystemExit as exit:
+            code = exit.code
+    return subprocess.CompletedProcess([], code or 0, out.getvalue(), err.getvalue())
+
+
 @pytest.mark.slow
 def test_a_dataset_is_made_and_trained_on(tmp_path):
     url = tmp_path / "d.zarr"
-    made = run("storage/make_dataset.py", url, "--samples", "2_000", "--features", 20)
+    made = run_alone("storage/make_dataset.py", url, "--samples", "2_000", "--features", 20)
     assert made.returncode == 0, made.stderr
     assert f"2,000 samples, 168 kB: {url}" in made.stdout
-    trained = run("pipelines/linear_regression.py", url, "--workers", 2, "--epochs", 3)
+    trained = run_alone("pipelines/linear_regression.py", url, "--workers", 2, "--epochs", 3)
     assert trained.returncode == 0, trained.stderr
     lines = trained.stdout.splitlines()
     errors = [float(line.split("error ")[1].split(",")[0]) for line in lines[:3]]
