@@ -16,7 +16,7 @@ Buffer = tuple[ByteMatrix, NDArray[np.uint32]]
 
 
 class BufferPool:
-    """At most ``size`` idle buffers, each for one full message.
+    """Idle buffers, each for one full message.
 
     Parameters
     ----------
@@ -25,13 +25,13 @@ class BufferPool:
     rows_per_message
         Rows of a full message.
     size
-        Buffers kept, at most.
+        Buffers of ``rows_per_message`` kept, at most, or as many more as their messages are shorter.
     """
 
     def __init__(self, layout: RowLayout, rows_per_message: int, size: int) -> None:
         self._layout = layout
         self._rows = rows_per_message
-        self._size = size
+        self._room = size * rows_per_message
         self._idle: list[Buffer] = []
         self._in_use: dict[MessageId, Buffer] = {}
 
@@ -53,7 +53,9 @@ class BufferPool:
     def give_back(self, message: MessageId) -> None:
         """The receiver has unpacked the message."""
         buffer = self._in_use.pop(message, None)
-        if buffer is not None and len(self._idle) < self._size and len(buffer[0]) == self._rows:
+        if buffer is None or len(buffer[0]) != self._rows:
+            return
+        if (len(self._idle) + 1) * self._rows <= self._room:
             self._idle.append(buffer)
 
     def forget(self) -> None:

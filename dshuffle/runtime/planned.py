@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,9 @@ from dshuffle.rows import RowLayout
 from dshuffle.runtime.server_rows import EncodedPackets, ServerRows
 from dshuffle.runtime.settings import Settings
 
+MOST_ASKED = 16
+"""Messages of rows that a receiver has asked for at once, at most, were they ever so short: with few, some senders are
+asked by nobody now and then; with many, a link's queue overflows."""
 BATCHES = 12
 """A relay hands packets on in at least so many batches, so that little is left to hand on when the last comes in..."""
 LEAST_BATCH_BYTES = 512 * KIB
@@ -42,8 +45,8 @@ class Planned:
     sends, receives
         Participant of this process -> the items that it sends and receives, and the flows that they make. The items are
         samples; of a coded plan packets that are sent, and components that are received.
-    at_most, asked
-        Items in a message, and messages asked for at once, at most.
+    at_most, asked, answered
+        Items in a message, and messages that a rank has asked for, and is answering, at once: at most.
     summary
         What all participants must agree on, and what they are to report.
     seconds
@@ -57,6 +60,7 @@ class Planned:
     receives: dict[int, Listed]
     at_most: int
     asked: int
+    answered: int
     summary: dict[str, int]
     seconds: float
 
@@ -77,16 +81,16 @@ class Planned:
             made = planner.advance(delivery)
         plan = made.plan
         hops = None
+        n_workers = planner.spec.n_workers
         at_most = rows_per_message(layout.nbytes, settings.message_bytes)
-        asked = settings.window
+        fitting = rows_per_message(layout.nbytes, settings.window_bytes)
         if plan.coded:
-            n_workers = planner.spec.n_workers
             batch = max(plan.n_packets // (n_workers * BATCHES), LEAST_BATCH_BYTES // max(1, layout.nbytes), 1)
             # Every other participant is asked for one message at least at any time (see Inbox), and for a few if
             # that fits the window.
-            fitting = rows_per_message(layout.nbytes, settings.window_bytes)
             at_most = max(1, min(at_most, batch, fitting // n_workers))
             asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
+            answered = max(settings.window, min(asked, 2 * n_workers))  # a relay has two for each
             hops = route(planner.spec.relay, plan, n_workers, at_most)
         summary = {
             "packets": plan.n_packets,
@@ -106,18 +110,19 @@ class Planned:
                 coded = CodedPart.of(plan, hops, who, at_most=at_most)
                 sends[who] = coded.leaving, coded.outgoing
                 receives[who] = coded.arriving, coded.incoming
+        if hops is None:  # as many messages as fit the window
+            asked = max(1, min(fitting // _longest(receives), MOST_ASKED))
+            answered = max(1, fitting // _longest(sends))
         seconds = time.perf_counter() - started
-        return cls(made, hops, parts, sends, receives, at_most, asked, summary, seconds)
+        return cls(made, hops, parts, sends, receives, at_most, asked, answered, summary, seconds)
 
-    def answered(self, who: int, settings: Settings) -> int:
+    def answered_by(self, who: int, settings: Settings) -> int:
         """Messages that a participant has under way to others at once.
 
-        The server answers a few, in the order in which it was asked: were it to answer all, those whose connections
-        happen to be fast would be done early, and what the others relay would come late. A relay has two for each.
+        A server of packets answers a few, in the order in which it was asked: were it to answer all, those whose
+        connections happen to be fast would be done early, and what the others relay would come late.
         """
-        if self.hops is None or who == SERVER:
-            return settings.window
-        return max(settings.window, min(2 * self.plan.n_workers, self.asked))
+        return settings.window if who == SERVER and self.hops is not None else self.answered
 
     def outgoing(self, who: int) -> dict[int, Flow]:
         """The flows that a participant of this process sends, by destination."""
@@ -145,3 +150,7 @@ class Planned:
         samples = plan.samples[arriving]
         wanted = self.plan.assignment[samples] == rank
         return PacketDecoder(cache, plan, self.hops.packets, arriving, wanted, cache.reserve(samples[wanted]), source)
+
+
+def _longest(lists: Mapping[int, Listed]) -> int:
+    return max((flow.longest for _, flows in lists.values() for flow in flows.values()), default=1)

@@ -280,7 +280,7 @@ class WorkerSession:
             self._report(run.run_id, None)
 
     def _begin_sending(self, run: Run, planned: Planned, who: int, source: asyncio.Future[RowSource]) -> None:
-        answered = planned.answered(who, self.spec.settings)
+        answered = planned.answered_by(who, self.spec.settings)
         self._senders[who].begin(run.run_id, planned.outgoing(who), source, window=answered)
 
     @staticmethod

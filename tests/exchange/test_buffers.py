@@ -81,6 +81,18 @@ def test_no_more_idle_buffers_are_kept_than_asked_for() -> None:
     assert [any(share_memory(a, b) for b in buffers) for a in again] == [True, True, False]
 
 
+@pytest.mark.parametrize("rows_per_message", [ROWS, ROWS // 3])
+def test_shorter_messages_may_keep_more_buffers_in_the_same_room(rows_per_message: int) -> None:
+    pool = BufferPool(LAYOUT, ROWS, size=2)
+    pool.fit(rows_per_message)
+    kept = 2 * ROWS // rows_per_message
+    buffers = [pool.take(message(i), rows_per_message) for i in range(kept + 2)]
+    for i in range(kept + 2):
+        pool.give_back(message(i))
+    again = [pool.take(message(i), rows_per_message) for i in range(kept + 1)]
+    assert [any(share_memory(a, b) for b in buffers) for a in again] == [True] * kept + [False]
+
+
 @pytest.mark.parametrize(("n_rows", "kept"), [(4, False), (5, True), (ROWS, True)])
 def test_a_small_last_message_takes_little_room_and_is_not_kept(n_rows: int, kept: bool) -> None:
     pool = BufferPool(LAYOUT, ROWS, size=2)

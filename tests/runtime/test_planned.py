@@ -1,0 +1,58 @@
+"""How an epoch's flows are cut into messages, and how many of those are under way at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.exchange.messages import MIB
+from dshuffle.planning import SERVER, EpochPlanner, Global, ShufflePlanSpec
+from dshuffle.rows import RowLayout
+from dshuffle.runtime.planned import MOST_ASKED, Planned
+from dshuffle.runtime.settings import Settings
+
+
+def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=0):
+    planner = EpochPlanner(ShufflePlanSpec(n_samples, n_workers, 0, Global(), delivery, "random"), checks=False)
+    planner.load()
+    layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
+    return Planned.make(planner, 1, [who], layout, settings, delivery)
+
+
+def longest(flows):
+    return max(flow.longest for flow in flows.values())
+
+
+@given(
+    n_workers=st.integers(2, 12),
+    per_worker=st.integers(12, 200),
+    row_nbytes=st.sampled_from([1, 100, 5000]),
+    message_bytes=st.integers(1, 60_000),
+    times=st.integers(1, 9),
+)
+def test_rows_under_way_fit_the_window(n_workers, per_worker, row_nbytes, message_bytes, times):
+    settings = Settings(message_bytes=message_bytes, window_bytes=message_bytes * times)
+    made = planned(n_workers * per_worker, n_workers, row_nbytes, settings)
+    for flows, at_once in ((made.incoming(0), made.asked), (made.outgoing(0), made.answered_by(0, settings))):
+        rows = longest(flows)
+        assert rows * row_nbytes <= max(message_bytes, row_nbytes)
+        assert at_once == 1 or at_once * rows * row_nbytes <= settings.window_bytes
+        more = (at_once + 1) * rows * row_nbytes
+        assert more > settings.window_bytes or at_once == MOST_ASKED, "there is room for one more"
+
+
+@pytest.mark.parametrize(
+    ("n_samples", "least", "most"), [(80_000, 4, 6), (20_000, 7, 15), (400, MOST_ASKED, MOST_ASKED)]
+)
+def test_all_senders_are_asked_if_their_messages_fit(n_samples, least, most):
+    """Short flows leave room in the window for more of them."""
+    made = planned(n_samples, 8, 8192, Settings(message_bytes=8 * MIB, window_bytes=32 * MIB))
+    assert least <= made.asked <= most
+
+
+def test_a_server_of_packets_answers_few_at_once():
+    settings = Settings(message_bytes=1000, window_bytes=3000)
+    assert planned(400, 8, 10, settings, "clique", SERVER).answered_by(SERVER, settings) == 3
+    assert planned(400, 8, 10, settings, "server", SERVER).answered_by(SERVER, settings) > 3
