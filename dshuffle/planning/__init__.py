@@ -28,7 +28,7 @@ from dshuffle.planning.order import epoch_order, row_permutation
 from dshuffle.planning.plan import SERVER, STORE, Plan, demand, name_of
 from dshuffle.planning.quality import ShuffleQuality, planned_quality, shuffle_quality
 from dshuffle.planning.randomness import choose, permutation, random_words
-from dshuffle.planning.relay import RELAYS, Hops, route
+from dshuffle.planning.relay import RELAYS, Hops, packets_per_batch, route
 from dshuffle.planning.sharding import SHARDINGS, GivenSharding, first_assignment
 from dshuffle.planning.shuffle_matrix import leftover_matrix, shuffle_matrix
 from dshuffle.planning.stratified import deal_groups, label_codes, stratified_assignment, stratified_ranks
@@ -77,6 +77,7 @@ __all__ = [
     "label_codes",
     "leftover_matrix",
     "name_of",
+    "packets_per_batch",
     "next_assignment",
     "parse_assignment",
     "permutation",

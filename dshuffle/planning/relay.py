@@ -18,6 +18,11 @@ from dshuffle.planning.bits import group_by
 from dshuffle.planning.plan import SERVER, Plan
 from dshuffle.planning.values import Ranks, Samples
 
+BATCHES = 12
+"""A relay hands packets on in at least so many batches, so that little is left to hand on when the last comes in..."""
+LEAST_BATCH_BYTES = 2**19
+"""...but not in smaller ones than this, where the cost of a message shows."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hops:
@@ -67,6 +72,28 @@ def route(relay: str, plan: Plan, n_workers: int, batch: int) -> Hops:
         raise InvalidParameter.of("relay", relay, f"one of {sorted(RELAYS)}")
     packets = np.repeat(np.arange(plan.n_packets), np.diff(plan.offsets))
     return RELAYS[relay](plan, packets, n_workers, batch)
+
+
+def packets_per_batch(n_packets: int, n_workers: int, row_nbytes: int) -> int:
+    """Packets that a relay had best wait for before it hands them on, at most.
+
+    Examples
+    --------
+    >>> packets_per_batch(96_000, 8, 1024), packets_per_batch(960, 8, 1024)
+    (1000, 512)
+    """
+    return max(n_packets // (n_workers * BATCHES), LEAST_BATCH_BYTES // max(1, row_nbytes), 1)
+
+
+def batch_sizes(n_packets: int, n_workers: int, row_nbytes: int) -> list[int]:
+    """Packets of each batch of a relay that has its part of so many.
+
+    Examples
+    --------
+    >>> batch_sizes(8000, 8, 1024), len(batch_sizes(96_000, 8, 1024))
+    ([333, 222, 148, 128, 128, 41], 16)
+    """
+    return _batches(max(1, n_packets // n_workers), packets_per_batch(n_packets, n_workers, row_nbytes))
 
 
 def _pipelined(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops:

@@ -13,9 +13,8 @@ from dshuffle.exchange.cache import CachePartition
 from dshuffle.exchange.coded import CodedPart, PacketDecoder, PacketStore
 from dshuffle.exchange.driver import RowSink, RowSource
 from dshuffle.exchange.flows import Flow, flows_of_samples, rows_per_message
-from dshuffle.exchange.messages import KIB
 from dshuffle.exchange.uncoded import ArrivingRows, LeavingRows
-from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, Hops, WorkerPlan, route
+from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, Hops, WorkerPlan, packets_per_batch, route
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.server_rows import EncodedPackets, ServerRows
 from dshuffle.runtime.settings import Settings
@@ -23,10 +22,6 @@ from dshuffle.runtime.settings import Settings
 MOST_ASKED = 16
 """Messages of rows that a receiver has asked for at once, at most, were they ever so short: with few, some senders are
 asked by nobody now and then; with many, a link's queue overflows."""
-BATCHES = 12
-"""A relay hands packets on in at least so many batches, so that little is left to hand on when the last comes in..."""
-LEAST_BATCH_BYTES = 512 * KIB
-"""...but not in smaller ones than this, where the cost of a message shows."""
 
 Listed = tuple[NDArray[np.int64], dict[int, Flow]]
 ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64]], None]
@@ -85,7 +80,7 @@ class Planned:
         at_most = rows_per_message(layout.nbytes, settings.message_bytes)
         fitting = rows_per_message(layout.nbytes, settings.window_bytes)
         if plan.coded:
-            batch = max(plan.n_packets // (n_workers * BATCHES), LEAST_BATCH_BYTES // max(1, layout.nbytes), 1)
+            batch = packets_per_batch(plan.n_packets, n_workers, layout.nbytes)
             # Every other participant is asked for one message at least at any time (see Inbox), and for a few if
             # that fits the window.
             at_most = max(1, min(at_most, batch, fitting // n_workers))

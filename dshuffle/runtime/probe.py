@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -160,6 +161,7 @@ class _Probe:
             for sender, receiver in pairs
             for rate in self._pull([sender], [receiver], 0.15 * seconds / len(pairs), idle.busy).rates
         ]
+        message_seconds = self._ask(*pairs[0], 0.03 * seconds, idle.busy) if pairs else 0.0
         together = self._pull(self.workers, self.workers, 0.2 * seconds, idle.busy)
         served = self._pull([self.server], self.workers, 0.15 * seconds, idle.busy) if self.server else None
         self._run(probe_tasks.keep, self.workers, self.name, self.dataset)
@@ -169,6 +171,7 @@ class _Probe:
         kernels: Kernels = self._run(probe_tasks.kernels, self.workers[:1], self.dataset.row_nbytes)[0]
         link_alone = statistics.median(alone) if alone else math.inf
         cluster = self._cluster(link_alone, together, served, latency, read_alone, read_together, kernels)
+        cluster = dataclasses.replace(cluster, message_seconds=message_seconds)
         return Measurement(
             cluster=cluster,
             seconds=time.perf_counter() - began,
@@ -239,6 +242,17 @@ class _Probe:
             return [traffic for traffic in done.values() if traffic.nbytes]
 
         return self._phase(work, background)
+
+    def _ask(self, sender: str, receiver: str, seconds: float, background: float) -> float:
+        """Processor time of a message of no length."""
+
+        def work() -> list[Traffic]:
+            done = self.client.run(
+                probe_tasks.ask, workers=[receiver], sender=sender, receiver=receiver, seconds=seconds
+            )
+            return list(done.values())
+
+        return self._phase(work, background).processor_seconds
 
     def _read(self, workers: Sequence[str], seconds: float, background: float) -> _Phase:
         def work() -> list[Traffic]:

@@ -86,6 +86,7 @@ async def install(dask_worker: Worker) -> None:
     payload = np.random.default_rng(0).integers(0, 256, MESSAGE_BYTES, dtype=np.uint8)
 
     async def give(nbytes: int) -> Reply:
+        await _through_a_thread()  # as a message is packed
         return as_frames({"rows": payload[:nbytes]})
 
     dask_worker.handlers[HANDLER] = give
@@ -157,6 +158,15 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
     return Traffic(total, time.perf_counter() - began)
 
 
+async def ask(dask_worker: Worker, sender: str, receiver: str, seconds: float) -> Traffic:
+    """Ask for one byte after the other for some seconds, if this is the receiver: what comes in is messages."""
+    began, count = time.perf_counter(), 0
+    while dask_worker.address == receiver and time.perf_counter() - began < seconds:
+        count += await probe(dask_worker, sender, 1)
+        await _through_a_thread()  # as it is unpacked
+    return Traffic(count, time.perf_counter() - began)
+
+
 def read_chunks(name: str, seconds: float, seed: int) -> Traffic:
     """Read chunks whole from a random place on, many at a time and none twice, for some seconds or until all are read.
 
@@ -222,6 +232,10 @@ def kernels(row_nbytes: int) -> Kernels:
         / _seconds(lambda: encode(rows, sums, four, slots.ravel(), np.arange(n_packets), packets, packet_sums)),
         decode=nbytes / _seconds(lambda: decode(rows, sums, packets, packet_sums, three, known, lacking, lacking)),
     )
+
+
+async def _through_a_thread() -> None:
+    await asyncio.get_running_loop().run_in_executor(None, time.perf_counter)
 
 
 def _next_size(nbytes: int, took: float, seconds: float, least: int, most: int) -> int:

@@ -9,16 +9,20 @@ from hypothesis import strategies as st
 
 from dshuffle.exchange.messages import MIB
 from dshuffle.planning import SERVER, EpochPlanner, Global, ShufflePlanSpec
+from dshuffle.planning.cost import Cluster, Work
+from dshuffle.planning.cost.messages import message_count
+from dshuffle.planning.cost.prediction import loads_of
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.planned import MOST_ASKED, Planned
 from dshuffle.runtime.settings import Settings
 
 
-def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=0):
-    planner = EpochPlanner(ShufflePlanSpec(n_samples, n_workers, 0, Global(), delivery, "random"), checks=False)
+def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,), **options):
+    spec = ShufflePlanSpec(n_samples, n_workers, 0, Global(), delivery, "random", **options)
+    planner = EpochPlanner(spec, checks=False)
     planner.load()
     layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
-    return Planned.make(planner, 1, [who], layout, settings, delivery)
+    return Planned.make(planner, 1, who, layout, settings, delivery)
 
 
 def longest(flows):
@@ -54,5 +58,27 @@ def test_all_senders_are_asked_if_their_messages_fit(n_samples, least, most):
 
 def test_a_server_of_packets_answers_few_at_once():
     settings = Settings(message_bytes=1000, window_bytes=3000)
-    assert planned(400, 8, 10, settings, "clique", SERVER).answered_by(SERVER, settings) == 3
-    assert planned(400, 8, 10, settings, "server", SERVER).answered_by(SERVER, settings) > 3
+    assert planned(400, 8, 10, settings, "clique", [SERVER]).answered_by(SERVER, settings) == 3
+    assert planned(400, 8, 10, settings, "server", [SERVER]).answered_by(SERVER, settings) > 3
+
+
+@pytest.mark.parametrize("n_workers", [3, 8])
+@pytest.mark.parametrize("n_samples", [4000, 40_000])
+@pytest.mark.parametrize(
+    ("delivery", "relay", "tolerance"),
+    [
+        ("peer", "pipelined", 0.0),
+        ("server", "pipelined", 0.0),
+        ("clique", "pipelined", 0.3),
+        ("ubershuffle", "pipelined", 0.3),
+        ("clique", "ring", 0.3),
+        ("clique", "unicast", 0.3),
+    ],
+)
+def test_the_cost_model_knows_how_many_messages_there_are(n_workers, n_samples, delivery, relay, tolerance):
+    way = {"cache_fraction": 0.5, "relay": relay}
+    made = planned(n_samples, n_workers, 4096, Settings(), delivery, range(n_workers), **way)
+    count = sum(flow.n_messages for _, flows in made.receives.values() for flow in flows.values())
+    cluster = Cluster(n_workers, 1e6, 1e6, server_up=1e6)
+    work = Work(n_samples, 4096, delivery=delivery, **way)
+    assert message_count(work, n_workers, loads_of(cluster, work)) == pytest.approx(count, rel=tolerance)

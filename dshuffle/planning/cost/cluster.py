@@ -62,6 +62,8 @@ class Cluster:
         Bytes of rows a second that one processor XORs into packets, or reads to take a row out of a packet.
     read_rate
         Bytes of chunks a second that one processor fetches, decodes and scatters.
+    message_seconds
+        What a message takes of one processor, at both of its ends together, whatever its length.
     wire_overhead
         Bytes of headers on a wire for each byte of a message; 0 if the rates were measured without them.
     epoch_seconds
@@ -106,6 +108,7 @@ class Cluster:
     encode_rate: float = 13.2e9
     decode_rate: float = 8.4e9
     read_rate: float = 450e6
+    message_seconds: float = 1e-3
     wire_overhead: float = 0.046
     epoch_seconds: float = 0.0
 
@@ -121,7 +124,7 @@ class Cluster:
                 _check_rate(name, getattr(self, name), infinite=name != "server_up")
         for name in ("storage_requests", "send_rate", "receive_rate", "encode_rate", "decode_rate", "read_rate"):
             _check_rate(name, getattr(self, name), infinite=True)
-        for name in ("request_seconds", "wire_overhead", "epoch_seconds"):
+        for name in ("request_seconds", "message_seconds", "wire_overhead", "epoch_seconds"):
             as_number(name, getattr(self, name), 0.0)
         as_number("oversubscription", self.oversubscription, 1.0)
 

@@ -11,6 +11,7 @@ from dshuffle.planning.cost.cluster import Cluster
 from dshuffle.planning.cost.exact import counted_loads, is_countable
 from dshuffle.planning.cost.expected import expected_loads
 from dshuffle.planning.cost.loads import Loads
+from dshuffle.planning.cost.messages import last_seconds, message_count
 from dshuffle.planning.cost.work import Work
 from dshuffle.planning.delivery import check_delivery
 
@@ -130,8 +131,8 @@ def loads_of(cluster: Cluster, work: Work, *, precision: str = "auto", most_samp
 def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
     """Seconds from loads.
 
-    Links, and the storage, work at the same time, and the slowest of them takes as long as all: the relay's stages
-    are pipelined, and its simulated makespan was within 1 % of that. Processors are shared by all of this, and what
+    Links, and the storage, work at the same time, and the slowest of them takes as long as all, apart from what relays
+    hand on when the server has sent its last packet. Processors are shared by all of this, and what
     they take does not hide so well behind the wire: the cube root of the sum of the cubes.
 
     References
@@ -139,8 +140,9 @@ def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
     DESIGN.md, "When coding pays": the table of times. The exponent 3 is ours: with it the model is within 10 % of all
     times on shaped links in docs/design.md, with 20 to 42 % idle processors.
     """
-    resources = {name: seconds for name, seconds in _seconds(cluster, loads).items() if seconds > 0}
+    resources = {name: seconds for name, seconds in _seconds(cluster, work, loads).items() if seconds > 0}
     wire = max((seconds for name, seconds in resources.items() if name != PROCESSORS), default=0.0)
+    wire += last_seconds(work, cluster, loads)
     together = float(np.cbrt(wire**3 + resources.get(PROCESSORS, 0.0) ** 3))
     exchange = together + cluster.epoch_seconds if resources else 0.0
     from_storage = loads.read if cluster.storage_over_links else 0.0
@@ -162,7 +164,7 @@ def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
     )
 
 
-def _seconds(cluster: Cluster, loads: Loads) -> dict[str, float]:
+def _seconds(cluster: Cluster, work: Work, loads: Loads) -> dict[str, float]:
     """How long each part of the cluster is busy."""
     up, down = cluster.rates("link_up"), cluster.rates("link_down")
     wire = 1 + cluster.wire_overhead
@@ -177,7 +179,7 @@ def _seconds(cluster: Cluster, loads: Loads) -> dict[str, float]:
         "server egress": served * wire / cluster.server_link,
         "worker ingress": float((entering / down).max()) * wire,
         "worker egress": float((loads.worker_out / up).max()) * wire,
-        PROCESSORS: _processor_seconds(cluster, loads),
+        PROCESSORS: _processor_seconds(cluster, work, loads),
     }
     if loads.passed_on:
         slowest = float(np.minimum(up, down).min())
@@ -205,7 +207,7 @@ def _request_seconds(cluster: Cluster, loads: Loads) -> float:
     return max(float(waiting.max()) / cluster.requests_at_once, float(loads.requests.sum()) / cluster.storage_requests)
 
 
-def _processor_seconds(cluster: Cluster, loads: Loads) -> float:
+def _processor_seconds(cluster: Cluster, work: Work, loads: Loads) -> float:
     """Processor time of the busiest machine over its processors, but no less than one worker's, which has one thread
     for its network.
     """
@@ -214,6 +216,7 @@ def _processor_seconds(cluster: Cluster, loads: Loads) -> float:
         + loads.worker_in / cluster.receive_rate
         + loads.decoded / cluster.decode_rate
         + loads.read / cluster.read_rate
+        + message_count(work, cluster.n_workers, loads) / cluster.n_workers * cluster.message_seconds
     )
     server = loads.server_out / cluster.send_rate + loads.encoded / cluster.encode_rate
     machines = np.bincount(np.arange(cluster.n_workers) // cluster.machine_workers, workers)

@@ -14,7 +14,13 @@ from dshuffle.planning import EpochPlanner, ShufflePlanSpec, parse_assignment, r
 from dshuffle.planning.cost import Cluster, Work, predict
 from dshuffle.planning.plan import SERVER
 
-FAST = {"send_rate": math.inf, "receive_rate": math.inf, "encode_rate": math.inf, "decode_rate": math.inf}
+FAST = {
+    "send_rate": math.inf,
+    "receive_rate": math.inf,
+    "encode_rate": math.inf,
+    "decode_rate": math.inf,
+    "message_seconds": 0.0,
+}
 RATE = 12.5e6
 
 
