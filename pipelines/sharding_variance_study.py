@@ -4,8 +4,9 @@
     python pipelines/sharding_variance_study.py --quick
 
 Trains the same data many times with each sharding, from other random shards and orders every time, and compares the
-variances of the final loss: their ratio with a 95 % bootstrap interval, and a Brown-Forsythe test. Prints a table,
-nulls beside effects, and writes variances.csv, runs.csv (every run with its seed) and variances.html.
+variances of the final loss and accuracy, in training and on samples held out: their ratio with a 95 % bootstrap
+interval, and a Brown-Forsythe test. Prints a table, nulls beside effects, and writes variances.csv, runs.csv (every
+run with its seed) and variances.html.
 
 Runs are simulated in virtual time, bit for bit what `fit_parameter_server` computes with `speeds=` on a cluster. 12
 workers, mini-batches of 120 / 12, softmax regression, 10 epochs, speeds geometric from 1 to 1 / ratio. Data `classes`:
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,10 @@ from dshuffle.training.variance import VarianceRatio, variance_ratio
 
 N_WORKERS, BATCH, N_CLASSES, SPREAD = 12, 120, 10, 0.1
 COLOURS = {"random": "#8A8F98", "stratified": "#0072B2", "distribution-aware": "#D55E00"}
+METRICS = ("loss", "accuracy", "validation loss", "validation accuracy")
 Arrays = dict[str, NDArray[Any]]
+Finals = dict[str, list[float]]
+"""Metric -> its value after the last epoch of each run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +75,20 @@ def settings(step: float) -> list[Setting]:
 
 
 @functools.cache
-def arrays_of(data: str, samples: int) -> Arrays:
-    """Tight Gaussians around standard normal centres, the same in all runs."""
+def arrays_of(data: str, samples: int, *, held_out: bool = False) -> Arrays:
+    """Tight Gaussians around standard normal centres, the same in all runs; half as many more are held out."""
+    total = samples + samples // 2
     blobs, dimensions = (N_CLASSES, 2) if data == "classes" else (2 * N_CLASSES, 3)
     # Centres are drawn so that two are as far apart as `separation` standard deviations of a blob.
     separation = np.sqrt(2 * dimensions) / SPREAD
-    made = gaussian_blobs(samples, n_features=dimensions, n_classes=blobs, separation=separation)
+    made = gaussian_blobs(total, n_features=dimensions, n_classes=blobs, separation=separation)
     x, y = made["x"].compute() * SPREAD, made["y"].compute() % N_CLASSES
     if data == "hidden strata":
         # Hidden from the order too: whatever deals out consecutive samples of a class deals out its strata evenly.
-        order = np.random.default_rng(0).permutation(samples)
+        order = np.random.default_rng(0).permutation(total)
         x, y = x[order], y[order]
-    return {"x": x, "y": y}
+    chosen = (np.arange(total) % 3 == 2) == held_out
+    return {"x": x[chosen], "y": y[chosen]}
 
 
 @functools.cache
@@ -100,23 +107,39 @@ def shardings_of(data: str) -> tuple[str, ...]:
     return ("random", "stratified") if data == "classes" else tuple(COLOURS)
 
 
-def final_losses(setting: Setting, sharding: str, seeds: range, samples: int, epochs: int) -> list[float]:
-    """The loss after the last epoch, of one run for each seed."""
-    losses = []
+def final_metrics(setting: Setting, sharding: str, seeds: range, samples: int, epochs: int) -> Finals:
+    """What the last epoch of one run for each seed ends with."""
+    model = SoftmaxRegression(N_CLASSES)
+    trained_on, held_out = (arrays_of(setting.data, samples, held_out=held) for held in (False, True))
+
+    def validate(parameters: NDArray[np.floating[Any]]) -> dict[str, float]:
+        def accuracy(arrays: Arrays) -> float:
+            return float((model.predict(parameters, arrays["x"]) == arrays["y"]).mean())
+
+        return {
+            "accuracy": accuracy(trained_on),
+            "validation loss": model.loss(parameters, held_out["x"], held_out["y"]),
+            "validation accuracy": accuracy(held_out),
+        }
+
+    finals: Finals = {name: [] for name in METRICS}
     for seed in seeds:
         history = simulate_parameter_server(
-            arrays_of(setting.data, samples),
+            trained_on,
             ranks_of(sharding, setting.data, samples, seed),
-            SoftmaxRegression(N_CLASSES),
+            model,
             epochs=epochs,
             batch_size=BATCH,
             step=setting.step,
             pace=setting.pace,
             speeds=geometric_speeds(N_WORKERS, setting.ratio),
             seed=seed,
+            validate=validate,
         )
-        losses.append(history.points[-1].error)
-    return losses
+        last = history.points[-1]
+        for name, value in {"loss": last.error, **last.validation}.items():
+            finals[name].append(value)
+    return finals
 
 
 def draw(found: dict[tuple[Setting, str], VarianceRatio], losses: dict[tuple[Setting, str], list[float]]) -> Column:
@@ -189,30 +212,46 @@ def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, ou
     def seeds_of(sharding: str) -> range:
         return range(seeds.start + offsets[sharding], seeds.stop + offsets[sharding])
 
-    losses = {
-        (setting, sharding): final_losses(setting, sharding, seeds_of(sharding), samples, epochs)
+    finals = {
+        (setting, sharding): final_metrics(setting, sharding, seeds_of(sharding), samples, epochs)
         for setting, sharding in track(cases, "training")
     }
     found = {
-        (setting, sharding): variance_ratio(losses[setting, "random"], values, seed=first_seed)
-        for (setting, sharding), values in losses.items()
-        if sharding != "random"
+        metric: {
+            (setting, sharding): variance_ratio(finals[setting, "random"][metric], values[metric], seed=first_seed)
+            for (setting, sharding), values in finals.items()
+            if sharding != "random"
+        }
+        for metric in METRICS
     }
+    rows: list[dict[str, object]] = []
     table = Table(
-        *("data", "speeds", "pace", "step", "sharding", "loss", "sd", "sd of random", "ratio", "95 %", "p", ""),
+        *(
+            "data",
+            "speeds",
+            "pace",
+            "step",
+            "sharding",
+            "metric",
+            "mean",
+            "sd",
+            "sd of random",
+            "ratio",
+            "95 %",
+            "p",
+            "",
+        ),
         box=box.SIMPLE_HEAD,
         title=f"{runs} runs each, seeds from {first_seed}; ratio: variance with random / with this sharding",
     )
-    rows: list[dict[str, object]] = []
-    for (setting, sharding), one in found.items():
-        mine, random = np.asarray(losses[setting, sharding]), np.asarray(losses[setting, "random"])
+    for (setting, sharding), metric in itertools.product(found["loss"], METRICS):
+        one = found[metric][setting, sharding]
+        mine, random = (np.asarray(finals[setting, name][metric]) for name in (sharding, "random"))
         deviations = mine.std(ddof=1), random.std(ddof=1)
+        where = setting.data, f"1:{setting.ratio:g}", setting.pace, f"{setting.step:g}", sharding
         table.add_row(
-            setting.data,
-            f"1:{setting.ratio:g}",
-            setting.pace,
-            f"{setting.step:g}",
-            sharding,
+            *(where if metric == "loss" else [""] * len(where)),
+            metric,
             f"{mine.mean():.4f}",
             *(f"{deviation:.2g}" for deviation in deviations),
             f"{one.ratio:.1f}",
@@ -222,13 +261,14 @@ def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, ou
         )
         rows.append(
             {
+                "metric": metric,
                 "data": setting.data,
                 "speed_ratio": setting.ratio,
                 "pace": setting.pace,
                 "step": setting.step,
                 "sharding": sharding,
                 "runs": runs,
-                "mean_loss": mine.mean(),
+                "mean": mine.mean(),
                 "sd": deviations[0],
                 "sd_random": deviations[1],
                 "variance_ratio": one.ratio,
@@ -241,12 +281,15 @@ def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, ou
     output.mkdir(parents=True, exist_ok=True)
     write(output / "variances.csv", rows)
     every = [
-        {"setting": str(setting), "sharding": sharding, "seed": seed, "loss": loss}
-        for (setting, sharding), values in losses.items()
-        for seed, loss in zip(seeds_of(sharding), values, strict=True)
+        {"setting": str(setting), "sharding": sharding, "seed": seed, **dict(zip(METRICS, values, strict=True))}
+        for (setting, sharding), of_metric in finals.items()
+        for seed, *values in zip(seeds_of(sharding), *(of_metric[name] for name in METRICS), strict=True)
     ]
     write(output / "runs.csv", every)
-    save(draw(found, losses), filename=output / "variances.html", resources=INLINE, title="Sharding and variance")
+    losses = {case: of_metric["loss"] for case, of_metric in finals.items()}
+    save(
+        draw(found["loss"], losses), filename=output / "variances.html", resources=INLINE, title="Sharding and variance"
+    )
     Console(width=140).print(table)
     print(f"wrote {output}/variances.csv, runs.csv and variances.html")
 

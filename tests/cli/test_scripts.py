@@ -79,7 +79,8 @@ def test_variances_are_compared(tmp_path):
     rows = (tmp_path / "study" / "variances.csv").read_text().splitlines()
     runs = (tmp_path / "study" / "runs.csv").read_text().splitlines()
     # Nine settings with two shardings, three with three; random is what the others are compared with.
-    assert (len(rows), len(runs)) == (1 + 9 + 3 * 2, 1 + 5 * (9 * 2 + 3 * 3))
+    assert (len(rows), len(runs)) == (1 + 4 * (9 + 3 * 2), 1 + 5 * (9 * 2 + 3 * 3))
+    assert runs[0] == "setting,sharding,seed,loss,accuracy,validation loss,validation accuracy"
     assert "none shown" in ran.stdout, "five runs tell nothing"
     assert "<html" in (tmp_path / "study" / "variances.html").read_text()
 
