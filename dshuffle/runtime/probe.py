@@ -161,7 +161,7 @@ class _Probe:
             for sender, receiver in pairs
             for rate in self._pull([sender], [receiver], 0.15 * seconds / len(pairs), idle.busy).rates
         ]
-        message_seconds = self._ask(*pairs[0], 0.03 * seconds, idle.busy) if pairs else 0.0
+        message_seconds = self._ask(*pairs[0], 0.03 * seconds) if pairs else 0.0
         together = self._pull(self.workers, self.workers, 0.2 * seconds, idle.busy)
         served = self._pull([self.server], self.workers, 0.15 * seconds, idle.busy) if self.server else None
         self._run(probe_tasks.keep, self.workers, self.name, self.dataset)
@@ -243,16 +243,16 @@ class _Probe:
 
         return self._phase(work, background)
 
-    def _ask(self, sender: str, receiver: str, seconds: float, background: float) -> float:
-        """Processor time of a message of no length."""
+    def _ask(self, sender: str, receiver: str, seconds: float) -> float:
+        """Processor time that both ends spend on a message of no length.
 
-        def work() -> list[Traffic]:
-            done = self.client.run(
-                probe_tasks.ask, workers=[receiver], sender=sender, receiver=receiver, seconds=seconds
-            )
-            return list(done.values())
-
-        return self._phase(work, background).processor_seconds
+        Their own, as the machine's would count whatever else it does in such a short time.
+        """
+        before = self._machines()
+        done = self.client.run(probe_tasks.ask, workers=[receiver], sender=sender, receiver=receiver, seconds=seconds)
+        after = self._machines()
+        spent = sum(after[end].own_seconds - before[end].own_seconds for end in (sender, receiver))
+        return float(spent / max(1, done[receiver].nbytes))
 
     def _read(self, workers: Sequence[str], seconds: float, background: float) -> _Phase:
         def work() -> list[Traffic]:
