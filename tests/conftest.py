@@ -1,6 +1,7 @@
 """What concerns all tests: how many examples hypothesis draws, and worker processes that start in no time."""
 
 import os
+import sys
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -42,11 +43,13 @@ def fork_workers() -> None:
 
     A cluster of three workers and its first exchange take half a second then, instead of six. Users get what Dask
     does by default, a new interpreter for each worker; tests that run a command or a script as a process of its own
-    have those.
+    have those. (Forked ones start without what nannies put into the environment, such as `OMP_NUM_THREADS`.)
     """
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     context = get_mp_context()
     context.set_forkserver_preload(["warm_worker"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "preload"), prepend=os.pathsep)
+    folder = str(Path(__file__).parent / "preload")
+    sys.path.append(folder)  # Python 3.13 hands it on
+    with pytest.MonkeyPatch.context() as patch:  # earlier ones do not
+        patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
         forkserver.ensure_running()

@@ -37,7 +37,8 @@ class BufferPool:
 
     def fit(self, rows_per_message: int) -> None:
         """The longest message has so many rows from now on."""
-        if not self._rows // 2 <= rows_per_message <= self._rows:
+        # Much longer buffers than messages would take more room than the window has for them.
+        if not self._rows * 7 // 8 <= rows_per_message <= self._rows:
             self._rows = rows_per_message
             self._idle.clear()
 

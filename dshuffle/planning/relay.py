@@ -22,6 +22,9 @@ BATCHES = 12
 """A relay hands packets on in at least so many batches, so that little is left to hand on when the last comes in..."""
 LEAST_BATCH_BYTES = 2**19
 """...but not in smaller ones than this, where the cost of a message shows."""
+MESSAGE_BYTES = 2**23
+WINDOW_BYTES = 2**25
+"""A full message, and what is under way to a worker, if no setting says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,15 +77,26 @@ def route(relay: str, plan: Plan, n_workers: int, batch: int) -> Hops:
     return RELAYS[relay](plan, packets, n_workers, batch)
 
 
-def packets_per_batch(n_packets: int, n_workers: int, row_nbytes: int) -> int:
-    """Packets that a relay had best wait for before it hands them on, at most.
+def packets_per_batch(
+    n_packets: int,
+    n_workers: int,
+    row_nbytes: int,
+    *,
+    message_bytes: int = MESSAGE_BYTES,
+    window_bytes: int = WINDOW_BYTES,
+) -> int:
+    """Packets that a relay waits for before it hands them on, at most: they make one message.
+
+    Of such messages one from every other participant fits the window, so that each can be asked for one at any time.
 
     Examples
     --------
-    >>> packets_per_batch(96_000, 8, 1024), packets_per_batch(960, 8, 1024)
-    (1000, 512)
+    >>> packets_per_batch(96_000, 8, 1024), packets_per_batch(960, 8, 1024), packets_per_batch(96_000, 8, 2**20)
+    (1000, 512, 4)
     """
-    return max(n_packets // (n_workers * BATCHES), LEAST_BATCH_BYTES // max(1, row_nbytes), 1)
+    row = max(1, row_nbytes)
+    best = max(n_packets // (n_workers * BATCHES), LEAST_BATCH_BYTES // row)
+    return max(1, min(best, message_bytes // row, max(1, window_bytes // row) // n_workers))
 
 
 def batch_sizes(n_packets: int, n_workers: int, row_nbytes: int) -> list[int]:

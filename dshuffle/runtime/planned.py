@@ -42,7 +42,8 @@ class Planned:
         Participant of this process -> the items that it sends and receives, and the flows that they make. The items are
         samples; of a coded plan packets that are sent, and components that are received.
     at_most, asked, answered
-        Items in a message, and messages that a rank has asked for, and is answering, at once: at most.
+        Items in a message, and messages that a participant has asked for, and is answering, at once: at most. (A
+        server of packets answers fewer.)
     summary
         What all participants must agree on, and what they are to report.
     seconds
@@ -81,10 +82,10 @@ class Planned:
         at_most = rows_per_message(layout.nbytes, settings.message_bytes)
         fitting = rows_per_message(layout.nbytes, settings.window_bytes)
         if plan.coded:
-            batch = packets_per_batch(plan.n_packets, n_workers, layout.nbytes)
+            sizes = {"message_bytes": settings.message_bytes, "window_bytes": settings.window_bytes}
+            at_most = packets_per_batch(plan.n_packets, n_workers, layout.nbytes, **sizes)
             # Every other participant is asked for one message at least at any time (see Inbox), and for a few if
             # that fits the window.
-            at_most = max(1, min(at_most, batch, fitting // n_workers))
             asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
             answered = max(settings.window, min(asked, 2 * n_workers))  # a relay has two for each
             hops = route(planner.spec.relay, plan, n_workers, at_most)
@@ -151,4 +152,4 @@ class Planned:
 
 
 def _longest(lists: Mapping[int, Listed]) -> int:
-    return max((flow.longest for _, flows in lists.values() for flow in flows.values()), default=1)
+    return max([1, *(flow.longest for _, flows in lists.values() for flow in flows.values())])

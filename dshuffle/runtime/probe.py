@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import statistics
@@ -17,6 +16,7 @@ from distributed import Client, Future, KilledWorker
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
 from dshuffle.runtime import probe_tasks
 from dshuffle.runtime.chunks import unit_rows
 from dshuffle.runtime.clients import cluster_info
@@ -30,6 +30,10 @@ PAIRS = 2
 """Links that are measured alone."""
 BUSY = 0.85
 """Share of the processors' time from which on they, and not the network, are taken to be the limit."""
+
+
+LEAST_MESSAGES = 20
+"""Fewer, over long ways, say nothing about what one costs beside all else that a process does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,7 @@ class _Phase:
 
     rates: list[float]
     nbytes: int
+    messages: int
     seconds: float
     busy_seconds: float
     busy: float
@@ -161,7 +166,7 @@ class _Probe:
             for sender, receiver in pairs
             for rate in self._pull([sender], [receiver], 0.15 * seconds / len(pairs), idle.busy).rates
         ]
-        message_seconds = self._ask(*pairs[0], 0.03 * seconds) if pairs else 0.0
+        message_seconds = self._ask(*pairs[0], 0.03 * seconds) if pairs else MESSAGE_SECONDS
         together = self._pull(self.workers, self.workers, 0.2 * seconds, idle.busy)
         served = self._pull([self.server], self.workers, 0.15 * seconds, idle.busy) if self.server else None
         self._run(probe_tasks.keep, self.workers, self.name, self.dataset)
@@ -170,8 +175,8 @@ class _Probe:
         read_together = self._read(self.workers, 0.2 * seconds, idle.busy)
         kernels: Kernels = self._run(probe_tasks.kernels, self.workers[:1], self.dataset.row_nbytes)[0]
         link_alone = statistics.median(alone) if alone else math.inf
-        cluster = self._cluster(link_alone, together, served, latency, read_alone, read_together, kernels)
-        cluster = dataclasses.replace(cluster, message_seconds=message_seconds)
+        rates = link_alone, together, served, latency, read_alone, read_together, kernels, message_seconds
+        cluster = self._cluster(*rates)
         return Measurement(
             cluster=cluster,
             seconds=time.perf_counter() - began,
@@ -194,6 +199,7 @@ class _Probe:
         read_alone: _Phase,
         read_together: _Phase,
         kernels: Kernels,
+        message_seconds: float,
     ) -> Cluster:
         # Where processors, not links, slow down the exchange of all, a link is as fast as it is alone.
         link = together.median
@@ -201,8 +207,9 @@ class _Probe:
             link = max(link, link_alone)
         if math.isinf(link):  # a single worker has no link that matters
             link = kernels.gather
-        # Both ends of a byte, and what goes on beside the network at each.
-        each_end = together.processor_seconds / 2
+        # Both ends of a byte, and what goes on beside the network at each. Messages are counted by themselves.
+        of_messages = message_seconds * together.messages
+        each_end = max(0.0, together.busy_seconds - of_messages) / max(1, together.nbytes) / 2
         on_machine = Counter(self.machines[address].name for address in self.workers)
         most = max(on_machine.values())
         chunk_bytes = unit_rows(self.dataset) * self.dataset.row_nbytes
@@ -225,6 +232,7 @@ class _Probe:
             encode_rate=kernels.encode,
             decode_rate=kernels.decode,
             read_rate=1 / read if read else kernels.scatter,
+            message_seconds=message_seconds,
             wire_overhead=0.0,  # rates were measured without headers
             epoch_seconds=self._round_trip(),
         )
@@ -251,8 +259,10 @@ class _Probe:
         before = self._machines()
         done = self.client.run(probe_tasks.ask, workers=[receiver], sender=sender, receiver=receiver, seconds=seconds)
         after = self._machines()
-        spent = sum(after[end].own_seconds - before[end].own_seconds for end in (sender, receiver))
-        return float(spent / max(1, done[receiver].nbytes))
+        ends = {after[end].process: end for end in (sender, receiver)}.values()  # threads of one process count once
+        spent = sum(after[end].own_seconds - before[end].own_seconds for end in ends)
+        count = done[receiver].messages
+        return float(spent / count) if count >= LEAST_MESSAGES else MESSAGE_SECONDS
 
     def _read(self, workers: Sequence[str], seconds: float, background: float) -> _Phase:
         def work() -> list[Traffic]:
@@ -280,6 +290,7 @@ class _Probe:
         return _Phase(
             rates=[traffic.rate for traffic in done],
             nbytes=sum(traffic.nbytes for traffic in done),
+            messages=sum(traffic.messages for traffic in done),
             seconds=max((traffic.seconds for traffic in done), default=0.0),
             # On machines that others keep busy the difference says nothing, but what these processes took does.
             busy_seconds=max((busy - background) * cores * elapsed, own),

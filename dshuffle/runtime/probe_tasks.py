@@ -46,20 +46,24 @@ class Machine:
         Processors that the worker may use.
     busy_seconds, own_seconds
         Processor time spent on that machine by anybody, the kernel's for links among them, and by this process.
+    process
+        Its number.
     """
 
     name: str
     cores: int
+    process: int
     busy_seconds: float
     own_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that came in at one worker, and how long that took."""
+    """Bytes that came in at one worker, how long that took, and in how many messages."""
 
     nbytes: int
     seconds: float
+    messages: int = 0
 
     @property
     def rate(self) -> float:
@@ -111,7 +115,7 @@ def machine() -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
-    return Machine(name, cores, sum(times[:8]) - idle, time.process_time())
+    return Machine(name, cores, os.getpid(), sum(times[:8]) - idle, time.process_time())
 
 
 async def where(dask_worker: Worker) -> Machine:
@@ -139,32 +143,38 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
     at = list(receivers).index(here) % len(others)
     others = others[at:] + others[:at]
     began = time.perf_counter()
-    total = turn = 0
+    total = turn = messages = 0
 
     # Where many ask one, the first answers would take seconds on a slow link.
     first = LEAST_BYTES * len(others) // max(len(receivers), len(others))
 
     async def keep_asking() -> None:
-        nonlocal total, turn
+        nonlocal total, turn, messages
         nbytes = first
         while (asked := time.perf_counter()) - began < seconds:
             other = others[turn % len(others)]
             turn += 1
             arrived = await probe(dask_worker, other, nbytes)  # others count while this one waits
             total += arrived
+            messages += 1
             nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, first, MESSAGE_BYTES)
 
     await asyncio.gather(*(keep_asking() for _ in range(WINDOW)))
-    return Traffic(total, time.perf_counter() - began)
+    return Traffic(total, time.perf_counter() - began, messages)
 
 
 async def ask(dask_worker: Worker, sender: str, receiver: str, seconds: float) -> Traffic:
-    """Ask for one byte after the other for some seconds, if this is the receiver: what comes in is messages."""
+    """Ask for messages of one byte for some seconds, if this is the receiver."""
     began, count = time.perf_counter(), 0
-    while dask_worker.address == receiver and time.perf_counter() - began < seconds:
-        count += await probe(dask_worker, sender, 1)
-        await _through_a_thread()  # as it is unpacked
-    return Traffic(count, time.perf_counter() - began)
+
+    async def keep_asking() -> None:
+        nonlocal count
+        while dask_worker.address == receiver and time.perf_counter() - began < seconds:
+            count += await probe(dask_worker, sender, 1)
+            await _through_a_thread()  # as it is unpacked
+
+    await asyncio.gather(*(keep_asking() for _ in range(WINDOW)))
+    return Traffic(count, time.perf_counter() - began, count)
 
 
 def read_chunks(name: str, seconds: float, seed: int) -> Traffic:

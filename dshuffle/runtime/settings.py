@@ -8,7 +8,7 @@ import dask
 from dask.utils import parse_bytes, parse_timedelta
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.exchange.messages import MIB
+from dshuffle.planning.relay import MESSAGE_BYTES, WINDOW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Settings:
         Share of a worker's memory limit that its cache partition may take when ``memory_limit`` is not given.
     """
 
-    message_bytes: int = 8 * MIB
-    window_bytes: int = 32 * MIB
+    message_bytes: int = MESSAGE_BYTES
+    window_bytes: int = WINDOW_BYTES
     timeout: float = 300.0
     memory_fraction: float = 0.6
 

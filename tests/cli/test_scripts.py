@@ -40,9 +40,12 @@ def run(script, *arguments):
         warnings.simplefilter("default")  # as in a process of its own
         try:
             runpy.run_path(str(ROOT / script), run_name="__main__")
-        except SystemExit as exit:
-            code = exit.code
-    return subprocess.CompletedProcess([], code or 0, out.getvalue(), err.getvalue())
+        except SystemExit as left:
+            code = left.code or 0
+            if isinstance(code, str):
+                print(code, file=sys.stderr)
+                code = 1
+    return subprocess.CompletedProcess([], code, out.getvalue(), err.getvalue())
 
 
 @pytest.mark.slow

@@ -219,3 +219,15 @@ def test_cancelled_futures_do_not_stop_the_iteration(shuffler, threads):
         futures = epoch.map(lambda partition: time.sleep(0.1))
         threads.cancel(futures[:2])
     assert len(shuffler.records) == 3
+
+
+@pytest.mark.slow
+def test_worker_processes_of_the_tests_start_warm(processes):
+    """Else the suite takes twice as long, and nothing says why: an import that fails there is silent."""
+
+    def is_warm():
+        import sys
+
+        return "warm_worker" in sys.modules
+
+    assert all(processes.run(is_warm).values())

@@ -16,6 +16,8 @@ from dshuffle.planning.values import as_integer
 Rate = float | tuple[float, ...]
 """Bytes a second: the same for all workers, or one for each."""
 Amounts = NDArray[np.float64]
+MESSAGE_SECONDS = 1e-3
+"""What a message takes of a processor, where that was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Cluster:
     encode_rate: float = 13.2e9
     decode_rate: float = 8.4e9
     read_rate: float = 450e6
-    message_seconds: float = 1e-3
+    message_seconds: float = MESSAGE_SECONDS
     wire_overhead: float = 0.046
     epoch_seconds: float = 0.0
 

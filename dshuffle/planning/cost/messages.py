@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
+import functools
 import math
+
+import numpy as np
 
 from dshuffle.planning.cost.cluster import Cluster
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads
 from dshuffle.planning.cost.work import Work
-from dshuffle.planning.relay import batch_sizes, packets_per_batch
-
-MESSAGE_BYTES = 2**23
-"""A full message of rows, if no setting says otherwise."""
+from dshuffle.planning.relay import MESSAGE_BYTES, batch_sizes, packets_per_batch
 
 
 def message_count(work: Work, n_workers: int, loads: Loads) -> float:
-    """Messages that cross the network, between all participants.
+    """Messages that cross the network, between all participants; their cost is laid on the workers alike.
 
     A flow of rows is cut into as few as possible, one of packets into batches. A relay hands each batch on in one
     message to each of the others; in a ring a worker has one for each of the others in every round but the last.
     """
-    n, entering = n_workers, float(loads.worker_in.sum())
-    if not entering:
+    n, row = n_workers, work.row_nbytes + CHECKSUM_NBYTES
+    rows = float(loads.worker_in.sum()) / row
+    if not rows:
         return 0.0
     if not work.coded:
         flows = n * (n - 1) if work.delivery == "peer" else n
-        return float(flows * math.ceil(entering / flows / MESSAGE_BYTES))
+        full = max(1, MESSAGE_BYTES // work.row_nbytes)
+        return min(rows, float(flows * math.ceil(round(rows / flows) / full or 1)))
     packets = round(loads.packets)
+    batches = rows / packets_per_batch(packets, n, work.row_nbytes)
     if work.relay == "pipelined":
-        return float(n * n * len(batch_sizes(packets, n, work.row_nbytes)))
-    batches = entering / (work.row_nbytes + CHECKSUM_NBYTES) / packets_per_batch(packets, n, work.row_nbytes)
+        return min(rows, _in_batches(packets, n, work.row_nbytes, rows)[0])
     if work.relay == "unicast":
-        return n * max(1.0, batches / n)
-    rounds = entering / loads.server_out - 1
-    return n * (1 + (n - 1) * rounds) + batches
+        return max(float(min(n, rows)), batches)
+    rounds = rows * row / loads.server_out - 1
+    return min(rows, n * (1 + (n - 1) * rounds) + batches)
 
 
 def last_seconds(work: Work, cluster: Cluster, loads: Loads) -> float:
     """What relays still send when the last packets have left the server: much of all, if there are few packets."""
     if not work.coded or work.relay != "pipelined" or loads.packets < 1:
         return 0.0
-    sizes = batch_sizes(round(loads.packets), cluster.n_workers, work.row_nbytes)
-    busiest = float((loads.worker_out / cluster.rates("link_up")).max()) * (1 + cluster.wire_overhead)
-    return busiest * sizes[-1] / sum(sizes)
+    rows = float(loads.worker_in.sum()) / (work.row_nbytes + CHECKSUM_NBYTES)
+    last = _in_batches(round(loads.packets), cluster.n_workers, work.row_nbytes, rows)[1]
+    return last * float((loads.worker_out / cluster.rates("link_up")).max()) * (1 + cluster.wire_overhead)
+
+
+@functools.lru_cache(maxsize=256)  # asked again for every rate that might be another
+def _in_batches(packets: int, n_workers: int, row_nbytes: int, rows: float) -> tuple[float, float]:
+    """Messages of a pipelined relay, and the part of its packets that are in its last batch."""
+    n, sizes = n_workers, np.array(batch_sizes(packets, n_workers, row_nbytes))
+    # Each of the others wants a packet with this chance, and nobody is sent a message of none.
+    wanted = min(1.0, (rows / packets - 1) / max(1, n - 1))
+    handed_on = n * (n - 1) * float((1 - (1 - wanted) ** sizes).sum())
+    return n * len(sizes) + handed_on, float(sizes[-1] / sizes.sum())

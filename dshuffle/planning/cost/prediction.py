@@ -132,12 +132,12 @@ def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
     """Seconds from loads.
 
     Links, and the storage, work at the same time, and the slowest of them takes as long as all, apart from what relays
-    hand on when the server has sent its last packet. Processors are shared by all of this, and what
-    they take does not hide so well behind the wire: the cube root of the sum of the cubes.
+    hand on when the server has sent its last packet. Processors are shared by all of this, and what they take does not
+    hide so well behind the wire: the cube root of the sum of the cubes.
 
     References
     ----------
-    DESIGN.md, "When coding pays": the table of times. The exponent 3 is ours: with it the model is within 10 % of all
+    DESIGN.md, "When coding pays": the table of times. The exponent 3 is ours: with it the model is within 6 % of all
     times on shaped links in docs/design.md, with 20 to 42 % idle processors.
     """
     resources = {name: seconds for name, seconds in _seconds(cluster, work, loads).items() if seconds > 0}

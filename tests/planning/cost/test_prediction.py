@@ -33,7 +33,8 @@ def network(n, **rates):
 
 # The testbed of docs/design.md: links of 100 Mbit/s each way, and two cores for 8 workers and the server. What a byte
 # that crosses costs these cores, with links emulated on them, follows from its times and idle shares (peer: 206 MB in
-# 3.1 s, 20 % idle; relay of 4 KiB rows: 412 MB in 8.58 s, 42 % idle): 24 s a GB, one half for each end.
+# 3.1 s, 20 % idle; relay of 4 KiB rows: 412 MB in 8.58 s, 42 % idle, of which 1 s for messages): 22 s a GB, half for
+# each end.
 TESTBED = Cluster(
     n_workers=8,
     link_up=RATE,
@@ -42,8 +43,8 @@ TESTBED = Cluster(
     cores=2,
     machine_workers=8,
     server_on_machine=True,
-    send_rate=1e9 / 12,
-    receive_rate=1e9 / 12,
+    send_rate=1e9 / 11,
+    receive_rate=1e9 / 11,
     epoch_seconds=0.1,
 )
 
