@@ -42,7 +42,7 @@ _HINTS = (
     ),
     (("NoSuchBucket",), "The bucket does not exist at this endpoint."),
     (("InvalidAccessKeyId", "SignatureDoesNotMatch"), "The credentials are wrong for this endpoint."),
-    (("AccessDenied", "403"), "The credentials have no permission for this."),
+    (("AccessDenied", "status code: 403"), "The credentials have no permission for this."),
     (("kind: Timeout", "TimedOut"), "It did not answer in time."),
     (("ConnectionRefused",), "Nothing listens at the endpoint."),
     (("redirect without LOCATION",), "The bucket is in another region; name it with region=."),

@@ -19,8 +19,9 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler
 from dshuffle.errors import CorruptChunk, DatasetError, ExchangeError
 from dshuffle.store import create_dataset, open_dataset
+from dshuffle.store.failures import explained
 
-pytest.importorskip("obstore", reason="obstore is not installed")
+obstore = pytest.importorskip("obstore", reason="obstore is not installed")
 
 KEY = "AKIAEXAMPLE"
 SECRET = "hunter2hunter2"
@@ -108,6 +109,7 @@ def xml(code: str, message: str) -> bytes:
     ("answer", "words", "attempts"),
     [
         (Answer(403, xml("AccessDenied", "Access Denied")), "AccessDenied.*no permission", 1),
+        (Answer(403, b""), "no permission", 1),
         (Answer(403, xml("RequestTimeTooSkewed", "The difference is too large")), "clock of this machine is wrong", 1),
         (Answer(403, xml("InvalidAccessKeyId", "No such key")), "credentials are wrong", 1),
         (Answer(400, xml("InvalidRequest", "Bad")), "InvalidRequest: Bad", 1),
@@ -128,6 +130,15 @@ def test_what_is_asked_again_and_what_is_said(
     shown = str(caught.value) + "".join(traceback.format_exception(caught.value))
     assert SECRET not in shown
     assert KEY not in shown
+
+
+def test_a_port_is_no_status() -> None:
+    """Servers of tests listen on any: 40349 once made this error one of permissions."""
+    said = explained(
+        obstore.exceptions.GenericError("GET http://127.0.0.1:40349/bucket/x - Received redirect without LOCATION")
+    )
+    assert "another region" in said
+    assert "permission" not in said
 
 
 def serve(folder: Path) -> Any:
