@@ -226,21 +226,7 @@ def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, ou
     }
     rows: list[dict[str, object]] = []
     table = Table(
-        *(
-            "data",
-            "speeds",
-            "pace",
-            "step",
-            "sharding",
-            "metric",
-            "mean",
-            "sd",
-            "sd of random",
-            "ratio",
-            "95 %",
-            "p",
-            "",
-        ),
+        *("setting, and sharding", "metric", "mean", "sd", "sd of random", "ratio", "95 %", "p", ""),
         box=box.SIMPLE_HEAD,
         title=f"{runs} runs each, seeds from {first_seed}; ratio: variance with random / with this sharding",
     )
@@ -248,9 +234,8 @@ def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, ou
         one = found[metric][setting, sharding]
         mine, random = (np.asarray(finals[setting, name][metric]) for name in (sharding, "random"))
         deviations = mine.std(ddof=1), random.std(ddof=1)
-        where = setting.data, f"1:{setting.ratio:g}", setting.pace, f"{setting.step:g}", sharding
         table.add_row(
-            *(where if metric == "loss" else [""] * len(where)),
+            {"loss": str(setting), "accuracy": f"  {sharding}"}.get(metric, ""),
             metric,
             f"{mine.mean():.4f}",
             *(f"{deviation:.2g}" for deviation in deviations),
@@ -258,6 +243,7 @@ def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, ou
             f"[{one.low:.1f}, {one.high:.1f}]",
             f"{one.p_value:.1g}",
             one.verdict,
+            end_section=metric == METRICS[-1],
         )
         rows.append(
             {
@@ -290,7 +276,7 @@ def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, ou
     save(
         draw(found["loss"], losses), filename=output / "variances.html", resources=INLINE, title="Sharding and variance"
     )
-    Console(width=140).print(table)
+    Console(width=150).print(table)
     print(f"wrote {output}/variances.csv, runs.csv and variances.html")
 
 

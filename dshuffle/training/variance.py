@@ -19,7 +19,7 @@ class VarianceRatio:
     Parameters
     ----------
     ratio
-        The quotient of the sample variances.
+        The quotient of the sample variances; nan, as are its bounds, if all results of both kinds are the same.
     low, high
         Its 95 % bootstrap interval.
     p_value
@@ -87,9 +87,14 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
     >>> found = variance_ratio(3 * rng.standard_normal(100), rng.standard_normal(100))
     >>> 5 < found.low < 9 < found.high < 16, found.p_value < 1e-6
     (True, True)
+    >>> variance_ratio([1, 1, 1], [1, 1, 1]).verdict
+    'none shown'
     """
     as_integer("resamples", resamples, 1)
     above, below = _results("baseline", baseline), _results("other", other)
+    n_runs = min(len(above), len(below))
+    if not np.ptp(above) and not np.ptp(below):  # neither scatters at all
+        return VarianceRatio(ratio=np.nan, low=np.nan, high=np.nan, p_value=1.0, n_runs=n_runs)
     rng = np.random.default_rng(seed)
     with np.errstate(divide="ignore", invalid="ignore"):  # all the same: nan, which the percentiles leave out
         drawn = [
@@ -103,7 +108,7 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
         low=float(low),
         high=float(high),
         p_value=float(scipy.stats.levene(above, below, center="median").pvalue),
-        n_runs=min(len(above), len(below)),
+        n_runs=n_runs,
     )
 
 
