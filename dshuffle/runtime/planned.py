@@ -82,8 +82,13 @@ class Planned:
         at_most = rows_per_message(layout.nbytes, settings.message_bytes)
         fitting = rows_per_message(layout.nbytes, settings.window_bytes)
         if plan.coded:
-            sizes = {"message_bytes": settings.message_bytes, "window_bytes": settings.window_bytes}
-            at_most = packets_per_batch(plan.n_packets, n_workers, layout.nbytes, **sizes)
+            at_most = packets_per_batch(
+                plan.n_packets,
+                n_workers,
+                layout.nbytes,
+                message_bytes=settings.message_bytes,
+                window_bytes=settings.window_bytes,
+            )
             # Every other participant is asked for one message at least at any time (see Inbox), and for a few if
             # that fits the window.
             asked = max(n_workers, min(fitting // at_most, 3 * n_workers))

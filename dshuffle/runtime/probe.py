@@ -30,8 +30,6 @@ PAIRS = 2
 """Links that are measured alone."""
 BUSY = 0.85
 """Share of the processors' time from which on they, and not the network, are taken to be the limit."""
-
-
 LEAST_MESSAGES = 20
 """Fewer, over long ways, say nothing about what one costs beside all else that a process does."""
 
@@ -175,8 +173,9 @@ class _Probe:
         read_together = self._read(self.workers, 0.2 * seconds, idle.busy)
         kernels: Kernels = self._run(probe_tasks.kernels, self.workers[:1], self.dataset.row_nbytes)[0]
         link_alone = statistics.median(alone) if alone else math.inf
-        rates = link_alone, together, served, latency, read_alone, read_together, kernels, message_seconds
-        cluster = self._cluster(*rates)
+        cluster = self._cluster(
+            link_alone, together, served, latency, read_alone, read_together, kernels, message_seconds
+        )
         return Measurement(
             cluster=cluster,
             seconds=time.perf_counter() - began,

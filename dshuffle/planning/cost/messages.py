@@ -19,21 +19,20 @@ def message_count(work: Work, n_workers: int, loads: Loads) -> float:
     A flow of rows is cut into as few as possible, one of packets into batches. A relay hands each batch on in one
     message to each of the others; in a ring a worker has one for each of the others in every round but the last.
     """
-    n, row = n_workers, work.row_nbytes + CHECKSUM_NBYTES
-    rows = float(loads.worker_in.sum()) / row
+    n, rows = n_workers, _rows(work, loads)
     if not rows:
         return 0.0
     if not work.coded:
         flows = n * (n - 1) if work.delivery == "peer" else n
         full = max(1, MESSAGE_BYTES // work.row_nbytes)
-        return min(rows, float(flows * math.ceil(round(rows / flows) / full or 1)))
+        return min(rows, float(flows * max(1, math.ceil(round(rows / flows) / full))))
     packets = round(loads.packets)
-    batches = rows / packets_per_batch(packets, n, work.row_nbytes)
     if work.relay == "pipelined":
         return min(rows, _in_batches(packets, n, work.row_nbytes, rows)[0])
+    batches = rows / packets_per_batch(packets, n, work.row_nbytes)
     if work.relay == "unicast":
         return max(float(min(n, rows)), batches)
-    rounds = rows * row / loads.server_out - 1
+    rounds = float(loads.worker_in.sum()) / loads.server_out - 1
     return min(rows, n * (1 + (n - 1) * rounds) + batches)
 
 
@@ -41,9 +40,13 @@ def last_seconds(work: Work, cluster: Cluster, loads: Loads) -> float:
     """What relays still send when the last packets have left the server: much of all, if there are few packets."""
     if not work.coded or work.relay != "pipelined" or loads.packets < 1:
         return 0.0
-    rows = float(loads.worker_in.sum()) / (work.row_nbytes + CHECKSUM_NBYTES)
-    last = _in_batches(round(loads.packets), cluster.n_workers, work.row_nbytes, rows)[1]
+    last = _in_batches(round(loads.packets), cluster.n_workers, work.row_nbytes, _rows(work, loads))[1]
     return last * float((loads.worker_out / cluster.rates("link_up")).max()) * (1 + cluster.wire_overhead)
+
+
+def _rows(work: Work, loads: Loads) -> float:
+    """Rows that enter workers."""
+    return float(loads.worker_in.sum()) / (work.row_nbytes + CHECKSUM_NBYTES)
 
 
 @functools.lru_cache(maxsize=256)  # asked again for every rate that might be another
