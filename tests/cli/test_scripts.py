@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import logging
 import runpy
 import subprocess
 import sys
@@ -31,6 +32,8 @@ def run_alone(script, *arguments):
 def run(script, *arguments):
     """The same in this process, whose worker processes are forked and not started anew."""
     code, out, err = 0, io.StringIO(), io.StringIO()
+    logger = logging.getLogger("dshuffle")
+    level = logger.level
     with (
         mock.patch("sys.argv", [script, *map(str, arguments)]),
         contextlib.redirect_stdout(out),
@@ -45,6 +48,8 @@ def run(script, *arguments):
             if isinstance(code, str):
                 print(code, file=sys.stderr)
                 code = 1
+        finally:
+            logger.setLevel(level)  # a script may have hushed it
     return subprocess.CompletedProcess([], code, out.getvalue(), err.getvalue())
 
 
