@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dshuffle
-from dshuffle.report.tables import CPU_BOUND
+from dshuffle.report.summary import CPU_BOUND
 from dshuffle.report.units import human_bytes, human_ratio, human_seconds
 from dshuffle.runtime.clients import cluster_info
 from dshuffle.training import Way, connect, measure_exchanges

@@ -8,6 +8,7 @@ import click
 
 from dshuffle.cli.predictions import assignment_option, show
 from dshuffle.planning.cost import Work, all_ways, compare_costs, recommend
+from dshuffle.report.progress import progress_bar
 from dshuffle.report.units import human_rate, human_seconds
 from dshuffle.runtime.chunks import unit_rows
 from dshuffle.runtime.probe import BUSY, Measurement, measure_cluster
@@ -40,8 +41,11 @@ def advise(
     comes the way to take, why, and what would change that. The cluster should be idle.
     """
     data = open_dataset(dataset)
-    with connect(scheduler, 0) as client:
-        measured = measure_cluster(client, data, seconds=seconds)
+    with progress_bar() as advance:
+        advance(0, 2, f"connecting to {scheduler}")
+        with connect(scheduler, 0) as client:
+            advance(1, 2, f"measuring for up to {seconds:g} s")
+            measured = measure_cluster(client, data, seconds=seconds)
     cluster = measured.cluster
     work = Work(*(data.n_samples, data.row_nbytes, cache_fraction, unit_rows(data)), training_seconds=training_seconds)
     ways = all_ways(cluster, work, assignments=assignments)

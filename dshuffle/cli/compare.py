@@ -17,7 +17,15 @@ from rich.console import Console
 from dshuffle.cli.warned import warnings_as_lines
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, ShufflePlanSpec, parse_assignment
-from dshuffle.report import Comparison, TrainingPoint, comparison_tables, to_dict, verdict, write_report
+from dshuffle.report import (
+    Comparison,
+    TrainingPoint,
+    comparison_tables,
+    to_dict,
+    verdict,
+    verdict_sentences,
+    write_report,
+)
 from dshuffle.report.progress import progress_bar
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
 from dshuffle.runtime.chunks import with_chunks_of
@@ -139,14 +147,17 @@ def compare(
     else:
         ways = default_ways(cache_fraction)
     _make_folder(output)
-    # Compiled here once, the workers find the code on disk.
-    compile_kernels({way.delivery for way in ways} - {AUTO})
-    with _dataset(dataset, seed) as data:
+    with _dataset(dataset, seed) as data, warnings_as_lines(), progress_bar() as advance:
+        advance(0, len(ways) * epochs, "compiling, which only the first run has to")
+        # Compiled here once, the workers find the code on disk.
+        compile_kernels({way.delivery for way in ways} - {AUTO})
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
         chosen = bool(assignments or deliveries)
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
             ways = _possible(ways, chosen, data, workers, seed, cache_fraction)
-        with warnings_as_lines(), connect(scheduler, workers) as client, progress_bar() as advance:
+        beginning = f"connecting to {scheduler}" if scheduler else f"starting {workers + 1} processes"
+        advance(0, len(ways) * epochs, beginning)
+        with connect(scheduler, workers) as client:
             if scheduler is not None:  # all ways, before hours have gone into the first
                 there = cluster_info(client)["workers"].values()
                 training = sum(SERVER_RESOURCE not in worker.get("resources", {}) for worker in there)
@@ -187,7 +198,8 @@ def _show(comparison: Comparison, page: Path, as_json: bool) -> None:
             console.print(table, "")
         for caption in (CAPTION, QUALITY_CAPTION):
             console.print(f"{caption}\n", style="dim", highlight=False, markup=False)
-        console.print(verdict(comparison), highlight=False, markup=False)
+        for sentence in verdict_sentences(comparison):
+            console.print(sentence, highlight=False, markup=False)
     click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
 
 

@@ -62,7 +62,7 @@ def show(
         console.print(sentence, highlight=False, markup=False)
     console.print("\nWhat would change this:", highlight=False)
     for line in [_change(cluster, change) for change in advice.changes] or [
-        "  no rate alone, be it 256 times as high or as low"
+        "  nothing that concerns one rate: this way stays the best, be it 256 times as high or as low"
     ]:
         console.print(line, highlight=False, markup=False)
 

@@ -16,7 +16,7 @@ from dshuffle.report.summary import (
     write_records,
 )
 from dshuffle.report.tables import comparison_tables
-from dshuffle.report.verdict import verdict
+from dshuffle.report.verdict import verdict, verdict_sentences
 
 __all__ = [
     "Comparison",
@@ -28,6 +28,7 @@ __all__ = [
     "render_html",
     "to_dict",
     "verdict",
+    "verdict_sentences",
     "write_report",
 ]
 

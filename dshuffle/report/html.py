@@ -27,7 +27,7 @@ from dshuffle.report.tables import (
     traffic_cells,
 )
 from dshuffle.report.units import human_bytes, human_count
-from dshuffle.report.verdict import verdict
+from dshuffle.report.verdict import verdict_sentences
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 THEME = (Path(__file__).parent / "theme.js").read_text(encoding="utf-8")
@@ -45,6 +45,7 @@ def render_html(comparison: Comparison) -> str:
         rows = [(way.label, way_colour(place), cells(way)) for place, way in enumerate(comparison.ways)]
         return _table(("way", *headings), rows)
 
+    sentences = "\n".join(f'<p class="verdict">{_unbroken(escape(s))}</p>' for s in verdict_sentences(comparison))
     figures = "\n".join(_figure(chart, division) for chart, division in zip(drawn, divisions, strict=True))
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -63,7 +64,7 @@ def render_html(comparison: Comparison) -> str:
 <header>
 <p class="name">dshuffle compare</p>
 <h1>Which way of shuffling is the fastest here?</h1>
-<p class="verdict">{_unbroken(escape(verdict(comparison)))}</p>
+{sentences}
 <p class="facts">{escape(_headline(comparison))}</p>{_emulated(comparison.emulated)}
 </header>
 <section>

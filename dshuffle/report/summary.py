@@ -140,6 +140,9 @@ class Figures:
     total_seconds: float | None
 
 
+CPU_BOUND = 0.15
+"""With a smaller share of idle processors, a time says nothing about the network or the store."""
+
 PHASES = {
     "plan": "plan_seconds",
     "gather or encode": "gather_seconds",

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dshuffle.report.summary import Comparison, Figures, Spread, WayResult, figures
+from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures
 from dshuffle.report.units import UNKNOWN, human_bytes, human_count, human_error, human_ratio, human_seconds
 
 TIME_HEADINGS = ("epoch", "shuffle", "range", "predicted", "idle CPU", "training", "waited")
@@ -25,8 +25,6 @@ CAPTION = (
     "several. read amplification: bytes fetched for each byte needed. Bytes and requests are of one epoch, over all "
     "workers; those sent by the server are part of those on the wire."
 )
-#: With a smaller share of idle processors, a time says nothing about the network or the store.
-CPU_BOUND = 0.15
 QUALITY_HEADINGS = ("meet again", "by chance", "neighbour distance", "class spread")
 QUALITY_CAPTION = (
     "How well the first epochs are mixed, by their plans. meet again: the probability that two rows of one chunk that "

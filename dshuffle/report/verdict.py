@@ -1,8 +1,8 @@
-"""Two sentences that say what a comparison means: which way was fastest, and whether it was worth it."""
+"""What a comparison means, in two sentences and a doubt: which way was fastest, and whether it was worth it."""
 
 from __future__ import annotations
 
-from dshuffle.report.summary import Comparison, Figures, WayResult, figures
+from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, WayResult, figures
 from dshuffle.report.units import human_error, human_ratio, human_seconds
 
 # Errors that differ by less are called the same.
@@ -12,9 +12,14 @@ ROUNDING = 1e-6
 
 
 def verdict(comparison: Comparison) -> str:
-    """The verdict, computed from the figures alone: one sentence on speed, one on worth."""
+    """The verdict, computed from the figures alone."""
+    return " ".join(verdict_sentences(comparison))
+
+
+def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
+    """One sentence on speed, one on what limits it where that is no network or store, and one on worth."""
     measured = [(way, figures(way)) for way in comparison.ways]
-    return " ".join(sentence for sentence in (_speed(measured), _worth(measured)) if sentence)
+    return tuple(sentence for sentence in (_speed(measured), _doubt(measured), _worth(measured)) if sentence)
 
 
 def _speed(measured: list[tuple[WayResult, Figures]]) -> str:
@@ -44,6 +49,23 @@ def _speed(measured: list[tuple[WayResult, Figures]]) -> str:
     if alike:
         slower.append(f"not clearly faster than {_listed(alike)}, whose times are in the same range")
     return f"{sentence}: {_listed(slower)}{_by_chunks(measured)}."
+
+
+def _doubt(measured: list[tuple[WayResult, Figures]]) -> str:
+    """Which of the times that were compared are not those of a network or a store."""
+    known = [
+        (way, found.cpu_idle)
+        for way, found in measured
+        if way.assignment == "global" and found.shuffle_seconds is not None and found.cpu_idle is not None
+    ]
+    busy = [f"“{way.label}”" for way, idle in known if idle < CPU_BOUND]
+    if not busy:
+        return ""
+    whom = "all of these ways" if len(busy) == len(known) > 1 else _listed(busy)
+    return (
+        f"Less than {CPU_BOUND:.0%} of the processors was idle under {whom}: such times are limited by processors, "
+        "and say nothing about networks or stores."
+    ).replace("%", " %")
 
 
 def _by_chunks(measured: list[tuple[WayResult, Figures]]) -> str:

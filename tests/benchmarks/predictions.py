@@ -24,7 +24,7 @@ import numpy as np
 from distributed import Client
 
 import dshuffle
-from dshuffle.report.tables import CPU_BOUND
+from dshuffle.report.summary import CPU_BOUND
 from dshuffle.runtime.probe import measure_cluster
 from dshuffle.training import Way, measure_exchanges
 from dshuffle.training.comparison import predicted_seconds

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from dshuffle.report import verdict
+from dshuffle.report import verdict, verdict_sentences
 
 
 def only(comparison, *labels):
@@ -52,8 +52,29 @@ def test_what_loaders_do_that_re_read_stands_beside(comparison):
     comparison = with_error(with_seconds(comparison, "chunks + storage", [0.1] * 5), "chunks + storage", 0.03)
     told = "“chunks + storage”, which keeps the rows of a chunk together, took 100 ms and reached an error of 0.03."
     assert verdict(comparison).startswith("“global + peer” took")
-    assert f"; {told} After 5 epochs" in verdict(comparison)
-    assert verdict(only(comparison, "global + peer", "chunks + storage")).endswith(f"so was run; {told}")
+    assert verdict_sentences(comparison)[0].endswith(f"; {told}")
+    assert verdict_sentences(only(comparison, "global + peer", "chunks + storage"))[0].endswith(f"so was run; {told}")
+
+
+def with_idle(comparison, idle):
+    ways = [
+        dataclasses.replace(
+            way, records=tuple(dataclasses.replace(record, cpu_idle=idle[way.label]) for record in way.records)
+        )
+        if way.label in idle
+        else way
+        for way in comparison.ways
+    ]
+    return dataclasses.replace(comparison, ways=tuple(ways))
+
+
+def test_times_that_processors_limit_are_doubted(comparison):
+    idle = {"global + peer": 0.3, "global + server": 0.16, "global + storage": 0.15}
+    assert "processors" not in verdict(with_idle(comparison, idle))
+    one = verdict_sentences(with_idle(comparison, idle | {"global + server": 0.1}))[1]
+    assert one.startswith("Less than 15 % of the processors was idle under “global + server”: such times")
+    whole = verdict_sentences(with_idle(comparison, dict.fromkeys(idle, 0.0)))[1]
+    assert whole.startswith("Less than 15 % of the processors was idle under all of these ways: such times")
 
 
 def test_local_ways_are_never_the_fastest_shuffle(comparison):
@@ -101,6 +122,6 @@ def test_data_that_need_no_shuffling(comparison):
     assert "these data need no shuffling" in text
 
 
-def test_without_a_local_way_there_is_one_sentence(comparison):
-    text = verdict(only(comparison, "global + peer"))
+def test_without_a_local_way_nothing_is_said_of_worth(comparison):
+    text = verdict(with_idle(only(comparison, "global + peer"), {"global + peer": 0.5}))
     assert text.endswith("; no other way of doing so was run.")

@@ -69,12 +69,13 @@ def explain(
             "stay together."
         )
     if single is not None and best.work.delivery != "storage":
-        wins = ", less than this" if single.exchange_seconds < best.exchange_seconds else ""
-        notes.append(f"With one row a chunk, re-reading would take {seconds_of(single.exchange_seconds)}{wins}.")
+        faster = ", and be faster" if single.exchange_seconds < best.exchange_seconds else ""
+        took = seconds_of(single.exchange_seconds)
+        notes.append(f"Were the dataset stored with one row a chunk, re-reading would take {took}{faster}.")
     if best.bottleneck == PROCESSORS:
         links = max((seconds for name, seconds in best.resources if name != PROCESSORS), default=0.0)
         if links < dict(best.resources)[PROCESSORS] / 2:
-            notes.append("Processors are the limit, not the network: more of them help, faster links do not.")
+            notes.append("Processors are its limit, not the network: more of them make it faster, faster links do not.")
         else:
             notes.append("Processors are as busy as the network: both would have to be faster.")
     return Advice(verdict, _reason(cluster, best, predictions), tuple(notes))
