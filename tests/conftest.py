@@ -26,6 +26,8 @@ def is_quick(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Nobody looks at these profiles, and dozens of workers in one process would each make a hundred a second.
+    dask.config.set({"distributed.worker.profile.enabled": False})
     settings.load_profile("quick" if is_quick(config) else "whole")
 
 

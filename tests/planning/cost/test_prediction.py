@@ -225,13 +225,13 @@ def test_a_large_job_is_scaled_from_a_small_plan():
 
 def test_the_largest_jobs_take_no_time():
     cluster = Cluster(4096, link_up=12.5e9, link_down=12.5e9, storage=1e12)
-    started = time.perf_counter()
+    started = time.thread_time()
     for delivery in ("peer", "server", "storage", "clique"):
         predicted = predict(cluster, Work(10**9, 4096, 8 / 4096, delivery=delivery))
         assert not predicted.exact
         assert predicted.needed == pytest.approx(10**9 * (1 - 8 / 4096))
         assert predicted.exchange_seconds > 0
-    assert time.perf_counter() - started < 3
+    assert time.thread_time() - started < 3
 
 
 def test_racks_are_felt_where_their_uplinks_are_thin():
