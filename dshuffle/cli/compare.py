@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -147,17 +147,20 @@ def compare(
     else:
         ways = default_ways(cache_fraction)
     _make_folder(output)
-    with _dataset(dataset, seed) as data, warnings_as_lines(), progress_bar() as advance:
-        advance(0, len(ways) * epochs, "compiling, which only the first run has to")
-        # Compiled here once, the workers find the code on disk.
-        compile_kernels({way.delivery for way in ways} - {AUTO})
+    with _dataset(dataset, seed) as data:
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
         chosen = bool(assignments or deliveries)
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
             ways = _possible(ways, chosen, data, workers, seed, cache_fraction)
-        beginning = f"connecting to {scheduler}" if scheduler else f"starting {workers + 1} processes"
-        advance(0, len(ways) * epochs, beginning)
-        with connect(scheduler, workers) as client:
+        with ExitStack() as stack:
+            stack.enter_context(warnings_as_lines())
+            advance = stack.enter_context(progress_bar())
+            advance(0, len(ways) * epochs, "compiling, which only the first run has to")
+            # Compiled here once, the workers find the code on disk.
+            compile_kernels({way.delivery for way in ways} - {AUTO})
+            beginning = f"connecting to {scheduler}" if scheduler else f"starting {workers + 1} processes"
+            advance(0, len(ways) * epochs, beginning)
+            client = stack.enter_context(connect(scheduler, workers))
             if scheduler is not None:  # all ways, before hours have gone into the first
                 there = cluster_info(client)["workers"].values()
                 training = sum(SERVER_RESOURCE not in worker.get("resources", {}) for worker in there)

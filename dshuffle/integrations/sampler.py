@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import (
     Aligned,
     Assignment,
-    Chunks,
+    Classes,
+    ShufflePlanSpec,
     epoch_order,
-    first_assignment,
     next_assignment,
     parse_assignment,
 )
@@ -37,7 +38,10 @@ class ExchangeSampler:
     seed
         Any integer, the same on all ranks.
     sharding
-        The first assignment: ``"random"`` or ``"contiguous"``.
+        The first assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``.
+    balance
+        ``(n_samples,)`` integers, the class of each sample, the same on all ranks: every epoch keeps the classes in
+        equal parts, to within one sample on every rank. For ``"partial:Q"``, ``"global"`` and ``"local"``.
     mode
         Where shares differ, how all ranks get equally many ids: ``"pad"`` repeats a rank's first ones,
         ``"drop"`` leaves out its last ones, ``"uneven"`` lets them differ.
@@ -70,6 +74,7 @@ class ExchangeSampler:
         assignment: str | Assignment = "partial:0.1",
         seed: int = 0,
         sharding: str = "random",
+        balance: ArrayLike | None = None,
         mode: str = PAD,
     ) -> None:
         self._n_workers = as_integer("world_size", world_size, 1)
@@ -79,15 +84,16 @@ class ExchangeSampler:
             raise InvalidParameter.of("rank", rank, f"in [0, {self._n_workers}), the world size")
         if mode not in MODES:
             raise InvalidParameter.of("mode", mode, f"one of {list(MODES)}")
-        self._assignment = parse_assignment(assignment)
-        if isinstance(self._assignment, Aligned):
+        self._mode = mode
+        parsed = parse_assignment(assignment)
+        if isinstance(parsed, Aligned):
             allowed = "'partial:Q', 'global', 'local' or 'chunks:ROWS'"
-            raise InvalidParameter.of("assignment", str(self._assignment), allowed, "Nothing is coded here.")
-        rows = None
-        if isinstance(self._assignment, Chunks):
-            rows = self._assignment.rows_for(n_samples, self._n_workers)
-        self._seed, self._mode = as_integer("seed", seed), mode
-        self._first = first_assignment(sharding, n_samples, self._n_workers, seed=self._seed, chunk_rows=rows)
+            raise InvalidParameter.of("assignment", str(parsed), allowed, "Nothing is coded here.")
+        classes = None if balance is None else Classes.of("given", balance, n_samples)
+        self._spec = ShufflePlanSpec(
+            n_samples, self._n_workers, as_integer("seed", seed), parsed, "peer", sharding, balance=classes
+        )
+        self._first = self._spec.first_assignment()
         self._ranks, self._before, self._epoch = self._first, self._first, 0
 
     def __len__(self) -> int:
@@ -97,7 +103,7 @@ class ExchangeSampler:
     def __iter__(self) -> Iterator[int]:
         """The ids of the present epoch, in an order that changes from epoch to epoch."""
         own = np.flatnonzero(self._ranks == self._rank)
-        order = epoch_order(own, seed=self._seed, epoch=self._epoch, rank=self._rank)
+        order = epoch_order(own, seed=self._spec.seed, epoch=self._epoch, rank=self._rank)
         return iter(order[self._positions()].tolist())
 
     def set_epoch(self, epoch: int) -> None:
@@ -109,7 +115,12 @@ class ExchangeSampler:
             self._epoch += 1
             self._before = self._ranks
             self._ranks = next_assignment(
-                self._assignment, self._before, self._n_workers, seed=self._seed, epoch=self._epoch
+                self._spec.assignment,
+                self._before,
+                self._n_workers,
+                seed=self._spec.seed,
+                epoch=self._epoch,
+                classes=self._spec.balance,
             )
 
     @property

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations.sampler import ExchangeSampler
-from dshuffle.planning import EpochPlanner, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import Classes, EpochPlanner, ShufflePlanSpec, parse_assignment
 
 
 @settings(max_examples=30, deadline=None)
@@ -21,15 +21,28 @@ from dshuffle.planning import EpochPlanner, ShufflePlanSpec, parse_assignment
     world_size=st.integers(1, 5),
     assignment=st.sampled_from(["partial:0.3", "global", "local", "chunks:1"]),
     sharding=st.sampled_from(["random", "contiguous"]),
+    n_classes=st.sampled_from([0, 0, 1, 3]),
     seed=st.integers(-2, 2),
 )
-def test_each_epoch_has_the_samples_and_order_of_a_shuffler(n_samples, world_size, assignment, sharding, seed):
+def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
+    n_samples, world_size, assignment, sharding, n_classes, seed
+):
+    labels = None
+    if n_classes and not assignment.startswith("chunks"):
+        sharding, labels = "random", np.arange(n_samples) % n_classes
+
     def ranks(mode):
-        options = {"assignment": assignment, "sharding": sharding, "seed": seed, "mode": mode}
+        options = {"assignment": assignment, "sharding": sharding, "balance": labels, "seed": seed, "mode": mode}
         return [ExchangeSampler(n_samples, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
 
     spec = ShufflePlanSpec(
-        n_samples, world_size, seed=seed, assignment=parse_assignment(assignment), delivery="peer", sharding=sharding
+        n_samples,
+        world_size,
+        seed=seed,
+        assignment=parse_assignment(assignment),
+        delivery="peer",
+        sharding=sharding,
+        balance=None if labels is None else Classes.of("y", labels),
     )
     planner = EpochPlanner(spec)
     samplers = {mode: ranks(mode) for mode in ("uneven", "pad", "drop")}
@@ -50,6 +63,19 @@ def test_each_epoch_has_the_samples_and_order_of_a_shuffler(n_samples, world_siz
             padded, dropped = list(samplers["pad"][rank]), list(samplers["drop"][rank])
             assert padded == (order + order)[: plan.shares[1]]
             assert dropped == order[: plan.shares[0]]
+
+
+@pytest.mark.parametrize("assignment", ["partial:0.4", "global"])
+def test_classes_stay_in_equal_parts(assignment):
+    labels = np.repeat([7, 3, 5], [50, 20, 31])
+    options = {"world_size": 4, "assignment": assignment, "balance": labels, "mode": "uneven"}
+    ranks = [ExchangeSampler(101, rank=rank, **options) for rank in range(4)]
+    for epoch in range(3):
+        for sampler in ranks:
+            sampler.set_epoch(epoch)
+        counts = np.array([np.bincount(labels[list(sampler)]) for sampler in ranks])
+        assert np.ptp(counts, axis=0).max() == 1
+        assert all(len(sampler.arrived) > 0 for sampler in ranks)
 
 
 def test_going_back_is_allowed():
@@ -74,6 +100,9 @@ def test_going_back_is_allowed():
         ({"assignment": "half"}, "assignment='half'"),
         ({"sharding": "sorted"}, "sharding='sorted'"),
         ({"seed": 0.5}, r"seed=0\.5"),
+        ({"balance": [0, 1]}, r"len\(balance 'given'\)=2 is not allowed"),
+        ({"balance": np.arange(10) % 2, "assignment": "chunks:2"}, "balance='given'.*chunks"),
+        ({"balance": np.repeat([0, 1], 5), "sharding": "contiguous"}, "sharding='contiguous'.*each class"),
     ],
 )
 def test_bad_input(options, message):

@@ -110,7 +110,7 @@ def test_coded_on_threads(threads, tmp_path, assignment, delivery):
     key = zlib.crc32(f"{assignment} {delivery}".encode())
     rng = np.random.default_rng(key)
     for number, caching in enumerate(sorted(CACHINGS)):
-        n_epochs = 25 if number == key % len(CACHINGS) else 5  # one long run for each pair, and of each caching some
+        n_epochs = 15 if number == key % len(CACHINGS) else 5  # one long run for each pair, and of each caching some
         run(threads, 5, rng, assignment, delivery, tmp_path / f"{caching}.zarr", n_epochs, caching=caching)
 
 

@@ -17,9 +17,6 @@ import places
 import s3
 import sharedfs
 
-# Addresses and ports are fixed: no two of these tests at a time.
-pytestmark = pytest.mark.xdist_group("services")
-
 
 @contextmanager
 def running(service, place, directory):

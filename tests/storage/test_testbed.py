@@ -16,9 +16,6 @@ import hosts
 import places
 import testbed
 
-# Addresses and names are fixed: no two of these tests at a time.
-pytestmark = pytest.mark.xdist_group("services")
-
 SCRIPT = Path(testbed.__file__)
 
 
