@@ -20,7 +20,8 @@ def test_a_cluster_is_measured_and_advised(tmp_path):
         arguments = ["advise", dataset, "--scheduler", cluster.scheduler_address, "--seconds", "0.3"]
         ran = CliRunner().invoke(main, [*arguments, "--cache-fraction", "0.75", "--training", "5", "--json"])
         assert ran.exit_code == 0, ran.output
-        answer = json.loads(ran.output)
+        answer = json.loads(ran.stdout)
+        assert "measuring for up to 0.3 s" in ran.stderr
         assert answer["cluster"]["n_workers"] == 2
         assert answer["measured"]["storage_alone"] > 0
         assert {"global + peer", "global + storage", "chunks + storage"} < {row["way"] for row in answer["ways"]}
