@@ -63,8 +63,8 @@ def _doubt(measured: list[tuple[WayResult, Figures]]) -> str:
         return ""
     whom = "all of these ways" if len(busy) == len(known) > 1 else _listed(busy)
     return (
-        f"Less than {CPU_BOUND:.0%} of the processors was idle under {whom}: such times are limited by processors, "
-        "and say nothing about networks or stores."
+        f"Processors were idle for less than {CPU_BOUND:.0%} of the time under {whom}: such times are limited by "
+        "processors, and say nothing about networks or stores."
     ).replace("%", " %")
 
 

@@ -72,9 +72,9 @@ def test_times_that_processors_limit_are_doubted(comparison):
     idle = {"global + peer": 0.3, "global + server": 0.16, "global + storage": 0.15}
     assert "processors" not in verdict(with_idle(comparison, idle))
     one = verdict_sentences(with_idle(comparison, idle | {"global + server": 0.1}))[1]
-    assert one.startswith("Less than 15 % of the processors was idle under “global + server”: such times")
+    assert one.startswith("Processors were idle for less than 15 % of the time under “global + server”: such times")
     whole = verdict_sentences(with_idle(comparison, dict.fromkeys(idle, 0.0)))[1]
-    assert whole.startswith("Less than 15 % of the processors was idle under all of these ways: such times")
+    assert whole.startswith("Processors were idle for less than 15 % of the time under all of these ways: such times")
 
 
 def test_local_ways_are_never_the_fastest_shuffle(comparison):

@@ -70,8 +70,8 @@ def explain(
         )
     if single is not None and best.work.delivery != "storage":
         faster = ", and be faster" if single.exchange_seconds < best.exchange_seconds else ""
-        took = seconds_of(single.exchange_seconds)
-        notes.append(f"Were the dataset stored with one row a chunk, re-reading would take {took}{faster}.")
+        reading = seconds_of(single.exchange_seconds)
+        notes.append(f"Were the dataset stored with one row a chunk, re-reading would take {reading}{faster}.")
     if best.bottleneck == PROCESSORS:
         links = max((seconds for name, seconds in best.resources if name != PROCESSORS), default=0.0)
         if links < dict(best.resources)[PROCESSORS] / 2:
