@@ -106,7 +106,8 @@ def main(
             phases = [[one.io, one.exchange, one.forward_backward, one.gradient_exchange] for one in later]
             hidden_seconds = [one.record.exchange_seconds - one.record.waited_seconds for one in later if one.record]
             means = [statistics.fmean(phase) for phase in zip(*phases, strict=True)]
-            seconds = [history.points[-1].seconds / len(history.points), *means, statistics.fmean(hidden_seconds)]
+            ends = [0.0, *(point.seconds for point in history.points)][-len(later) - 1 :]
+            seconds = [(ends[-1] - ends[0]) / len(later), *means, statistics.fmean(hidden_seconds)]
             table.add_row(" + ".join(way), f"{history.points[-1].error:.3f}", *map(human_seconds, seconds))
     console.print(table)
 

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 from distributed import get_worker
 from numpy.typing import NDArray
 
@@ -130,7 +131,8 @@ def fit_torch_ddp(
     running statistics are averaged over ranks at the end of each epoch (DistributedDataParallel would have taken those
     of rank 0). Module and optimizer stay on the workers between epochs.
 
-    gloo listens on a free port of each worker's host; ``GLOO_SOCKET_IFNAME`` chooses the interface.
+    gloo listens on a free port of each worker's host, on the interface that has the worker's address, unless
+    ``GLOO_SOCKET_IFNAME`` names another.
 
     References
     ----------
@@ -192,6 +194,13 @@ def open_store(partition: Partition, name: str, host: str, size: int, timeout: f
     return int(_seats[name].store.port)
 
 
+def interface_of(host: str) -> str | None:
+    """The interface with an address: by itself gloo goes where the machine's name leads, if that is anywhere."""
+    address = socket.getaddrinfo(host, None)[0][4][0]
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, found in interfaces if any(one.address == address for one in found)), None)
+
+
 def join(
     partition: Partition,
     group: Group,
@@ -207,6 +216,8 @@ def join(
     if group.rank:
         _seats[name] = Seat(dist.TCPStore(*place, group.size, is_master=False, timeout=limit))
     seat = _seats[name]
+    if found := interface_of(str(urlsplit(get_worker().address).hostname)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
     with leaving_if_it_fails(name):
         dist.init_process_group("gloo", store=seat.store, rank=group.rank, world_size=group.size, timeout=limit)
         torch.manual_seed(seed)

@@ -54,6 +54,12 @@ def makers(torch):
     return make_model, make_optimizer
 
 
+def test_gloo_listens_where_dask_does(ddp):
+    assert ddp.interface_of("127.0.0.1") == "lo"
+    assert ddp.interface_of("::1") in ("lo", None), "None where there is no IPv6"
+    assert ddp.interface_of("192.0.2.1") is None
+
+
 @pytest.fixture
 def orders():
     def order(partition):
