@@ -172,7 +172,7 @@ def compare(
                 done += 1
                 advance(done, len(ways) * epochs, way.label)
 
-            advance(0, len(ways) * epochs, "measuring the cluster")
+            advance(0, len(ways) * epochs, "measuring the cluster, once its workers have imported everything")
             measured = measure_cluster(client, data, seconds=MEASURING_SECONDS).cluster
             comparison = compare_ways(
                 client,
