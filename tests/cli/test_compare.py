@@ -150,6 +150,13 @@ def test_first_assignments_and_labels_are_checked_before_a_cluster_is_started(el
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_dataset_without_labels_has_no_balance(elsewhere, url):
+    result = run(url, "--delivery", "peer", "--balance", "y")
+    assert result.exit_code == 1
+    assert "balance='y' is not allowed; it must be None. " in result.stderr
+    assert "this dataset has none" in result.stderr
+
+
 @pytest.mark.slow
 def test_labels_are_ways_to_start(elsewhere, labelled):
     start = ("--sharding", "stratified:label", "--balance", "label")
