@@ -61,8 +61,7 @@ def wanted_balance(dataset: Dataset, balance: str | None) -> Classes | None:
     """
     if balance is None:
         return None
-    if balance not in _label_arrays(dataset):
-        labels = _label_arrays(dataset)
+    if balance not in (labels := _label_arrays(dataset)):
         hint = "Labels are an array of one integer a sample" + ("." if labels else ", and this dataset has none.")
         raise InvalidParameter.of("balance", balance, f"None, or one of {labels}" if labels else "None", hint)
     return Classes.of(balance, read_labels(dataset, balance), dataset.n_samples)

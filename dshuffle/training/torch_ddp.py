@@ -216,9 +216,9 @@ def join(
     if group.rank:
         _seats[name] = Seat(dist.TCPStore(*place, group.size, is_master=False, timeout=limit))
     seat = _seats[name]
-    if found := interface_of(str(urlsplit(get_worker().address).hostname)):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
     with leaving_if_it_fails(name):
+        if found := interface_of(str(urlsplit(get_worker().address).hostname)):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
         dist.init_process_group("gloo", store=seat.store, rank=group.rank, world_size=group.size, timeout=limit)
         torch.manual_seed(seed)
         # Running statistics are averaged once an epoch, and not taken from rank 0 in every step.
