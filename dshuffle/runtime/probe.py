@@ -30,8 +30,6 @@ PAIRS = 2
 """Links that are measured alone."""
 BUSY = 0.85
 """Share of the processors' time from which on they, and not the network, are taken to be the limit."""
-LEAST_MESSAGES = 20
-"""Fewer, over long ways, say nothing about what one costs beside all else that a process does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,6 @@ class _Probe:
             for sender, receiver in pairs
             for rate in self._pull([sender], [receiver], 0.15 * seconds / len(pairs), idle.busy).rates
         ]
-        message_seconds = self._ask(*pairs[0], 0.03 * seconds) if pairs else MESSAGE_SECONDS
         together = self._pull(self.workers, self.workers, 0.2 * seconds, idle.busy)
         served = self._pull([self.server], self.workers, 0.15 * seconds, idle.busy) if self.server else None
         self._run(probe_tasks.keep, self.workers, self.name, self.dataset)
@@ -173,9 +170,7 @@ class _Probe:
         read_together = self._read(self.workers, 0.2 * seconds, idle.busy)
         kernels: Kernels = self._run(probe_tasks.kernels, self.workers[:1], self.dataset.row_nbytes)[0]
         link_alone = statistics.median(alone) if alone else math.inf
-        cluster = self._cluster(
-            link_alone, together, served, latency, read_alone, read_together, kernels, message_seconds
-        )
+        cluster = self._cluster(link_alone, together, served, latency, read_alone, read_together, kernels)
         return Measurement(
             cluster=cluster,
             seconds=time.perf_counter() - began,
@@ -198,7 +193,6 @@ class _Probe:
         read_alone: _Phase,
         read_together: _Phase,
         kernels: Kernels,
-        message_seconds: float,
     ) -> Cluster:
         # Where processors, not links, slow down the exchange of all, a link is as fast as it is alone.
         link = together.median
@@ -207,7 +201,7 @@ class _Probe:
         if math.isinf(link):  # a single worker has no link that matters
             link = kernels.gather
         # Both ends of a byte, and what goes on beside the network at each. Messages are counted by themselves.
-        of_messages = message_seconds * together.messages
+        of_messages = MESSAGE_SECONDS * together.messages
         each_end = max(0.0, together.busy_seconds - of_messages) / max(1, together.nbytes) / 2
         on_machine = Counter(self.machines[address].name for address in self.workers)
         most = max(on_machine.values())
@@ -231,7 +225,6 @@ class _Probe:
             encode_rate=kernels.encode,
             decode_rate=kernels.decode,
             read_rate=1 / read if read else kernels.scatter,
-            message_seconds=message_seconds,
             wire_overhead=0.0,  # rates were measured without headers
             epoch_seconds=self._round_trip(),
         )
@@ -249,19 +242,6 @@ class _Probe:
             return [traffic for traffic in done.values() if traffic.nbytes]
 
         return self._phase(work, background)
-
-    def _ask(self, sender: str, receiver: str, seconds: float) -> float:
-        """Processor time that both ends spend on a message of no length.
-
-        Their own, as the machine's would count whatever else it does in such a short time.
-        """
-        before = self._machines()
-        done = self.client.run(probe_tasks.ask, workers=[receiver], sender=sender, receiver=receiver, seconds=seconds)
-        after = self._machines()
-        ends = {after[end].process: end for end in (sender, receiver)}.values()  # threads of one process count once
-        spent = sum(after[end].own_seconds - before[end].own_seconds for end in ends)
-        count = done[receiver].messages
-        return float(spent / count) if count >= LEAST_MESSAGES else MESSAGE_SECONDS
 
     def _read(self, workers: Sequence[str], seconds: float, background: float) -> _Phase:
         def work() -> list[Traffic]:
@@ -284,7 +264,8 @@ class _Probe:
         one_each = {machine.name: address for address, machine in after.items()}.values()
         spent = math.fsum(after[address].busy_seconds - before[address].busy_seconds for address in one_each)
         cores = sum(after[address].cores for address in one_each)
-        own = math.fsum(after[address].own_seconds - before[address].own_seconds for address in self.everybody)
+        processes = {(after[address].name, after[address].process): address for address in self.everybody}.values()
+        own = math.fsum(after[address].own_seconds - before[address].own_seconds for address in processes)
         busy = min(1.0, spent / (cores * elapsed))
         return _Phase(
             rates=[traffic.rate for traffic in done],

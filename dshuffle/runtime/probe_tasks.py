@@ -47,7 +47,7 @@ class Machine:
     busy_seconds, own_seconds
         Processor time spent on that machine by anybody, the kernel's for links among them, and by this process.
     process
-        Its number.
+        Its number on that machine: threads of one process may be several workers.
     """
 
     name: str
@@ -161,20 +161,6 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
 
     await asyncio.gather(*(keep_asking() for _ in range(WINDOW)))
     return Traffic(total, time.perf_counter() - began, messages)
-
-
-async def ask(dask_worker: Worker, sender: str, receiver: str, seconds: float) -> Traffic:
-    """Ask for messages of one byte for some seconds, if this is the receiver."""
-    began, count = time.perf_counter(), 0
-
-    async def keep_asking() -> None:
-        nonlocal count
-        while dask_worker.address == receiver and time.perf_counter() - began < seconds:
-            count += await probe(dask_worker, sender, 1)
-            await _through_a_thread()  # as it is unpacked
-
-    await asyncio.gather(*(keep_asking() for _ in range(WINDOW)))
-    return Traffic(count, time.perf_counter() - began, count)
 
 
 def read_chunks(name: str, seconds: float, seed: int) -> Traffic:

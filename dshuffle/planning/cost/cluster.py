@@ -17,7 +17,7 @@ Rate = float | tuple[float, ...]
 """Bytes a second: the same for all workers, or one for each."""
 Amounts = NDArray[np.float64]
 MESSAGE_SECONDS = 1e-3
-"""What a message takes of a processor, where that was not measured."""
+"""What a message takes of a processor in an exchange. Alone it takes longer, as nothing else wakes a process up."""
 
 
 @dataclass(frozen=True, slots=True)

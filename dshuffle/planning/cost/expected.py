@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from scipy import special
 
 from dshuffle.planning.cost.cluster import Cluster
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
@@ -14,6 +15,8 @@ from dshuffle.planning.cost.work import CHUNKS, Work
 RING_WAITS = 1.6
 """How much longer rings take than links that are never idle: rounds wait for each other. Fitted to measurements with 8
 workers: 1.3 and 1.4 at cache fractions of 0.2 and 0.35, 1.9 at 0.5; 1.6 with more samples at 0.5."""
+
+MANY_TRIALS = 10_000
 
 
 def needed_rows(work: Work, n_workers: int) -> float:
@@ -117,10 +120,12 @@ def storage_loads(work: Work, n_workers: int, share: np.ndarray) -> dict[str, ob
     if work.assignment == CHUNKS:
         absent = (1 - 1 / n_workers) * (1 - work.excess(n_workers) ** c)
         chunks = work.n_samples / c
-        whole, more = divmod(math.ceil(chunks), n_workers)
-        # Some workers have one chunk more than others, and all wait for them.
-        each = whole + (np.arange(n_workers) < more)
-        hit = each * (chunks / math.ceil(chunks) * absent)
+        most = math.ceil(math.ceil(chunks) / n_workers)
+        busiest = math.ceil(chunks) - (most - 1) * n_workers  # that have one chunk more than others, or all
+        hit = (most - (np.arange(n_workers) >= busiest)) * (chunks / math.ceil(chunks) * absent)
+        unlucky = _largest(most, absent, busiest)  # all wait for the one that holds the fewest of its chunks
+        hit[1:] *= (hit.sum() - unlucky) / max(1.0, hit[1:].sum())
+        hit[0] = unlucky
     else:
         hit = np.array([chunks_hit(work.n_samples, c, rows) for rows in share.tolist()])
     return {
@@ -128,6 +133,13 @@ def storage_loads(work: Work, n_workers: int, share: np.ndarray) -> dict[str, ob
         "read": hit * c * work.row_nbytes,
         "wanted": float(share.sum()) * work.row_nbytes,
     }
+
+
+def _largest(trials: int, chance: float, workers: int) -> float:
+    """Expectation of the largest of some binomial numbers; of many trials their mean, where luck hardly matters."""
+    if trials > MANY_TRIALS:
+        return trials * chance
+    return float((1 - special.bdtr(np.arange(trials), trials, chance) ** workers).sum())
 
 
 def _across(sizes: np.ndarray, each: float) -> dict[str, np.ndarray]:

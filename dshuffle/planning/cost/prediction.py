@@ -132,8 +132,9 @@ def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
     """Seconds from loads.
 
     Links, and the storage, work at the same time, and the slowest of them takes as long as all, apart from what relays
-    hand on when the server has sent its last packet. Processors are shared by all of this, and what they take does not
-    hide so well behind the wire: the cube root of the sum of the cubes.
+    hand on when the server has sent its last packet, and from those who read the most, who share the storage with all
+    others at first and are held up by their own links at last. Processors are shared by all of this, and what they
+    take does not hide so well behind the wire: the cube root of the sum of the cubes.
 
     References
     ----------
@@ -142,7 +143,7 @@ def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
     """
     resources = {name: seconds for name, seconds in _seconds(cluster, work, loads).items() if seconds > 0}
     wire = max((seconds for name, seconds in resources.items() if name != PROCESSORS), default=0.0)
-    wire += last_seconds(work, cluster, loads)
+    wire = max(wire, _reading_seconds(cluster, loads)) + last_seconds(work, cluster, loads)
     together = float(np.cbrt(wire**3 + resources.get(PROCESSORS, 0.0) ** 3))
     exchange = together + cluster.epoch_seconds if resources else 0.0
     from_storage = loads.read if cluster.storage_over_links else 0.0
@@ -197,6 +198,20 @@ def _seconds(cluster: Cluster, work: Work, loads: Loads) -> dict[str, float]:
         if cluster.storage_client is not None:
             seconds["storage for one worker"] = float(loads.read.max()) / cluster.storage_client
     return seconds
+
+
+def _reading_seconds(cluster: Cluster, loads: Loads) -> float:
+    """How long until all have read, if those who still read share the storage equally, each as far as its link goes."""
+    if cluster.storage is None or not loads.read.any():
+        return 0.0
+    order = np.argsort(loads.read)
+    if cluster.storage_client is not None:
+        own = np.full(cluster.n_workers, cluster.storage_client)
+    else:
+        own = cluster.rates("link_down") if cluster.storage_over_links else np.full(cluster.n_workers, np.inf)
+    slowest = np.minimum.accumulate(own[order][::-1])[::-1]  # of those who still read
+    each = np.minimum(slowest, cluster.storage / np.arange(cluster.n_workers, 0, -1))
+    return float((np.diff(loads.read[order], prepend=0.0) / each).sum())
 
 
 def _request_seconds(cluster: Cluster, loads: Loads) -> float:
