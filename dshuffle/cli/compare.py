@@ -57,7 +57,10 @@ DEFAULT_CHUNK_ROWS = 1_000
 @click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of the local cluster.")
 @click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
 @click.option(
-    "--assignment", "assignments", multiple=True, help="local, partial:Q, chunks, global or aligned; again for several."
+    "--assignment",
+    "assignments",
+    multiple=True,
+    help="local, partial:Q, chunks[:ROWS], global or aligned[:Q]; again for several.",
 )
 @click.option(
     "--delivery",

@@ -31,7 +31,7 @@ assignment_option = click.option(
     default=ASSIGNMENTS,
     show_default=True,
     callback=_with_global,
-    help="local, partial:Q, global, aligned or chunks; again for several. global is weighed against the others.",
+    help="local, partial:Q, global, aligned[:Q] or chunks[:ROWS]; again for several. global is weighed against the rest.",
 )
 
 WORDS = {"links": "workers' links", "server": "the server's link", "storage": "storage", "processors": "processors"}
@@ -62,7 +62,7 @@ def show(
         console.print(sentence, highlight=False, markup=False)
     console.print("\nWhat would change this:", highlight=False)
     for line in [_change(cluster, change) for change in advice.changes] or [
-        "  nothing that concerns one rate: this way stays the best, be it 256 times as high or as low"
+        "  no single rate: with any of them up to 256 times as high or as low, this way stays the fastest"
     ]:
         console.print(line, highlight=False, markup=False)
 
