@@ -31,7 +31,7 @@ assignment_option = click.option(
     default=ASSIGNMENTS,
     show_default=True,
     callback=_with_global,
-    help="local, partial:Q, global, aligned[:Q] or chunks[:ROWS]; again for several. global is weighed against the rest.",
+    help="local, partial:Q, global, aligned[:Q] or chunks[:ROWS]; again for several. global is weighed against them.",
 )
 
 WORDS = {"links": "workers' links", "server": "the server's link", "storage": "storage", "processors": "processors"}
