@@ -123,8 +123,9 @@ def storage_loads(work: Work, n_workers: int, share: np.ndarray) -> dict[str, ob
         most = math.ceil(math.ceil(chunks) / n_workers)
         busiest = math.ceil(chunks) - (most - 1) * n_workers  # that have one chunk more than others, or all
         hit = (most - (np.arange(n_workers) >= busiest)) * (chunks / math.ceil(chunks) * absent)
-        unlucky = _largest(most, absent, busiest)  # all wait for the one that holds the fewest of its chunks
-        hit[1:] *= (hit.sum() - unlucky) / max(1.0, hit[1:].sum())
+        # All wait for the one that holds the fewest of its chunks; the others have the rest.
+        unlucky, others = min(_largest(most, absent, busiest), hit.sum()), hit[1:].sum()
+        hit[1:] *= (hit.sum() - unlucky) / others if others else 1.0
         hit[0] = unlucky
     else:
         hit = np.array([chunks_hit(work.n_samples, c, rows) for rows in share.tolist()])

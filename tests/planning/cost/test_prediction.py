@@ -201,7 +201,7 @@ def test_whole_chunks_are_read_without_amplification(precision):
     assert not predict(network(10, storage=1e8), few).exact
 
 
-@pytest.mark.parametrize("n_chunks", [5, 8, 21, 29])
+@pytest.mark.parametrize("n_chunks", [1, 2, 5, 8, 21, 29])
 def test_everybody_waits_for_the_worker_that_reads_the_most_chunks(n_chunks):
     """Few chunks are not planned for, as a plan has luck of its own: here is the mean over many draws."""
     n, rng = 8, np.random.default_rng(0)
