@@ -6,8 +6,8 @@ import dataclasses
 
 import click
 
-from dshuffle.cli.predictions import assignment_option, show
-from dshuffle.planning.cost import Work, all_ways, compare_costs, recommend
+from dshuffle.cli.predictions import assignment_option, show, ways_of
+from dshuffle.planning.cost import Work, compare_costs, recommend
 from dshuffle.report.progress import progress_bar
 from dshuffle.report.units import human_rate, human_seconds
 from dshuffle.runtime.chunks import unit_rows
@@ -48,7 +48,7 @@ def advise(
             measured = measure_cluster(client, data, seconds=seconds)
     cluster = measured.cluster
     work = Work(*(data.n_samples, data.row_nbytes, cache_fraction, unit_rows(data)), training_seconds=training_seconds)
-    ways = all_ways(cluster, work, assignments=assignments)
+    ways = ways_of(cluster, work, assignments)
     advice = recommend(cluster, ways)
     predictions = compare_costs(cluster, ways)
     if not as_json:

@@ -52,7 +52,7 @@ def plan(
     chosen = parse_assignment(assignment)
     names = deliveries or ("server", *(("leftover", "clique") if cache_fraction is None else CODED))
     options: dict[str, Any] = {"assignment": chosen, "caching": caching, "deliveries": names, "seed": seed}
-    few = max(workers, min(samples, 200))
+    few = max(workers, min(samples, max(200, workers * (getattr(chosen, "rows", None) or 1))))
     survey(few, workers, cache_fraction=cache_fraction, bounds=False, **options)  # compiles, so that figures don't
     figures = survey(samples, workers, cache_fraction=cache_fraction, epochs=epochs, **options)
     if as_json:

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dshuffle.planning.cost import Change, Cluster, Prediction, Recommendation
+from dshuffle.planning import parse_assignment
+from dshuffle.planning.cost import Change, Cluster, Prediction, Recommendation, Work, all_ways
 from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.report.units import human_bytes, human_ratio, human_seconds
 
@@ -33,6 +34,16 @@ assignment_option = click.option(
     callback=_with_global,
     help="local, partial:Q, global, aligned[:Q] or chunks[:ROWS]; again for several. global is weighed against them.",
 )
+
+
+def ways_of(cluster: Cluster, work: Work, assignments: tuple[str, ...]) -> tuple[Work, ...]:
+    """All ways of some assignments; of those that were asked for, which have none is said."""
+    ways = all_ways(cluster, work, assignments=assignments)
+    for assignment in assignments if assignments != ASSIGNMENTS else ():
+        if not any(way.assignment == str(parse_assignment(assignment)) for way in ways):
+            click.echo(f"“{assignment}” is left out: it needs a --cache-fraction above 1/{cluster.n_workers}", err=True)
+    return ways
+
 
 WORDS = {"links": "workers' links", "server": "the server's link", "storage": "storage", "processors": "processors"}
 
@@ -62,7 +73,7 @@ def show(
         console.print(sentence, highlight=False, markup=False)
     console.print("\nWhat would change this:", highlight=False)
     for line in [_change(cluster, change) for change in advice.changes] or [
-        "  no single rate: with any of them up to 256 times as high or as low, this way stays the fastest"
+        "  no single rate: up to 256 times as high or as low, this way stays the fastest that shuffles globally"
     ]:
         console.print(line, highlight=False, markup=False)
 

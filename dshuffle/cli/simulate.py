@@ -7,9 +7,9 @@ import math
 
 import click
 
-from dshuffle.cli.predictions import assignment_option, show
+from dshuffle.cli.predictions import assignment_option, show, ways_of
 from dshuffle.cli.profiles import load_profile
-from dshuffle.planning.cost import Cluster, Work, all_ways, compare_costs, recommend
+from dshuffle.planning.cost import Cluster, Work, compare_costs, recommend
 from dshuffle.report.units import parse_rate
 
 HEADERS = 1.046
@@ -109,7 +109,7 @@ def simulate(
         wire_overhead=0.0,
     )
     work = Work(samples, row_bytes, cache_fraction, chunk_rows, training_seconds=training_seconds)
-    ways = all_ways(cluster, work, assignments=assignments)
+    ways = ways_of(cluster, work, assignments)
     advice = recommend(cluster, ways, precision=precision)
     predictions = compare_costs(cluster, ways, precision=precision)
     if loaded is not None and not as_json:

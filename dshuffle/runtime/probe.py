@@ -264,7 +264,7 @@ class _Probe:
         one_each = {machine.name: address for address, machine in after.items()}.values()
         spent = math.fsum(after[address].busy_seconds - before[address].busy_seconds for address in one_each)
         cores = sum(after[address].cores for address in one_each)
-        processes = {(after[address].name, after[address].process): address for address in self.everybody}.values()
+        processes = {after[address].process: address for address in self.everybody}.values()
         own = math.fsum(after[address].own_seconds - before[address].own_seconds for address in processes)
         busy = min(1.0, spent / (cores * elapsed))
         return _Phase(

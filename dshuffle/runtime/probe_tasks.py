@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ LEAST_BYTES = MIB // 2
 """What is asked for first, and on slow ways. Less measures round trips where queues are long, not the rate."""
 READ_BYTES = 16 * MIB
 """Rows that are read in one call."""
+PROCESS = uuid.uuid4().hex
+"""This one; containers of one machine number theirs alike."""
 KERNEL_BYTES = 16 * MIB
 """Rows that kernels run on: more than caches hold."""
 
@@ -47,12 +50,12 @@ class Machine:
     busy_seconds, own_seconds
         Processor time spent on that machine by anybody, the kernel's for links among them, and by this process.
     process
-        Its number on that machine: threads of one process may be several workers.
+        A name of its own: threads of one process may be several workers.
     """
 
     name: str
     cores: int
-    process: int
+    process: str
     busy_seconds: float
     own_seconds: float
 
@@ -115,7 +118,7 @@ def machine() -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
-    return Machine(name, cores, os.getpid(), sum(times[:8]) - idle, time.process_time())
+    return Machine(name, cores, PROCESS, sum(times[:8]) - idle, time.process_time())
 
 
 async def where(dask_worker: Worker) -> Machine:

@@ -54,6 +54,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--assignment", default="global")
     options = parser.parse_args(argv)
+    if options.epochs < 2:
+        parser.error("--epochs must be at least 2: the first one compiles")
     n_dense = options.features - options.features // 2
     compile_kernels()
     with tempfile.TemporaryDirectory() as folder:

@@ -61,6 +61,11 @@ def test_the_table_names_all(request):
         assert word in ran.output
 
 
+def test_groups_of_rows_may_be_more_than_compiling_needs():
+    ran = run("--samples", "10000", "--workers", "8", "--assignment", "chunks:50")
+    assert ran.exit_code == 0, ran.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

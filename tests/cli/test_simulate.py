@@ -16,6 +16,16 @@ def run(*arguments):
     return CliRunner().invoke(main, ["simulate", *arguments])
 
 
+def test_an_assignment_that_these_caches_do_not_allow_is_told_of():
+    job = ("--workers", "8", "--samples", "2000", "--bandwidth", "100mbit", "--assignment", "aligned:0.3")
+    ran = run(*job)
+    assert ran.exit_code == 0, ran.output
+    assert "“aligned:0.3” is left out: it needs a --cache-fraction above 1/8" in ran.stderr
+    ran = run(*job, "--cache-fraction", "0.3", "--assignment", "chunks:50", "--assignment", "chunks:100")
+    assert ran.stderr == ""
+    assert {"aligned:0.3", "chunks:50", "chunks:100"} <= {line.strip() for line in ran.stdout.splitlines()}
+
+
 @pytest.fixture
 def profiles(tmp_path):
     def table(name, **changes):
@@ -101,7 +111,7 @@ def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
     assert {row["assignment"] for row in json.loads(ran.output)["ways"]} == {"partial:0.2", "global"}
     for fraction, there in (("0.6", {"aligned", "global"}), ("0.125", {"global"})):
         ran = run(*JOB, "--bandwidth", "1e6", "--assignment", "aligned", "--cache-fraction", fraction, "--json")
-        assert {row["assignment"] for row in json.loads(ran.output)["ways"]} == there
+        assert {row["assignment"] for row in json.loads(ran.stdout)["ways"]} == there
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def all_ways(
             ways.append(base)
             continue
         if base.kind == "aligned":
-            if not (excess and server):  # to uncoded deliveries it is what 'global' is
+            if not (excess and server):  # to uncoded deliveries it is what 'global', or 'partial', is
                 continue
             base = dataclasses.replace(base, caching="even")
         else:
@@ -114,7 +114,7 @@ def all_ways(
                 ways.append(dataclasses.replace(base, delivery="server"))
             if cluster.storage is not None:
                 ways.append(dataclasses.replace(base, delivery="storage"))
-        if server and assignment != CHUNKS:
+        if server and base.kind != CHUNKS:
             for delivery in coded:
                 relays = ("pipelined", "ring", "unicast") if delivery in ("clique", "leftover") else ("pipelined",)
                 ways += [dataclasses.replace(base, delivery=delivery, relay=relay) for relay in relays]
@@ -171,7 +171,7 @@ def recommend(
     predictions = [timed(cluster, *candidate) for candidate in candidates]
     best = _fastest(cluster, shuffling)
     instead = _less(best, predictions)
-    chunks = [p for p in predictions if p.work.assignment == CHUNKS]
+    chunks = [p for p in predictions if p.work.kind == CHUNKS]
     whole = min(chunks, key=_seconds, default=None)
     if whole is not None and _seconds(whole) * (1 + EQUALLY) > _seconds(best):
         whole = None

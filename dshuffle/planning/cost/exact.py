@@ -136,14 +136,14 @@ def _epoch_before(
 
 
 def _parsed(work: Work) -> Assignment:
-    return parse_assignment(f"{CHUNKS}:{work.chunk_rows}" if work.assignment == CHUNKS else work.assignment)
+    return parse_assignment(f"{CHUNKS}:{work.group_rows}" if work.kind == CHUNKS else work.assignment)
 
 
 def is_countable(work: Work, n_workers: int, *, most_workers: int, most_samples: int) -> bool:
     """Whether a real plan can be made, of so many samples at most."""
     if n_workers > most_workers or work.n_samples < n_workers:
         return False
-    if work.assignment == CHUNKS and min(work.n_samples, most_samples) // work.chunk_rows < LEAST_CHUNKS * n_workers:
+    if min(work.n_samples, most_samples) // work.group_rows < LEAST_CHUNKS * n_workers and work.kind == CHUNKS:
         return False
     try:
         _parsed(work)

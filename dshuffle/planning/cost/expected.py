@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import special
 
-from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.cluster import Amounts, Cluster
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
 from dshuffle.planning.cost.packets import HolderSets, expected_packets
 from dshuffle.planning.cost.work import CHUNKS, Work
@@ -70,7 +69,7 @@ def expected_loads(work: Work, cluster: Cluster) -> Loads:
     if not rows:
         return Loads(**loads)  # type: ignore[arg-type]
     row = work.row_nbytes + CHECKSUM_NBYTES
-    share = np.full(n, rows / n)
+    share = _shares(work, n, rows)
     if work.delivery == "storage":
         return Loads(**loads | storage_loads(work, n, share))  # type: ignore[arg-type]
     loads["worker_in"] = share * row
@@ -114,19 +113,18 @@ def ring_bytes(components: float, packets: float, n_workers: int) -> float:
 def storage_loads(work: Work, n_workers: int, share: np.ndarray) -> dict[str, object]:
     """Bytes and requests of the storage for ``(n,)`` rows that workers lack; each chunk is read once a worker.
 
-    With ``chunks`` a worker needs whole chunks, of which it holds some rows: it skips a chunk only if it holds all.
+    With ``chunks`` a worker needs whole groups of rows, of which it holds some: it skips one only if it holds all.
     """
-    c = min(work.chunk_rows, work.n_samples)
-    if work.assignment == CHUNKS:
-        absent = (1 - 1 / n_workers) * (1 - work.excess(n_workers) ** c)
-        chunks = work.n_samples / c
-        most = math.ceil(math.ceil(chunks) / n_workers)
-        busiest = math.ceil(chunks) - (most - 1) * n_workers  # that have one chunk more than others, or all
-        hit = (most - (np.arange(n_workers) >= busiest)) * (chunks / math.ceil(chunks) * absent)
-        # All wait for the one that holds the fewest of its chunks; the others have the rest.
-        unlucky, others = min(_largest(most, absent, busiest), hit.sum()), hit[1:].sum()
-        hit[1:] *= (hit.sum() - unlucky) / others if others else 1.0
-        hit[0] = unlucky
+    c, g = min(work.chunk_rows, work.n_samples), work.group_rows
+    if work.kind == CHUNKS:
+        groups = _groups(work, n_workers) * (1 - work.excess(n_workers) ** g)
+        if g % c == 0:
+            hit = groups * (g // c)
+        elif g < c:
+            hit = np.array([chunks_hit(work.n_samples // g, c // g, one) for one in groups.tolist()])
+        else:  # ends are in the middle of chunks, which a worker with both neighbours reads once
+            inside = 1 - math.gcd(g, c) / c
+            hit = groups * (g / c + inside * (1 - 1 / n_workers))
     else:
         hit = np.array([chunks_hit(work.n_samples, c, rows) for rows in share.tolist()])
     return {
@@ -136,11 +134,39 @@ def storage_loads(work: Work, n_workers: int, share: np.ndarray) -> dict[str, ob
     }
 
 
+def _shares(work: Work, n_workers: int, rows: float) -> Amounts:
+    """Rows that each worker lacks."""
+    if work.kind != CHUNKS:
+        return np.full(n_workers, rows / n_workers)
+    groups = _groups(work, n_workers)
+    shares: Amounts = groups * (rows / float(groups.sum()))
+    return shares
+
+
+def _groups(work: Work, n_workers: int) -> Amounts:
+    """Groups of rows that are to come to each worker, of which some were of its share before."""
+    groups = work.n_samples / work.group_rows
+    absent = 1 - 1 / n_workers
+    most = math.ceil(math.ceil(groups) / n_workers)
+    busiest = math.ceil(groups) - (most - 1) * n_workers  # that have one more than others, or all
+    lacks = (most - (np.arange(n_workers) >= busiest)) * (groups / math.ceil(groups) * absent)
+    # All wait for the one that holds the fewest of its groups; the others have the rest.
+    unlucky, others = min(_largest(most, absent, busiest), lacks.sum()), lacks[1:].sum()
+    lacks[1:] *= (lacks.sum() - unlucky) / others if others else 1.0
+    lacks[0] = unlucky
+    return lacks.astype(np.float64)
+
+
 def _largest(trials: int, chance: float, workers: int) -> float:
     """Expectation of the largest of some binomial numbers; of many trials their mean, where luck hardly matters."""
     if trials > MANY_TRIALS:
         return trials * chance
-    return float((1 - special.bdtr(np.arange(trials), trials, chance) ** workers).sum())
+    if not chance:
+        return 0.0
+    counts = np.arange(trials)
+    choices = np.concatenate([[0.0], np.log((trials - counts[:-1]) / (counts[:-1] + 1)).cumsum()])  # logarithms
+    at_most = np.exp(choices + counts * math.log(chance) + (trials - counts) * math.log1p(-chance)).cumsum()
+    return float((1 - np.minimum(1.0, at_most) ** workers).sum())
 
 
 def _across(sizes: np.ndarray, each: float) -> dict[str, np.ndarray]:

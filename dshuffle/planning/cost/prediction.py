@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -201,17 +202,18 @@ def _seconds(cluster: Cluster, work: Work, loads: Loads) -> dict[str, float]:
 
 
 def _reading_seconds(cluster: Cluster, loads: Loads) -> float:
-    """How long until all have read, if those who still read share the storage equally, each as far as its link goes."""
+    """How long until all have read, if those who still read share the storage equally, each as far as its link goes.
+
+    Links that differ are left to what limits each of them alone: 0.
+    """
     if cluster.storage is None or not loads.read.any():
         return 0.0
-    order = np.argsort(loads.read)
-    if cluster.storage_client is not None:
-        own = np.full(cluster.n_workers, cluster.storage_client)
-    else:
-        own = cluster.rates("link_down") if cluster.storage_over_links else np.full(cluster.n_workers, np.inf)
-    slowest = np.minimum.accumulate(own[order][::-1])[::-1]  # of those who still read
-    each = np.minimum(slowest, cluster.storage / np.arange(cluster.n_workers, 0, -1))
-    return float((np.diff(loads.read[order], prepend=0.0) / each).sum())
+    links = cluster.rates("link_down") / (1 + cluster.wire_overhead) if cluster.storage_over_links else math.inf
+    own = cluster.storage_client or float(np.min(links))
+    if own < np.max(links) and cluster.storage_client is None:
+        return 0.0
+    each = np.minimum(own, cluster.storage / np.arange(cluster.n_workers, 0, -1))
+    return float((np.diff(np.sort(loads.read), prepend=0.0) / each).sum())
 
 
 def _request_seconds(cluster: Cluster, loads: Loads) -> float:

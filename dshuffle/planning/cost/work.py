@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.assignment import KNOWN_ASSIGNMENTS, Assignment, Local, Partial, parse_assignment
+from dshuffle.planning.assignment import Assignment, Local, Partial, parse_assignment
 from dshuffle.planning.caching import CACHINGS
 from dshuffle.planning.cost.cluster import as_number
 from dshuffle.planning.delivery import DELIVERIES, UNCODED
@@ -33,7 +33,7 @@ class Work:
         Samples of a chunk; with several arrays, of the one that has the most bytes. A chunk is one request.
     assignment
         ``"local"``, ``"partial:Q"``, ``"global"``, ``"aligned"``, ``"aligned:Q"``, ``"chunks"``, or
-        ``"chunks:ROWS"``, which sets ``chunk_rows``.
+        ``"chunks:ROWS"``, which moves groups of so many samples, whatever the chunks of the store.
     delivery, relay, caching
         As of :class:`~dshuffle.planning.ShufflePlanSpec`.
     training_seconds
@@ -62,16 +62,7 @@ class Work:
     training_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        name, _, rows = str(self.assignment).partition(":")
-        if name == CHUNKS:
-            object.__setattr__(self, "assignment", CHUNKS)
-            if rows:
-                object.__setattr__(self, "chunk_rows", int(rows) if rows.isdecimal() and int(rows) else rows)
-        else:
-            try:
-                object.__setattr__(self, "assignment", str(parse_assignment(self.assignment)))
-            except InvalidParameter:
-                raise InvalidParameter.of("assignment", self.assignment, f"{KNOWN_ASSIGNMENTS}, or 'chunks'") from None
+        object.__setattr__(self, "assignment", str(parse_assignment(self.assignment)))
         for name in ("n_samples", "row_nbytes", "chunk_rows"):
             as_integer(name, getattr(self, name), 1)
         for name, known in (("delivery", DELIVERIES), ("relay", RELAYS), ("caching", CACHINGS)):
@@ -88,9 +79,14 @@ class Work:
     @property
     def fraction(self) -> float:
         """Q: the part of its share that every worker exchanges; 1 unless the assignment says otherwise."""
-        if self.assignment == CHUNKS:
-            return 1.0
         return _fraction(parse_assignment(self.assignment))
+
+    @property
+    def group_rows(self) -> int:
+        """Samples that ``chunks`` and ``chunks:ROWS`` move together; 1 of other assignments."""
+        if self.kind != CHUNKS:
+            return 1
+        return min(self.n_samples, int(self.assignment.partition(":")[2] or self.chunk_rows))
 
     @property
     def coded(self) -> bool:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import EpochPlanner, ShufflePlanSpec, parse_assignment, route
 from dshuffle.planning.cost import Cluster, Work, predict
+from dshuffle.planning.cost.expected import storage_loads
 from dshuffle.planning.cost.prediction import loads_of, timed
 from dshuffle.planning.plan import SERVER
 
@@ -218,12 +219,41 @@ def test_everybody_waits_for_the_worker_that_reads_the_most_chunks(n_chunks):
     assert predicted.requests == pytest.approx(np.sum(read, axis=1).mean(), rel=0.02)
 
 
+@pytest.mark.parametrize("n_chunks", [9, 17, 25])
+def test_few_chunks_are_as_unlucky_between_peers(n_chunks):
+    work = Work(n_chunks * 64, 1000, assignment="chunks", delivery="peer", chunk_rows=64)
+    read = predict(network(8, storage=1e12), dataclasses.replace(work, delivery="storage")).exchange_seconds
+    assert predict(network(8), work).exchange_seconds == pytest.approx(read, rel=0.01)
+
+
+def test_a_last_chunk_that_is_nearly_empty_leaves_the_others_nothing_and_no_less():
+    work = Work(65, 1000, assignment="chunks", delivery="storage", chunk_rows=64)
+    assert storage_loads(work, 2, np.zeros(2))["read"].min() >= 0
+
+
+@pytest.mark.parametrize(("rows", "chunk_rows"), [(10, 100), (50, 100), (100, 100), (150, 100), (250, 100), (300, 100)])
+def test_groups_that_are_not_the_stores_chunks_are_read_with_the_chunks_around_them(rows, chunk_rows):
+    """Expected as counted in a plan, whose groups end wherever they end."""
+    work = Work(60_000, 1000, assignment=f"chunks:{rows}", delivery="storage", chunk_rows=chunk_rows)
+    counted, expected = (
+        predict(network(5, storage=1e8), work, precision=precision) for precision in ("exact", "closed")
+    )
+    assert expected.read_amplification == pytest.approx(counted.read_amplification, rel=0.03)
+    assert (expected.read_amplification > 1.05) == (rows % chunk_rows > 0)
+    assert work.way == f"chunks:{rows} + storage"
+
+
 def test_those_who_read_the_most_share_the_storage_at_first_and_have_their_own_links_at_last():
     cluster = network(2, storage=2e6, storage_client=1.5e6, storage_over_links=False)
     work = Work(4000, 1000, delivery="storage")
     loads = dataclasses.replace(loads_of(cluster, work), read=np.array([1e6, 3e6]), requests=np.zeros(2))
     # 1 MB/s each for a second; then 2 MB at 1.5 MB/s.
     assert timed(cluster, work, loads).exchange_seconds == pytest.approx(1 + 2 / 1.5)
+    # As fast as their links alone, where nobody knows better, and those carry headers too.
+    linked = dataclasses.replace(
+        cluster, storage_client=None, storage_over_links=True, link_down=1.65e6, wire_overhead=0.1
+    )
+    assert timed(linked, work, loads).exchange_seconds == pytest.approx(1 + 2 / 1.5)
     # Alike, they share it all the time.
     loads = dataclasses.replace(loads, read=np.array([2e6, 2e6]))
     assert timed(cluster, work, loads).exchange_seconds == pytest.approx(2)
