@@ -29,7 +29,7 @@ def _speed(measured: list[tuple[WayResult, Figures]]) -> str:
         if way.assignment == "global" and found.shuffle_seconds is not None
     ]
     if not whole:
-        return "No way that reshuffles everything was run for two epochs or more: none can be the fastest."
+        return "No way with the assignment “global” was run for two epochs or more: none can be called the fastest."
     whole.sort(key=lambda pair: pair[0].median)
     (best, fastest), others = whole[0], whole[1:]
     sentence = (

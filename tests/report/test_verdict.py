@@ -79,7 +79,7 @@ def test_times_that_processors_limit_are_doubted(comparison):
 
 def test_local_ways_are_never_the_fastest_shuffle(comparison):
     text = verdict(only(comparison, "local, as stored", "partial:0.1 + peer"))
-    assert text.startswith("No way that reshuffles everything was run")
+    assert text.startswith("No way with the assignment “global” was run")
 
 
 def test_overlapping_ranges_are_not_called_faster(comparison):
