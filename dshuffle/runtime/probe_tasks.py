@@ -31,8 +31,8 @@ LEAST_BYTES = MIB // 2
 """What is asked for first, and on slow ways. Less measures round trips where queues are long, not the rate."""
 READ_BYTES = 16 * MIB
 """Rows that are read in one call."""
-PROCESS = uuid.uuid4().hex
-"""This one; containers of one machine number theirs alike."""
+HERE = uuid.uuid4().hex
+"""Stands beside the number of this process, as containers of one machine number theirs alike."""
 KERNEL_BYTES = 16 * MIB
 """Rows that kernels run on: more than caches hold."""
 
@@ -118,7 +118,7 @@ def machine() -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
-    return Machine(name, cores, PROCESS, sum(times[:8]) - idle, time.process_time())
+    return Machine(name, cores, f"{HERE}-{os.getpid()}", sum(times[:8]) - idle, time.process_time())
 
 
 async def where(dask_worker: Worker) -> Machine:

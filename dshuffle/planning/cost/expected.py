@@ -117,14 +117,9 @@ def storage_loads(work: Work, n_workers: int, share: np.ndarray) -> dict[str, ob
     """
     c, g = min(work.chunk_rows, work.n_samples), work.group_rows
     if work.kind == CHUNKS:
-        groups = _groups(work, n_workers) * (1 - work.excess(n_workers) ** g)
-        if g % c == 0:
-            hit = groups * (g // c)
-        elif g < c:
-            hit = np.array([chunks_hit(work.n_samples // g, c // g, one) for one in groups.tolist()])
-        else:  # ends are in the middle of chunks, which a worker with both neighbours reads once
-            inside = 1 - math.gcd(g, c) / c
-            hit = groups * (g / c + inside * (1 - 1 / n_workers))
+        part = _groups(work, n_workers) * (1 - work.excess(n_workers) ** g) * (g / work.n_samples)
+        of_chunk = (c + g - math.gcd(g, c)) / g  # groups that have rows of a chunk: one, if groups are whole chunks
+        hit = work.n_samples / c * (1 - (1 - np.minimum(1.0, part)) ** of_chunk)
     else:
         hit = np.array([chunks_hit(work.n_samples, c, rows) for rows in share.tolist()])
     return {

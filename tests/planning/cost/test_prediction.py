@@ -231,7 +231,7 @@ def test_a_last_chunk_that_is_nearly_empty_leaves_the_others_nothing_and_no_less
     assert storage_loads(work, 2, np.zeros(2))["read"].min() >= 0
 
 
-@pytest.mark.parametrize(("rows", "chunk_rows"), [(10, 100), (50, 100), (100, 100), (150, 100), (250, 100), (300, 100)])
+@pytest.mark.parametrize(("rows", "chunk_rows"), [(r, 100) for r in (10, 30, 50, 70, 100, 101, 150, 250, 300)])
 def test_groups_that_are_not_the_stores_chunks_are_read_with_the_chunks_around_them(rows, chunk_rows):
     """Expected as counted in a plan, whose groups end wherever they end."""
     work = Work(60_000, 1000, assignment=f"chunks:{rows}", delivery="storage", chunk_rows=chunk_rows)
