@@ -7,7 +7,7 @@ import dataclasses
 from distributed import Client
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Assignment, Chunks
+from dshuffle.planning import Assignment
 from dshuffle.planning.cost import Cluster, Work, compare_costs
 from dshuffle.runtime.chunks import unit_rows
 from dshuffle.runtime.clients import cluster_info
@@ -23,13 +23,12 @@ def work_of(
     dataset: Dataset, *, assignment: Assignment, delivery: str, caching: str, cache_fraction: float | None, relay: str
 ) -> Work:
     """An epoch of a dataset, as the cost model takes it."""
-    unit = assignment.rows if isinstance(assignment, Chunks) else None
     return Work(
         dataset.n_samples,
         max(1, dataset.row_nbytes),
         cache_fraction=cache_fraction,
-        chunk_rows=unit or unit_rows(dataset),
-        assignment="chunks" if isinstance(assignment, Chunks) else str(assignment),
+        chunk_rows=unit_rows(dataset),
+        assignment=str(assignment),
         delivery=delivery,
         caching=caching,
         relay=relay,

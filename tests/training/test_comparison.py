@@ -8,6 +8,7 @@ import pytest
 
 import dshuffle
 from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.planning.cost import Cluster
 from dshuffle.training import (
     Way,
     compare_ways,
@@ -18,7 +19,7 @@ from dshuffle.training import (
     modest_step,
     product_of_ways,
 )
-from dshuffle.training.comparison import _with_chosen
+from dshuffle.training.comparison import _with_chosen, predicted_seconds
 from dshuffle.training.facts import without_secrets
 
 
@@ -67,6 +68,17 @@ def test_the_modest_step_follows_the_norm_of_the_rows(tmp_path):
         modest_step(dataset, features="zero")
     with pytest.raises(InvalidParameter, match="target='x'"):
         modest_step(dataset, target="x")
+
+
+def test_groups_smaller_than_chunks_are_predicted_to_read_more(tmp_path):
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.ones((8000, 10))}, chunk_rows=200)
+    cluster = Cluster(4, link_up=1e9, link_down=1e9, storage=1e5)
+    chunks, groups, whole = (
+        predicted_seconds(cluster, dataset, Way(name, name, "storage", "random"), None)
+        for name in ("chunks", "chunks:50", "chunks:200")
+    )
+    assert whole == chunks
+    assert groups > 2 * chunks
 
 
 def test_passwords_do_not_reach_the_report():
