@@ -5,8 +5,9 @@
 `kernel`: passes over contiguous arrays in memory, on one core, while nothing else runs. `kernel beside`: the same in
 the workers' tasks, right before and after their passes, whatever the machine and the exchange do at that moment. `local
 pass`: what a worker does with its partition, looking its samples up in the cache in a new order. `fit`: the whole of
-`fit_linear_regression`, with the residuals that it measures after every epoch, the averaging, and the exchange. Rates
-are samples a second and worker, medians; read the ratios, of which `local pass of kernel beside` is taken pass by pass.
+`fit_linear_regression`, with the residuals that it measures after every epoch, the averaging, and the exchange; `pass
+in fit`: the passes in it, at the beginning of each exchange. Rates are samples a second and worker, medians; read the
+ratios, of which `local pass of kernel beside` is taken pass by pass.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "kernel": len(part["x"]) / alone,
         "kernel beside": statistics.median(beside for _, beside in passes),
         "local pass": statistics.median(rate for rate, _ in passes),
+        "pass in fit": statistics.median(history.worker_rates),
         "fit": options.samples / options.workers / float(np.median(seconds)),
     }
     result = {
