@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dshuffle.planning import CACHINGS, DELIVERIES, parse_assignment
+from dshuffle.planning import CACHINGS, DELIVERIES, Chunks, parse_assignment
 from dshuffle.planning.survey import DeliveryFigures, survey
 from dshuffle.report.units import human_bytes, human_seconds
 
@@ -52,7 +52,8 @@ def plan(
     chosen = parse_assignment(assignment)
     names = deliveries or ("server", *(("leftover", "clique") if cache_fraction is None else CODED))
     options: dict[str, Any] = {"assignment": chosen, "caching": caching, "deliveries": names, "seed": seed}
-    few = max(workers, min(samples, max(200, workers * (getattr(chosen, "rows", None) or 1))))
+    group = chosen.rows if isinstance(chosen, Chunks) and chosen.rows else 1  # each worker must have one
+    few = max(workers, min(samples, max(200, workers * group)))
     survey(few, workers, cache_fraction=cache_fraction, bounds=False, **options)  # compiles, so that figures don't
     figures = survey(samples, workers, cache_fraction=cache_fraction, epochs=epochs, **options)
     if as_json:

@@ -16,6 +16,7 @@ RING_WAITS = 1.6
 workers: 1.3 and 1.4 at cache fractions of 0.2 and 0.35, 1.9 at 0.5; 1.6 with more samples at 0.5."""
 
 MANY_TRIALS = 10_000
+"""Groups a worker from which on the luckiest and the unluckiest are nearly alike."""
 
 
 def needed_rows(work: Work, n_workers: int) -> float:
