@@ -138,14 +138,7 @@ class Coordinator:
 
     def lose(self, address: str) -> None:
         """A member has left the cluster."""
-        ranks = sorted(who for who, where in self._spec.addresses.items() if where == address)
-        who = " and ".join(map(name_of, ranks))
-        self.break_(
-            WorkerLost(
-                f"{who} ({address}) has left the cluster, and its partition with it. The dataset is untouched: make "
-                "a new Shuffler on the workers that are left"
-            )
-        )
+        self.break_(self._lost(address, "has left the cluster, and its partition with it"))
 
     def break_(self, error: DShuffleError) -> None:
         """End the session: whoever waits for it gets the error."""
@@ -169,6 +162,12 @@ class Coordinator:
         for where, reply in zip(there, replies, strict=True):
             if isinstance(reply, BaseException):
                 logger.warning("dshuffle: session %s was not closed on %s: %s", self._spec.session_id, where, reply)
+
+    def _lost(self, address: str, how: str) -> WorkerLost:
+        ranks = sorted(who for who, where in self._spec.addresses.items() if where == address)
+        who = " and ".join(map(name_of, ranks))
+        hint = "The dataset is untouched: make a new Shuffler on the workers that are left"
+        return WorkerLost(f"{who} ({address}) {how}. {hint}")
 
     @property
     def _ranks(self) -> range:
@@ -289,7 +288,8 @@ class Coordinator:
         try:
             reply = await getattr(self._scheduler.rpc(address), op)(**message)
         except OSError as error:
-            raise WorkerLost(f"worker {address} cannot be reached: {error}") from error
+            # A call can notice before the scheduler does that a member is gone.
+            raise self._lost(address, f"cannot be reached ({error})") from error
         try:
             return unwrap(reply, f"worker {address}")
         except DShuffleError as error:
