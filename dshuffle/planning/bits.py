@@ -70,6 +70,18 @@ def count_held(holders, n_workers):  # type: ignore[no-untyped-def]
     return counts
 
 
+@numba.njit(nogil=True, cache=True)
+def count_keys(keys, first, end):  # type: ignore[no-untyped-def]
+    """``(end - first,)`` int64: how often each integer of [``first``, ``end``) is among ``keys``, which have no others.
+
+    ``np.bincount`` makes int64 of all keys first, which takes longer than counting them.
+    """
+    counts = np.zeros(end - first, dtype=np.int64)
+    for index in range(keys.size):
+        counts[keys[index] - first] += 1
+    return counts
+
+
 def group_by(keys: NDArray[np.integer], n_keys: int) -> tuple[Samples, Samples]:
     """Sort indices by small integer keys, equal keys in the order given.
 

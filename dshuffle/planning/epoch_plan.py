@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dshuffle.planning.bits import group_by
+from dshuffle.planning.bits import count_keys, group_by
 from dshuffle.planning.holders import held_by, holders_of
 from dshuffle.planning.order import epoch_permutation
 from dshuffle.planning.plan import SERVER, STORE, Plan
@@ -87,8 +87,8 @@ class EpochPlan:
     @property
     def shares(self) -> tuple[int, int]:
         """Samples of the workers with the fewest and the most."""
-        dealt = self.assignment[self.assignment >= 0] if len(self.broadcast) else self.assignment
-        counts = np.bincount(dealt, minlength=self.n_workers) + len(self.broadcast)
+        # From -1 on: those that all train on are in no share.
+        counts = count_keys(self.assignment, -1, self.n_workers)[1:] + len(self.broadcast)
         return int(counts.min()), int(counts.max())
 
     def with_broadcast(self, broadcast: Samples, dealt: Samples) -> EpochPlan:
@@ -117,13 +117,13 @@ class EpochPlan:
         """What one worker, or the server, has to know."""
         plan = self.plan
         # Rows of their own; of a coded plan none.
-        rows = np.arange(0 if plan.coded else plan.n_packets)
-        outgoing = rows[plan.senders[rows] == rank]
+        rows = slice(0 if plan.coded else plan.n_packets)
+        outgoing = np.flatnonzero(plan.senders[rows] == rank)
         sends = _split(plan.samples[outgoing], plan.destinations[outgoing], self.n_workers)
         if rank == SERVER:
             nothing = np.empty(0, dtype=np.int64)
             return WorkerPlan(rank, self.epoch, nothing, nothing, nothing, {}, sends)
-        incoming = rows[plan.destinations[rows] == rank]
+        incoming = np.flatnonzero(plan.destinations[rows] == rank)
         own = np.flatnonzero(self.assignment == rank)
         if len(self.broadcast):
             own = np.sort(np.concatenate([own, self.broadcast]))

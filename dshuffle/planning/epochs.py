@@ -29,7 +29,7 @@ from dshuffle.planning.classes import Classes, draw_classes
 from dshuffle.planning.delivery import check_delivery, plan_delivery
 from dshuffle.planning.epoch_plan import EpochPlan, loading
 from dshuffle.planning.holders import cache_capacity
-from dshuffle.planning.plan import missing_samples
+from dshuffle.planning.plan import Plan, missing_samples
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.relay import RELAYS
 from dshuffle.planning.sharding import SHARDINGS, GivenSharding, first_assignment
@@ -247,6 +247,9 @@ class EpochPlanner:
         if last is None:
             raise PlanError("advance() was called before load(): there is no epoch to go on from")
         n, epoch = spec.n_workers, last.epoch + 1
+        if isinstance(spec.assignment, Local) and not spec.has_excess:
+            # Only the order changes, and planning would take cores from the training that it goes on beside.
+            return self._found(dataclasses.replace(last, epoch=epoch, plan=Plan.uncoded([], [], []), n_needed=0))
         assignment, packets = draw_assignment(
             spec.assignment,
             last.assignment,

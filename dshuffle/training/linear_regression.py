@@ -166,9 +166,10 @@ def sgd_pass(weights, rows, first, targets, place, slots, step):  # type: ignore
         if i + AHEAD < slots.size:
             _prefetch(rows, slots[i + AHEAD], first, weights.size)
             _prefetch(targets, slots[i + AHEAD], place, 1)
-        pull = step * (_dot(weights, rows, slot, first) - targets[slot, place])
+        row = _row(rows, slot, first, weights.size)
+        pull = step * (_dot(weights, row) - targets[slot, place])
         for j in range(weights.size):
-            weights[j] -= pull * rows[slot, first + j]
+            weights[j] -= pull * row[j]
 
 
 @numba.njit(**KERNEL)
@@ -180,23 +181,29 @@ def squared_residual(weights, rows, first, targets, place, slots):  # type: igno
             _prefetch(rows, slots[i + AHEAD], first, weights.size)
             _prefetch(targets, slots[i + AHEAD], place, 1)
         wanted = float(targets[slots[i], place])
-        wrong += (_dot(weights, rows, slots[i], first) - wanted) ** 2
+        wrong += (_dot(weights, _row(rows, slots[i], first, weights.size)) - wanted) ** 2
         total += wanted**2
     return wrong, total
 
 
 @numba.njit(inline="always", **KERNEL)
-def _dot(weights, rows, slot, first):  # type: ignore[no-untyped-def]
-    """``rows[slot, first:] . weights`` by four sums at once, in an order that no machine changes."""
+def _row(rows, slot, first, count):  # type: ignore[no-untyped-def]
+    """A sample's values, counted from zero: an index that is a sum might be negative, which costs a test an item."""
+    return rows[slot, first : first + count]
+
+
+@numba.njit(inline="always", **KERNEL)
+def _dot(weights, row):  # type: ignore[no-untyped-def]
+    """``row . weights`` by four sums at once, in an order that no machine changes."""
     a = b = c = d = 0.0
     whole = weights.size // 4 * 4
     for j in range(0, whole, 4):
-        a += rows[slot, first + j] * weights[j]
-        b += rows[slot, first + j + 1] * weights[j + 1]
-        c += rows[slot, first + j + 2] * weights[j + 2]
-        d += rows[slot, first + j + 3] * weights[j + 3]
+        a += row[j] * weights[j]
+        b += row[j + 1] * weights[j + 1]
+        c += row[j + 2] * weights[j + 2]
+        d += row[j + 3] * weights[j + 3]
     for j in range(whole, weights.size):
-        a += rows[slot, first + j] * weights[j]
+        a += row[j] * weights[j]
     return (a + b) + (c + d)
 
 
