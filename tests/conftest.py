@@ -2,11 +2,13 @@
 
 import os
 import sys
+from collections.abc import Generator
 from multiprocessing import forkserver
 from pathlib import Path
 
 import dask
 import pytest
+from _pytest.doctest import DoctestModule
 from distributed.utils import get_mp_context
 from hypothesis import settings
 
@@ -15,7 +17,10 @@ from dshuffle.training import compile_kernels
 
 # No deadlines: the first call of a kernel compiles it, or loads it from numba's cache.
 settings.register_profile("whole", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("quick", deadline=None, max_examples=10)
+
+QUICK_SEEDS = 4
+"""Seeds from which on the quick part leaves them out, where a test runs with many."""
 
 MANY = 500
 """Tests from which on compiling first pays: the processes of a cluster would each compile the same kernels."""
@@ -29,6 +34,24 @@ def pytest_configure(config: pytest.Config) -> None:
     # Nobody looks at these profiles, and dozens of workers in one process would each make a hundred a second.
     dask.config.set({"distributed.worker.profile.enabled": False})
     settings.load_profile("quick" if is_quick(config) else "whole")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """No doctests from tests and benchmarks, which have none: to look for them imports every one of their modules."""
+    collectors = yield
+    return [one for one in collectors if not isinstance(one, DoctestModule)]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if is_quick(config):
+        more = [
+            item
+            for item in items
+            if getattr(item, "callspec", None) and item.callspec.params.get("seed", 0) >= QUICK_SEEDS
+        ]
+        config.hook.pytest_deselected(items=more)
+        items[:] = [item for item in items if item not in more]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -253,6 +253,7 @@ def test_every_rank_gets_the_rows_of_the_store(seed: int, delivery: str, relay: 
     world.check()
 
 
+@pytest.mark.slow
 def test_some_rows_took_several_packets(seen: Counter[str]) -> None:
     """The tests above are worth less if all packets could be decoded one by one."""
     for delivery in ("clique", "leftover"):

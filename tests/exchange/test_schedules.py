@@ -328,6 +328,7 @@ def test_without_losses_a_run_is_committed_and_nothing_times_out(seed: int, seen
         assert not happened["timed out"] + happened["failed"] + happened["asked again"]
 
 
+@pytest.mark.slow
 def test_messages_that_are_asked_for_again_make_no_others_wait_for_ever(seen: Counter[str]) -> None:
     for seed in range(1500, 1620):
         world = World(random.Random(seed), seen, attempts=1000)
@@ -359,6 +360,7 @@ def test_a_sender_whose_acknowledgements_are_all_lost_fails_the_run_and_does_not
     assert world.finish()["committed"] == 1
 
 
+@pytest.mark.slow
 def test_the_schedules_saw_everything(seen: Counter[str]) -> None:
     """Runs last: the tests above are worth nothing if the faults they are about do not happen."""
     kinds = ["request", "rows", "acknowledgement", "refused"]

@@ -108,6 +108,7 @@ def traces(request):
     return {(q, n): trace(assignment, q, n, alpha, 150) for q, n, alpha in SHAPES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("q", "n", "_alpha"), SHAPES)
 def test_destinations_of_every_sample_are_uniform(traces, q, n, _alpha):
     steps = traces[q, n]

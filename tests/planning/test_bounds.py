@@ -116,6 +116,7 @@ def test_coded_rate_without_excess_is_one_of_pairs():
     assert bounds.coded_rate(1000, 1, 1000) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [5_000, 20_000, 55_000])
 def test_rates_are_the_means_of_random_shuffles(capacity):
     q, n = 100_000, 20

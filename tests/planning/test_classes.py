@@ -102,6 +102,7 @@ def every_balanced(labels, n):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("labels", "n"), [([0, 0, 0, 1, 1, 2], 2), ([0, 0, 1, 1, 2], 3), ([0, 0, 0, 0, 1, 1, 2], 3)])
 def test_every_balanced_assignment_is_drawn_and_no_worker_is_favoured(labels, n):
     labels = np.array(labels)
@@ -123,6 +124,7 @@ def test_every_balanced_assignment_is_drawn_and_no_worker_is_favoured(labels, n)
         assert np.abs(np.array(found) - np.mean(found)).max() < 5 * np.sqrt(np.mean(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("labels", "n", "count"), [([0, 0, 0, 0, 1, 1], 2, 1), ([0, 0, 1, 1, 2, 3], 3, 1)])
 def test_exchanges_reach_every_balanced_assignment_with_the_same_sizes(labels, n, count):
     labels = np.array(labels)
@@ -136,6 +138,7 @@ def test_exchanges_reach_every_balanced_assignment_with_the_same_sizes(labels, n
     assert seen.keys() == possible
 
 
+@pytest.mark.slow
 def test_samples_are_sent_equally_often_and_loose_ones_nearly():
     labels = np.repeat([0, 1, 2, 3, 4, 5], [20, 9, 3, 2, 1, 1])
     classes = Classes.of("y", labels)

@@ -84,6 +84,7 @@ def test_small_plans_are_nearly_always_the_best():
     assert ours <= 1.005 * best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "q", "alpha", "multiple"), [(20, 10_000, 0.2, 1.25), (20, 10_000, 0.5, 1.46), (8, 100_000, 0.2, 1.01)]
 )
@@ -116,6 +117,7 @@ def test_large_plans_against_the_exact_bound_and_the_clock(q, alpha, multiple, s
     assert took < seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [20, 40])
 @pytest.mark.parametrize("alpha", [0, 0.08, 0.15, 0.35, 0.7])
 def test_fewer_packets_than_ubershuffle_where_only_one_is_tried(n, alpha):

@@ -81,6 +81,7 @@ def test_every_way_is_in_every_chart(comparison):
         ]
 
 
+@pytest.mark.slow
 def test_more_ways_than_colours_and_exact_zeros_are_drawn(comparison):
     template = comparison.ways[-1]
     exact = (*template.history[:-1], TrainingPoint(epoch=4, seconds=9.0, error=0.0))
@@ -89,6 +90,7 @@ def test_more_ways_than_colours_and_exact_zeros_are_drawn(comparison):
     assert "way 8" in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_comparison_with_hardly_any_epochs_is_still_a_page(comparison, epochs):
     ways = [

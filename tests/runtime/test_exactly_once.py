@@ -115,7 +115,7 @@ def test_coded_on_threads(threads, tmp_path, assignment, delivery):
 
 
 @pytest.mark.parametrize(
-    ("assignment", "delivery"), [*(("global", delivery) for delivery in sorted(DELIVERIES)), ("chunks", "storage")]
+    ("assignment", "delivery"), [("global", "clique"), ("global", "peer"), ("global", "server"), ("chunks", "storage")]
 )
 def test_in_brief(threads, tmp_path, assignment, delivery):
     rng = np.random.default_rng(1)

@@ -239,6 +239,7 @@ def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, 
         orders(shuffler, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["advance", "for_worker"])
 def test_whatever_goes_wrong_while_planning_is_heard_of(threads, small, orders, monkeypatch, where):
     from dshuffle.planning import EpochPlan

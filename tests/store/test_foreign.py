@@ -29,6 +29,7 @@ def check(url: Any, expected: dict[str, np.ndarray]) -> None:
     assert verify_dataset(dataset).bad == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("chunks", [(4, 10, 3), (4, 3, 2), (23, 1, 1), (100, 100, 100), (1, 10, 3)])

@@ -109,7 +109,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Export]:
         ip("netns", "del", space)
 
 
-@pytest.mark.parametrize("shard_rows", [None, 21])
+@pytest.mark.parametrize("shard_rows", [pytest.param(None, marks=pytest.mark.slow), 21])
 def test_round_trip(export: Export, shard_rows: int | None) -> None:
     name = f"open/deep/{shard_rows}"
     arrays = {"x": X, "y": np.arange(100)}

@@ -58,7 +58,7 @@ def s3_options() -> Iterator[dict[str, Any]]:
         server.wait(10)
 
 
-@pytest.mark.parametrize("shard_rows", [None, 21])
+@pytest.mark.parametrize("shard_rows", [pytest.param(None, marks=pytest.mark.slow), 21])
 def test_round_trip(s3_options: dict[str, Any], shard_rows: int | None) -> None:
     url = f"s3://bucket/deep/{shard_rows}"
     arrays = {"x": X, "y": np.arange(100)}

@@ -214,6 +214,7 @@ def another(answer: Answer) -> Answer:
     return Answer(206, answer.body[::-1], answer.headers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [whole, fewer, more, another])
 @pytest.mark.parametrize("which", ["bytes=-", "bytes=[0-9]"])  # a shard's index, its chunks
 @pytest.mark.parametrize("ids", [[0], [8, 12]])

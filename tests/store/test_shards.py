@@ -21,6 +21,7 @@ X = np.arange(600.0).reshape(100, 6)
 CHUNK = 5 * 6 * 8 + 4
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 9), st.lists(st.integers(0, 39), max_size=30))
 @settings(max_examples=40, deadline=None)
 def test_rows_are_those_of_numpy(n: int, chunk_rows: int, chunks: int, ids: list[int]) -> None:
@@ -120,6 +121,7 @@ CODECS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codecs", CODECS)
 @pytest.mark.parametrize("sharded", ["", "end", "start"])
 @pytest.mark.parametrize("endian", ["little", "big"])

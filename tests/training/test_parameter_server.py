@@ -119,6 +119,7 @@ def test_at_the_free_pace_fast_workers_do_more():
     assert once.staleness.pushes_by_rank == tuple(10 * -(-shares // 5))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_staleness_is_bounded_and_no_batch_is_lost(data):
     n_workers = data.draw(st.integers(1, 5))
@@ -202,6 +203,7 @@ async def _ordered(speeds, arrivals, n_updates=None):
     return [rank for _, rank in sorted(order)]
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_an_ordered_slice_takes_turns_whoever_comes_first(data):
     speeds = data.draw(st.lists(st.floats(0.1, 10), min_size=1, max_size=4))

@@ -86,6 +86,7 @@ def test_whole_chunks_are_mentioned_where_they_are_faster():
     assert advise(SLOW, WORK).whole_chunks is None
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @example(link=8.171875, server=6.0, storage=9.0625, chunk=1, alpha=None, over_links=False)  # a tie, undecided for long
 @given(
