@@ -40,8 +40,9 @@ def check_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> None:
             "chunk_rows",
             chunk_rows,
             f"at most {(n_samples - 1) // (n_workers - 1)}, for {n_samples} samples and {n_workers} workers",
-            f"There are {n_chunks} chunks, and with the assignment 'chunks' a worker without one would have nothing to "
-            "train on. Create the dataset with smaller chunks, or use the assignment 'global', or fewer workers.",
+            f"Of such chunks there {'is 1' if n_chunks == 1 else f'are {n_chunks}'}, and with the assignment "
+            "'chunks' a worker without one would have nothing to train on. Create the dataset with smaller chunks, or "
+            "use the assignment 'global', or fewer workers.",
         )
 
 

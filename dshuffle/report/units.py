@@ -96,8 +96,7 @@ def human_rate(value: float | None) -> str:
 def parse_rate(name: str, text: str) -> float:
     """Bytes a second from what a person writes: a number, a prefix, and bits or bytes.
 
-    Bits are ``bit``, ``bps`` or ``b``, bytes ``byte`` or ``B`` (the only letter whose case matters); a number alone is
-    bytes. ``/s`` may follow.
+    Bits are ``bit``, ``bps`` or ``b``, bytes ``byte`` or ``B`` (the only letter whose case matters). ``/s`` may follow.
 
     Raises
     ------
@@ -110,7 +109,7 @@ def parse_rate(name: str, text: str) -> float:
     (12500000.0, 1250000000.0, 65536.0)
     """
     match = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([kmgtKMGT]i?)?(\w*)(?:/s)?\s*", text)
-    units = {"": 1.0, "B": 1.0, "byte": 1.0, "bytes": 1.0, "b": 1 / 8, "bit": 1 / 8, "bits": 1 / 8, "bps": 1 / 8}
+    units = {"B": 1.0, "byte": 1.0, "bytes": 1.0, "b": 1 / 8, "bit": 1 / 8, "bits": 1 / 8, "bps": 1 / 8}
     if match is not None:
         number, prefix, unit = match.groups()
         unit = unit if unit == "B" else unit.lower()
@@ -120,6 +119,9 @@ def parse_rate(name: str, text: str) -> float:
             rate = 0.0
         if 0 < rate < math.inf:
             return rate
+        if not unit:  # who writes 100 may mean megabits as well as bytes
+            hint = f"Say of what: '{text.strip()}bit' or '{text.strip()}B', or more of them ('100mbit', '1.25GB/s')."
+            raise InvalidParameter.of(name, text, "a rate in bits or bytes a second", hint)
     raise InvalidParameter.of(name, text, "a rate above 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")
 
 

@@ -106,11 +106,11 @@ def test_a_job_of_any_size():
 
 
 def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
-    ran = run(*JOB, "--bandwidth", "1e6", "--assignment", "partial:0.2", "--json")
+    ran = run(*JOB, "--bandwidth", "1MB", "--assignment", "partial:0.2", "--json")
     assert ran.exit_code == 0, ran.output
     assert {row["assignment"] for row in json.loads(ran.output)["ways"]} == {"partial:0.2", "global"}
     for fraction, there in (("0.6", {"aligned", "global"}), ("0.125", {"global"})):
-        ran = run(*JOB, "--bandwidth", "1e6", "--assignment", "aligned", "--cache-fraction", fraction, "--json")
+        ran = run(*JOB, "--bandwidth", "1MB", "--assignment", "aligned", "--cache-fraction", fraction, "--json")
         assert {row["assignment"] for row in json.loads(ran.stdout)["ways"]} == there
 
 
@@ -120,7 +120,7 @@ def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
         ((), "--bandwidth or --profile is needed"),
         (("--bandwidth", "fast"), "bandwidth='fast'"),
         (("--bandwidth", "0"), "bandwidth='0'"),
-        (("--bandwidth", "1e6", "--cache-fraction", "2"), "cache_fraction=2.0"),
+        (("--bandwidth", "1MB", "--cache-fraction", "2"), "cache_fraction=2.0"),
         (("--profile", "{}#none"), "one of broken, endless, good, short"),
         (("--profile", "{}#short"), "one with 'storage_request_seconds', which it lacks"),
         (("--profile", "{}#broken"), "link_up_bytes_per_second=-3"),

@@ -126,7 +126,7 @@ def test_a_fraction_that_holds_no_more_than_the_largest_share_is_no_excess():
 
 
 def test_fewer_chunks_than_workers_are_refused():
-    message = r"chunk_rows=34 .*at most 33, for 100 samples and 4 workers.* 3 chunks"
+    message = r"chunk_rows=34 .*at most 33, for 100 samples and 4 workers.* there are 3,"
     with pytest.raises(InvalidParameter, match=message):
         first_assignment("random", 100, 4, seed=0, chunk_rows=34)
     with pytest.raises(InvalidParameter, match=message):

@@ -43,8 +43,8 @@ def test_ratios_have_two_figures(value, text):
         ("1.25GB/s", 1.25e9),
         ("1MiB", 2**20),
         ("64kb", 8e3),
-        ("12500000", 12.5e6),
-        ("1e6", 1e6),
+        ("12500000 B", 12.5e6),
+        ("1e6B", 1e6),
         ("3 bytes/s", 3),
     ],
 )
@@ -55,4 +55,10 @@ def test_rates_as_people_write_them(text, rate):
 @pytest.mark.parametrize("text", ["", "fast", "-1MB", "0", "1.2.3MB", "5 parsec", "1e999"])
 def test_what_is_no_rate(text):
     with pytest.raises(InvalidParameter, match=r"bandwidth=.*1\.25GB/s"):
+        parse_rate("bandwidth", text)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("100", "'100bit' or '100B'"), ("1e6", "'1e6B'"), ("25g", "'25gbit'")])
+def test_bits_and_bytes_are_not_guessed(text, meant):
+    with pytest.raises(InvalidParameter, match=f"bandwidth='{text}' .*bits or bytes.*{meant}"):
         parse_rate("bandwidth", text)
