@@ -6,5 +6,6 @@ from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.permutation import permute
 from dshuffle.runtime.shuffler import Shuffler
 from dshuffle.runtime.spec import PerRank
+from dshuffle.runtime.tasks import gathered
 
-__all__ = ["Epoch", "Group", "Partition", "PerRank", "Shuffler", "permute"]
+__all__ = ["Epoch", "Group", "Partition", "PerRank", "Shuffler", "gathered", "permute"]

@@ -40,8 +40,8 @@ from dshuffle.runtime.group import Place
 from dshuffle.runtime.replies import Reply, unwrap
 from dshuffle.runtime.scheduler import DShuffleScheduler
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.spec import TASK_PREFIX, DatasetReference, PerRank, ShuffleOrder
-from dshuffle.runtime.worker import run_on_partition
+from dshuffle.runtime.spec import DatasetReference, ShuffleOrder
+from dshuffle.runtime.tasks import submit_to_all
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, open_dataset
 
@@ -350,26 +350,8 @@ class Shuffler:
         if self._closed or epoch is not self._epoch:
             now = "closed" if self._closed else f"on epoch {self._epoch.number if self._epoch else -1}"
             raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}")
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, PerRank) and len(value.values) != self.n_workers:
-                raise InvalidParameter.of("PerRank.values", len(value.values), f"{self.n_workers}, one a worker")
         session_id = self._order.session_id
-        futures = [
-            self._client.submit(
-                run_on_partition,
-                session_id,
-                rank,
-                epoch.number,
-                fn,
-                [PerRank.of(value, rank) for value in args],
-                {name: PerRank.of(value, rank) for name, value in kwargs.items()},
-                key=f"{TASK_PREFIX}{session_id}-{epoch.number}-{call}-{rank}",
-                workers=[self._addresses[rank]],
-                allow_other_workers=False,
-                pure=False,
-            )
-            for rank in range(self.n_workers)
-        ]
+        futures = submit_to_all(self._client, self.addresses, session_id, epoch.number, call, fn, args, kwargs)
         epoch._futures.extend(futures)
         return futures
 

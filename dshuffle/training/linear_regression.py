@@ -8,13 +8,12 @@ from typing import Any
 
 import numba
 import numpy as np
-from distributed import Future
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import BEGINNING, KERNEL, prefetch
 from dshuffle.planning.values import as_integer
-from dshuffle.runtime import Partition, Shuffler
+from dshuffle.runtime import Partition, Shuffler, gathered
 from dshuffle.training.arrays import check_names
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.schedules import CONSTANT, Decay, Schedule
@@ -115,7 +114,7 @@ def fit_linear_regression(
             weights = np.average(local, axis=0, weights=np.divide(counts, max(counts)))
         if truth is not None and np.shape(truth) != weights.shape:
             raise InvalidParameter.of("truth", f"an array of shape {np.shape(truth)}", f"of shape {weights.shape}")
-        sums = np.sum(_results(epoch.map(residual, weights, features=features, target=target)), axis=0)
+        sums = np.sum(gathered(epoch.map(residual, weights, features=features, target=target)), axis=0)
         if not np.isfinite(sums).all():
             raise diverged(size, number, what="weights", remedy=REMEDY)
         if sums[1] == 0:
@@ -257,7 +256,3 @@ def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: 
 
 def _distance(weights: Weights, truth: NDArray[np.floating[Any]]) -> float:
     return float(np.linalg.norm(weights - truth) / np.linalg.norm(truth))
-
-
-def _results(futures: list[Future[Any]]) -> list[Any]:
-    return [future.result() for future in futures]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numba
 import numpy as np
-from distributed import Future
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
 from dshuffle.planning.values import as_integer
-from dshuffle.runtime import Partition, PerRank, Shuffler
+from dshuffle.runtime import Partition, PerRank, Shuffler, gathered
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.schedules import CONSTANT, Schedule
 from dshuffle.training.steps import check_step, diverged
@@ -138,7 +137,7 @@ def fit_matrix_completion(
     recorder: Recorder[Factors] = Recorder(metrics, early_stopping, on_epoch)
     counts: NDArray[np.int64] | None = None
     for number, epoch in enumerate(shuffler.epochs(epochs)):
-        rows, columns = zip(*_results(epoch.map(rows_and_columns, n_rows, n_columns)), strict=True)
+        rows, columns = zip(*gathered(epoch.map(rows_and_columns, n_rows, n_columns)), strict=True)
         owned = np.concatenate(rows)
         if len(np.unique(owned)) < len(owned):
             raise InvalidParameter.of(
@@ -163,7 +162,7 @@ def fit_matrix_completion(
             )
         wrong = total = 0.0
         rates = []
-        for k, (left, right, sums) in enumerate(_results(states.values)):
+        for k, (left, right, sums) in enumerate(gathered(states.values)):
             model.left[rows[k]], model.right[blocks[(k + n - 1) % n]] = left, right
             wrong, total = wrong + sums[0], total + sums[1]
             rates.append(float(columns[k].sum()) / max(sums[2], 1e-9))
@@ -321,7 +320,3 @@ def update_factors(left, right, row, column, value, left_decay, right_decay, ste
 def pick(partition: Partition, values: tuple[Any, ...], index: int) -> Any:
     """One of a task's results by itself, so that the others stay where they are."""
     return values[index]
-
-
-def _results(futures: Sequence[Future[Any]]) -> list[Any]:
-    return [future.result() for future in futures]

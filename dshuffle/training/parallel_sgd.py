@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.values import as_integer
-from dshuffle.runtime import Partition, Shuffler
+from dshuffle.runtime import Partition, Shuffler, gathered
 from dshuffle.training.arrays import EVALUATION_ROWS, check_finite, check_names
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.schedules import Schedule
@@ -108,7 +108,7 @@ def fit_parallel_sgd(
         if schedule is not None:
             model.set_params(**{str(step_name): first_step * schedule(number)})
         if is_classifier(model) and number == 0:
-            found = [future.result() for future in epoch.map(labels_of, target)]
+            found = gathered(epoch.map(labels_of, target))
             labels = np.unique(np.concatenate([values for values, _ in found]))
             known = _checked_classes(labels, sum(count for _, count in found)) if known is None else known
             if not np.isin(labels, known).all():
@@ -123,7 +123,7 @@ def fit_parallel_sgd(
         if not all(np.isfinite(array).all() for array in coefficients(model)):
             raise _diverged(number)
         futures = epoch.map(wrongness, model, features=features, target=target)
-        wrong, total = np.sum([future.result() for future in futures], axis=0)
+        wrong, total = np.sum(gathered(futures), axis=0)
         if total == 0:
             raise InvalidParameter.of("target", target, "an array with a value other than zero")
         if recorder.add(model, float(wrong / total) if is_classifier(model) else math.sqrt(wrong / total)):

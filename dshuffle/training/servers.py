@@ -13,7 +13,7 @@ from distributed import Future, as_completed, get_worker
 from distributed.utils import sync
 
 from dshuffle.errors import ClusterError
-from dshuffle.runtime import Shuffler
+from dshuffle.runtime import Shuffler, gathered
 from dshuffle.runtime.clients import cluster_info
 from dshuffle.training.models import Parameters
 from dshuffle.training.slices import OrderedSlice, ParameterSlice
@@ -101,7 +101,7 @@ class Servers:
                 if future.status != "finished":
                     self._abort()
                     reached(future)
-        return [future.result() for future in futures]
+        return gathered(futures)
 
     def _abort(self) -> None:
         """Tasks that train must end, also those that wait for another worker's turn."""

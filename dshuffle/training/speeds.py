@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from distributed import Future
 
-from dshuffle.runtime import Partition
+from dshuffle.runtime import Partition, gathered
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class WorkerSpeeds:
 
     def collect(self, futures: Sequence[Future[Any]]) -> list[Any]:
         """The values of some :func:`timed` tasks; their rates count as one epoch's."""
-        values, rates = zip(*[future.result() for future in futures], strict=True)
+        values, rates = zip(*gathered(futures), strict=True)
         self.add(rates)
         return list(values)
 

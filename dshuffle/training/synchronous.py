@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.batching import UNEVEN, Batching
 from dshuffle.planning.values import as_integer
-from dshuffle.runtime import Group, Partition, Shuffler
+from dshuffle.runtime import Group, Partition, Shuffler, gathered
 from dshuffle.training.arrays import EVALUATION_ROWS, check_names
 from dshuffle.training.breakdown import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
@@ -125,7 +125,7 @@ def fit_synchronous_sgd(
         if not (np.isfinite(model.parameters).all() and np.isfinite(model.statistics).all()):
             raise diverged(step, number)
         futures = epoch.map(wrong_labels, model, **names)
-        wrong, total = np.sum([future.result() for future in futures], axis=0)
+        wrong, total = np.sum(gathered(futures), axis=0)
         if recorder.add(model, float(wrong / total)):
             break
     return recorder.history(model, with_records(breakdown, shuffler.records))

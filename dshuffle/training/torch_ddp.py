@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed
 from dshuffle.planning.batching import UNEVEN
 from dshuffle.planning.values import as_integer
-from dshuffle.runtime import Epoch, Group, Partition, Shuffler
+from dshuffle.runtime import Epoch, Group, Partition, Shuffler, gathered
 from dshuffle.training.arrays import EVALUATION_ROWS, check_names
 from dshuffle.training.breakdown import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
@@ -360,7 +360,7 @@ def _wrong_labels(partition: Partition, seat: Seat, features: str, target: str) 
 def _join_all(
     epoch: Epoch, name: str, make_model: MakeModel, make_optimizer: MakeOptimizer, seed: int, timeout: float
 ) -> None:
-    found = [future.result() for future in epoch.map(where)]
+    found = gathered(epoch.map(where))
     if len({(host, process) for host, process, _, _ in found}) < len(found):
         raise InvalidParameter.of(
             "shuffler",
@@ -375,7 +375,7 @@ def _join_all(
             "(then restart them)"
         )
     host = str(urlsplit(found[0][2]).hostname)
-    ports = [future.result() for future in epoch.map(open_store, name, host, len(found), timeout)]
+    ports = gathered(epoch.map(open_store, name, host, len(found), timeout))
     epoch.together(join, name, (host, ports[0]), make_model, make_optimizer, seed, timeout)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 import traceback
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from distributed import SchedulerPlugin
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter, StaleEpoch
-from dshuffle.runtime import PerRank
+from dshuffle.runtime import PerRank, gathered
 
 
 @pytest.fixture
@@ -24,6 +26,28 @@ def run_once(shuffler, fn, *args, **kwargs):
     """One epoch of one call; the results by rank."""
     for epoch in shuffler.epochs(1):
         return shuffler._client.gather(epoch.map(fn, *args, **kwargs))
+
+
+def test_all_tasks_of_a_call_are_one_submission_and_each_runs_at_its_worker(threads, shuffler):
+    """The scheduler takes as long for a submission of one task as for one of all."""
+
+    class Submissions(SchedulerPlugin):
+        name = "submissions"
+        tasks: ClassVar[list[int]] = []
+
+        def update_graph(self, scheduler, *, tasks, **_):
+            self.tasks.append(len(tasks))
+
+    threads.register_plugin(Submissions())
+    try:
+        for epoch in shuffler.epochs(1):
+            futures = epoch.map(lambda partition, twice: (partition.rank, twice), 2)
+            assert gathered(futures) == [(rank, 2) for rank in range(5)]
+            where = threads.who_has(futures)
+        assert [list(where[future.key]) for future in futures] == [[address] for address in shuffler.addresses]
+        assert threads.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["submissions"].tasks) == [5]
+    finally:
+        threads.unregister_scheduler_plugin("submissions")
 
 
 def test_what_a_partition_offers(shuffler, small):

@@ -26,6 +26,17 @@ def resolved(value: Any, rank: int) -> Any:
     return value.result() if isinstance(value, Future) else value
 
 
+class FakeFuture(Future[Any]):
+    """Done when it is made, and its own client."""
+
+    @property
+    def client(self) -> FakeFuture:
+        return self
+
+    def gather(self, futures: list[Future[Any]]) -> list[Any]:
+        return [future.result() for future in futures]
+
+
 class FakeGroup:
     """Ranks that are threads, and meet at a barrier."""
 
@@ -53,7 +64,7 @@ class FakeEpoch:
     def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         futures = []
         for partition in self.partitions:
-            future: Future[Any] = Future()
+            future = FakeFuture()
             try:
                 own = [resolved(value, partition.rank) for value in args]
                 future.set_result(fn(partition, *own, **kwargs))
