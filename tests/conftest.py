@@ -45,11 +45,8 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if is_quick(config):
-        more = [
-            item
-            for item in items
-            if getattr(item, "callspec", None) and item.callspec.params.get("seed", 0) >= QUICK_SEEDS
-        ]
+        seeds = {item: getattr(item, "callspec", None) and item.callspec.params.get("seed") for item in items}
+        more = [item for item, seed in seeds.items() if isinstance(seed, int) and seed >= QUICK_SEEDS]
         config.hook.pytest_deselected(items=more)
         items[:] = [item for item in items if item not in more]
 

@@ -72,3 +72,8 @@ def test_the_training_benchmark_runs():
     assert set(result["rates"]) == kernels | {"local pass", "pass in fit", "fit"}
     assert result["of kernel"]["local pass"] == result["rates"]["local pass"] / result["rates"]["kernel"] > 0
     assert result["local pass of kernel beside"] > 0
+
+
+@pytest.mark.parametrize("name", ["links", "packet_fits", "predictions"])
+def test_those_that_need_a_network_can_be_imported(name):
+    assert callable(load(name).main)

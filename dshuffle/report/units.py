@@ -119,8 +119,9 @@ def parse_rate(name: str, text: str) -> float:
             rate = 0.0
         if 0 < rate < math.inf:
             return rate
-        if not unit:  # who writes 100 may mean megabits as well as bytes
-            hint = f"Say of what: '{text.strip()}bit' or '{text.strip()}B', or more of them ('100mbit', '1.25GB/s')."
+        if not unit and 0 < float(number) < math.inf:  # who writes 100 may mean megabits as well as bytes
+            digits = number + (prefix or "")
+            hint = f"Say of what: '{digits}bit' or '{digits}B', or more of them ('100mbit', '1.25GB/s')."
             raise InvalidParameter.of(name, text, "a rate in bits or bytes a second", hint)
     raise InvalidParameter.of(name, text, "a rate above 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")
 

@@ -9,8 +9,10 @@ from distributed import Client
 from dshuffle.errors import ClusterError, InvalidParameter
 
 
-def check_client(client: Client) -> None:
+def check_client(client: Any) -> None:
     """Raise unless the client is a synchronous one that is connected."""
+    if not isinstance(client, Client):
+        raise InvalidParameter.of("client", client, "a dask.distributed Client")
     if client.asynchronous:
         raise InvalidParameter.of("client", client, "a synchronous Client", "Call dshuffle from a thread of its own.")
     if client.status != "running":

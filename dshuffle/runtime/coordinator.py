@@ -92,7 +92,7 @@ class Coordinator:
         ExchangeError
             If the exchange failed; all members are still on the epoch before, and another call tries again.
         WorkerLost
-            If a member has left; the session is at its end.
+            If a member has left, which is the end of the session, or cannot be reached.
         """
         async with self._lock:
             if epoch == self.epoch and self._broken is None:
@@ -138,7 +138,7 @@ class Coordinator:
 
     def lose(self, address: str) -> None:
         """A member has left the cluster."""
-        self.break_(self._lost(address, "has left the cluster, and its partition with it"))
+        self.break_(self._lost(address, "has left the cluster, and its partition with it. The dataset is untouched"))
 
     def break_(self, error: DShuffleError) -> None:
         """End the session: whoever waits for it gets the error."""
@@ -166,8 +166,7 @@ class Coordinator:
     def _lost(self, address: str, how: str) -> WorkerLost:
         ranks = sorted(who for who, where in self._spec.addresses.items() if where == address)
         who = " and ".join(map(name_of, ranks))
-        hint = "The dataset is untouched: make a new Shuffler on the workers that are left"
-        return WorkerLost(f"{who} ({address}) {how}. {hint}")
+        return WorkerLost(f"{who} ({address}) {how}: make a new Shuffler on the workers that are left")
 
     @property
     def _ranks(self) -> range:
@@ -289,7 +288,8 @@ class Coordinator:
             reply = await getattr(self._scheduler.rpc(address), op)(**message)
         except OSError as error:
             # A call can notice before the scheduler does that a member is gone.
-            raise self._lost(address, f"cannot be reached ({error})") from error
+            how = f"cannot be reached ({type(error).__name__}: {error}). If it has left the cluster"
+            raise self._lost(address, how) from error
         try:
             return unwrap(reply, f"worker {address}")
         except DShuffleError as error:

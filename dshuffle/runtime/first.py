@@ -114,8 +114,9 @@ def read_labels(dataset: Dataset, name: str) -> NDArray[np.generic]:
 
 def _check_labels(dataset: Dataset, sharding: str) -> None:
     if sharding.removeprefix(STRATIFIED) not in _label_arrays(dataset):
-        hint = "Labels are an array of one integer a sample."
-        raise InvalidParameter.of("sharding", sharding, f"'stratified:' and one of {_label_arrays(dataset)}", hint)
+        known = _label_arrays(dataset)
+        hint = f"Labels are an array of one integer a sample{'' if known else ', and this dataset has none'}."
+        raise InvalidParameter.of("sharding", sharding, f"'stratified:' and one of {known}", hint)
 
 
 def _label_arrays(dataset: Dataset) -> list[str]:

@@ -58,7 +58,7 @@ def test_what_is_no_rate(text):
         parse_rate("bandwidth", text)
 
 
-@pytest.mark.parametrize(("text", "meant"), [("100", "'100bit' or '100B'"), ("1e6", "'1e6B'"), ("25g", "'25gbit'")])
+@pytest.mark.parametrize(("text", "meant"), [("100", "'100bit' or '100B'"), ("1e6", "'1e6B'"), ("25g/s", "'25gbit'")])
 def test_bits_and_bytes_are_not_guessed(text, meant):
     with pytest.raises(InvalidParameter, match=f"bandwidth='{text}' .*bits or bytes.*{meant}"):
         parse_rate("bandwidth", text)

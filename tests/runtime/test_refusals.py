@@ -136,6 +136,11 @@ def test_no_workers(cluster_of, small, orders):
         Shuffler(client, small)
 
 
+def test_what_is_no_client(small):
+    with pytest.raises(InvalidParameter, match=r"client=None .*a dask\.distributed Client"):
+        Shuffler(None, small)
+
+
 def test_an_asynchronous_client(threads, small):
     async def try_it():
         async with Client(threads.scheduler.address, asynchronous=True) as client:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 import traceback
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -28,26 +27,62 @@ def run_once(shuffler, fn, *args, **kwargs):
         return shuffler._client.gather(epoch.map(fn, *args, **kwargs))
 
 
-def test_all_tasks_of_a_call_are_one_submission_and_each_runs_at_its_worker(threads, shuffler):
+@pytest.mark.slow
+def test_all_tasks_of_a_call_are_one_submission_and_each_runs_at_its_worker(processes, small):
     """The scheduler takes as long for a submission of one task as for one of all."""
 
     class Submissions(SchedulerPlugin):
         name = "submissions"
-        tasks: ClassVar[list[int]] = []
+
+        def __init__(self):
+            self.tasks = []
 
         def update_graph(self, scheduler, *, tasks, **_):
             self.tasks.append(len(tasks))
 
-    threads.register_plugin(Submissions())
+    processes.register_plugin(Submissions())
     try:
-        for epoch in shuffler.epochs(1):
-            futures = epoch.map(lambda partition, twice: (partition.rank, twice), 2)
-            assert gathered(futures) == [(rank, 2) for rank in range(5)]
-            where = threads.who_has(futures)
-        assert [list(where[future.key]) for future in futures] == [[address] for address in shuffler.addresses]
-        assert threads.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["submissions"].tasks) == [5]
+        with Shuffler(processes, small) as shuffler:
+            for epoch in shuffler.epochs(1):
+                futures = epoch.map(lambda partition, twice: (partition.rank, twice), 2)
+                assert gathered(futures) == [(rank, 2) for rank in range(3)]
+                where = processes.who_has(futures)
+                assert [list(where[future.key]) for future in futures] == [[address] for address in shuffler.addresses]
+                handed_on = epoch.map(lambda partition, rank: rank + 1, PerRank([one for one in epoch.map(rank_of)]))
+                assert gathered(handed_on) == [1, 2, 3]
+                assert gathered(epoch.map(lambda partition, own: own, PerRank(["a", "b", "c"]))) == ["a", "b", "c"]
+        asked = processes.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins["submissions"].tasks)
+        assert (asked[:2], asked[3:]) == ([3, 3], [1, 1, 1])  # between them those that follow others, which count too
     finally:
-        threads.unregister_scheduler_plugin("submissions")
+        processes.unregister_scheduler_plugin("submissions")
+
+
+def rank_of(partition):
+    return partition.rank
+
+
+def test_what_one_rank_does_to_its_arguments_no_other_sees(shuffler):
+    """Also where workers are threads, and no network copies objects (arrays are shared there, by Dask itself)."""
+
+    def change(partition, given, own):
+        time.sleep(0.05)
+        given.append(partition.rank)
+        own["rank"] = own.get("rank", 0) + partition.rank
+        return list(given), own
+
+    assert run_once(shuffler, change, [], own={}) == [([rank], {"rank": rank}) for rank in range(5)]
+
+
+def test_of_several_errors_that_of_the_lowest_rank_is_raised(shuffler):
+    def fail(partition):
+        time.sleep(0.05 * (5 - partition.rank))
+        if partition.rank:
+            raise ValueError(f"rank {partition.rank}")
+
+    for epoch in shuffler.epochs(1):
+        for _ in range(3):
+            with pytest.raises(ValueError, match="rank 1"):
+                gathered(epoch.map(fail))
 
 
 def test_what_a_partition_offers(shuffler, small):

@@ -26,15 +26,15 @@ def resolved(value: Any, rank: int) -> Any:
     return value.result() if isinstance(value, Future) else value
 
 
-class FakeFuture(Future[Any]):
-    """Done when it is made, and its own client."""
-
-    @property
-    def client(self) -> FakeFuture:
-        return self
-
+class FakeClient:
     def gather(self, futures: list[Future[Any]]) -> list[Any]:
         return [future.result() for future in futures]
+
+
+class FakeFuture(Future[Any]):
+    """Done when it is made."""
+
+    client = FakeClient()
 
 
 class FakeGroup:
@@ -102,6 +102,7 @@ class FakeShuffler:
     sharding: str = "random"
     seed: int = 0
     records: list[Any] = field(default_factory=list)
+    client: FakeClient = field(default_factory=FakeClient)
 
     def epochs(self, count: int) -> Iterator[FakeEpoch]:
         n_samples = len(next(iter(self.arrays.values())))
