@@ -1,5 +1,5 @@
-"""Packets of every coded delivery against the cache fraction: paper 000's Figure 5, with `clique`, the lower bound and
-`aligned` added.
+"""Packets of every coded delivery against the cache fraction: Figure 5 of UberShuffle (Chung et al., 2017) with
+`clique`, the lower bound and `aligned` added.
 
     python pipelines/packets_figure.py [--samples 10000 --samples 100000] [--output packets-figure]
 

@@ -1,4 +1,4 @@
-"""Accuracy against the fraction Q of samples that is exchanged: paper 004's Figure 5, at the scale of one machine.
+"""Accuracy against the fraction Q that is exchanged: Figure 5 of Nguyen et al. (2022), at the scale of one machine.
 
     python pipelines/partial_exchange_study.py [--seeds 10] [--epochs 20] [--workers 16 --workers 60] [--output FOLDER]
 

@@ -1,4 +1,6 @@
-"""Train a classifier by synchronous SGD under a growing exchange, and show where the time goes (paper 004, Figure 10).
+"""Train a classifier by synchronous SGD under a growing exchange, and show where the time goes.
+
+Figure 10 of Nguyen et al., "Why globally re-shuffle?" (2022), on your cluster.
 
     python pipelines/synchronous_sgd.py /mnt/shared/images.zarr --classes 10 [--torch] [--scheduler ADDRESS]
 
