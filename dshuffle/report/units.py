@@ -114,15 +114,16 @@ def parse_rate(name: str, text: str) -> float:
         number, prefix, unit = match.groups()
         unit = unit if unit == "B" else unit.lower()
         try:
-            rate: float = float(number) * _PREFIXES[(prefix or "").lower()] * units[unit]
-        except (KeyError, ValueError):
-            rate = 0.0
-        if 0 < rate < math.inf:
-            return rate
-        if not unit and 0 < float(number) < math.inf:  # who writes 100 may mean megabits as well as bytes
-            digits = number + (prefix or "")
-            hint = f"Say of what: '{digits}bit' or '{digits}B', or more of them ('100mbit', '1.25GB/s')."
-            raise InvalidParameter.of(name, text, "a rate in bits or bytes a second", hint)
+            amount = float(number) * _PREFIXES[(prefix or "").lower()]
+        except ValueError:
+            amount = 0.0
+        if 0 < amount < math.inf:
+            if unit in units:
+                return amount * units[unit]
+            if not unit:  # who writes 100 may mean megabits as well as bytes
+                digits = number + (prefix or "")
+                hint = f"Say of what: '{digits}bit' or '{digits}B', or more of them ('100mbit', '1.25GB/s')."
+                raise InvalidParameter.of(name, text, "a rate in bits or bytes a second", hint)
     raise InvalidParameter.of(name, text, "a rate above 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")
 
 

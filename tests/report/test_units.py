@@ -52,7 +52,7 @@ def test_rates_as_people_write_them(text, rate):
     assert parse_rate("bandwidth", text) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "-1MB", "0", "1.2.3MB", "5 parsec", "1e999"])
+@pytest.mark.parametrize("text", ["", "fast", "-1MB", "0", "1.2.3MB", "1.2.3", "5 parsec", "1e999"])
 def test_what_is_no_rate(text):
     with pytest.raises(InvalidParameter, match=r"bandwidth=.*1\.25GB/s"):
         parse_rate("bandwidth", text)
