@@ -42,23 +42,13 @@ from rich.console import Console
 from rich.table import Table
 
 import dshuffle
+from dshuffle.compare import compile_kernels, connect, local_cluster
+from dshuffle.compare.stored_order import AsStored
 from dshuffle.planning import first_assignment
-from dshuffle.report.units import human_seconds
-from dshuffle.runtime.clients import cluster_info
-from dshuffle.runtime.membership import SERVER_RESOURCE
-from dshuffle.training import (
-    EarlyStopping,
-    History,
-    compile_kernels,
-    connect,
-    fit_linear_regression,
-    fit_matrix_completion,
-    keyed_regression,
-    local_cluster,
-    low_rank_entries,
-    low_rank_factors,
-)
-from dshuffle.training.as_stored import AsStored
+from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
+from dshuffle.synthetic import keyed_regression, low_rank_entries, low_rank_factors
+from dshuffle.training import EarlyStopping, History, fit_linear_regression, fit_matrix_completion
+from dshuffle.units import human_seconds
 
 DELIVERIES = ("peer", "server", "storage", "clique", "ubershuffle")
 CODED_CACHE = 0.2  # of the last two, as in the paper

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dshuffle
-from dshuffle.training import local_cluster
+from dshuffle.compare import local_cluster
 from dshuffle.training.matrix_completion import column_blocks, entries_by_block
 
 

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 import dshuffle
+from dshuffle.compare import Way, compare_ways, connect, modest_step
 from dshuffle.report import figures, write_report
-from dshuffle.report.units import human_seconds
-from dshuffle.training import Way, compare_ways, connect, modest_step
+from dshuffle.units import human_seconds
 
 FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import click
 
 import dshuffle
-from dshuffle.report.units import human_bytes, human_seconds
-from dshuffle.training import connect, fit_linear_regression, modest_step
+from dshuffle.compare import connect, modest_step
+from dshuffle.training import fit_linear_regression
+from dshuffle.units import human_bytes, human_seconds
 
 
 @click.command()

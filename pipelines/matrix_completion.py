@@ -9,7 +9,8 @@ from __future__ import annotations
 import click
 
 import dshuffle
-from dshuffle.training import Decay, connect, fit_matrix_completion
+from dshuffle.compare import connect
+from dshuffle.training import Decay, fit_matrix_completion
 
 
 def largest(partition: dshuffle.Partition, name: str) -> int:

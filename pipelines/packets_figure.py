@@ -22,7 +22,7 @@ from bokeh.resources import INLINE
 from rich.progress import track
 
 from dshuffle.planning import Aligned, Global
-from dshuffle.planning.survey import survey
+from dshuffle.planning.packet_counts import survey
 
 N_WORKERS = 20
 FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55)

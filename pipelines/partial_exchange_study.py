@@ -33,7 +33,8 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
-from dshuffle.training import Linear, Network, TrainedNetwork, fit_logical_workers
+from dshuffle.compare import fit_logical_workers
+from dshuffle.training import Linear, Network, TrainedNetwork
 
 N_TRAIN = 1200
 FRACTIONS = (0.01, 0.03, 0.1, 0.3)

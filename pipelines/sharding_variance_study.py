@@ -39,10 +39,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from dshuffle.compare.variance import VarianceRatio, variance_ratio
 from dshuffle.planning import first_assignment
 from dshuffle.sharding import distribution_aware, stratified
-from dshuffle.training import SoftmaxRegression, gaussian_blobs, geometric_speeds, simulate_parameter_server
-from dshuffle.training.variance import VarianceRatio, variance_ratio
+from dshuffle.synthetic import gaussian_blobs
+from dshuffle.training import SoftmaxRegression, geometric_speeds, simulate_parameter_server
 
 N_WORKERS, BATCH, N_CLASSES, SPREAD = 12, 120, 10, 0.1
 COLOURS = {"random": "#8A8F98", "stratified": "#0072B2", "distribution-aware": "#D55E00"}

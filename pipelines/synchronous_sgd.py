@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 import dshuffle
-from dshuffle.report.units import human_seconds
-from dshuffle.training import History, Network, connect, fit_synchronous_sgd
+from dshuffle.compare import connect
+from dshuffle.training import History, Network, fit_synchronous_sgd
+from dshuffle.units import human_seconds
 
 WAYS = (
     ("local", "peer"),

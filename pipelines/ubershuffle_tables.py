@@ -29,10 +29,10 @@ from rich.console import Console
 from rich.table import Table
 
 import dshuffle
+from dshuffle.compare import Way, connect, measure_exchanges
 from dshuffle.report.summary import CPU_BOUND
-from dshuffle.report.units import human_bytes, human_ratio, human_seconds
-from dshuffle.runtime.clients import cluster_info
-from dshuffle.training import Way, connect, measure_exchanges
+from dshuffle.runtime.cluster_view import cluster_info
+from dshuffle.units import human_bytes, human_ratio, human_seconds
 
 PAPER_RATE = 1e9 / 8
 """Bytes a second of the paper's links."""

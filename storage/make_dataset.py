@@ -11,8 +11,8 @@ import click
 from dask.diagnostics.progress import ProgressBar
 
 import dshuffle
-from dshuffle.report.units import human_bytes, human_count
-from dshuffle.training import keyed_regression
+from dshuffle.synthetic import keyed_regression
+from dshuffle.units import human_bytes, human_count
 
 
 @click.command()

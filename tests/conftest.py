@@ -12,8 +12,8 @@ from _pytest.doctest import DoctestModule
 from distributed.utils import get_mp_context
 from hypothesis import settings
 
+from dshuffle.compare import compile_kernels
 from dshuffle.planning import DELIVERIES
-from dshuffle.training import compile_kernels
 
 # No deadlines: the first call of a kernel compiles it, or loads it from numba's cache.
 settings.register_profile("whole", deadline=None)

@@ -15,12 +15,13 @@ PACKAGE = Path(dshuffle.__file__).parent
 # A module imports from its own package and from rows above; packages of one row are strangers.
 ROWS = [
     {"errors", "records"},
-    {"kernels"},
-    {"rows"},
+    {"checks", "kernels", "units"},
+    {"rows", "synthetic"},
     {"planning", "coding"},
     {"store", "exchange", "sharding", "report"},
     {"runtime"},
     {"training", "integrations"},
+    {"compare"},
     {"cli"},
 ]
 ROW = {name: row for row, names in enumerate(ROWS) for name in names}
@@ -103,7 +104,12 @@ PURE = {"numpy", "numba", "dshuffle"} | set(sys.stdlib_module_names)
 
 
 @pytest.mark.parametrize(
-    "module", [m for m in MODULES if part(m) in ("planning", "coding", "kernels", "rows", "errors", "records")]
+    "module",
+    [
+        m
+        for m in MODULES
+        if part(m) in ("planning", "coding", "kernels", "rows", "errors", "records", "checks", "units")
+    ],
 )
 def test_planning_is_pure(module):
     assert {name.split(".")[0] for name, _ in imports(MODULES[module])} <= PURE
@@ -116,7 +122,7 @@ def test_planning_is_pure(module):
         ("bokeh", {"report"}),
         ("sklearn", {"sharding"}),
         ("click", {"cli"}),
-        ("numba", {"planning", "coding", "kernels", "rows", "store", "exchange", "training"}),
+        ("numba", {"planning", "coding", "kernels", "rows", "store", "exchange", "training", "synthetic"}),
     ],
 )
 def test_a_library_has_its_place(library, places):

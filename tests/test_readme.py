@@ -9,7 +9,7 @@ import pytest
 
 from dshuffle.planning import UNCODED
 from dshuffle.records import EpochRecord
-from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.session_spec import Settings
 
 README = Path(__file__).parent.parent / "README.md"
 

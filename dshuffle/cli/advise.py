@@ -6,14 +6,14 @@ import dataclasses
 
 import click
 
-from dshuffle.cli.predictions import assignment_option, show, ways_of
+from dshuffle.cli.output import assignment_option, show, ways_of
+from dshuffle.compare.local_cluster import connect
 from dshuffle.planning.cost import Work, compare_costs, recommend
 from dshuffle.report.progress import progress_bar
-from dshuffle.report.units import human_rate, human_seconds
-from dshuffle.runtime.chunks import unit_rows
-from dshuffle.runtime.probe import BUSY, Measurement, measure_cluster
+from dshuffle.runtime.dataset_inputs import unit_rows
+from dshuffle.runtime.measure.probe import BUSY, Measurement, measure_cluster
 from dshuffle.store import open_dataset
-from dshuffle.training.cluster import connect
+from dshuffle.units import human_rate, human_seconds
 
 
 @click.command()

@@ -14,7 +14,9 @@ from tempfile import TemporaryDirectory
 import click
 from rich.console import Console
 
-from dshuffle.cli.warned import warnings_as_lines
+from dshuffle.cli.output import warnings_as_lines
+from dshuffle.compare import Way, compare_ways, compile_kernels, connect, default_ways, modest_step, product_of_ways
+from dshuffle.compare.provenance import without_secrets
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, ShufflePlanSpec, parse_assignment
 from dshuffle.report import (
@@ -28,24 +30,12 @@ from dshuffle.report import (
 )
 from dshuffle.report.progress import progress_bar
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
-from dshuffle.runtime.chunks import with_chunks_of
-from dshuffle.runtime.clients import cluster_info
-from dshuffle.runtime.first import wanted_balance, wanted_sharding
-from dshuffle.runtime.membership import SERVER_RESOURCE
-from dshuffle.runtime.probe import measure_cluster
+from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
+from dshuffle.runtime.dataset_inputs import wanted_balance, wanted_sharding, with_chunks_of
+from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.store import Dataset, create_dataset, open_dataset
-from dshuffle.training import (
-    Way,
-    compare_ways,
-    compile_kernels,
-    connect,
-    default_ways,
-    keyed_regression,
-    modest_step,
-    product_of_ways,
-)
-from dshuffle.training.facts import without_secrets
-from dshuffle.training.steps import check_step
+from dshuffle.synthetic import keyed_regression
+from dshuffle.training.inputs import check_step
 
 DEFAULT_SAMPLES = 100_000
 MEASURING_SECONDS = 3.0

@@ -17,7 +17,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dshuffle.report.progress import Advance, progress_bar
-from dshuffle.report.units import human_bytes, human_count
 from dshuffle.store import (
     Dataset,
     create_dataset,
@@ -27,7 +26,8 @@ from dshuffle.store import (
     verify_dataset,
     watched,
 )
-from dshuffle.training.datasets import gaussian_blobs, keyed_regression, low_rank_entries
+from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries
+from dshuffle.units import human_bytes, human_count
 
 SYNTHETIC = ("regression", "classification", "matrix")
 #: The options that a source knows, besides those that all do.

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dshuffle.planning import CACHINGS, DELIVERIES, Chunks, parse_assignment
-from dshuffle.planning.survey import DeliveryFigures, survey
-from dshuffle.report.units import human_bytes, human_seconds
+from dshuffle.planning.packet_counts import DeliveryFigures, survey
+from dshuffle.units import human_bytes, human_seconds
 
 CODED = ("coded", "ubershuffle", "clique")
 

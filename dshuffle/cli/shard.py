@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dshuffle.cli.warned import warnings_as_lines
+from dshuffle.cli.output import warnings_as_lines
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SHARDINGS, GivenSharding, first_assignment, label_codes
+from dshuffle.report.class_spread import HEADINGS, box_plot_page, class_rows
 from dshuffle.report.progress import Advance, progress_bar
-from dshuffle.report.shards import HEADINGS, box_plot_page, class_rows
-from dshuffle.report.units import human_count, human_seconds
 from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.store import Dataset, open_dataset, read_array, watched, write_sharding
+from dshuffle.units import human_count, human_seconds
 
 MOST_ROWS = 20
 

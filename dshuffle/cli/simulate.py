@@ -7,10 +7,10 @@ import math
 
 import click
 
-from dshuffle.cli.predictions import assignment_option, show, ways_of
+from dshuffle.cli.output import assignment_option, show, ways_of
 from dshuffle.cli.profiles import load_profile
 from dshuffle.planning.cost import Cluster, Work, compare_costs, recommend
-from dshuffle.report.units import parse_rate
+from dshuffle.units import parse_rate
 
 HEADERS = 1.046
 """Bytes on a link for each byte of a message, over TCP and Ethernet with packets of 1,500 bytes."""

@@ -11,7 +11,7 @@ from typing import Any
 from distributed import Status, Worker
 from distributed.protocol.serialize import to_serialize
 
-from dshuffle.exchange.driver import Reply
+from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.messages import MessageId
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from dshuffle.coding import encode
-from dshuffle.exchange.cache import CachePartition
-from dshuffle.exchange.coded import CodedPart, PacketDecoder, PacketStore
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
 from dshuffle.planning import SERVER, Plan, route
 from dshuffle.rows import RowLayout, checksum_rows
 

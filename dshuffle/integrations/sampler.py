@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import (
     Aligned,
@@ -18,7 +19,7 @@ from dshuffle.planning import (
     parse_assignment,
 )
 from dshuffle.planning.batching import DROP, MODES, PAD
-from dshuffle.planning.values import Samples, as_integer
+from dshuffle.planning.types import Samples
 
 
 class ExchangeSampler:

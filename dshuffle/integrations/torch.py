@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import permutation
 from dshuffle.planning.batching import DROP, Batching
-from dshuffle.planning.values import as_integer
 
 if TYPE_CHECKING:
     from dshuffle.runtime import Partition

@@ -16,22 +16,22 @@ from dshuffle.planning.assignment import (
     next_assignment,
     parse_assignment,
 )
-from dshuffle.planning.auto import AUTO, AutoDelivery
+from dshuffle.planning.assignment.balance import Classes, draw_classes, exchange_in_classes
+from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_assignment
+from dshuffle.planning.assignment.stratified import deal_groups, label_codes, stratified_assignment, stratified_ranks
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, first_holders
-from dshuffle.planning.check import check_plan
-from dshuffle.planning.classes import Classes, draw_classes, exchange_in_classes
+from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import DELIVERIES, UNCODED, DeliveryPlanner, plan_delivery
+from dshuffle.planning.delivery.auto import AUTO, AutoDelivery
+from dshuffle.planning.delivery.leftover import leftover_matrix, shuffle_matrix
+from dshuffle.planning.delivery.relay import RELAYS, Hops, packets_per_batch, route
 from dshuffle.planning.epoch_plan import EpochPlan, WorkerPlan
-from dshuffle.planning.epochs import EpochPlanner, ShufflePlanSpec
 from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
+from dshuffle.planning.mixing import ShuffleQuality, planned_quality, shuffle_quality
 from dshuffle.planning.order import epoch_order, row_permutation
 from dshuffle.planning.plan import SERVER, STORE, Plan, demand, name_of
-from dshuffle.planning.quality import ShuffleQuality, planned_quality, shuffle_quality
+from dshuffle.planning.planner import EpochPlanner, ShufflePlanSpec
 from dshuffle.planning.randomness import choose, permutation, random_words
-from dshuffle.planning.relay import RELAYS, Hops, packets_per_batch, route
-from dshuffle.planning.sharding import SHARDINGS, GivenSharding, first_assignment
-from dshuffle.planning.shuffle_matrix import leftover_matrix, shuffle_matrix
-from dshuffle.planning.stratified import deal_groups, label_codes, stratified_assignment, stratified_ranks
 
 __all__ = [
     "AUTO",

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.values import Samples, as_integer
+from dshuffle.planning.types import Samples
 
 DROP, PAD, UNEVEN = "drop", "pad", "uneven"
 MODES = (DROP, PAD, UNEVEN)

@@ -13,12 +13,13 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dshuffle.checks import as_integer, as_ranks, as_ratio
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.bits import count_holders
+from dshuffle.planning.delivery.leftover import as_matrix, leftover_matrix
+from dshuffle.planning.grouping import count_holders
 from dshuffle.planning.holders import as_holders
 from dshuffle.planning.plan import missing_samples
-from dshuffle.planning.shuffle_matrix import as_matrix, leftover_matrix
-from dshuffle.planning.values import Holders, Ranks, as_integer, as_ranks, as_ratio
+from dshuffle.planning.types import Holders, Ranks
 
 MOST_WORKERS = 20
 """The most workers whose orders :func:`lower_bound` goes through."""

@@ -16,10 +16,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dshuffle.checks import as_ranks
 from dshuffle.planning.even import Even
 from dshuffle.planning.holders import add_holders, as_holders, has_excess, held_by, holders_of
 from dshuffle.planning.randomness import choose, permutation
-from dshuffle.planning.values import Holders, Ranks, Samples, as_ranks
+from dshuffle.planning.types import Holders, Ranks, Samples
 
 
 class CachingPolicy(Protocol):

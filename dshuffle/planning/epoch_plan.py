@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dshuffle.planning.bits import count_keys, group_by
+from dshuffle.planning.grouping import count_keys, group_by
 from dshuffle.planning.holders import held_by, holders_of
 from dshuffle.planning.order import epoch_permutation
 from dshuffle.planning.plan import SERVER, STORE, Plan
-from dshuffle.planning.values import Holders, Ranks, Samples
+from dshuffle.planning.types import Holders, Ranks, Samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)

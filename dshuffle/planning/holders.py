@@ -12,9 +12,9 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dshuffle.checks import as_integer, as_ranks, as_ratio
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.chunked import largest_share
-from dshuffle.planning.values import Holders, as_integer, as_ranks, as_ratio
+from dshuffle.planning.types import Holders
 
 
 def as_holders(holders: ArrayLike, n_workers: int) -> Holders:
@@ -90,6 +90,19 @@ def held_by(holders: Holders, worker: int) -> NDArray[np.bool_]:
     words = holders if holders.ndim == 1 else holders[:, worker // 64]
     held: NDArray[np.bool_] = (words & np.uint64(1 << worker % 64)) != 0
     return held
+
+
+def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1) -> int:
+    """Samples of the largest partition, the same in every epoch.
+
+    Examples
+    --------
+    >>> largest_share(10, 4), largest_share(10, 4, chunk_rows=2), largest_share(9, 4, chunk_rows=2)
+    (3, 4, 3)
+    """
+    whole, short = divmod(n_samples, chunk_rows)
+    each, extra = divmod(whole, n_workers)
+    return (each + 1) * chunk_rows if extra else each * chunk_rows + short
 
 
 def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int, *, chunk_rows: int = 1) -> int:

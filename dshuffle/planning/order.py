@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from dshuffle.checks import as_integer
 from dshuffle.planning.randomness import permutation
-from dshuffle.planning.values import Samples, as_integer
+from dshuffle.planning.types import Samples
 
 
 def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:

@@ -14,10 +14,11 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
+from dshuffle.checks import as_ranks
 from dshuffle.errors import PlanError
-from dshuffle.planning.bits import holds
+from dshuffle.planning.grouping import holds
 from dshuffle.planning.holders import as_holders
-from dshuffle.planning.values import Holders, Ranks, Samples, as_ranks
+from dshuffle.planning.types import Holders, Ranks, Samples
 
 SERVER = -1
 """The sender of packets that the server sends."""

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.values import Ranks, Samples, Words
+from dshuffle.planning.types import Ranks, Samples, Words
 
 
 def random_words(count: int, *path: int | str) -> Words:

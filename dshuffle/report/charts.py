@@ -10,7 +10,7 @@ from bokeh.models import ColumnDataSource, FactorRange, HoverTool, NumeralTickFo
 from bokeh.plotting import figure
 
 from dshuffle.report.summary import PHASES, Comparison, Figures, TrainingPoint, WayResult, figures
-from dshuffle.report.units import human_bytes, human_error, human_seconds
+from dshuffle.units import human_bytes, human_error, human_seconds
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; grey stands in for its black,
 # which a dark page swallows.

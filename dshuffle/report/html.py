@@ -26,8 +26,8 @@ from dshuffle.report.tables import (
     time_cells,
     traffic_cells,
 )
-from dshuffle.report.units import human_bytes, human_count
 from dshuffle.report.verdict import verdict_sentences
+from dshuffle.units import human_bytes, human_count
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 THEME = (Path(__file__).parent / "theme.js").read_text(encoding="utf-8")

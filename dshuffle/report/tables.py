@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures
-from dshuffle.report.units import UNKNOWN, human_bytes, human_count, human_error, human_ratio, human_seconds
+from dshuffle.units import UNKNOWN, human_bytes, human_count, human_error, human_ratio, human_seconds
 
 TIME_HEADINGS = ("epoch", "shuffle", "range", "predicted", "idle CPU", "training", "waited")
 TRAFFIC_HEADINGS = ("needed", "packets", "on the wire", "by the server")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, WayResult, figures
-from dshuffle.report.units import human_error, human_ratio, human_seconds
+from dshuffle.units import human_error, human_ratio, human_seconds
 
 # Errors that differ by less are called the same.
 SAME_ERROR = 1.1

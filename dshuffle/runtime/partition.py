@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, StaleEpoch
-from dshuffle.planning.values import as_integer
 from dshuffle.rows import ByteMatrix, RowLayout
 
 if TYPE_CHECKING:

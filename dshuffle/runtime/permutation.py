@@ -22,13 +22,13 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, futures_of, wait
 from numpy.typing import NDArray
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import row_permutation
-from dshuffle.planning.bits import group_by
-from dshuffle.planning.values import as_integer
+from dshuffle.planning.grouping import group_by
 from dshuffle.rows import ByteMatrix, RowLayout, gather_rows, scatter_rows
-from dshuffle.runtime.chunks import unit_rows
-from dshuffle.runtime.clients import check_client, cluster_info
+from dshuffle.runtime.cluster_view import check_client, cluster_info
+from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.store import Dataset
 
 GROUP_BYTES = 64 * 2**20

@@ -15,6 +15,7 @@ from distributed import Client, Future, wait
 from distributed.protocol.serialize import ToPickle
 from numpy.typing import ArrayLike
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.planning import (
     AUTO,
@@ -28,20 +29,16 @@ from dshuffle.planning import (
     parse_assignment,
 )
 from dshuffle.planning.cost import Cluster
-from dshuffle.planning.values import as_integer
 from dshuffle.records import EpochRecord
-from dshuffle.runtime.budget import parse_memory_limit
-from dshuffle.runtime.candidates import expected_seconds
-from dshuffle.runtime.chunks import with_chunks_of
-from dshuffle.runtime.clients import check_client
-from dshuffle.runtime.epoch import Epoch
-from dshuffle.runtime.first import wanted_balance, wanted_sharding, warn_of_small_classes
-from dshuffle.runtime.group import Place
+from dshuffle.runtime.cluster_view import check_client
+from dshuffle.runtime.collective import Place
+from dshuffle.runtime.dataset_inputs import wanted_balance, wanted_sharding, warn_of_small_classes, with_chunks_of
+from dshuffle.runtime.epoch import Epoch, submit_to_all
+from dshuffle.runtime.measure.auto_candidates import expected_seconds
+from dshuffle.runtime.memory import parse_memory_limit
 from dshuffle.runtime.replies import Reply, unwrap
-from dshuffle.runtime.scheduler import DShuffleScheduler
-from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.spec import DatasetReference, ShuffleOrder
-from dshuffle.runtime.tasks import submit_to_all
+from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
+from dshuffle.runtime.session_spec import DatasetReference, Settings, ShuffleOrder
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, open_dataset
 

@@ -9,8 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from dshuffle.errors import ShardingWarning
-from dshuffle.sharding.result import Sharding, class_counts
-from dshuffle.sharding.stratified import stratified
+from dshuffle.sharding.sharding import Sharding, class_counts, stratified
 
 if TYPE_CHECKING:
     from dshuffle.sharding.distribution import distribution_aware

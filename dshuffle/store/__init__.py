@@ -1,12 +1,12 @@
 """Datasets in Zarr: create, open, read rows chunk by chunk, verify. The only package that imports zarr."""
 
-from dshuffle.store.chunks import ArrayInfo
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset, open_dataset
-from dshuffle.store.ingest import read_ratings, read_sources
-from dshuffle.store.ingest.zarr_nodes import read_array
-from dshuffle.store.shardings import read_broadcast, read_sharding, stored_shardings, write_sharding
-from dshuffle.store.source import RowSource, watched
+from dshuffle.store.sources import read_ratings, read_sources
+from dshuffle.store.sources.source import RowSource, watched
+from dshuffle.store.sources.zarr_nodes import read_array
+from dshuffle.store.stored_array import ArrayInfo
+from dshuffle.store.stored_shardings import read_broadcast, read_sharding, stored_shardings, write_sharding
 from dshuffle.store.verify import VerifyReport, verify_dataset
 
 __all__ = [

@@ -22,9 +22,9 @@ from zarr.errors import UnstableSpecificationWarning
 from zarr.storage import MemoryStore
 
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
+from dshuffle.store.backends import GROUP, canonical_url, is_local, is_memory, open_store, standing_at
 from dshuffle.store.dataset import MARK, Dataset, open_dataset
-from dshuffle.store.source import RowSource
-from dshuffle.store.urls import GROUP, canonical_url, is_local, is_memory, open_store, standing_at
+from dshuffle.store.sources.source import RowSource
 
 _CHUNK_NBYTES = 4 << 20
 # NumPy arrays are handed to zarr in pieces of so many bytes: enough chunks to write several at a time.
@@ -97,7 +97,7 @@ def create_dataset(
         Name -> NumPy or Dask array, or what :func:`numpy.asarray` takes; ``(n_samples, ...)`` of any dtype of
         fixed size. Values are kept; Zarr v3 knows neither big-endian items nor padding between the fields of
         a structured dtype, so both are dropped. Dask arrays are written chunk by chunk by the Dask scheduler
-        in use, whose workers must reach the URL. A :class:`~dshuffle.store.source.RowSource` (see
+        in use, whose workers must reach the URL. A :class:`~dshuffle.store.sources.source.RowSource` (see
         :func:`~dshuffle.store.read_sources`) is read slab by slab, 32 MiB or one chunk at a time.
     chunk_rows
         Samples in a chunk. By default each array's chunks hold about 4 MiB.

@@ -17,10 +17,10 @@ from dshuffle.errors import CorruptChunk, DatasetError, DatasetNotFound, Invalid
 from dshuffle.records import StoreTraffic
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
-from dshuffle.store.cache import ChunkCache, cache_nbytes
-from dshuffle.store.chunks import ArrayInfo, StoredArray
-from dshuffle.store.metering import Meter, MeteredStore
-from dshuffle.store.urls import GROUP, canonical_url, open_store, standing_at
+from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_at
+from dshuffle.store.backends.chunk_cache import ChunkCache, cache_nbytes
+from dshuffle.store.backends.metered import Meter, MeteredStore
+from dshuffle.store.stored_array import ArrayInfo, StoredArray
 
 #: The group attribute that marks what dshuffle wrote.
 MARK = "dshuffle"
@@ -228,7 +228,7 @@ def open_dataset(
         ``skip_signature`` and obstore's other options, or s3fs's names for them (``key``, ``secret``,
         ``endpoint_url``, ``client_kwargs``, ...); what is missing comes from ``AWS_ACCESS_KEY_ID``,
         ``AWS_ENDPOINT_URL``, .... An endpoint without TLS must say ``http://``. For other schemes what fsspec takes.
-        For all stores ``max_retries`` (7) and ``timeout`` (60 s), see :class:`~dshuffle.store.retry.Patience`.
+        For all stores ``max_retries`` (7) and ``timeout`` (60 s), see ``Patience``.
     chunk_cache
         Bytes (or ``"256 MiB"``) of chunks, as stored, that each process keeps in memory from one epoch to the next;
         by default none. It counts for arrays whose chunks span all axes but the first.

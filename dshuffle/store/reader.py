@@ -19,8 +19,8 @@ from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError
 from dshuffle.rows import ByteMatrix
-from dshuffle.store.chunks import StoredArray
-from dshuffle.store.direct import DirectArray, Indexes
+from dshuffle.store.direct_read import DirectArray, Indexes
+from dshuffle.store.stored_array import StoredArray
 
 #: Bytes in flight at a time, by default.
 MEMORY_BUDGET = 64 << 20

@@ -11,8 +11,8 @@ from zarr.core.sync import sync
 
 from dshuffle.errors import CorruptChunk
 from dshuffle.store import reader
-from dshuffle.store.chunks import StoredArray
 from dshuffle.store.dataset import Dataset
+from dshuffle.store.stored_array import StoredArray
 
 
 @dataclass(frozen=True, slots=True)

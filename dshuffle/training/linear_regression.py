@@ -10,15 +10,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import BEGINNING, KERNEL, prefetch
-from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Partition, Shuffler, gathered
-from dshuffle.training.arrays import check_names
-from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.inputs import check_names, check_step, diverged
+from dshuffle.training.monitoring import timed
 from dshuffle.training.schedules import CONSTANT, Decay, Schedule
-from dshuffle.training.speeds import timed
-from dshuffle.training.steps import check_step, diverged
 
 Weights = NDArray[np.float64]
 

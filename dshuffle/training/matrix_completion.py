@@ -11,13 +11,13 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
-from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Partition, PerRank, Shuffler, gathered
-from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.inputs import check_step, diverged
 from dshuffle.training.schedules import CONSTANT, Schedule
-from dshuffle.training.steps import check_step, diverged
 
 Factor = NDArray[np.float32]
 Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
@@ -67,7 +67,7 @@ def fit_matrix_completion(
     shuffler
         Over a dataset of entries: arrays ``row`` and ``column``, integers, and ``value``, floats. All entries of a
         row of the matrix must be on one worker: ``assignment="chunks:68"`` where entries are sorted by row and each
-        row has 68, as :func:`~dshuffle.training.low_rank_entries` and the MovieLens reader make them.
+        row has 68, as :func:`~dshuffle.synthetic.low_rank_entries` and the MovieLens reader make them.
     n_rows, n_columns
         Shape of the matrix.
     rank

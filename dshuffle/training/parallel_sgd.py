@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Partition, Shuffler, gathered
-from dshuffle.training.arrays import EVALUATION_ROWS, check_finite, check_names
-from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, check_names
+from dshuffle.training.monitoring import timed
 from dshuffle.training.schedules import Schedule
-from dshuffle.training.speeds import timed
 
 BATCH_ROWS = 4096
 """Rows of one call of ``partial_fit``: results depend on it."""

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.batching import UNEVEN, Batching
-from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Group, Partition, Shuffler, gathered
-from dshuffle.training.arrays import EVALUATION_ROWS, check_names
-from dshuffle.training.breakdown import EpochBreakdown, PhaseSeconds, with_records
-from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
-from dshuffle.training.network import MOMENTUM, Labels, Network, TrainedNetwork
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.inputs import EVALUATION_ROWS, check_names, check_step, diverged
+from dshuffle.training.mlp import MOMENTUM, Labels, Network, TrainedNetwork
+from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.parallel_sgd import checked_rows
 from dshuffle.training.schedules import CONSTANT, Schedule
-from dshuffle.training.steps import check_step, diverged
 
 
 def fit_synchronous_sgd(
@@ -102,7 +101,7 @@ def fit_synchronous_sgd(
     --------
     >>> import dshuffle
     >>> from distributed import Client
-    >>> from dshuffle.training import gaussian_blobs
+    >>> from dshuffle.synthetic import gaussian_blobs
     >>> dataset = dshuffle.create_dataset("memory://doc-sync", gaussian_blobs(400, n_features=5, n_classes=4))
     >>> with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
     ...     with dshuffle.Shuffler(client, dataset) as shuffler:

@@ -18,13 +18,13 @@ import psutil
 from distributed import get_worker
 from numpy.typing import NDArray
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed
 from dshuffle.planning.batching import UNEVEN
-from dshuffle.planning.values import as_integer
 from dshuffle.runtime import Epoch, Group, Partition, Shuffler, gathered
-from dshuffle.training.arrays import EVALUATION_ROWS, check_names
-from dshuffle.training.breakdown import EpochBreakdown, PhaseSeconds, with_records
-from dshuffle.training.history import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.inputs import EVALUATION_ROWS, check_names
+from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.schedules import CONSTANT, Schedule
 
 try:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from dshuffle.planning import parse_assignment
-from dshuffle.planning.cost.packets import FITS, HolderSets, features
-from dshuffle.planning.cost.work import Work
-from dshuffle.planning.survey import survey
+from dshuffle.planning.cost.expected_packets import FITS, HolderSets, features
+from dshuffle.planning.cost.job import Work
+from dshuffle.planning.packet_counts import survey
 
 WORKERS = (3, 4, 6, 8, 12, 16, 20, 32, 48, 64)
 ALPHAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8)

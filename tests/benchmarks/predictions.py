@@ -26,10 +26,10 @@ import numpy as np
 from distributed import Client
 
 import dshuffle
+from dshuffle.compare import Way, measure_exchanges
+from dshuffle.compare.comparison import predicted_seconds
 from dshuffle.report.summary import CPU_BOUND
-from dshuffle.runtime.probe import measure_cluster
-from dshuffle.training import Way, measure_exchanges
-from dshuffle.training.comparison import predicted_seconds
+from dshuffle.runtime.measure.probe import measure_cluster
 
 WAYS = {
     "peer": ("global", "peer", "pipelined"),

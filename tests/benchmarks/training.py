@@ -30,7 +30,9 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 import dshuffle
-from dshuffle.training import compile_kernels, fit_linear_regression, keyed_regression
+from dshuffle.compare import compile_kernels
+from dshuffle.synthetic import keyed_regression
+from dshuffle.training import fit_linear_regression
 from dshuffle.training.linear_regression import local_pass, sgd_pass
 
 

@@ -12,8 +12,9 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
+from dshuffle.compare import default_ways, local_cluster
 from dshuffle.store import write_sharding
-from dshuffle.training import default_ways, keyed_regression, local_cluster
+from dshuffle.synthetic import keyed_regression
 
 
 def run(*arguments):

@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 
 import dshuffle
-from dshuffle.training import gaussian_blobs, low_rank_entries
+from dshuffle.synthetic import gaussian_blobs, low_rank_entries
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,13 +17,12 @@ import pytest
 from hypothesis import settings
 
 from dshuffle.exchange.buffers import BufferPool
-from dshuffle.exchange.cache import CachePartition
-from dshuffle.exchange.driver import Receiver, Reply, Sender
-from dshuffle.exchange.flows import Flow, flows_of_samples
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.endpoints import Receiver, Reply, Sender
 from dshuffle.exchange.inbox import Inbox
-from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.messages import Flow, MessageId, flows_of_samples
 from dshuffle.exchange.outbox import Outbox
-from dshuffle.exchange.uncoded import ArrivingRows, LeavingRows
+from dshuffle.exchange.row_flows import ArrivingRows, LeavingRows
 from dshuffle.rows import RowLayout, checksum_rows
 
 # The first call of a kernel compiles it, or loads it from numba's cache, which no deadline allows for.

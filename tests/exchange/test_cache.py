@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
-from dshuffle.exchange.cache import SLOT_OVERHEAD, CachePartition
+from dshuffle.exchange.cache_partition import SLOT_OVERHEAD, CachePartition
 from dshuffle.rows import RowLayout, checksum_rows
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from dshuffle.coding import add_packets
 from dshuffle.errors import ChecksumMismatch, ExchangeError
-from dshuffle.exchange import coded
-from dshuffle.exchange.cache import CachePartition
-from dshuffle.exchange.coded import CodedPart, PacketDecoder, PacketStore
+from dshuffle.exchange import packet_flows
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
 from dshuffle.planning import RELAYS, SERVER, Plan, check_plan, plan_delivery, route
 from dshuffle.rows import RowLayout, checksum_rows
 
@@ -319,7 +319,7 @@ def test_messages_with_packets_for_one_row_wait_for_each_other(monkeypatch: pyte
         add_packets(*args)
         adding.pop()
 
-    monkeypatch.setattr(coded, "add_packets", slow)
+    monkeypatch.setattr(packet_flows, "add_packets", slow)
     with ThreadPoolExecutor(4) as executor:
         parts = [(i, i + 1, world.truth.packets[[p]], world.truth.packet_sums[[p]]) for i, p in enumerate(packets)]
         for done in [executor.submit(rank.decoder.unpack, *part) for part in parts]:

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import CorruptChunk, DatasetError
-from dshuffle.exchange.driver import Reply
-from dshuffle.exchange.flows import Flow
-from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.uncoded import LeavingRows
+from dshuffle.exchange.endpoints import Reply
+from dshuffle.exchange.messages import Flow, MessageId
+from dshuffle.exchange.row_flows import LeavingRows
 
 SERVER, STORE = -1, -2
 PEERS = (0, 1, 2)

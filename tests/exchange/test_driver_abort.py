@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dshuffle.exchange.driver import Reply
+from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.messages import MessageId
 
 SERVER, STORE = -1, -2

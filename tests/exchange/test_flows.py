@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.exchange.flows import Flow, flows_of_hops, flows_of_samples, rows_per_message
+from dshuffle.exchange.messages import Flow, flows_of_hops, flows_of_samples, rows_per_message
 
 STORE = -2
 

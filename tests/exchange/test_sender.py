@@ -11,9 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from dshuffle.exchange.buffers import BufferPool
-from dshuffle.exchange.driver import Reply, Sender
-from dshuffle.exchange.flows import Flow
-from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.endpoints import Reply, Sender
+from dshuffle.exchange.messages import Flow, MessageId
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.rows import RowLayout
 

@@ -16,8 +16,8 @@ from dshuffle.planning import (
     first_assignment,
     next_assignment,
 )
-from dshuffle.planning.chunked import largest_share
-from dshuffle.planning.survey import survey
+from dshuffle.planning.holders import largest_share
+from dshuffle.planning.packet_counts import survey
 
 
 @st.composite

@@ -20,7 +20,7 @@ from dshuffle.planning import (
     plan_delivery,
 )
 from dshuffle.planning.bounds import lower_bound
-from dshuffle.planning.delivery.cycles import find_cycles
+from dshuffle.planning.delivery.clique_cycles import find_cycles
 
 
 def fresh(q, n, alpha, seed=0):

@@ -23,7 +23,7 @@ from dshuffle.planning import (
     random_words,
     shuffle_matrix,
 )
-from dshuffle.planning.delivery.tables import Tables
+from dshuffle.planning.delivery.encoding_tables import Tables
 
 # Paper 000, examples 1 to 3, with samples and workers counted from 0.
 CACHES = [{1, 2, 3, 7}, {5, 6, 7, 8}, {0, 2, 3, 4}]

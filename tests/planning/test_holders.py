@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import as_holders, cache_capacity, demand, held_by, holders_of
-from dshuffle.planning.bits import count_held, count_holders, group_by, holds, lowest_bit, popcount
+from dshuffle.planning.grouping import count_held, count_holders, group_by, holds, lowest_bit, popcount
 
 
 @given(st.integers(0, 2**64 - 1))

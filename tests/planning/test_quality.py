@@ -23,7 +23,7 @@ from dshuffle.planning import (
     planned_quality,
     shuffle_quality,
 )
-from dshuffle.planning.quality import mean_deviation, training_orders
+from dshuffle.planning.mixing import mean_deviation, training_orders
 
 
 @st.composite

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.report.units import human_bytes, human_ratio, human_seconds, parse_rate
+from dshuffle.units import human_bytes, human_ratio, human_seconds, parse_rate
 
 
 @pytest.mark.parametrize(

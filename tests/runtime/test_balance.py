@@ -97,6 +97,6 @@ def test_labels_that_change_between_client_and_workers_are_noticed(threads, labe
         reads.append(name)
         return LABELS if len(reads) == 1 else LABELS[::-1]
 
-    monkeypatch.setattr("dshuffle.runtime.first.read_labels", changing)
+    monkeypatch.setattr("dshuffle.runtime.dataset_inputs.read_labels", changing)
     with pytest.raises(InvalidParameter, match=r"checksum.*as when the session was opened"):
         Shuffler(threads, labelled, balance="label")

@@ -9,7 +9,7 @@ import zarr
 from dshuffle import Shuffler, create_dataset, open_dataset
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.planning import Chunks, Global
-from dshuffle.runtime.chunks import unit_rows, with_chunks_of
+from dshuffle.runtime.dataset_inputs import unit_rows, with_chunks_of
 
 pytestmark = pytest.mark.slow  # real clusters
 

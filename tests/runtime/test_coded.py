@@ -14,9 +14,9 @@ from distributed import Client, LocalCluster
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CacheBudgetError, CorruptChunk, ExchangeError, WorkerLost
-from dshuffle.exchange.coded import PacketDecoder
+from dshuffle.exchange.packet_flows import PacketDecoder
 from dshuffle.planning import DELIVERIES, RELAYS, UNCODED, EpochPlanner, ShufflePlanSpec, parse_assignment
-from dshuffle.runtime.server_rows import ServerRows
+from dshuffle.runtime.worker.server_rows import ServerRows
 
 pytestmark = pytest.mark.slow  # real clusters
 

@@ -9,7 +9,7 @@ import pytest
 
 from dshuffle.errors import WorkerLost
 from dshuffle.planning import SERVER
-from dshuffle.runtime.coordinator import Coordinator
+from dshuffle.runtime.scheduler.coordinator import Coordinator
 
 ADDRESSES = {0: "tcp://first", 1: "tcp://second", SERVER: "tcp://server"}
 

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from dshuffle.exchange.messages import MIB
 from dshuffle.planning import SERVER, EpochPlanner, Global, ShufflePlanSpec
 from dshuffle.planning.cost import Cluster, Work
-from dshuffle.planning.cost.messages import message_count
-from dshuffle.planning.cost.prediction import loads_of
+from dshuffle.planning.cost.prediction import loads_of, message_count
 from dshuffle.rows import RowLayout
-from dshuffle.runtime.planned import SHORT_MESSAGE_BYTES, Planned
-from dshuffle.runtime.settings import Settings
+from dshuffle.runtime.session_spec import Settings
+from dshuffle.runtime.worker.planned import SHORT_MESSAGE_BYTES, Planned
 
 
 def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,), **options):

@@ -7,10 +7,10 @@ from distributed import Client
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import all_ways, recommend
-from dshuffle.planning.cost.work import Work
-from dshuffle.runtime import probe_tasks
-from dshuffle.runtime.membership import SERVER_RESOURCE
-from dshuffle.runtime.probe import measure_cluster
+from dshuffle.planning.cost.job import Work
+from dshuffle.runtime.cluster_view import SERVER_RESOURCE
+from dshuffle.runtime.measure import probe_tasks
+from dshuffle.runtime.measure.probe import measure_cluster
 
 
 def handlers_left(client):

@@ -20,7 +20,7 @@ from dshuffle.errors import (
     InvalidParameter,
 )
 from dshuffle.planning import EpochPlanner
-from dshuffle.runtime.worker import DShuffleWorker
+from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from distributed import Client, Worker
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.runtime.session import WorkerSession
+from dshuffle.runtime.worker.session import WorkerSession
 
 pytestmark = pytest.mark.slow  # real clusters
 

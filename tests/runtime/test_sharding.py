@@ -70,7 +70,7 @@ def test_a_sharding_does_not_go_with_whole_chunks(threads, labelled):
 
 def test_ranks_that_change_between_client_and_workers_are_noticed(threads, labelled, monkeypatch):
     write_sharding(labelled, "mine", np.arange(1000) % 5)
-    monkeypatch.setattr("dshuffle.runtime.first.stored_shardings", lambda dataset: ("mine",))
+    monkeypatch.setattr("dshuffle.runtime.dataset_inputs.stored_shardings", lambda dataset: ("mine",))
     real, reads = read_sharding, []
 
     def changing(dataset, name):
@@ -78,7 +78,7 @@ def test_ranks_that_change_between_client_and_workers_are_noticed(threads, label
         ranks = real(dataset, name)
         return ranks if len(reads) == 1 else ranks[::-1]
 
-    monkeypatch.setattr("dshuffle.runtime.first.read_sharding", changing)
+    monkeypatch.setattr("dshuffle.runtime.dataset_inputs.read_sharding", changing)
     with pytest.raises(InvalidParameter, match=r"checksum.*as when the session was opened"):
         Shuffler(threads, labelled, sharding="mine")
 

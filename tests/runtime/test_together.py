@@ -15,8 +15,7 @@ from distributed import Client
 
 from dshuffle import Shuffler
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
-from dshuffle.runtime.group import Group, Place
-from dshuffle.runtime.meeting import OFFLOAD_BYTES, Meeting, weighted_mean
+from dshuffle.runtime.collective import OFFLOAD_BYTES, Group, Meeting, Place, weighted_mean
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.sharding import ShardingWarning, distribution, distribution_aware, features
+from dshuffle.sharding import ShardingWarning, distribution, distribution_aware
 
 pytestmark = pytest.mark.filterwarnings("ignore::dshuffle.sharding.ShardingWarning")
 
@@ -62,7 +62,7 @@ def test_labels_give_twice_their_classes_as_neighbourhoods():
 
 def test_a_sample_of_what_does_not_fit_decides_for_the_rest(monkeypatch):
     monkeypatch.setattr(distribution, "SAMPLE_NBYTES", 4000)
-    monkeypatch.setattr(features, "SLAB_NBYTES", 2000)
+    monkeypatch.setattr(distribution, "SLAB_NBYTES", 2000)
     x, cloud = blobs([2000, 900, 500, 600])
     seen = []
     sharding = distribution_aware(x, n_workers=12, clusters=4, progress=lambda *step: seen.append(step))

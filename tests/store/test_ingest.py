@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import CorruptChunk, DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, read_sources, watched
-from dshuffle.store.source import StreamSource
+from dshuffle.store.sources.source import StreamSource
 
 RNG = np.random.default_rng(0)
 X = RNG.random((1000, 3, 2), np.float32)
@@ -112,7 +112,7 @@ ALL = [
 
 @pytest.mark.parametrize("write", ALL)
 def test_values_dtypes_and_shapes_are_kept(tmp_path: Path, monkeypatch: Any, write: Callable[..., list[Path]]) -> None:
-    monkeypatch.setattr("dshuffle.store.source._BLOCK_NBYTES", 1000)  # streams come in several blocks
+    monkeypatch.setattr("dshuffle.store.sources.source._BLOCK_NBYTES", 1000)  # streams come in several blocks
     monkeypatch.setattr("dshuffle.store.create._SLAB_NBYTES", 5000)  # and are read in several slabs
     sources = read_sources(write(tmp_path, X, Y))
     found = contents(create_dataset(tmp_path / "out", sources, chunk_rows=64))
@@ -370,6 +370,6 @@ def test_a_file_that_changes_while_it_is_read(rows: list[int], words: str) -> No
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: Any) -> None:
     file = table(tmp_path / "a.parquet", v=[1])
-    monkeypatch.setitem(__import__("sys").modules, "dshuffle.store.ingest.parquet", None)
+    monkeypatch.setitem(__import__("sys").modules, "dshuffle.store.sources.parquet", None)
     with pytest.raises(DatasetError, match=r"pip install 'dshuffle\[parquet\]'"):
         read_sources([file])

@@ -29,7 +29,7 @@ def entries(tmp_path: Path, file: Path, **options: Any) -> tuple[Any, dict[str, 
 
 @pytest.mark.parametrize("by_user", [True, False])
 def test_68_ratings_of_each_user_that_has_them(tmp_path: Path, monkeypatch: Any, by_user: bool) -> None:
-    monkeypatch.setattr("dshuffle.store.ingest.movielens._BLOCK_NBYTES", 1500)  # a user spans blocks
+    monkeypatch.setattr("dshuffle.store.sources.movielens._BLOCK_NBYTES", 1500)  # a user spans blocks
     rng = np.random.default_rng(0)
     counts = {3: 68, 5: 67, 9: 200, 12: 1, 4_000_000_000: 90}
     users = np.repeat(list(counts), list(counts.values()))
@@ -67,7 +67,7 @@ def test_the_seed_decides_and_blocks_do_not(tmp_path: Path, monkeypatch: Any) ->
     file = write(tmp_path / "ratings.csv", np.repeat(np.arange(20), 30), np.tile(np.arange(30), 20))
     _, found = entries(tmp_path, file, per_user=7)
     _, other = entries(tmp_path, file, per_user=7, seed=1)
-    monkeypatch.setattr("dshuffle.store.ingest.movielens._BLOCK_NBYTES", 1000)
+    monkeypatch.setattr("dshuffle.store.sources.movielens._BLOCK_NBYTES", 1000)
     _, again = entries(tmp_path, file, per_user=7)
     assert {name: array.tolist() for name, array in found.items()} == {n: a.tolist() for n, a in again.items()}
     assert found["value"].tolist() != other["value"].tolist()

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
-from dshuffle.store import create_dataset, nfs, open_dataset, verify_dataset
+from dshuffle.store import create_dataset, open_dataset, verify_dataset
+from dshuffle.store.backends import nfs
 
 X = np.arange(600.0).reshape(100, 6)
 IDS = np.array([99, 3, 3, 50, 0])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.store import Dataset, create_dataset, open_dataset, reader
-from dshuffle.store.metering import MeteredStore
+from dshuffle.store.backends.metered import MeteredStore
 
 N = 100
 X = np.random.default_rng(0).random((N, 6)).astype("f4")

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import CorruptChunk, DatasetError
-from dshuffle.store import create_dataset, local, open_dataset
-from dshuffle.store.failures import explained, is_transient
+from dshuffle.store import create_dataset, open_dataset
+from dshuffle.store.backends import local
+from dshuffle.store.backends.retrying import explained, is_transient
 
 X = np.arange(600.0).reshape(100, 6)
 

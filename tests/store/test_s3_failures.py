@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler
 from dshuffle.errors import CorruptChunk, DatasetError, ExchangeError
 from dshuffle.store import create_dataset, open_dataset
-from dshuffle.store.failures import explained
+from dshuffle.store.backends.retrying import explained
 
 obstore = pytest.importorskip("obstore", reason="obstore is not installed")
 

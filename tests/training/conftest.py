@@ -18,7 +18,7 @@ from dshuffle.errors import PeerFailed
 from dshuffle.planning import first_assignment, next_assignment, parse_assignment
 from dshuffle.rows import RowLayout
 from dshuffle.runtime import Partition, PerRank
-from dshuffle.runtime.meeting import weighted_mean
+from dshuffle.runtime.collective import weighted_mean
 
 
 def resolved(value: Any, rank: int) -> Any:

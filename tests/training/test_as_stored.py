@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dshuffle.compare.stored_order import AsStored
 from dshuffle.errors import InvalidParameter
-from dshuffle.training.as_stored import AsStored
 
 ARRAYS = {"x": np.arange(20.0), "y": np.arange(20) % 3}
 

@@ -10,27 +10,23 @@ import pytest
 from sklearn.datasets import load_digits
 
 import dshuffle
+from dshuffle.compare import fit_logical_workers, local_cluster
+from dshuffle.compare.stored_order import AsStored
+from dshuffle.compare.variance import variance_ratio
 from dshuffle.planning import first_assignment
 from dshuffle.sharding import stratified
+from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries, low_rank_factors
 from dshuffle.training import (
     EarlyStopping,
     Network,
     SoftmaxRegression,
     fit_linear_regression,
-    fit_logical_workers,
     fit_matrix_completion,
     fit_parameter_server,
     fit_synchronous_sgd,
-    gaussian_blobs,
     geometric_speeds,
-    keyed_regression,
-    local_cluster,
-    low_rank_entries,
-    low_rank_factors,
     simulate_parameter_server,
 )
-from dshuffle.training.as_stored import AsStored
-from dshuffle.training.variance import variance_ratio
 
 
 class Reached(EarlyStopping):

@@ -7,20 +7,12 @@ import numpy as np
 import pytest
 
 import dshuffle
+from dshuffle.compare import Way, compare_ways, connect, default_ways, local_cluster, modest_step, product_of_ways
+from dshuffle.compare.comparison import _with_chosen, predicted_seconds
+from dshuffle.compare.provenance import without_secrets
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import Cluster
-from dshuffle.training import (
-    Way,
-    compare_ways,
-    connect,
-    default_ways,
-    keyed_regression,
-    local_cluster,
-    modest_step,
-    product_of_ways,
-)
-from dshuffle.training.comparison import _with_chosen, predicted_seconds
-from dshuffle.training.facts import without_secrets
+from dshuffle.synthetic import keyed_regression
 
 
 def test_the_default_ways_are_the_papers_baselines():

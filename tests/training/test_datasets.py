@@ -5,8 +5,14 @@ import numpy as np
 import pytest
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.training import gaussian_blobs, keyed_regression, keyed_weights, low_rank_entries, low_rank_factors
-from dshuffle.training.datasets import BLOCK_ROWS
+from dshuffle.synthetic import (
+    BLOCK_ROWS,
+    gaussian_blobs,
+    keyed_regression,
+    keyed_weights,
+    low_rank_entries,
+    low_rank_factors,
+)
 
 
 def computed(*args, **kwargs):
@@ -68,7 +74,7 @@ def test_unsorted_blobs_have_their_classes_in_no_order():
 
 
 def test_entries_are_those_of_the_matrix(monkeypatch):
-    monkeypatch.setattr("dshuffle.training.datasets.BLOCK_ENTRIES", 100)
+    monkeypatch.setattr("dshuffle.synthetic.BLOCK_ENTRIES", 100)
     shape = {"n_rows": 50, "n_columns": 23, "per_row": 9, "rank": 3, "seed": 4}
     (data,) = dask.compute(low_rank_entries(**shape))
     assert [data[name].dtype for name in ("row", "column", "value")] == [np.int32, np.int32, np.float32]

@@ -5,7 +5,8 @@ import pytest
 from sklearn.linear_model import SGDRegressor
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.training import fit_linear_regression, keyed_regression, keyed_weights
+from dshuffle.synthetic import keyed_regression, keyed_weights
+from dshuffle.training import fit_linear_regression
 from dshuffle.training.linear_regression import local_pass, residual, sgd_pass
 
 

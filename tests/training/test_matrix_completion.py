@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 import dshuffle
+from dshuffle.compare import local_cluster
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
-from dshuffle.training import Decay, fit_matrix_completion, local_cluster, low_rank_entries
+from dshuffle.synthetic import low_rank_entries
+from dshuffle.training import Decay, fit_matrix_completion
 from dshuffle.training.matrix_completion import first_factors
 
 SHAPE = {"n_rows": 40, "n_columns": 23}

@@ -8,14 +8,8 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.training import (
-    Decay,
-    EarlyStopping,
-    fit_linear_regression,
-    fit_parallel_sgd,
-    gaussian_blobs,
-    keyed_regression,
-)
+from dshuffle.synthetic import gaussian_blobs, keyed_regression
+from dshuffle.training import Decay, EarlyStopping, fit_linear_regression, fit_parallel_sgd
 from dshuffle.training.parallel_sgd import COEFFICIENTS
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(302, n_features=5, n_classes=4).items()}

@@ -16,15 +16,11 @@ from distributed import Client, LocalCluster, get_worker
 
 import dshuffle
 import dshuffle.sharding
+from dshuffle.compare import local_cluster
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import stratified_assignment
-from dshuffle.training import (
-    SoftmaxRegression,
-    fit_parameter_server,
-    gaussian_blobs,
-    local_cluster,
-    simulate_parameter_server,
-)
+from dshuffle.synthetic import gaussian_blobs
+from dshuffle.training import SoftmaxRegression, fit_parameter_server, simulate_parameter_server
 
 pytestmark = pytest.mark.slow
 

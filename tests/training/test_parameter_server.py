@@ -11,23 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshuffle.compare.variance import variance_ratio
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import first_assignment
+from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import (
     Decay,
     EarlyStopping,
     LinearModel,
     SoftmaxRegression,
     Staleness,
-    gaussian_blobs,
     geometric_speeds,
     simulate_parameter_server,
 )
-from dshuffle.training.asynchronous import Asynchrony, MiniBatches
-from dshuffle.training.models import check_labels
-from dshuffle.training.parameter_server import survey, total_loss
-from dshuffle.training.slices import OrderedSlice, ParameterSlice, Turns
-from dshuffle.training.variance import variance_ratio
+from dshuffle.training.parameter_server.asynchronous import Asynchrony, MiniBatches
+from dshuffle.training.parameter_server.models import check_labels
+from dshuffle.training.parameter_server.slices import OrderedSlice, ParameterSlice, Turns
+from dshuffle.training.parameter_server.trainer import survey, total_loss
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(121, n_features=3, n_classes=4).items()}
 LINE = {"x": BLOBS["x"].astype(float), "y": BLOBS["x"] @ np.array([1.0, -2.0, 0.5])}

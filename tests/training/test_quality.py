@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dshuffle
+from dshuffle.compare.mixing_of_ways import LEAST_CHUNK_ROWS, Likeness, QualityOfWays
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Chunks, Global, ShufflePlanSpec
 from dshuffle.store import write_sharding
-from dshuffle.training.quality import LEAST_CHUNK_ROWS, Likeness, QualityOfWays
 
 
 @settings(deadline=None)

@@ -9,17 +9,11 @@ import pytest
 from distributed import get_worker
 
 import dshuffle
+from dshuffle.compare import fit_logical_workers
 from dshuffle.errors import InvalidParameter
-from dshuffle.training import (
-    Decay,
-    EarlyStopping,
-    Network,
-    PhaseSeconds,
-    fit_logical_workers,
-    fit_synchronous_sgd,
-    gaussian_blobs,
-)
-from dshuffle.training.breakdown import EpochBreakdown
+from dshuffle.synthetic import gaussian_blobs
+from dshuffle.training import Decay, EarlyStopping, Network, PhaseSeconds, fit_synchronous_sgd
+from dshuffle.training.monitoring import EpochBreakdown
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
 NETWORK = Network((5, 8, 4))

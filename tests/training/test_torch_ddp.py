@@ -10,7 +10,8 @@ import pytest
 
 import dshuffle
 from dshuffle.errors import InvalidParameter, WorkerLost
-from dshuffle.training import Decay, EarlyStopping, gaussian_blobs
+from dshuffle.synthetic import gaussian_blobs
+from dshuffle.training import Decay, EarlyStopping
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
 

@@ -7,8 +7,8 @@ of them, and ``advice.py`` compares ways and says which one to take, why, and wh
 
 from dshuffle.planning.cost.advice import Change, Recommendation, all_ways, compare_costs, recommend
 from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.prediction import Prediction, predict
-from dshuffle.planning.cost.work import Work
 
 __all__ = [
     "Change",

@@ -11,11 +11,11 @@ import numpy as np
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.cost.cluster import SCALABLE, Cluster
-from dshuffle.planning.cost.expected import expected_loads
+from dshuffle.planning.cost.explain import EQUALLY, Advice, explain
+from dshuffle.planning.cost.job import CHUNKS, Work
 from dshuffle.planning.cost.loads import Loads
+from dshuffle.planning.cost.loads_expected import expected_loads
 from dshuffle.planning.cost.prediction import Prediction, loads_of, timed
-from dshuffle.planning.cost.reasons import EQUALLY, Advice, explain
-from dshuffle.planning.cost.work import CHUNKS, Work
 from dshuffle.planning.delivery import MOST_FOR_TABLES
 
 GLOBAL = ("global", "aligned")

@@ -10,8 +10,8 @@ from numbers import Real
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.values import as_integer
 
 Rate = float | tuple[float, ...]
 """Bytes a second: the same for all workers, or one for each."""

@@ -7,17 +7,15 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.clique import plan_clique
 from dshuffle.planning.delivery.coded import plan_coded
 from dshuffle.planning.delivery.leftover import plan_leftover
-from dshuffle.planning.delivery.peer import plan_peer
-from dshuffle.planning.delivery.server import plan_server
-from dshuffle.planning.delivery.storage import plan_storage
 from dshuffle.planning.delivery.ubershuffle import plan_ubershuffle
+from dshuffle.planning.delivery.uncoded import plan_peer, plan_server, plan_storage
 from dshuffle.planning.holders import as_holders
 from dshuffle.planning.plan import Plan
-from dshuffle.planning.values import as_integer, as_ranks
 
 DeliveryPlanner = Callable[..., Plan]
 """``planner(holders, destinations, n_workers, *, seed, **options) -> Plan``, on checked arrays: ``(q,

@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.delivery.cycles import find_cycles
-from dshuffle.planning.delivery.packing import pack_cliques
-from dshuffle.planning.delivery.small_cliques import pack_small_cliques
-from dshuffle.planning.delivery.tables import Tables
+from dshuffle.planning.delivery.clique_cycles import find_cycles
+from dshuffle.planning.delivery.clique_packing import pack_cliques
+from dshuffle.planning.delivery.clique_pairs import pack_small_cliques
+from dshuffle.planning.delivery.encoding_tables import Tables
 from dshuffle.planning.delivery.ubershuffle import plan_ubershuffle
 from dshuffle.planning.plan import SERVER, Plan, missing_samples
-from dshuffle.planning.values import Holders, Ranks, Samples
+from dshuffle.planning.types import Holders, Ranks, Samples
 
 _FEW_SAMPLES = 20_000
 _FEW_TABLES = 4096

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from dshuffle.planning.delivery.tables import Tables
+from dshuffle.planning.delivery.encoding_tables import Tables
 from dshuffle.planning.plan import Plan
-from dshuffle.planning.values import Holders, Ranks
+from dshuffle.planning.types import Holders, Ranks
 
 
 def plan_coded(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:

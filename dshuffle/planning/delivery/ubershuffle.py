@@ -7,10 +7,11 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from dshuffle.planning.bits import group_by, lowest_bit, popcount
-from dshuffle.planning.delivery.tables import Tables
+from dshuffle.checks import as_integer
+from dshuffle.planning.delivery.encoding_tables import Tables
+from dshuffle.planning.grouping import group_by, lowest_bit, popcount
 from dshuffle.planning.plan import Plan
-from dshuffle.planning.values import Holders, Ranks, as_integer
+from dshuffle.planning.types import Holders, Ranks
 
 
 def plan_ubershuffle(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, depth: int = 2) -> Plan:

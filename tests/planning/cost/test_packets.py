@@ -7,9 +7,9 @@ import pytest
 
 from dshuffle.planning import parse_assignment
 from dshuffle.planning.bounds import coded_rate
-from dshuffle.planning.cost.packets import HolderSets, expected_packets
-from dshuffle.planning.cost.work import Work
-from dshuffle.planning.survey import survey
+from dshuffle.planning.cost.expected_packets import HolderSets, expected_packets
+from dshuffle.planning.cost.job import Work
+from dshuffle.planning.packet_counts import survey
 
 
 def expected(delivery, q, n, alpha, needed, assignment="global", caching="uniform"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import EpochPlanner, ShufflePlanSpec, parse_assignment, route
 from dshuffle.planning.cost import Cluster, Work, predict
-from dshuffle.planning.cost.expected import storage_loads
+from dshuffle.planning.cost.loads_expected import storage_loads
 from dshuffle.planning.cost.prediction import loads_of, timed
 from dshuffle.planning.plan import SERVER
 

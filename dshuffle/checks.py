@@ -1,0 +1,59 @@
+"""Checks of argument values, made once at the public edge."""
+
+from __future__ import annotations
+
+import math
+import operator
+from fractions import Fraction
+from numbers import Real
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dshuffle.errors import InvalidParameter
+
+
+def as_integer(name: str, value: object, minimum: int | None = None, hint: str = "") -> int:
+    """An integer, of at least ``minimum`` if there is one, or :class:`InvalidParameter`."""
+    allowed = "an integer" if minimum is None else f"an integer >= {minimum}"
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidParameter.of(name, value, allowed, hint) from None
+    if minimum is not None and number < minimum:
+        raise InvalidParameter.of(name, value, allowed, hint)
+    return number
+
+
+def as_ratio(name: str, value: object, minimum: Fraction, hint: str = "") -> Fraction:
+    """The simple fraction that a float in [``minimum``, 1] was meant to be.
+
+    Counts are products of a fraction and a number of samples, rounded up or down. The float 0.1 is a little
+    more than a tenth, so that rounding ``0.1 * q`` may be off by one sample; the nearest fraction with a
+    denominator of at most 1e12 undoes the float's error and keeps all digits that a user types.
+
+    Examples
+    --------
+    >>> as_ratio("fraction", 0.1 + 0.2, Fraction(0))
+    Fraction(3, 10)
+    """
+    allowed = f"a number in [{minimum}, 1]"
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise InvalidParameter.of(name, value, allowed, hint)
+    ratio = Fraction(float(value)).limit_denominator(10**12)
+    if not minimum <= ratio <= 1:
+        raise InvalidParameter.of(name, value, allowed, hint)
+    return ratio
+
+
+def as_ranks(name: str, values: ArrayLike, n_workers: int) -> NDArray[np.int32]:
+    """A contiguous ``(q,)`` int32 array of ranks in [0, ``n_workers``), or :class:`InvalidParameter`."""
+    ranks = np.asarray(values)
+    if ranks.ndim != 1:
+        raise InvalidParameter.of(f"{name}.shape", ranks.shape, "(n_samples,)")
+    if not np.issubdtype(ranks.dtype, np.integer):
+        raise InvalidParameter.of(f"{name}.dtype", str(ranks.dtype), "an integer dtype")
+    if ranks.size and not (ranks.min() >= 0 and ranks.max() < n_workers):
+        bad = int(np.flatnonzero((ranks < 0) | (ranks >= n_workers))[0])
+        raise InvalidParameter.of(f"{name}[{bad}]", int(ranks[bad]), f"a worker in [0, {n_workers})")
+    return np.ascontiguousarray(ranks, dtype=np.int32)

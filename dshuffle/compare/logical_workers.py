@@ -1,0 +1,102 @@
+"""Synchronous SGD of many workers in one process: what it does to learning, without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.checks import as_integer
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import ShufflePlanSpec, parse_assignment
+from dshuffle.planning.mixing import training_orders
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.inputs import check_step, diverged
+from dshuffle.training.mlp import MOMENTUM, Network, TrainedNetwork
+from dshuffle.training.schedules import CONSTANT, Schedule
+from dshuffle.training.synchronous import checked_batch, checked_batching
+
+
+def fit_logical_workers(
+    arrays: Mapping[str, NDArray[Any]],
+    network: Network,
+    *,
+    n_workers: int,
+    assignment: str = "global",
+    sharding: str = "random",
+    shuffle_seed: int = 0,
+    epochs: int,
+    batch_size: int,
+    step: float,
+    seed: int = 0,
+    features: str = "x",
+    target: str = "y",
+    schedule: Schedule = CONSTANT,
+    validate: Validate[TrainedNetwork] | None = None,
+    early_stopping: EarlyStopping | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> History[TrainedNetwork]:
+    """What :func:`fit_synchronous_sgd` computes on so many workers, but with all of them in this process.
+
+    Sixty workers are 60 mini-batches of one call of :meth:`Network.gradient`: good for studies of how a way of
+    shuffling learns, with many workers, seeds and ways. Nothing is exchanged, and seconds mean nothing.
+
+    Parameters
+    ----------
+    arrays
+        The dataset.
+    n_workers, assignment, sharding, shuffle_seed
+        Of the :class:`dshuffle.Shuffler` that there would be; its plans say who trains on what, and when. As no dataset
+        has labels or stored shardings here, ``sharding`` is one of :data:`dshuffle.planning.SHARDINGS`.
+    network, epochs, batch_size, step, seed, features, target, schedule, validate, early_stopping, on_epoch
+        See :func:`fit_synchronous_sgd`.
+
+    Returns
+    -------
+    History
+        As of :func:`fit_synchronous_sgd`, with the same numbers up to the rounding of sums.
+
+    Raises
+    ------
+    InvalidParameter
+        See :func:`fit_synchronous_sgd`; or the arrays differ in length.
+
+    Examples
+    --------
+    >>> arrays = {"x": np.eye(12), "y": np.arange(12) % 3}
+    >>> history = fit_logical_workers(arrays, Network((12, 3)), n_workers=4, epochs=30, batch_size=3, step=3.0)
+    >>> history.points[-1].error
+    0.0
+    """
+    as_integer("epochs", epochs, 1)
+    check_step(step)
+    ids = np.arange(len(next(iter(arrays.values()))))
+    rows, labels = checked_batch(network, arrays, features, target, ids)
+    if len(rows) != len(labels):
+        raise InvalidParameter.of(f"len({target})", len(labels), f"{len(rows)}, as many as rows of {features}")
+    spec = ShufflePlanSpec(len(rows), n_workers, shuffle_seed, parse_assignment(assignment), "storage", sharding)
+    parameters, statistics = network.first_parameters(as_integer("seed", seed)), network.first_statistics()
+    recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)
+    model = TrainedNetwork(network, parameters, statistics)
+    for number, orders in enumerate(training_orders(spec, epochs)):
+        counts = [len(order) for order in orders]
+        shares = min(counts), max(counts)
+        batchings = [checked_batching(network, count, shares, batch_size) for count in counts]
+        for turn in range(len(batchings[0])):
+            batches = [order[one.positions(turn)] for order, one in zip(orders, batchings, strict=True)]
+            starts = np.cumsum([0, *map(len, batches[:-1])])
+            chosen = np.concatenate(batches)
+            with np.errstate(over="ignore", invalid="ignore"):
+                _, gradient, seen = network.gradient(parameters, rows[chosen], labels[chosen], starts)
+                parameters = parameters - step * schedule(number) * gradient
+            if network.n_statistics:
+                # The mean over workers of running statistics is the running statistic of the mean.
+                statistics = (1 - MOMENTUM) * statistics + MOMENTUM * seen.mean(axis=0)
+        model = TrainedNetwork(network, parameters, statistics)
+        if not (np.isfinite(parameters).all() and np.isfinite(statistics).all()):
+            raise diverged(step, number)
+        if recorder.add(model, float(np.mean(model.predict(rows) != labels))):
+            break
+    return recorder.history(model)

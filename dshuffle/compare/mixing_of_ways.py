@@ -1,0 +1,199 @@
+"""How well the ways of a comparison shuffle, by their own plans for a dataset of the same shape."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import (
+    SHARDINGS,
+    Assignment,
+    Chunks,
+    Classes,
+    GivenSharding,
+    ShufflePlanSpec,
+    ShuffleQuality,
+    choose,
+    label_codes,
+    parse_assignment,
+    planned_quality,
+    stratified_ranks,
+)
+from dshuffle.planning.assignment.partial import balanced_sizes
+from dshuffle.runtime.dataset_inputs import STRATIFIED, read_labels, unit_rows, with_chunks_of
+from dshuffle.store import Dataset, read_sharding
+
+MOST_SAMPLES = 200_000
+"""Rows that are planned for: enough for figures of two digits, in a tenth of a second."""
+LEAST_CHUNK_ROWS = 16
+"""Of a chunk at least so many rows are planned for."""
+EPOCHS = 4
+BATCH_ROWS = 256
+MOST_CLASSES = 1000
+SLICES = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Likeness:
+    """Some rows of a dataset, evenly apart, that stand for all.
+
+    Parameters
+    ----------
+    sample_ids
+        Ascending int64, the rows.
+    chunk_rows
+        How many of them are in each chunk (of the last perhaps fewer).
+    of_chunk
+        How many rows such a chunk has in the dataset.
+    """
+
+    sample_ids: NDArray[np.int64]
+    chunk_rows: int
+    of_chunk: int
+
+    @classmethod
+    def of(cls, n_samples: int, chunk_rows: int, at_most: int = MOST_SAMPLES) -> Self:
+        """Thin chunks out, and where they have few rows leave out whole chunks as well.
+
+        Examples
+        --------
+        >>> Likeness.of(10_000, 100, at_most=5_000).sample_ids[:5]
+        array([0, 2, 4, 6, 8])
+        >>> Likeness.of(10_000, 20, at_most=5_000).chunk_rows
+        16
+        """
+        if n_samples <= at_most:
+            return cls(np.arange(n_samples), chunk_rows, chunk_rows)
+        rows = max(min(chunk_rows, LEAST_CHUNK_ROWS), chunk_rows * at_most // n_samples)
+        n_chunks = -(-n_samples // chunk_rows)
+        kept = min(n_chunks, at_most // rows)
+        starts = np.arange(kept) * n_chunks // kept * chunk_rows
+        ids = (starts[:, np.newaxis] + np.arange(rows) * chunk_rows // rows).ravel()
+        return cls(ids[ids < n_samples], rows, chunk_rows)
+
+    def assignment(self, assignment: Assignment, n_workers: int) -> Assignment:
+        """The assignment for these rows; ``chunks`` has as many fewer rows as there are."""
+        if not isinstance(assignment, Chunks) or assignment.rows is None:
+            return assignment
+        rows = max(1, assignment.rows * self.chunk_rows // self.of_chunk)
+        return Chunks(min(rows, (len(self.sample_ids) - 1) // max(1, n_workers - 1)))
+
+
+class QualityOfWays:
+    """Figures of the shuffle quality of any way on one dataset.
+
+    Parameters
+    ----------
+    dataset
+        Its shape, its chunks (those of :func:`~dshuffle.runtime.dataset_inputs.unit_rows`) and its classes count.
+    target
+        The array whose values are the classes, if they are integers or booleans and at most 1,000. Otherwise the
+        classes are 64 slices of the rows in the order of the store: the classes of data that are stored by class.
+
+    Attributes
+    ----------
+    classes
+        What the classes are, for the report.
+    """
+
+    def __init__(self, dataset: Dataset, target: str) -> None:
+        self._dataset = dataset
+        self._labels = functools.cache(lambda name: read_labels(dataset, name))
+        self._likeness = Likeness.of(dataset.n_samples, unit_rows(dataset))
+        ids = self._likeness.sample_ids
+        known = _values(dataset, target, ids)
+        if known is None:
+            self._classes = np.arange(len(ids)) * SLICES // len(ids)
+            self.classes = f"{SLICES} slices of the stored order"
+        else:
+            self._classes = known
+            self.classes = f"{known.max() + 1} values of {target}"
+
+    def of(
+        self,
+        assignment: str,
+        sharding: str,
+        caching: str,
+        n_workers: int,
+        seed: int,
+        cache_fraction: float | None,
+        *,
+        balance: str | None = None,
+    ) -> ShuffleQuality | None:
+        """The quality of one way; None for a dataset of so few rows that there is nothing to shuffle.
+
+        Where not all rows are planned for, a stored sharding is filled up to equal sizes, and one with a ``balance``
+        stands for a random one that has it.
+        """
+        n_samples = len(self._likeness.sample_ids)
+        if n_samples < 2:
+            return None
+        chosen = with_chunks_of(self._dataset, parse_assignment(assignment))
+        spec = ShufflePlanSpec(
+            n_samples,
+            n_workers,
+            seed,
+            self._likeness.assignment(chosen, n_workers),
+            "storage",
+            "random" if balance is not None else self._sharding(sharding, n_workers, seed),
+            caching=caching,
+            cache_fraction=cache_fraction,
+            balance=None if balance is None else self._balance(balance),
+        )
+        return planned_quality(
+            spec,
+            epochs=EPOCHS,
+            chunk_rows=self._likeness.chunk_rows,
+            batch_rows=BATCH_ROWS,
+            classes=self._classes,
+        )
+
+    def _balance(self, balance: str) -> Classes:
+        return Classes.of(balance, self._labels(balance)).only(self._likeness.sample_ids)
+
+    def _sharding(self, sharding: str, n_workers: int, seed: int) -> str | GivenSharding:
+        """The sharding for these rows."""
+        if sharding in SHARDINGS:
+            return sharding
+        ids = self._likeness.sample_ids
+        if sharding.startswith(STRATIFIED):
+            codes, classes = label_codes(self._labels(sharding.removeprefix(STRATIFIED)))
+            return GivenSharding.of(sharding, stratified_ranks(codes[ids], len(classes), n_workers, seed=seed))
+        return GivenSharding.of(sharding, _evened(read_sharding(self._dataset, sharding)[ids], n_workers))
+
+
+def _evened(ranks: NDArray[np.int32], n_workers: int) -> NDArray[np.int32]:
+    """Ranks of which some are changed, so that partition sizes differ by at most one.
+
+    Examples
+    --------
+    >>> np.bincount(_evened(np.array([0, 0, 0, 1, 2, 2], np.int32), 3))
+    array([2, 2, 2])
+    """
+    sizes = np.bincount(ranks, minlength=n_workers)
+    wanted = np.empty_like(sizes)
+    wanted[np.argsort(-sizes, kind="stable")] = np.sort(balanced_sizes(len(ranks), n_workers))[::-1]
+    surplus = [
+        choose(np.flatnonzero(ranks == rank), int(sizes[rank] - wanted[rank]), "evened", rank)
+        for rank in np.flatnonzero(sizes > wanted).tolist()
+    ]
+    evened = ranks.copy()
+    if surplus:
+        evened[np.concatenate(surplus)] = np.repeat(np.arange(n_workers), np.maximum(wanted - sizes, 0))
+    return evened
+
+
+def _values(dataset: Dataset, target: str, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """The classes of some samples, as integers from 0; None if the target is nothing of the kind."""
+    if target not in dataset.arrays:
+        raise InvalidParameter.of("target", target, f"one of the dataset's arrays: {', '.join(sorted(dataset.arrays))}")
+    info = dataset.arrays[target]
+    if info.dtype.kind not in "biu" or info.shape:
+        return None
+    values, classes = np.unique(dataset.read_rows(ids)[target], return_inverse=True)
+    return classes.astype(np.int64) if len(values) <= MOST_CLASSES else None

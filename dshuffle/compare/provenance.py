@@ -1,0 +1,82 @@
+"""What stands beside the figures of a comparison, so that somebody else can judge and repeat them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.parse import urlsplit
+
+from distributed import Client
+
+from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
+from dshuffle.store import Dataset
+from dshuffle.units import human_bytes
+
+PACKAGES = ("dshuffle", "dask", "distributed", "zarr", "numpy", "numba", "bokeh")
+
+
+def without_secrets(text: str) -> str:
+    """The text with user names and passwords taken out of the URLs in it.
+
+    Examples
+    --------
+    >>> without_secrets("dshuffle compare s3://key:secret@host/bucket")
+    'dshuffle compare s3://***@host/bucket'
+    """
+    return re.sub(r"://[^/@\s]+@", "://***@", text)
+
+
+def dataset_facts(dataset: Dataset) -> dict[str, Any]:
+    """URL, sizes and arrays of a dataset."""
+    arrays = {
+        name: f"{info.dtype} {info.shape}, {info.chunk_rows} rows a chunk" for name, info in dataset.arrays.items()
+    }
+    return {
+        "url": without_secrets(dataset.url),
+        "samples": dataset.n_samples,
+        "bytes a sample": dataset.row_nbytes,
+        "size": human_bytes(dataset.n_samples * dataset.row_nbytes),
+        **{f"array {name}": text for name, text in arrays.items()},
+        "chunks read": ", ".join(f"{name} {how}" for name, how in dataset.read_by.items()),
+    }
+
+
+def cluster_facts(client: Client) -> dict[str, Any]:
+    """Workers of a cluster, and what connects them."""
+    information = cluster_info(client)
+    workers = information["workers"].values()
+    return {
+        "workers": len(workers),
+        "of them servers": sum(SERVER_RESOURCE in (worker["resources"] or {}) for worker in workers),
+        "hosts": len({worker["host"] for worker in workers}),
+        "threads a worker": _range(worker["nthreads"] for worker in workers),
+        "memory a worker": _range((worker["memory_limit"] for worker in workers), human_bytes),
+        "protocol": urlsplit(information["address"]).scheme,
+    }
+
+
+def machine_facts() -> dict[str, Any]:
+    """The client's machine."""
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "memory": human_bytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+    }
+
+
+def version_facts() -> dict[str, str]:
+    """Python, and the packages that the figures depend on."""
+    return {
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in PACKAGES},
+    }
+
+
+def _range(values: Iterable[Any], name: Callable[[Any], Any] = lambda value: value) -> Any:
+    known = sorted(values)
+    least, greatest = name(known[0]), name(known[-1])
+    return least if least == greatest else f"{least} to {greatest}"

@@ -1,0 +1,304 @@
+"""Flows of packets: what a relay hands on, and what a rank decodes from packets and the rows that it holds.
+
+Decoding reads rows of the present epoch and writes free slots, so it goes on beside training; what is evicted goes
+only with the commit. A row decoded from one packet goes straight into its slot. A few rows need several packets
+(where packets form a cycle, or a chain as in paper 001): the XOR of all of them with rows that are held. Those
+gather in their slots, packet by packet, in whatever order they come. They are verified when the last packet is in;
+if one was corrupted on its way, the run fails, since what has been added up cannot be taken apart again.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.coding import add_packets, decode, encode
+from dshuffle.errors import ChecksumMismatch, ExchangeError
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.messages import Flow, flows_of_hops
+from dshuffle.planning import Hops, Plan
+from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
+
+Places = NDArray[np.int64]
+Checksums = NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedPart:
+    """One participant's part of a coded run.
+
+    Parameters
+    ----------
+    arriving
+        ``(m,)`` components of the plan: what each item that comes in is for.
+    incoming
+        Sender -> flow of those items.
+    leaving
+        ``(k,)`` the packet of each item that is sent.
+    outgoing
+        Destination -> flow of those items.
+    """
+
+    arriving: Places
+    incoming: dict[int, Flow]
+    leaving: Places
+    outgoing: dict[int, Flow]
+
+    @classmethod
+    def of(cls, plan: Plan, hops: Hops, participant: int, *, at_most: int) -> CodedPart:
+        """Cut the hops to and from a participant into messages of at most so many packets."""
+        groups = np.maximum(hops.waits_for, hops.opens)
+        here = np.flatnonzero(plan.destinations == participant)
+        order, incoming = flows_of_hops(hops.senders[here], groups[here], hops.opens[here], at_most=at_most)
+        away = np.flatnonzero(hops.senders == participant)
+        packets, outgoing = flows_of_hops(plan.destinations[away], groups[away], hops.waits_for[away], at_most=at_most)
+        return cls(here[order], incoming, hops.packets[away[packets]], outgoing)
+
+
+class PacketStore:
+    """The packets that a worker is to hand on: it keeps them as they come in, and is the source of its sender.
+
+    Parameters
+    ----------
+    layout
+        How a row is laid out; a packet is as long.
+    leaving
+        ``(k,)`` the packet of each item that is sent.
+    """
+
+    def __init__(self, layout: RowLayout, leaving: Places) -> None:
+        self.packets, places = np.unique(leaving, return_inverse=True)
+        self._leaving = places.astype(np.int64)
+        self._rows = layout.empty(len(self.packets))
+        self._checksums: Checksums = np.empty(len(self.packets), dtype=np.uint32)
+
+    def find(self, packets: Places) -> Places:
+        """The place of each packet here, or -1."""
+        if not len(self.packets):
+            return np.full(len(packets), -1, dtype=np.int64)
+        places = np.minimum(np.searchsorted(self.packets, packets), len(self.packets) - 1)
+        return np.where(self.packets[places] == packets, places, -1)
+
+    def keep(self, places: Places, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Keep the packets that have a place."""
+        wanted = places >= 0
+        if wanted.any():
+            self._rows[places[wanted]] = rows if wanted.all() else rows[wanted]
+            self._checksums[places[wanted]] = checksums[wanted]
+
+    def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Copy packets that have come in into buffers."""
+        places = self._leaving[first:last]
+        np.take(self._rows, places, axis=0, out=rows, mode="clip")
+        np.take(self._checksums, places, out=checksums, mode="clip")
+
+
+class PacketDecoder:
+    """The packets that a rank receives in a run: a :class:`~dshuffle.exchange.endpoints.RowSink`.
+
+    Parameters
+    ----------
+    cache
+        Has the rows of the present epoch, and free slots.
+    plan, packets, arriving
+        The plan, the packet of each of its components, and the component of each item that comes in.
+    wanted
+        ``(m,)`` whether an item's sample is to be kept; if not, it only helps to decode others.
+    slots
+        The reserved slots of those that are wanted, in the order of the items.
+    relay
+        Keeps what is to be handed on.
+
+    Raises
+    ------
+    ExchangeError
+        If a packet cannot be decoded with what this rank holds and receives.
+    """
+
+    def __init__(
+        self,
+        cache: CachePartition,
+        plan: Plan,
+        packets: Places,
+        arriving: Places,
+        wanted: NDArray[np.bool_],
+        slots: Places,
+        relay: PacketStore,
+    ) -> None:
+        self._cache = cache
+        self._relay = relay
+        self._to_relay = relay.find(packets[arriving])
+        self._samples = plan.samples[arriving]
+        self._offsets, others = _other_components(plan.offsets, plan.samples, packets, arriving)
+        # A negative slot stands for a row that is decoded from other items.
+        self._slots = cache.index.search(others)
+        self._targets: Places = np.full(len(arriving), -1, dtype=np.int64)
+        self._targets[wanted] = slots
+        self._join(others)
+        self._lock = threading.Lock()
+        self._joined: set[int] = set()
+        self._spoilt: int | None = None
+
+    def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Decode packets, verify the rows, and keep what is to be handed on.
+
+        Raises
+        ------
+        ChecksumMismatch
+            Naming the first sample whose bytes are not those that the store held.
+        """
+        cache = self._cache
+        if rows.shape != (last - first, cache.layout.nbytes) or checksums.shape != (last - first,):
+            raise ExchangeError(
+                f"a message has rows {rows.shape} and checksums {checksums.shape}; "
+                f"{last - first} packets of {cache.layout.nbytes} bytes were owed"
+            )
+        wrong = decode(
+            cache.rows,
+            cache.checksums,
+            rows,
+            checksums,
+            self._offsets[first : last + 1],
+            self._slots,
+            self._targets[first:last],
+            self._samples[first:last],
+        )
+        if wrong >= 0:
+            raise _mismatch(self._samples[first + wrong])
+        self._relay.keep(self._to_relay[first:last], rows, checksums)
+        if self._feeds_offsets[first] < self._feeds_offsets[last]:
+            with self._lock:  # two messages may have packets for the same row
+                self._add(first, last, rows, checksums)
+
+    def read_store(self, first: int, last: int) -> None:
+        """Coded plans have no rows from the store."""
+        raise ExchangeError("a packet cannot be read from the store")
+
+    def _add(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Add packets to the rows that need several; verify those that are complete."""
+        if self._spoilt is not None:  # which of the packets was at fault cannot be told, and none can be taken back
+            raise _mismatch(self._spoilt)
+        if first in self._joined:  # asked for again, after it had been added
+            return
+        self._joined.add(first)
+        cache = self._cache
+        offsets = self._feeds_offsets[first : last + 1]
+        fed = self._feeds[offsets[0] : offsets[-1]]
+        add_packets(cache.rows, cache.checksums, rows, checksums, offsets - offsets[0], self._joint_slots[fed])
+        np.subtract.at(self._missing, fed, 1)
+        complete = np.unique(fed[self._missing[fed] == 0])
+        slots, samples = self._joint_slots[complete], self._joint_samples[complete]
+        wrong = np.flatnonzero(checksum_rows(cache.rows, samples, slots) != cache.checksums[slots])
+        if len(wrong):
+            self._spoilt = int(samples[wrong[0]])
+            raise _mismatch(self._spoilt)
+
+    def _join(self, others: Places) -> None:
+        """Find out which packets make up each row that needs several, and begin it with the rows that are held."""
+        unknown = self._slots < 0
+        sorted_items = np.argsort(self._samples, kind="stable")
+        items = np.full(len(others), -1, dtype=np.int64)
+        places = np.searchsorted(self._samples, others[unknown], sorter=sorted_items)
+        found = sorted_items[np.minimum(places, max(len(sorted_items) - 1, 0))] if len(sorted_items) else places
+        if len(found) and (lost := self._samples[found] != others[unknown]).any():
+            sample = int(others[unknown][int(np.argmax(lost))])
+            raise ExchangeError(f"sample {sample} is needed for decoding, and neither is here nor comes in")
+        items[unknown] = found
+        several = _have_unknown(self._offsets, unknown)
+        joint = np.flatnonzero(several & (self._targets >= 0))
+        members, member_offsets, held, held_offsets = _expand(joint, self._offsets, self._slots, items)
+        if member_offsets[-1] < 0:
+            raise ExchangeError("there are packets each of which can be decoded only after the other")
+        self._joint_slots = self._targets[joint]
+        self._joint_samples = self._samples[joint]
+        self._missing = np.diff(member_offsets)
+        self._targets[several] = -1  # not decoded from one packet
+        # The other way round: which rows each item is a part of.
+        rows = np.repeat(np.arange(len(joint)), self._missing)
+        by_item = np.argsort(members, kind="stable")
+        self._feeds = rows[by_item]
+        self._feeds_offsets = np.searchsorted(members[by_item], np.arange(len(self._samples) + 1))
+        cache = self._cache
+        cache.rows[self._joint_slots] = 0
+        cache.checksums[self._joint_slots] = 0
+        begun = np.flatnonzero(np.diff(held_offsets))
+        start = cache.layout.empty(len(begun))
+        sums = np.empty(len(begun), dtype=np.uint32)
+        encode(cache.rows, cache.checksums, held_offsets, held, begun, start, sums)
+        cache.rows[self._joint_slots[begun]] = start
+        cache.checksums[self._joint_slots[begun]] = sums
+
+
+def _mismatch(sample: int) -> ChecksumMismatch:
+    return ChecksumMismatch(
+        f"the row of sample {int(sample)} was decoded wrongly: the packet arrived corrupted, or a row held here is"
+    )
+
+
+@numba.njit(nogil=True, cache=True)
+def _other_components(offsets, samples, packets, arriving):  # type: ignore[no-untyped-def]
+    """For each arriving component the samples of the others in its packet, in CSR form."""
+    out_offsets = np.zeros(arriving.size + 1, dtype=np.int64)
+    for i in range(arriving.size):
+        packet = packets[arriving[i]]
+        out_offsets[i + 1] = out_offsets[i] + offsets[packet + 1] - offsets[packet] - 1
+    others = np.empty(out_offsets[-1], dtype=np.int64)
+    for i in range(arriving.size):
+        at, packet = out_offsets[i], packets[arriving[i]]
+        for e in range(offsets[packet], offsets[packet + 1]):
+            if e != arriving[i]:
+                others[at] = samples[e]
+                at += 1
+    return out_offsets, others
+
+
+@numba.njit(nogil=True, cache=True)
+def _have_unknown(offsets, unknown):  # type: ignore[no-untyped-def]
+    """Whether each item has a component that is not held."""
+    found = np.zeros(offsets.size - 1, dtype=np.bool_)
+    for i in range(found.size):
+        for e in range(offsets[i], offsets[i + 1]):
+            found[i] |= unknown[e]
+    return found
+
+
+@numba.njit(nogil=True, cache=True)
+def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
+    """The items and the held rows whose XOR is the row of each joint item, each in CSR form.
+
+    A row that appears twice cancels out by itself, so nothing is compared.
+    """
+    member_offsets = np.zeros(joint.size + 1, dtype=np.int64)
+    held_offsets = np.zeros(joint.size + 1, dtype=np.int64)
+    members = np.empty(max(2 * joint.size, 64), dtype=np.int64)
+    held = np.empty(members.size, dtype=np.int64)
+    n_members, n_held = 0, 0
+    for j in range(joint.size):
+        if n_members == members.size:
+            members = np.append(members, members)
+        members[n_members] = joint[j]
+        n_members += 1
+        at = n_members - 1
+        while at < n_members:  # what has been listed is followed in turn
+            item = members[at]
+            at += 1
+            for e in range(offsets[item], offsets[item + 1]):
+                if slots[e] >= 0:
+                    if n_held == held.size:
+                        held = np.append(held, held)
+                    held[n_held] = slots[e]
+                    n_held += 1
+                else:
+                    if n_members == members.size:
+                        members = np.append(members, members)
+                    members[n_members] = items[e]
+                    n_members += 1
+            if at - member_offsets[j] > 16 * offsets.size:  # many times as many as there are items: round and round
+                member_offsets[-1] = -1
+                return members[:0], member_offsets, held[:0], held_offsets
+        member_offsets[j + 1], held_offsets[j + 1] = n_members, n_held
+    return members[:n_members], member_offsets, held[:n_held], held_offsets

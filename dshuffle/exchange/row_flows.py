@@ -1,0 +1,76 @@
+"""Flows of single rows: what leaves a cache partition, and what arrives in one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.rows import ByteMatrix
+
+Samples = NDArray[np.int64]
+Checksums = NDArray[np.uint32]
+
+
+class RowHolder(Protocol):
+    """Whoever has rows by sample: a cache partition, or the server."""
+
+    def pack(self, sample_ids: Samples, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Put rows and checksums of samples into buffers. Raises ExchangeError naming a sample that it lacks."""
+
+
+class LeavingRows:
+    """The rows that a participant sends in a run: a :class:`~dshuffle.exchange.endpoints.RowSource`.
+
+    Parameters
+    ----------
+    holder
+        Has the rows.
+    sample_ids
+        ``(m,)`` the sample of every item.
+    """
+
+    def __init__(self, holder: RowHolder, sample_ids: Samples) -> None:
+        self._holder = holder
+        self._sample_ids = sample_ids
+
+    def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Gather the rows of items into buffers."""
+        self._holder.pack(self._sample_ids[first:last], rows, checksums)
+
+
+class ArrivingRows:
+    """The rows that a rank receives in a run: a :class:`~dshuffle.exchange.endpoints.RowSink`.
+
+    Parameters
+    ----------
+    cache
+        Where they go.
+    sample_ids, slots
+        ``(m,)`` sample and reserved slot of every item.
+    read_store
+        Reads samples from the store into slots.
+    """
+
+    def __init__(
+        self,
+        cache: CachePartition,
+        sample_ids: Samples,
+        slots: Samples,
+        read_store: Callable[[Samples, Samples], None],
+    ) -> None:
+        self._cache = cache
+        self._sample_ids = sample_ids
+        self._slots = slots
+        self._read_store = read_store
+
+    def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Verify rows and put them into their slots."""
+        self._cache.unpack(self._sample_ids[first:last], self._slots[first:last], rows, checksums)
+
+    def read_store(self, first: int, last: int) -> None:
+        """Read rows from the store into their slots."""
+        self._read_store(self._sample_ids[first:last], self._slots[first:last])

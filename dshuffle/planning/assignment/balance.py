@@ -1,0 +1,383 @@
+"""Assignments that keep the classes of a dataset in equal parts on all workers, epoch after epoch."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import Self
+
+import numba
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dshuffle.errors import InvalidParameter, PlanError
+from dshuffle.planning.assignment.partial import derange
+from dshuffle.planning.assignment.stratified import label_codes
+from dshuffle.planning.grouping import group_by
+from dshuffle.planning.randomness import below, choose, draw_front, next_word, permutation, random_words
+from dshuffle.planning.types import Ranks, Samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Classes:
+    """The classes that every epoch's assignment keeps in equal parts; so far perhaps known by name only.
+
+    Parameters
+    ----------
+    name
+        What records call them, and by what the holder of a dataset finds the labels.
+    checksum
+        That of the labels' codes, or None if the name stands for whatever labels are found.
+    order, offsets
+        Samples, class after class and ascending in each: class c has ``order[offsets[c]:offsets[c + 1]]``. None while
+        only the name is known: a session's members each read the labels by themselves.
+
+    Examples
+    --------
+    >>> classes = Classes.of("y", [30, 10, 30, 10])
+    >>> classes.order, classes.offsets
+    (array([1, 3, 0, 2]), array([0, 2, 4]))
+    """
+
+    name: str
+    checksum: int | None = None
+    order: Samples | None = None
+    offsets: Samples | None = None
+
+    @classmethod
+    def of(cls, name: str, labels: ArrayLike, n_samples: int | None = None) -> Self:
+        """Number the classes of labels.
+
+        Raises
+        ------
+        InvalidParameter
+            As :func:`~dshuffle.planning.label_codes`.
+        """
+        codes, classes = label_codes(labels, n_samples, name=f"balance {name!r}")
+        return cls(name, zlib.crc32(codes.data), *group_by(codes, len(classes)))
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def n_samples(self) -> int | None:
+        """Their number, if labels are known."""
+        return None if self.order is None else len(self.order)
+
+    def found(self, labels: ArrayLike, n_samples: int | None = None) -> Classes:
+        """The same, with its labels.
+
+        Raises
+        ------
+        InvalidParameter
+            If they are no classes, or other ones than those that were meant.
+        """
+        found = Classes.of(self.name, labels, n_samples)
+        if self.checksum not in (None, found.checksum):
+            hint = "Were the labels written anew meanwhile? Make a new Shuffler."
+            meant = f"{self.checksum}, as when the session was opened"
+            raise InvalidParameter.of(f"balance {self.name!r}: checksum", found.checksum, meant, hint)
+        return found
+
+    def members(self) -> tuple[Samples, Samples]:
+        """``order`` and ``offsets``.
+
+        Raises
+        ------
+        PlanError
+            If only the name is known here.
+        """
+        if self.order is None or self.offsets is None:
+            raise PlanError(f"the labels {self.name!r} are not known here")
+        return self.order, self.offsets
+
+    def only(self, kept: Samples) -> Classes:
+        """The classes of some samples (ascending), which are numbered anew."""
+        order, offsets = self.members()
+        numbers = np.full(len(order), -1, dtype=np.int64)
+        numbers[kept] = np.arange(len(kept))
+        renumbered = numbers[order]
+        left = renumbered >= 0
+        before = np.concatenate([[0], np.cumsum(left)])
+        return Classes(self.name, self.checksum, renumbered[left], before[offsets])
+
+    def check_balanced(self, parameter: str, value: object, ranks: Ranks, n_workers: int) -> None:
+        """Refuse an assignment in which the counts of a class differ by more than one.
+
+        Raises
+        ------
+        InvalidParameter
+            Naming the class by its number in ascending order.
+        """
+        wrong = _unbalanced(*self.members(), ranks, np.zeros(n_workers, dtype=np.int64))
+        if wrong >= 0:
+            raise InvalidParameter.of(
+                parameter,
+                value,
+                f"an assignment with as many samples of each class of {self.name!r} on every worker, or one more",
+                f"Class {wrong} (of those in ascending order) is spread otherwise. With balance={self.name!r} take "
+                f"the sharding 'random' or 'stratified:{self.name}'.",
+            )
+
+
+def draw_classes(classes: Classes, n_workers: int, *path: int | str) -> Ranks:
+    """A random assignment in which of each class, and of all samples, workers get equally many or one more.
+
+    Parameters
+    ----------
+    path
+        Names the random numbers, as in :func:`~dshuffle.planning.random_words`.
+
+    Returns
+    -------
+    (q,) int32
+        Ranks.
+
+    Notes
+    -----
+    Given how many samples of each class each worker gets, all assignments are equally likely. Which workers get one
+    more of a class is drawn class after class, in random order: first those that have got fewer such samples so far,
+    and only where these do not suffice others as well. So all workers are equally likely to get a sample.
+
+    Examples
+    --------
+    >>> draw_classes(Classes.of("y", [0, 0, 0, 0, 1, 1]), 2, "example", 7)
+    array([1, 1, 0, 0, 0, 1], dtype=int32)
+    """
+    order, offsets = classes.members()
+    ranks = np.empty(len(order), dtype=np.int32)
+    turns = permutation(len(offsets) - 1, "class turns", *path)
+    names = permutation(n_workers, "class names", *path).astype(np.int32)
+    _draw(order, offsets, turns, names, random_words(1, "classes", *path)[0], ranks)
+    return ranks
+
+
+def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:
+    """Every worker sends ``count`` of its samples, and receives as many, and the class counts stay within one.
+
+    Parameters
+    ----------
+    previous
+        ``(q,)`` ranks, of each class and of all samples equally many on each worker, or one more.
+    count
+        At most ``q // n_workers``.
+
+    Returns
+    -------
+    (q,) int32
+        Ranks. Every worker sends and receives exactly ``count`` samples, whatever the sizes of classes; partition sizes
+        stay what they are, and the counts of every class differ by at most one.
+
+    Raises
+    ------
+    InvalidParameter
+        If ``previous`` is not balanced.
+
+    Notes
+    -----
+    Of a class of s samples every worker has ``s // n``, and some have one more, which we call loose (which one of the
+    class it is, is drawn in every epoch). What ``count`` rounds exchange, one sample of each worker, is drawn without
+    replacement from all rounds that there are: ``s // n`` of each class and as many of loose samples as every worker
+    has.
+
+    * In the round of a class every worker sends one sample of it, and a permutation of the ranks without fixed points
+      says where to (paper 004, Algorithm 1): no count changes.
+    * Loose samples all follow one such permutation in an epoch. In a round each worker sends a loose sample that it
+      has not sent yet; if the next worker has one of the same class, then that is what the next one sends. Such a
+      choice always exists: begin anywhere, and let each worker hand its class on along the cycle for as long as the
+      next one has it. When the cycle is closed the first worker may have to change its choice, and hand that on as
+      well, but at the latest the last one has made the same choice before.
+
+    Every sample is as likely to be sent as any other, but for loose ones: those of classes that many workers have one
+    of are sent somewhat more often than others, and loose samples of one worker move together. That shows only where
+    most classes have fewer samples than there are workers.
+    """
+    ranks = previous.copy()
+    if count == 0:
+        return ranks
+    order, offsets = classes.members()
+    each = np.diff(offsets) // n_workers
+    sizes = np.bincount(previous, minlength=n_workers)
+    if np.ptp(sizes) > 1:
+        raise InvalidParameter.of(
+            "previous",
+            f"ranks with {sizes.min()} to {sizes.max()} samples each",
+            "an assignment in which partition sizes differ by at most one",
+        )
+    drawn = choose(np.arange(len(order) // n_workers), count, "class rounds", seed, epoch)
+    rounds = np.bincount(np.searchsorted(np.cumsum(each), drawn, side="right"), minlength=len(each) + 1)
+    n_loose = int(rounds[-1])
+    sent = np.empty((count - n_loose, n_workers), dtype=np.int64)
+    loose = np.concatenate([[0], np.cumsum(np.maximum(sizes - int(each.sum()), 0))])
+    samples = np.empty(int(loose[-1]), dtype=np.int64)
+    codes = np.empty_like(samples)
+    words = random_words(2, "classes", seed, epoch)
+    wrong = _choose_sent(order, offsets, rounds, previous, sent, loose, samples, codes, words[0])
+    if wrong >= 0:
+        raise InvalidParameter.of(
+            "previous",
+            f"ranks with class {wrong} in unequal parts",
+            "an assignment in which the counts of each class differ by at most one",
+        )
+    derange(sent, random_words(len(sent), "partial", seed, epoch), ranks)
+    if n_loose:
+        following = np.empty(n_workers, dtype=np.int32)
+        derange(np.arange(n_workers)[np.newaxis], random_words(1, "loose", seed, epoch), following)
+        _exchange_loose(following, n_loose, loose, samples, codes, words[1], ranks)
+    return ranks
+
+
+@numba.njit(nogil=True, cache=True)
+def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
+    """The first class of which two workers have counts that differ by more than one, or -1."""
+    for c in range(offsets.size - 1):
+        size = offsets[c + 1] - offsets[c]
+        least = size // counts.size
+        extra = 0
+        wrong = False
+        for i in range(offsets[c], offsets[c + 1]):
+            counts[ranks[order[i]]] += 1
+        for i in range(offsets[c], offsets[c + 1]):
+            rank = ranks[order[i]]
+            if counts[rank] > 0:
+                wrong = wrong or not least <= counts[rank] <= least + 1
+                extra += counts[rank] - least
+                counts[rank] = 0
+        # Nobody has less than the least if those who have any account for all of the rest.
+        if wrong or extra != size - least * counts.size:
+            return c
+    return -1
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untyped-def]
+    n_workers = names.size
+    largest = 0
+    for c in range(turns.size):
+        largest = max(largest, offsets[c + 1] - offsets[c])
+    drawn = np.empty(largest, dtype=np.int32)
+    at = 0  # names[:at] have got one more loose sample than names[at:]
+    for turn in range(turns.size):
+        first, last = offsets[turns[turn]], offsets[turns[turn] + 1]
+        size = last - first
+        place = 0
+        for _ in range(size // n_workers):
+            for rank in range(n_workers):
+                drawn[place] = rank
+                place += 1
+        extra = size - place
+        fewer = min(extra, n_workers - at)
+        state = draw_front(names[at:], fewer, state)
+        drawn[place : place + fewer] = names[at : at + fewer]
+        place += fewer
+        if fewer < extra:  # all of names[at:] have got one now, and as many as all others
+            state = draw_front(names[:at], extra - fewer, state)
+            drawn[place : place + extra - fewer] = names[: extra - fewer]
+            at = extra - fewer
+        else:
+            at += fewer
+        state = draw_front(drawn[:size], size - 1, state)
+        for i in range(size):
+            ranks[order[first + i]] = drawn[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def _choose_sent(  # type: ignore[no-untyped-def]
+    order, offsets, rounds, ranks, sent, loose, loose_samples, loose_codes, state
+):
+    """Draw what is sent in the rounds of all classes, and the loose samples of every worker, by ascending class.
+
+    Returns the first class that is not spread equally, or -1.
+    """
+    n_workers = loose.size - 1
+    n_classes = offsets.size - 1
+    largest = 0
+    for c in range(n_classes):
+        largest = max(largest, offsets[c + 1] - offsets[c])
+    own = np.empty(largest + n_workers, dtype=np.int64)
+    counts = np.zeros(n_workers, dtype=np.int64)
+    at = loose[:-1].copy()
+    row = 0
+    for c in range(n_classes):
+        first, last = offsets[c], offsets[c + 1]
+        each = (last - first) // n_workers
+        room = each + 1
+        for i in range(first, last):
+            rank = ranks[order[i]]
+            if counts[rank] == room:
+                return c
+            own[rank * room + counts[rank] if each else i - first] = order[i]
+            counts[rank] += 1
+        if each:
+            for rank in range(n_workers):
+                count = counts[rank]
+                counts[rank] = 0
+                if count < each:
+                    return c
+                mine = own[rank * room : rank * room + count]
+                state = draw_front(mine, min(rounds[c] + 1, count), state)
+                for i in range(rounds[c]):
+                    sent[row + i, rank] = mine[i]
+                if count == room:
+                    if at[rank] == loose[rank + 1]:
+                        return c
+                    state, word = next_word(state)
+                    loose_samples[at[rank]] = mine[rounds[c] + below(word, count - rounds[c])]
+                    loose_codes[at[rank]] = c
+                    at[rank] += 1
+            row += rounds[c]
+        else:
+            for i in range(last - first):
+                rank = ranks[own[i]]
+                counts[rank] = 0
+                if at[rank] == loose[rank + 1]:
+                    return c
+                loose_samples[at[rank]] = own[i]
+                loose_codes[at[rank]] = c
+                at[rank] += 1
+    return -1
+
+
+@numba.njit(nogil=True, cache=True)
+def _exchange_loose(following, n_rounds, loose, samples, codes, state, ranks):  # type: ignore[no-untyped-def]
+    n_workers = following.size
+    waits = np.ones(samples.size, dtype=np.bool_)
+    turns = np.arange(samples.size)
+    for rank in range(n_workers):
+        state = draw_front(turns[loose[rank] : loose[rank + 1]], loose[rank + 1] - loose[rank], state)
+    at = loose[:-1].copy()
+    chosen = np.full(n_workers, -1, dtype=np.int64)
+    for _ in range(n_rounds):
+        for rank in range(n_workers):
+            while not waits[turns[at[rank]]]:
+                at[rank] += 1
+            chosen[rank] = -1
+        for begin in range(n_workers):
+            if chosen[begin] >= 0:
+                continue
+            chosen[begin] = turns[at[begin]]
+            rank = begin
+            while following[rank] != begin:
+                after = following[rank]
+                same = _find(codes, loose[after], loose[after + 1], waits, codes[chosen[rank]])
+                chosen[after] = same if same >= 0 else turns[at[after]]
+                rank = after
+            while True:
+                after = following[rank]
+                same = _find(codes, loose[after], loose[after + 1], waits, codes[chosen[rank]])
+                if same < 0 or same == chosen[after]:
+                    break
+                chosen[after] = same
+                rank = after
+        for rank in range(n_workers):
+            waits[chosen[rank]] = False
+            ranks[samples[chosen[rank]]] = following[rank]
+
+
+@numba.njit(nogil=True, cache=True)
+def _find(codes, first, last, waits, code):  # type: ignore[no-untyped-def]
+    """Where ``code`` stands in ``codes[first:last]``, which ascend, if that sample waits; else -1."""
+    place = first + np.searchsorted(codes[first:last], code)
+    if place < last and codes[place] == code and waits[place]:
+        return place
+    return -1

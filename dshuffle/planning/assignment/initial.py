@@ -1,0 +1,234 @@
+"""The first assignment: drawn from the seed by name, or given."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dshuffle.checks import as_integer, as_ranks
+from dshuffle.errors import InvalidParameter, PlanError
+from dshuffle.planning.assignment.chunks import check_chunks, deal_chunks, draw_chunks, slice_chunks
+from dshuffle.planning.assignment.partial import uniform_ranks
+from dshuffle.planning.types import Ranks, Samples
+
+
+def _contiguous(n_samples: int, n_workers: int, seed: int) -> Ranks:
+    sizes = np.full(n_workers, n_samples // n_workers)
+    sizes[: n_samples % n_workers] += 1
+    return np.repeat(np.arange(n_workers, dtype=np.int32), sizes)
+
+
+def _random(n_samples: int, n_workers: int, seed: int) -> Ranks:
+    return uniform_ranks(n_samples, n_workers, "sharding", seed)
+
+
+def _round_robin(n_samples: int, n_workers: int, seed: int) -> Ranks:
+    return deal_chunks(n_samples, n_workers, 1)
+
+
+SHARDINGS: dict[str, Callable[[int, int, int], Ranks]] = {
+    "contiguous": _contiguous,
+    "random": _random,
+    "round-robin": _round_robin,
+}
+"""How the first epoch's assignment is made: name -> function of (n_samples, n_workers, seed)."""
+
+
+def first_assignment(
+    sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int | None = None
+) -> Ranks:
+    """The assignment of epoch 0.
+
+    Parameters
+    ----------
+    sharding
+        ``"contiguous"`` (equal slices in sample order), ``"random"`` (a uniform balanced draw) or ``"round-robin"``
+        (sample ``j`` to worker ``j mod n``).
+    chunk_rows
+        If given, what is sliced, drawn or dealt are whole chunks of so many samples.
+
+    Returns
+    -------
+    (n_samples,) int32
+        The worker that trains on each sample.
+
+    Raises
+    ------
+    InvalidParameter
+        If the sharding is unknown, or there are fewer samples, or chunks, than workers.
+
+    Examples
+    --------
+    >>> first_assignment("contiguous", 5, 2, seed=0)
+    array([0, 0, 0, 1, 1], dtype=int32)
+    >>> first_assignment("contiguous", 5, 2, seed=0, chunk_rows=2)
+    array([0, 0, 1, 1, 1], dtype=int32)
+    >>> first_assignment("round-robin", 5, 2, seed=0)
+    array([0, 1, 0, 1, 0], dtype=int32)
+    """
+    n_workers = as_integer("n_workers", n_workers, 1)
+    n_samples = as_integer("n_samples", n_samples, n_workers, "There are fewer samples than workers.")
+    if sharding not in SHARDINGS:
+        raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}")
+    if chunk_rows is not None:
+        check_chunks(n_samples, n_workers, as_integer("chunk_rows", chunk_rows, 1))
+        match sharding:
+            case "contiguous":
+                return slice_chunks(n_samples, n_workers, chunk_rows)
+            case "round-robin":
+                return deal_chunks(n_samples, n_workers, chunk_rows)
+        return draw_chunks(n_samples, n_workers, chunk_rows, "sharding", seed)
+    return SHARDINGS[sharding](n_samples, n_workers, seed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenSharding:
+    """A first assignment that is not drawn from the seed alone, and may so far be known by name only.
+
+    Parameters
+    ----------
+    name
+        What records call it, and by what the holder of a dataset finds it.
+    n_workers, checksum
+        Those of the ranks, or None if the name stands for ranks of any number of workers.
+    ranks
+        ``(q,)`` int32, or None while only the name is known: a session's members each find the ranks by themselves.
+    broadcast
+        Ascending int64 samples that every worker trains on and holds for good, whatever their ranks say; known or not
+        as ranks are.
+    n_broadcast
+        Their number.
+
+    Raises
+    ------
+    InvalidParameter
+        If there are no ranks for some number of workers, or partition sizes, without what is broadcast, differ by more
+        than one.
+
+    Examples
+    --------
+    >>> given = GivenSharding.of("mine", [1, 0, 1, 0, 0])
+    >>> given.n_workers
+    2
+    >>> GivenSharding("mine", given.n_workers, given.checksum).found(given.ranks).ranks
+    array([1, 0, 1, 0, 0], dtype=int32)
+    >>> GivenSharding.of("mine", [1, 0, 1, 0, 0], broadcast=[3]).others()
+    array([0, 1, 2, 4])
+    """
+
+    name: str
+    n_workers: int | None = None
+    checksum: int | None = None
+    ranks: Ranks | None = None
+    broadcast: Samples | None = None
+    n_broadcast: int = 0
+
+    @classmethod
+    def of(cls, name: str, ranks: ArrayLike, broadcast: ArrayLike = ()) -> Self:
+        """Check ranks, and samples to broadcast, that somebody made."""
+        checked = as_ranks("sharding", ranks, 1 << 31)
+        n_workers = int(checked.max()) + 1 if checked.size else 0
+        as_integer("len(sharding)", checked.size, max(1, n_workers), "Every worker must get a sample.")
+        everywhere = _as_broadcast(broadcast, checked.size)
+        hint = "Every worker must get a sample of its own, beside those that are broadcast."
+        as_integer("samples that are not broadcast", checked.size - len(everywhere), n_workers, hint)
+        sizes = np.bincount(np.delete(checked, everywhere) if len(everywhere) else checked, minlength=n_workers)
+        if sizes.max() - sizes.min() > 1:
+            raise InvalidParameter.of(
+                "sharding",
+                f"ranks of which {int(sizes.argmin())} has {sizes.min()} samples and {int(sizes.argmax())} has "
+                f"{sizes.max()}",
+                "an assignment in which partition sizes differ by at most one"
+                + (", not counting the samples that are broadcast" if len(everywhere) else ""),
+                "Workers that have less to train on would wait for the others in every epoch.",
+            )
+        return cls(name, n_workers, checksum_of(checked, everywhere), checked, everywhere, len(everywhere))
+
+    def __str__(self) -> str:
+        return self.name
+
+    def by_name(self) -> GivenSharding:
+        """The same without its arrays, to travel."""
+        return dataclasses.replace(self, ranks=None, broadcast=None)
+
+    def found(self, ranks: ArrayLike, broadcast: ArrayLike = ()) -> GivenSharding:
+        """The same, with its ranks and what is broadcast.
+
+        Raises
+        ------
+        InvalidParameter
+            If the ranks are other ones than those that were meant.
+        """
+        found = GivenSharding.of(self.name, ranks, broadcast)
+        for name, meant in (("n_workers", self.n_workers), ("checksum", self.checksum)):
+            if meant is not None and meant != getattr(found, name):
+                raise InvalidParameter.of(
+                    f"sharding {self.name!r}: {name}",
+                    getattr(found, name),
+                    f"{meant}, as when the session was opened",
+                    "Was it written anew meanwhile? Make a new Shuffler.",
+                )
+        return found
+
+    def check(self, n_samples: int, n_workers: int) -> None:
+        """Refuse a job of another shape.
+
+        Raises
+        ------
+        InvalidParameter
+            Saying for what shape the ranks were made.
+        """
+        if self.n_workers is not None and self.n_workers != n_workers:
+            raise InvalidParameter.of(
+                "n_workers",
+                n_workers,
+                f"{self.n_workers}, for which the sharding {self.name!r} was made",
+                f"Make one for {n_workers} workers (dshuffle shard --workers {n_workers}).",
+            )
+        if self.ranks is not None and len(self.ranks) != n_samples:
+            raise InvalidParameter.of(
+                f"len(sharding {self.name!r})", len(self.ranks), f"{n_samples}, one rank a sample"
+            )
+
+    def assignment(self) -> Ranks:
+        """``(q,)`` int32, the ranks.
+
+        Raises
+        ------
+        PlanError
+            If only the name is known here.
+        """
+        if self.ranks is None:
+            raise PlanError(f"the ranks of the sharding {self.name!r} are not known here")
+        return self.ranks.copy()
+
+    def others(self) -> Samples:
+        """Ascending int64, the samples that are not broadcast."""
+        everywhere = np.empty(0, dtype=np.int64) if self.broadcast is None else self.broadcast
+        return np.delete(np.arange(len(self.assignment())), everywhere)
+
+    def of_others(self) -> GivenSharding:
+        """The sharding of the samples that are not broadcast, numbered anew."""
+        return GivenSharding.of(self.name, self.assignment()[self.others()])
+
+
+def checksum_of(ranks: Ranks, broadcast: Samples) -> int:
+    """By what ranks, and samples to broadcast, are told from others."""
+    checksum = zlib.crc32(np.ascontiguousarray(ranks, dtype="<i4").data)
+    return zlib.crc32(np.ascontiguousarray(broadcast, dtype="<i8").data, checksum)
+
+
+def _as_broadcast(broadcast: ArrayLike, n_samples: int) -> Samples:
+    samples = np.asarray(broadcast)
+    if samples.ndim != 1 or (samples.size and samples.dtype.kind not in "iu"):
+        raise InvalidParameter.of("broadcast", f"{samples.dtype} of shape {samples.shape}", "a row of samples")
+    samples = samples.astype(np.int64)
+    if samples.size and not (samples[0] >= 0 and samples[-1] < n_samples and np.all(np.diff(samples) > 0)):
+        raise InvalidParameter.of("broadcast", samples, f"ascending samples in [0, {n_samples}), each once")
+    return samples

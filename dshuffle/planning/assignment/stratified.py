@@ -1,0 +1,185 @@
+"""Stratified assignments: every worker gets an equal part of every class, to within one sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dshuffle.checks import as_integer
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.grouping import group_by
+from dshuffle.planning.randomness import below, next_word, permutation, random_words
+from dshuffle.planning.types import Ranks
+
+_TABLE = 1 << 20
+"""Labels within so wide a range (or one as wide as there are samples) are looked up in a table, not sorted."""
+
+
+def label_codes(
+    labels: ArrayLike, n_samples: int | None = None, *, name: str = "labels"
+) -> tuple[NDArray[np.int32], NDArray[Any]]:
+    """Number the classes.
+
+    Parameters
+    ----------
+    labels
+        ``(q,)`` integers (or booleans), the class of each sample.
+    n_samples
+        Their number, if it is known.
+    name
+        What to call them in errors.
+
+    Returns
+    -------
+    codes : (q,) int32
+        Positions in ``classes``.
+    classes : (c,) of the labels' dtype
+        The distinct labels, ascending.
+
+    Raises
+    ------
+    InvalidParameter
+        If the labels are not one-dimensional, of another length, not integral, or all distinct.
+
+    Examples
+    --------
+    >>> label_codes([30, 10, 30])
+    (array([1, 0, 1], dtype=int32), array([10, 30]))
+    """
+    found = np.asarray(labels)
+    if found.ndim != 1:
+        raise InvalidParameter.of(f"{name}.shape", found.shape, "(n_samples,)", "One label to a sample.")
+    if n_samples is not None and len(found) != n_samples:
+        raise InvalidParameter.of(f"len({name})", len(found), f"{n_samples}, one label to a sample")
+    if found.dtype.kind not in "iub":
+        hint = f"Number the classes: numpy.unique({name}, return_inverse=True)[1]."
+        raise InvalidParameter.of(f"{name}.dtype", str(found.dtype), "an integer dtype", hint)
+    if not found.size:
+        raise InvalidParameter.of(f"len({name})", 0, "at least 1")
+    values = found.view(np.uint8) if found.dtype == np.bool_ else found
+    lowest, highest = int(values.min()), int(values.max())
+    if highest - lowest < max(_TABLE, len(values)):
+        wide = values if values.itemsize == 8 else values.astype(np.int64)  # int8 cannot hold 40 - -88
+        base = wide.dtype.type(lowest)
+        places = (wide - base).astype(np.int64, copy=False)
+        present = np.bincount(places) > 0
+        codes = (np.cumsum(present) - 1).astype(np.int32)[places]
+        classes = (np.flatnonzero(present).astype(wide.dtype) + base).astype(found.dtype)
+    else:
+        classes, inverse = np.unique(found, return_inverse=True)
+        codes = inverse.astype(np.int32)
+    if len(classes) == len(found) > 1:
+        hint = "Labels that name the samples divide them into no classes; use the sharding 'random', and no balance."
+        raise InvalidParameter.of(
+            name, f"{len(found)} distinct values", "classes, of which some have several samples", hint
+        )
+    return codes, classes
+
+
+def deal_groups(groups: NDArray[np.int32], n_groups: int, n_workers: int, *path: int | str) -> Ranks:
+    """Deal every group out to the workers in turn.
+
+    Of each group every worker gets equally many samples or one more, and so it does of all samples together: where one
+    group ends the next goes on. Of ``n_workers`` consecutive samples of a group each worker gets one, by a new random
+    permutation every time, which also spreads what the order of the dataset tells.
+
+    Parameters
+    ----------
+    groups
+        ``(q,)`` integers in ``[0, n_groups)``.
+    path
+        Names the random numbers, as in :func:`~dshuffle.planning.random_words`.
+
+    Returns
+    -------
+    (q,) int32
+        Ranks.
+
+    References
+    ----------
+    Paper 002, Fig. 4, which deals sample ``i`` of a class to worker ``i mod n``: always the same workers get the extra
+    samples there, so that partition sizes differ by up to the number of classes.
+    """
+    order, offsets = group_by(groups, n_groups)
+    ranks = np.empty(len(groups), dtype=np.int32)
+    names = permutation(n_workers, "names", *path).astype(np.int32)
+    _deal(order, offsets, names, random_words(1, *path)[0], ranks)
+    return ranks
+
+
+def stratified_assignment(labels: ArrayLike, n_workers: int, *, seed: int, n_samples: int | None = None) -> Ranks:
+    """An assignment with the classes in the same proportions on every worker.
+
+    Parameters
+    ----------
+    labels
+        ``(q,)`` integers, the class of each sample.
+    n_workers
+        At most q.
+    seed
+        Any integer.
+    n_samples
+        q, if it is known.
+
+    Returns
+    -------
+    (q,) int32
+        The worker that trains on each sample. Of each class, and of all samples, workers get equally many or one more.
+
+    Raises
+    ------
+    InvalidParameter
+        As :func:`label_codes`, or if there are fewer samples than workers.
+
+    Examples
+    --------
+    >>> stratified_assignment([0, 0, 0, 0, 1, 1], 2, seed=0)
+    array([0, 1, 0, 1, 0, 1], dtype=int32)
+    """
+    codes, classes = label_codes(labels, n_samples)
+    return stratified_ranks(codes, len(classes), n_workers, seed=seed)
+
+
+def stratified_ranks(codes: NDArray[np.int32], n_classes: int, n_workers: int, *, seed: int) -> Ranks:
+    """:func:`stratified_assignment`, of labels that were numbered already.
+
+    Parameters
+    ----------
+    codes
+        ``(q,)`` integers in ``[0, n_classes)``.
+    """
+    n_workers = as_integer("n_workers", n_workers, 1)
+    as_integer("len(labels)", len(codes), n_workers, "There are fewer samples than workers.")
+    return deal_groups(codes, n_classes, n_workers, "stratified", seed)
+
+
+@numba.njit(nogil=True, cache=True)
+def _deal(order, offsets, names, state, ranks):  # type: ignore[no-untyped-def]
+    lap = names.copy()
+    rest = names.copy()
+    at = 0
+    for group in range(offsets.size - 1):
+        first, last = offsets[group], offsets[group + 1]
+        while last - first >= names.size:
+            state = _shuffle(lap, names.size, state)
+            for place in range(names.size):
+                ranks[order[first + place]] = lap[place]
+            first += names.size
+        for place in range(last - first):
+            rest[place] = names[at]
+            at = at + 1 if at + 1 < names.size else 0
+        state = _shuffle(rest, last - first, state)
+        for place in range(last - first):
+            ranks[order[first + place]] = rest[place]
+
+
+@numba.njit(nogil=True, cache=True)
+def _shuffle(values, count, state):  # type: ignore[no-untyped-def]
+    for i in range(count - 1):
+        state, word = next_word(state)
+        j = i + below(word, count - i)
+        values[i], values[j] = values[j], values[i]
+    return state

@@ -1,0 +1,86 @@
+"""Encoding tables (paper 000, Algorithm 1): needed samples grouped by the set of workers that a packet can
+serve.
+
+The set of a needed sample is its holders and its destination. Its table has a column for every destination in
+the set; the samples of one column are needed by that worker and held by all others of the set, so that one
+sample of every column makes a packet that all of them can decode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dshuffle.planning.grouping import group_by
+from dshuffle.planning.plan import SERVER, Plan, missing_samples
+from dshuffle.planning.types import Holders, Ranks, Samples, Words
+
+_DIGIT = 11
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tables:
+    """The tables that are not empty, by ascending mask of their set, and their columns by ascending destination.
+
+    Parameters
+    ----------
+    masks
+        ``(T,)`` uint64, the workers of each table's set.
+    columns
+        ``(T + 1,)`` int64; the columns of table t that are not empty are ``columns[t]`` to ``columns[t + 1] - 1``.
+    starts
+        ``(C + 1,)`` int64; column c has the samples ``samples[starts[c]:starts[c + 1]]``, ascending.
+    workers
+        ``(C,)`` int32, the destination of each column.
+    samples
+        ``(D,)`` int64, the needed samples.
+    """
+
+    masks: Words
+    columns: Samples
+    starts: Samples
+    workers: Ranks
+    samples: Samples
+
+    @classmethod
+    def of(cls, holders: Holders, destinations: Ranks, n_workers: int) -> Tables:
+        """Index the needed samples of checked arrays for at most 64 workers.
+
+        Examples
+        --------
+        >>> holders = np.array([[0b010], [0b011], [0b001]], dtype=np.uint64)
+        >>> tables = Tables.of(holders, np.array([0, 2, 1], dtype=np.int32), 3)
+        >>> tables.masks, tables.columns, tables.workers, tables.samples
+        (array([3, 7], dtype=uint64), array([0, 2, 3]), array([0, 1, 2], dtype=int32), array([0, 2, 1]))
+        """
+        needed = missing_samples(holders, destinations)
+        workers = destinations[needed]
+        masks = holders[needed, 0] | (np.uint64(1) << workers.astype(np.uint64))
+        order = group_by(workers, n_workers)[0]
+        for shift in range(0, n_workers, _DIGIT):
+            digits = (masks[order] >> np.uint64(shift)) & np.uint64((1 << _DIGIT) - 1)
+            order = order[group_by(digits.astype(np.int64), 1 << _DIGIT)[0]]
+        samples, workers, masks = needed[order], workers[order], masks[order]
+        new_table = _differs(masks)
+        first = np.flatnonzero(new_table | _differs(workers))
+        return cls(
+            masks=masks[new_table],
+            columns=np.append(np.flatnonzero(new_table[first]), len(first)),
+            starts=np.append(first, len(samples)),
+            workers=workers[first],
+            samples=samples,
+        )
+
+    def plan(self, packet_of: Samples, n_packets: int, destinations: Ranks) -> Plan:
+        """The server's plan in which ``samples[i]`` goes into packet ``packet_of[i]``, none of which is empty."""
+        order, offsets = group_by(packet_of, n_packets)
+        samples = self.samples[order]
+        return Plan(offsets, samples, destinations[samples], np.full(n_packets, SERVER, dtype=np.int32))
+
+
+def _differs(values: Words | Ranks) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether each value differs from the one before it; the first does."""
+    differs = np.ones(len(values), dtype=np.bool_)
+    np.not_equal(values[1:], values[:-1], out=differs[1:])
+    return differs

@@ -1,0 +1,97 @@
+"""``storage``: every worker reads what it lacks from the store again.
+
+``server``: one worker that can read every sample sends each to the worker that needs it.
+
+``peer``: every needed sample goes straight from one of its holders to the worker that needs it.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
+from dshuffle.planning.plan import SERVER, STORE, Plan, missing_samples
+from dshuffle.planning.randomness import below, next_word, random_words
+from dshuffle.planning.types import Holders, Ranks
+
+
+def plan_storage(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
+    """One packet from the store for every needed sample, by ascending sample.
+
+    So those of one chunk stand together in what a worker receives, and the chunk is fetched once.
+    """
+    samples = missing_samples(holders, destinations)
+    return Plan.uncoded(samples, destinations[samples], np.full(len(samples), STORE))
+
+
+def plan_server(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
+    """One packet from the server for every needed sample, by ascending sample.
+
+    In this order a server whose memory is smaller than the dataset streams through the store once.
+
+    References
+    ----------
+    The uncoded scheme that papers 000 and 001 compare with.
+    """
+    samples = missing_samples(holders, destinations)
+    return Plan.uncoded(samples, destinations[samples], np.full(len(samples), SERVER))
+
+
+def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
+    """One packet for every needed sample from its least loaded holder, by ascending sample.
+
+    Samples with few holders choose first and those with many fill the gaps, so that loads differ by next to
+    nothing wherever there is a choice: under 1 % of the mean from two holders a sample on. Every worker has
+    to receive its samples in any case; with equal sends this meets the cut-set bound.
+
+    Raises
+    ------
+    InvalidParameter
+        If nobody holds a needed sample.
+    """
+    needed = missing_samples(holders, destinations)
+    counts = _counts(holders, needed)
+    if (nowhere := np.flatnonzero(counts == 0)).size:
+        raise InvalidParameter.of(
+            f"holders[{needed[nowhere[0]]}]",
+            0,
+            "held by a worker to be delivered by 'peer'",
+            "Use the delivery 'server' or 'storage' for samples that no worker holds.",
+        )
+    choice = counts.max(initial=0) > 1
+    scarce_first = group_by(counts, n_workers + 1)[0] if choice else np.arange(len(needed))
+    senders = np.empty(len(needed), dtype=np.int32)
+    _pick_senders(holders, needed, scarce_first, n_workers, random_words(1, "peer", seed)[0], senders)
+    return Plan.uncoded(needed, destinations[needed], senders)
+
+
+@numba.njit(nogil=True, cache=True)
+def _counts(holders, needed):  # type: ignore[no-untyped-def]
+    counts = np.empty(needed.size, dtype=np.int32)
+    for i in range(needed.size):
+        counts[i] = count_holders(holders, needed[i])
+    return counts
+
+
+@numba.njit(nogil=True, cache=True)
+def _pick_senders(holders, needed, scarce_first, n_workers, state, senders):  # type: ignore[no-untyped-def]
+    loads = np.zeros(n_workers, dtype=np.int64)
+    for i in scarce_first:
+        best, ties = -1, 0
+        for word in range(holders.shape[1]):
+            rest = holders[needed[i], word]
+            while rest != 0:
+                worker = word * 64 + lowest_bit(rest)
+                rest &= rest - np.uint64(1)
+                if best < 0 or loads[worker] < loads[best]:
+                    best, ties = worker, 1
+                elif loads[worker] == loads[best]:
+                    # Without chance the low ranks would send more in every epoch.
+                    ties += 1
+                    state, random = next_word(state)
+                    if below(random, ties) == 0:
+                        best = worker
+        senders[i] = best
+        loads[best] += 1

@@ -1,0 +1,265 @@
+"""How well a way of shuffling mixes: three figures of the order in which rows are trained on, beside pure chance.
+
+What matters to training is not which worker reads what but what stands together: a way may move few rows and mix well,
+or read everything again and leave the rows of every chunk side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dshuffle.checks import as_integer
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.grouping import group_by
+from dshuffle.planning.order import epoch_permutation
+from dshuffle.planning.planner import EpochPlanner, ShufflePlanSpec
+from dshuffle.planning.types import Samples
+
+Orders = Sequence[Samples]
+"""The samples of every worker, in rank order and each in its order of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShuffleQuality:
+    """How well some epochs were shuffled.
+
+    Parameters
+    ----------
+    meets_again
+        In [0, 1]: the probability that two rows of one chunk, with one worker in an epoch, are with one worker in the
+        next as well. 1 for ``local`` and ``chunks``. None if no two rows of a chunk were with one worker.
+    by_chance
+        In [0, 1]: the same in a uniform draw, about 1 / n.
+    neighbour_distance
+        At least 0: how far apart two rows are trained on that are neighbours in the store, relative to a uniform
+        permutation, where it is 1. Near 0 if rows are trained on as they are stored.
+    class_spread
+        At least 0: how far the classes in a batch are from those of the whole (total variation, mean over batches),
+        relative to batches of uniformly random rows, where it is 1. Greater where batches hold few classes, below 1
+        where they are stratified. None if all rows are of one class, or no classes are known.
+    """
+
+    meets_again: float | None
+    by_chance: float
+    neighbour_distance: float
+    class_spread: float | None
+
+    def __post_init__(self) -> None:
+        for name in ("meets_again", "by_chance", "neighbour_distance", "class_spread"):
+            value = getattr(self, name)
+            most = 1.0 if name in ("meets_again", "by_chance") else math.inf
+            if value is not None and not 0 <= value <= most:
+                raise InvalidParameter.of(name, value, f"in [0, {most}]")
+
+
+def planned_quality(
+    spec: ShufflePlanSpec, *, epochs: int, chunk_rows: int, batch_rows: int, classes: ArrayLike | None = None
+) -> ShuffleQuality:
+    """The quality of the first epochs that a specification plans.
+
+    Parameters
+    ----------
+    spec
+        What to plan; its delivery makes no difference.
+    epochs
+        At least two.
+    chunk_rows, batch_rows, classes
+        See :func:`shuffle_quality`.
+
+    Raises
+    ------
+    InvalidParameter
+        As :func:`shuffle_quality`, or if the specification broadcasts samples.
+
+    Examples
+    --------
+    >>> from dshuffle.planning import Chunks, Global, Local
+    >>> for assignment in (Local(), Global(), Chunks(100)):
+    ...     spec = ShufflePlanSpec(4000, 4, 0, assignment, "peer", "random")
+    ...     quality = planned_quality(spec, epochs=4, chunk_rows=100, batch_rows=50)
+    ...     print(f"{quality.meets_again:.2f} {quality.by_chance:.2f} {quality.neighbour_distance:.1f}")
+    1.00 0.25 1.0
+    0.25 0.25 1.0
+    1.00 0.25 1.0
+    """
+    epochs = as_integer("epochs", epochs, 2, "Only the second epoch shows whether rows meet again.")
+    return shuffle_quality(training_orders(spec, epochs), chunk_rows=chunk_rows, batch_rows=batch_rows, classes=classes)
+
+
+def training_orders(spec: ShufflePlanSpec, epochs: int) -> Iterator[Orders]:
+    """Who trains on what in which order, for the first epochs of a shuffle.
+
+    Raises
+    ------
+    InvalidParameter
+        If the sharding has samples to broadcast: every worker trains on those.
+    """
+    if spec.n_broadcast:
+        hint = "Give the ranks alone."
+        raise InvalidParameter.of("sharding", str(spec.sharding), "one without samples to broadcast", hint)
+    # Assignments depend on no delivery, and reading from the store needs the least planning.
+    planner = EpochPlanner(dataclasses.replace(spec, delivery="storage"), checks=False)
+    for epoch in range(epochs):
+        plan = planner.advance() if epoch else planner.load()
+        order, offsets = group_by(plan.assignment, spec.n_workers)
+        owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(spec.n_workers)]
+        yield [
+            own[epoch_permutation(len(own), seed=spec.seed, epoch=epoch, rank=rank)] for rank, own in enumerate(owns)
+        ]
+
+
+def shuffle_quality(
+    epochs: Iterable[Orders], *, chunk_rows: int, batch_rows: int, classes: ArrayLike | None = None
+) -> ShuffleQuality:
+    """The quality of some epochs, one after the other.
+
+    Parameters
+    ----------
+    epochs
+        For every epoch the samples of each worker in its order of training, every sample once; at least one epoch, and
+        two samples.
+    chunk_rows
+        Samples in a chunk: 0 to ``chunk_rows - 1`` are those of the first.
+    batch_rows
+        Samples in a batch. All workers take a step on a batch of theirs at the same time, so the order of training is:
+        all first batches, all second ones, and so on.
+    classes
+        ``(q,)`` integers from 0, the class of every sample.
+
+    Raises
+    ------
+    InvalidParameter
+        Naming the parameter, its value and what is allowed.
+
+    Examples
+    --------
+    >>> as_stored = [np.arange(4), np.arange(4, 8)]  # the rows of two workers
+    >>> quality = shuffle_quality([as_stored] * 2, chunk_rows=4, batch_rows=4, classes=[0, 0, 0, 0, 1, 1, 1, 1])
+    >>> quality.meets_again, round(quality.by_chance, 3), round(quality.neighbour_distance, 3)
+    (1.0, 0.429, 0.333)
+    >>> round(quality.class_spread, 3)
+    3.889
+    """
+    chunk_rows = as_integer("chunk_rows", chunk_rows, 1)
+    batch_rows = as_integer("batch_rows", batch_rows, 1)
+    known = None if classes is None else _as_classes(classes)
+    together = np.zeros(2)  # pairs of a chunk that were with one worker, and those of them that were again
+    chances, distances, spreads = [], [], []
+    before: NDArray[np.int64] | None = None
+    for orders in epochs:
+        sizes = np.array([len(order) for order in orders])
+        samples, n_samples = np.concatenate(orders), int(sizes.sum())
+        if n_samples < 2 or (known is not None and len(known) != n_samples):
+            raise InvalidParameter.of("epochs", f"{n_samples} samples", "of two at least, and as many as classes")
+        ranks = np.empty(n_samples, dtype=np.int64)
+        ranks[samples] = np.repeat(np.arange(len(sizes)), sizes)
+        if before is not None:
+            together += _pairs_together(before, ranks, len(sizes), chunk_rows)
+        before = ranks
+        chances.append(float((sizes * (sizes - 1)).sum()) / (n_samples * (n_samples - 1)))
+        batches = np.concatenate([np.arange(size) // batch_rows for size in sizes])
+        distances.append(_neighbour_distance(samples, batches * len(sizes) + ranks[samples]))
+        if known is not None:
+            spreads.append(_class_spread(known[samples], _batch_offsets(sizes, batch_rows)))
+    if before is None:
+        raise InvalidParameter.of("epochs", "none", "at least one epoch")
+    spread = np.sum(spreads, axis=0) if spreads else np.zeros(2)
+    return ShuffleQuality(
+        meets_again=float(together[1] / together[0]) if together[0] else None,
+        by_chance=float(np.mean(chances)),
+        neighbour_distance=float(np.mean(distances)),
+        class_spread=float(spread[0] / spread[1]) if spread[1] else None,
+    )
+
+
+def _as_classes(classes: ArrayLike) -> Samples:
+    known = np.asarray(classes)
+    if known.ndim != 1 or not np.issubdtype(known.dtype, np.integer) or (known < 0).any():
+        raise InvalidParameter.of("classes", f"{known.dtype} {known.shape}", "a one-dimensional array of integers >= 0")
+    return known.astype(np.int64)
+
+
+def _pairs_together(
+    before: NDArray[np.int64], after: NDArray[np.int64], n_workers: int, chunk_rows: int
+) -> NDArray[np.float64]:
+    """Pairs of rows of one chunk with one worker before, and with one worker before and after."""
+    chunks = np.arange(len(before)) // chunk_rows
+    once = _pairs(chunks * n_workers + before)
+    return np.array([once, _pairs((chunks * n_workers + before) * n_workers + after)])
+
+
+def _pairs(keys: NDArray[np.int64]) -> float:
+    counts = np.unique(keys, return_counts=True)[1]
+    return float((counts * (counts - 1)).sum()) / 2
+
+
+def _neighbour_distance(samples: Samples, steps: NDArray[np.int64]) -> float:
+    """Mean distance of samples j and j + 1 in the order of their steps, relative to (q + 1) / 3."""
+    places = np.empty(len(samples), dtype=np.int64)
+    places[samples[np.argsort(steps, kind="stable")]] = np.arange(len(samples))
+    return float(np.abs(np.diff(places)).mean()) * 3 / (len(samples) + 1)
+
+
+def _batch_offsets(sizes: NDArray[np.int64], batch_rows: int) -> NDArray[np.int64]:
+    """Where each batch begins in the samples of all workers, one after the other; the last offset is the end."""
+    ends = np.cumsum(sizes)
+    begins = [np.arange(end - size, end, batch_rows) for end, size in zip(ends, sizes, strict=True)]
+    return np.append(np.concatenate(begins), ends[-1])
+
+
+def _class_spread(classes: Samples, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Sums over batches: of the deviation of their classes, and of what is to be expected of random ones."""
+    totals = np.bincount(classes)
+    sizes, times = np.unique(np.diff(offsets), return_counts=True)
+    expected = sum(
+        count * sum(mean_deviation(len(classes), int(total), int(size)) for total in totals) / int(size)
+        for size, count in zip(sizes, times, strict=True)
+    )
+    return np.array([_deviations(classes, offsets, totals / len(classes)), expected])
+
+
+@numba.njit(nogil=True, cache=True)
+def _deviations(classes, offsets, shares):  # type: ignore[no-untyped-def]
+    """Sum over batches and classes of how far a class's share in the batch is from that in the whole."""
+    total = 0.0
+    counts = np.zeros(shares.size, dtype=np.int64)
+    for batch in range(offsets.size - 1):
+        begin, end = offsets[batch], offsets[batch + 1]
+        counts[:] = 0
+        for i in range(begin, end):
+            counts[classes[i]] += 1
+        for k in range(shares.size):
+            total += abs(counts[k] / (end - begin) - shares[k])
+    return total
+
+
+def mean_deviation(n_samples: int, n_marked: int, drawn: int) -> float:
+    """Mean absolute deviation of the number of marked samples among those drawn, without replacement.
+
+    ``E|X - E X| = 2 v (N - K - m + v) / N * P(X = v)`` with ``v = 1 + floor(m K / N)``, for m drawn out of N of which K
+    are marked: what De Moivre's formula for the binomial distribution is for the hypergeometric one.
+
+    Examples
+    --------
+    >>> mean_deviation(4, 2, 2)  # 0, 1 or 2 marked with probabilities 1/6, 4/6, 1/6
+    0.333...
+    """
+    if not (0 < n_marked < n_samples and 0 < drawn < n_samples):
+        return 0.0
+    v = 1 + drawn * n_marked // n_samples
+    others = n_samples - n_marked - drawn + v
+    if v > min(n_marked, drawn):
+        return 0.0
+    log = _log_choose(n_marked, v) + _log_choose(n_samples - n_marked, drawn - v) - _log_choose(n_samples, drawn)
+    return 2 * v * others / n_samples * math.exp(log)
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -1,0 +1,1 @@
+"""Measuring a cluster: links, storage and processors."""

@@ -1,0 +1,304 @@
+"""Measuring a running cluster, so that the cost model can say what each way of shuffling would take on it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Client, Future, KilledWorker
+
+from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
+from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
+from dshuffle.runtime.dataset_inputs import unit_rows
+from dshuffle.runtime.measure import probe_tasks
+from dshuffle.runtime.measure.probe_tasks import Kernels, Machine, Traffic
+from dshuffle.store import Dataset
+
+LONGEST = 20.0
+"""Seconds that a measurement may take, at most."""
+PAIRS = 2
+"""Links that are measured alone."""
+BUSY = 0.85
+"""Share of the processors' time from which on they, and not the network, are taken to be the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What was found.
+
+    Parameters
+    ----------
+    cluster
+        The rates, for :func:`~dshuffle.planning.cost.predict`.
+    seconds
+        How long it took.
+    link_alone, link_together
+        Bytes a second into a worker from one other while nothing else moves, and from all others while all do.
+    server
+        Bytes a second out of the server, to all workers; None if there is none of its own.
+    storage_alone, storage_together
+        Bytes of rows a second that one worker reads alone, and all at once.
+    busy_before, busy_network, busy_storage
+        Share of the processors' time that was taken before, while all workers exchanged, and while all read: near 1
+        the processors were measured, not the network or the storage.
+    """
+
+    cluster: Cluster
+    seconds: float
+    link_alone: float
+    link_together: float
+    server: float | None
+    storage_alone: float
+    storage_together: float
+    busy_before: float
+    busy_network: float
+    busy_storage: float
+
+
+def measure_cluster(client: Client, dataset: Dataset, *, seconds: float = 12.0) -> Measurement:
+    """Measure links, storage and processors of a cluster, for some seconds in all.
+
+    Workers go on with what they do: measure a cluster that is idle. Rows come from the dataset, each chunk at most
+    once a worker and phase; what a storage or a page cache remembers is measured as such.
+
+    Parameters
+    ----------
+    seconds
+        How long to measure, at most 20. Less than 3 is a look rather than a measurement.
+
+    Raises
+    ------
+    InvalidParameter
+        If ``seconds`` is not in (0, 20].
+    ClusterError
+        If there is no worker that trains, or one is lost meanwhile.
+    """
+    if not 0 < seconds <= LONGEST:
+        raise InvalidParameter.of("seconds", seconds, f"within (0, {LONGEST:g}]")
+    probe = _Probe(client, dataset, *_members(client))
+    try:
+        client.run(probe_tasks.install, workers=probe.everybody)
+        try:
+            return probe.measure(seconds)
+        finally:
+            client.run(probe_tasks.remove, probe.name, workers=probe.everybody, on_error="ignore")
+    except (OSError, KilledWorker) as error:
+        raise ClusterError(f"a worker was lost while the cluster was measured: {error}") from error
+
+
+def _members(client: Client) -> tuple[list[str], str | None]:
+    """Addresses of the workers that train, and of the server."""
+    info = cluster_info(client)["workers"]
+    servers = [address for address, worker in info.items() if SERVER_RESOURCE in (worker.get("resources") or {})]
+    workers = [address for address in info if address not in servers]
+    if not workers:
+        raise ClusterError(
+            f"none of the {len(info)} workers is left to train: all have the resource {SERVER_RESOURCE!r}"
+        )
+    return workers, servers[0] if servers else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """What workers got through together, and the processor time that it cost."""
+
+    rates: list[float]
+    nbytes: int
+    messages: int
+    seconds: float
+    busy_seconds: float
+    busy: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second of all together: between two bounds.
+
+        All bytes over the longest time are too few where the last answer comes late; the sum of what each had in its
+        own time is too much where some are done early and leave what they shared to the others.
+        """
+        return (self.nbytes / self.seconds + math.fsum(self.rates)) / 2 if self.seconds else 0.0
+
+    @property
+    def median(self) -> float:
+        """Bytes a second of one."""
+        return statistics.median(self.rates) if self.rates else 0.0
+
+    @property
+    def processor_seconds(self) -> float:
+        """Processor time of a byte."""
+        return self.busy_seconds / self.nbytes if self.nbytes else 0.0
+
+
+class _Probe:
+    """One measurement of one cluster."""
+
+    def __init__(self, client: Client, dataset: Dataset, workers: list[str], server: str | None) -> None:
+        self.client = client
+        self.dataset = dataset
+        self.name = uuid.uuid4().hex
+        self.server = server
+        self.everybody = [*workers, *([server] if server else [])]
+        self.machines = self._machines()
+        # Those of a machine together, as the cost model counts them.
+        self.workers = sorted(workers, key=lambda address: (self.machines[address].name, address))
+
+    def measure(self, seconds: float) -> Measurement:
+        """All phases, one after the other."""
+        began = time.perf_counter()
+        idle = self._phase(lambda: self._sleep(0.03 * seconds), 0.0)
+        pairs = list(itertools.pairwise(self.workers))[:PAIRS]
+        alone = [
+            rate
+            for sender, receiver in pairs
+            for rate in self._pull([sender], [receiver], 0.15 * seconds / len(pairs), idle.busy).rates
+        ]
+        together = self._pull(self.workers, self.workers, 0.2 * seconds, idle.busy)
+        served = self._pull([self.server], self.workers, 0.15 * seconds, idle.busy) if self.server else None
+        self._run(probe_tasks.keep, self.workers, self.name, self.dataset)
+        latency = self._run(probe_tasks.request_seconds, self.workers[:1], self.name, 0)[0]
+        read_alone = self._read(self.workers[:1], 0.15 * seconds, idle.busy)
+        read_together = self._read(self.workers, 0.2 * seconds, idle.busy)
+        kernels: Kernels = self._run(probe_tasks.kernels, self.workers[:1], self.dataset.row_nbytes)[0]
+        link_alone = statistics.median(alone) if alone else math.inf
+        cluster = self._cluster(link_alone, together, served, latency, read_alone, read_together, kernels)
+        return Measurement(
+            cluster=cluster,
+            seconds=time.perf_counter() - began,
+            link_alone=link_alone if alone else 0.0,
+            link_together=together.median,
+            server=served.rate if served else None,
+            storage_alone=read_alone.rate,
+            storage_together=read_together.rate,
+            busy_before=idle.busy,
+            busy_network=together.busy,
+            busy_storage=read_together.busy,
+        )
+
+    def _cluster(
+        self,
+        link_alone: float,
+        together: _Phase,
+        served: _Phase | None,
+        latency: float,
+        read_alone: _Phase,
+        read_together: _Phase,
+        kernels: Kernels,
+    ) -> Cluster:
+        # Where processors, not links, slow down the exchange of all, a link is as fast as it is alone.
+        link = together.median
+        if together.busy >= BUSY or not link:
+            link = max(link, link_alone)
+        if math.isinf(link):  # a single worker has no link that matters
+            link = kernels.gather
+        # Both ends of a byte, and what goes on beside the network at each. Messages are counted by themselves.
+        of_messages = MESSAGE_SECONDS * together.messages
+        each_end = max(0.0, together.busy_seconds - of_messages) / max(1, together.nbytes) / 2
+        on_machine = Counter(self.machines[address].name for address in self.workers)
+        most = max(on_machine.values())
+        chunk_bytes = unit_rows(self.dataset) * self.dataset.row_nbytes
+        read = read_together.processor_seconds or read_alone.processor_seconds
+        return Cluster(
+            n_workers=len(self.workers),
+            link_up=link,
+            link_down=link,
+            server_up=max(served.rate, link if served.busy >= BUSY else 0.0) if served else None,
+            storage=max(read_together.rate, read_alone.rate),
+            storage_client=read_alone.rate,
+            request_seconds=max(0.0, latency - chunk_bytes / read_alone.rate),
+            # What comes sooner than the link could bring it does not come over it.
+            storage_over_links=read_alone.rate < 1.2 * link,
+            cores=min(machine.cores for machine in self.machines.values()),
+            machine_workers=most,
+            server_on_machine=bool(self.server) and self.machines[str(self.server)].name in on_machine,
+            send_rate=1 / (each_end + 1 / kernels.gather),
+            receive_rate=1 / (each_end + 1 / kernels.scatter),
+            encode_rate=kernels.encode,
+            decode_rate=kernels.decode,
+            read_rate=1 / read if read else kernels.scatter,
+            wire_overhead=0.0,  # rates were measured without headers
+            epoch_seconds=self._round_trip(),
+        )
+
+    # -- phases ------------------------------------------------------------------------------------------------
+
+    def _pull(self, senders: Sequence[str], receivers: Sequence[str], seconds: float, background: float) -> _Phase:
+        to, by = list(receivers), list(senders)
+        self.client.run(probe_tasks.connect, workers=to, senders=by, receivers=to)
+
+        def work() -> list[Traffic]:
+            done = self.client.run(
+                probe_tasks.pull, workers=list(receivers), senders=senders, receivers=receivers, seconds=seconds
+            )
+            return [traffic for traffic in done.values() if traffic.nbytes]
+
+        return self._phase(work, background)
+
+    def _read(self, workers: Sequence[str], seconds: float, background: float) -> _Phase:
+        def work() -> list[Traffic]:
+            seeds = range(1, len(workers) + 1)
+            return self._gather(
+                [
+                    self._submit(probe_tasks.read_chunks, w, self.name, seconds, s)
+                    for w, s in zip(workers, seeds, strict=True)
+                ]
+            )
+
+        return self._phase(work, background)
+
+    def _phase(self, work: Callable[[], list[Traffic]], background: float) -> _Phase:
+        """Do something; ``background`` is the share of the processors' time that others take."""
+        before, began = self._machines(), time.perf_counter()
+        done = work()
+        elapsed = time.perf_counter() - began
+        after = self._machines()
+        one_each = {machine.name: address for address, machine in after.items()}.values()
+        spent = math.fsum(after[address].busy_seconds - before[address].busy_seconds for address in one_each)
+        cores = sum(after[address].cores for address in one_each)
+        processes = {after[address].process: address for address in self.everybody}.values()
+        own = math.fsum(after[address].own_seconds - before[address].own_seconds for address in processes)
+        busy = min(1.0, spent / (cores * elapsed))
+        return _Phase(
+            rates=[traffic.rate for traffic in done],
+            nbytes=sum(traffic.nbytes for traffic in done),
+            messages=sum(traffic.messages for traffic in done),
+            seconds=max((traffic.seconds for traffic in done), default=0.0),
+            # On machines that others keep busy the difference says nothing, but what these processes took does.
+            busy_seconds=max((busy - background) * cores * elapsed, own),
+            busy=busy,
+        )
+
+    def _sleep(self, seconds: float) -> list[Traffic]:
+        time.sleep(seconds)
+        return []
+
+    def _round_trip(self) -> float:
+        """What telling all workers something, and hearing from all, takes at best."""
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            self._machines()
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    # -- workers -----------------------------------------------------------------------------------------------
+
+    def _machines(self) -> dict[str, Machine]:
+        return dict(self.client.run(probe_tasks.where, workers=self.everybody))
+
+    def _run(self, function: Callable[..., Any], workers: Sequence[str], *args: Any) -> list[Any]:
+        return self._gather([self._submit(function, worker, *args) for worker in workers])
+
+    def _submit(self, function: Callable[..., Any], worker: str, *args: Any) -> Future[Any]:
+        return self.client.submit(function, *args, workers=[worker], allow_other_workers=False, pure=False)
+
+    def _gather(self, futures: list[Future[Any]]) -> list[Any]:
+        return list(self.client.gather(futures))

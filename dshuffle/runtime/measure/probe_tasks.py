@@ -1,0 +1,257 @@
+"""What workers do while a cluster is measured: send bytes to each other, read chunks, run kernels."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+from distributed import Worker
+
+from dshuffle.coding import decode, encode
+from dshuffle.exchange.comms import as_frames, probe
+from dshuffle.exchange.messages import MIB
+from dshuffle.exchange.warmup import warm_up
+from dshuffle.rows import RowLayout, checksum_rows, gather_rows, scatter_verified
+from dshuffle.runtime.dataset_inputs import unit_rows
+from dshuffle.runtime.replies import Reply
+from dshuffle.store import Dataset
+
+HANDLER = "dshuffle_probe"
+MESSAGE_BYTES = 4 * MIB
+WINDOW = 4
+"""Messages that a worker has asked for at a time."""
+LEAST_BYTES = MIB // 2
+"""What is asked for first, and on slow ways. Less measures round trips where queues are long, not the rate."""
+READ_BYTES = 16 * MIB
+"""Rows that are read in one call."""
+HERE = uuid.uuid4().hex
+"""Stands beside the number of this process, as containers of one machine number theirs alike."""
+KERNEL_BYTES = 16 * MIB
+"""Rows that kernels run on: more than caches hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a worker runs, and what its machine's processors had done by then.
+
+    Parameters
+    ----------
+    name
+        The same for all workers that share processors, whatever network they are in.
+    cores
+        Processors that the worker may use.
+    busy_seconds, own_seconds
+        Processor time spent on that machine by anybody, the kernel's for links among them, and by this process.
+    process
+        A name of its own: threads of one process may be several workers.
+    """
+
+    name: str
+    cores: int
+    process: str
+    busy_seconds: float
+    own_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that came in at one worker, how long that took, and in how many messages."""
+
+    nbytes: int
+    seconds: float
+    messages: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.nbytes / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Bytes of rows a second that one processor gathers, verifies and scatters, encodes, and decodes."""
+
+    gather: float
+    scatter: float
+    encode: float
+    decode: float
+
+
+_opened: dict[str, Dataset] = {}
+"""By the names of probes: opening takes seconds where many open at once, and is not reading."""
+
+
+async def install(dask_worker: Worker) -> None:
+    """Let a worker answer probes."""
+    payload = np.random.default_rng(0).integers(0, 256, MESSAGE_BYTES, dtype=np.uint8)
+
+    async def give(nbytes: int) -> Reply:
+        await _through_a_thread()  # as a message is packed
+        return as_frames({"rows": payload[:nbytes]})
+
+    dask_worker.handlers[HANDLER] = give
+
+
+async def remove(name: str, dask_worker: Worker) -> None:
+    """Undo :func:`install` and :func:`keep`."""
+    dask_worker.handlers.pop(HANDLER, None)
+    _opened.pop(name, None)
+
+
+def keep(name: str, dataset: Dataset) -> None:
+    """Keep a dataset, opened by coming here, for the tasks of a probe, and connect to where its chunks are."""
+    dataset.read_rows(np.zeros(1, dtype=np.int64))
+    _opened[name] = dataset
+
+
+def machine() -> Machine:
+    """The machine of this process."""
+    boot = Path("/proc/sys/kernel/random/boot_id")  # containers and network namespaces of a machine share it
+    name = boot.read_text().strip() if boot.exists() else os.uname().nodename
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
+    return Machine(name, cores, f"{HERE}-{os.getpid()}", sum(times[:8]) - idle, time.process_time())
+
+
+async def where(dask_worker: Worker) -> Machine:
+    """:func:`machine` of a worker."""
+    return machine()
+
+
+async def connect(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[str]) -> None:
+    """Open the connections that :func:`pull` will use: shaking hands costs processors more than a message does."""
+    others = [address for address in senders if address != dask_worker.address]
+    if dask_worker.address in receivers and others:
+        at_once = -(-WINDOW // len(others))
+        await asyncio.gather(*(probe(dask_worker, other, 1) for other in others for _ in range(at_once)))
+
+
+async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[str], seconds: float) -> Traffic:
+    """Fetch from all senders in turn for some seconds, if this is one of the receivers.
+
+    Each receiver begins with another sender, so that all are asked from the first moment on.
+    """
+    here = dask_worker.address
+    others = [address for address in senders if address != here]
+    if here not in receivers or not others:
+        return Traffic(0, 0.0)
+    at = list(receivers).index(here) % len(others)
+    others = others[at:] + others[:at]
+    began = time.perf_counter()
+    total = turn = messages = 0
+
+    # Where many ask one, the first answers would take seconds on a slow link.
+    first = LEAST_BYTES * len(others) // max(len(receivers), len(others))
+
+    async def keep_asking() -> None:
+        nonlocal total, turn, messages
+        nbytes = first
+        while (asked := time.perf_counter()) - began < seconds:
+            other = others[turn % len(others)]
+            turn += 1
+            arrived = await probe(dask_worker, other, nbytes)  # others count while this one waits
+            total += arrived
+            messages += 1
+            nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, first, MESSAGE_BYTES)
+
+    await asyncio.gather(*(keep_asking() for _ in range(WINDOW)))
+    return Traffic(total, time.perf_counter() - began, messages)
+
+
+def read_chunks(name: str, seconds: float, seed: int) -> Traffic:
+    """Read chunks whole from a random place on, many at a time and none twice, for some seconds or until all are read.
+
+    That is what re-reading does: where chunks have more rows than there are workers, it reads nearly all, in order.
+    """
+    dataset = _opened[name]
+    chunk_rows = min(unit_rows(dataset), dataset.n_samples)
+    chunk_bytes = max(1, chunk_rows * dataset.row_nbytes)
+    n_chunks = -(-dataset.n_samples // chunk_rows)
+    order = (np.arange(n_chunks) + np.random.default_rng(seed).integers(n_chunks)) % n_chunks
+    most = max(1, READ_BYTES // chunk_bytes)
+    rows = dataset.layout.empty(min(dataset.n_samples, most * chunk_rows))
+    began = time.perf_counter()
+    total = first = 0
+    nbytes = LEAST_BYTES
+    while first < len(order) and (left := seconds - (asked := time.perf_counter()) + began) > 0:
+        chunks = order[first : first + max(1, nbytes // chunk_bytes)]
+        ids = _rows_of(chunks, chunk_rows, dataset.n_samples)
+        dataset.read_into(rows, np.arange(len(ids)), ids)
+        first += len(chunks)
+        total += len(ids) * dataset.row_nbytes
+        # As much at once as there is time for, as re-reading does: many small calls would each wait for their last.
+        possible = int(nbytes / (time.perf_counter() - asked) * left)
+        nbytes = min(READ_BYTES, 8 * nbytes, max(LEAST_BYTES, possible))
+    return Traffic(total, time.perf_counter() - began)
+
+
+def request_seconds(name: str, seed: int, count: int = 8) -> float:
+    """How long one row takes by itself, in the middle of some."""
+    dataset = _opened[name]
+    ids = np.random.default_rng(seed).integers(0, dataset.n_samples, count)
+    rows = dataset.layout.empty(1)
+    taken = []
+    for sample in ids.tolist():
+        began = time.perf_counter()
+        dataset.read_into(rows, np.zeros(1, dtype=np.int64), np.array([sample]))
+        taken.append(time.perf_counter() - began)
+    return float(np.median(taken))
+
+
+def kernels(row_nbytes: int) -> Kernels:
+    """Time the kernels of an exchange on rows of this length, on one processor: packets of four rows."""
+    warm_up(row_nbytes, coded=True)
+    layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
+    n_packets = max(2, KERNEL_BYTES // max(1, 4 * row_nbytes))
+    n = 4 * n_packets
+    rng = np.random.default_rng(0)
+    rows, out = layout.empty(n), layout.empty(n)
+    rows[:] = rng.integers(0, 256, row_nbytes, dtype=np.uint8)
+    out[:] = 0
+    ids = np.arange(n)
+    slots = rng.permutation(n).reshape(n_packets, 4)
+    sums = checksum_rows(rows, ids)
+    packets, packet_sums = layout.empty(n_packets), np.empty(n_packets, dtype=np.uint32)
+    packets[:] = 0
+    four, three = np.arange(n_packets + 1) * 4, np.arange(n_packets + 1) * 3
+    known, lacking = slots[:, :3].ravel(), slots[:, 3].copy()
+    nbytes = n * row_nbytes
+    return Kernels(
+        gather=nbytes / _seconds(lambda: gather_rows(rows, slots.ravel(), out)),
+        scatter=nbytes / _seconds(lambda: scatter_verified(out, slots.ravel(), rows, ids, sums)),
+        encode=nbytes
+        / _seconds(lambda: encode(rows, sums, four, slots.ravel(), np.arange(n_packets), packets, packet_sums)),
+        decode=nbytes / _seconds(lambda: decode(rows, sums, packets, packet_sums, three, known, lacking, lacking)),
+    )
+
+
+async def _through_a_thread() -> None:
+    await asyncio.get_running_loop().run_in_executor(None, time.perf_counter)
+
+
+def _next_size(nbytes: int, took: float, seconds: float, least: int, most: int) -> int:
+    """How much to ask for next: more while an answer takes little of the time that there is, however slow the way."""
+    return min(most, 2 * nbytes) if took < seconds / 4 else max(least, nbytes // 2)
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    """The best of three."""
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - began)
+    return max(min(times), 1e-9)
+
+
+def _rows_of(chunks: np.ndarray, chunk_rows: int, n_samples: int) -> np.ndarray:
+    ids = (chunks[:, np.newaxis] * chunk_rows + np.arange(chunk_rows)).ravel()
+    return ids[ids < n_samples]

@@ -1,0 +1,1 @@
+"""What runs on the Dask scheduler: the plugin, and the coordinator of each session."""

@@ -1,0 +1,187 @@
+"""The scheduler plugin: who takes part, which attempt is valid, and when all swap to the next epoch.
+
+It never touches sample bytes, and its traffic an epoch is O(workers): members recompute the plan from (seed, epoch,
+membership), so a message names an epoch and nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol.pickle import dumps
+
+from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
+from dshuffle.planning import AutoDelivery
+from dshuffle.runtime.cluster_view import choose_members
+from dshuffle.runtime.replies import Reply, replying
+from dshuffle.runtime.scheduler.coordinator import Coordinator
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, TASK_PREFIX, ShuffleOrder
+from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
+
+logger = logging.getLogger(__name__)
+
+
+class DShuffleScheduler(SchedulerPlugin):
+    """Installed once a cluster by the first :class:`~dshuffle.Shuffler`; carries any number of sessions."""
+
+    name = PLUGIN
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.coordinators: dict[str, Coordinator] = {}
+        self._scheduler: Scheduler | None = None
+        self._hello: asyncio.Event | None = None
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Register the handlers, then install the worker plugin on all workers, present and future."""
+        self._scheduler = scheduler
+        # Two clients that come first at the same time both start a plugin; they share what the first one set up.
+        first = scheduler.extensions.setdefault(PLUGIN, self)
+        self.coordinators = first.coordinators
+        self._hello = first._hello = first._hello or asyncio.Event()
+
+        async def hello() -> None:
+            """A worker has become ready: whoever waits for it asks again."""
+            assert self._hello is not None
+            self._hello.set()
+
+        async def open_session(order: ShuffleOrder) -> Reply:
+            return await self.open(order)
+
+        async def advance(session_id: str, epoch: int) -> Reply:
+            return {"epoch": await self.coordinator(session_id).advance(epoch)}
+
+        async def prefetch(session_id: str) -> None:
+            await self.coordinator(session_id).begin()
+
+        async def training(session_id: str) -> Reply:
+            return {"training_seconds": await self.coordinator(session_id).training_seconds()}
+
+        async def report(session_id: str, **report: Any) -> None:
+            coordinator = self.coordinators.get(session_id)
+            if coordinator is not None:
+                coordinator.report(**report)
+
+        async def close_session(session_id: str) -> None:
+            coordinator = self.coordinators.pop(session_id, None)
+            if coordinator is not None:
+                await coordinator.close()
+
+        handlers: dict[str, Callable[..., Awaitable[Reply | None]]] = {
+            "dshuffle_hello": hello,
+            "dshuffle_open": open_session,
+            "dshuffle_advance": advance,
+            "dshuffle_prefetch": prefetch,
+            "dshuffle_training": training,
+            "dshuffle_report": report,
+            "dshuffle_close": close_session,
+        }
+        scheduler.handlers |= {name: replying(handler) for name, handler in handlers.items()}
+        await scheduler.register_worker_plugin(None, dumps(DShuffleWorker()), name=PLUGIN, idempotent=True)
+
+    def coordinator(self, session_id: str) -> Coordinator:
+        """An open session."""
+        try:
+            return self.coordinators[session_id]
+        except KeyError:
+            raise ClusterError(
+                f"session {session_id} is not open on this scheduler; it ended with its client, or the cluster was "
+                "restarted. Make a new Shuffler"
+            ) from None
+
+    async def open(self, order: ShuffleOrder) -> Reply:
+        """Give out ranks and set the session up on every member, or on none."""
+        assert self._scheduler is not None
+        await self._wait_for_workers(order.settings.timeout)
+        members = choose_members(self._scheduler, order)
+        coordinator = Coordinator(self._scheduler, members, order.client_id, AutoDelivery(order.deliveries))
+        self.coordinators[order.session_id] = coordinator  # from now on it hears of members and clients that go
+        try:
+            await coordinator.open()
+            if order.session_id not in self.coordinators:  # its client has gone while the workers were opening it
+                raise ClusterError(f"session {order.session_id} was closed before it was open")
+        except DShuffleError:
+            self.coordinators.pop(order.session_id, None)
+            await coordinator.close()
+            raise
+        return {"addresses": members.spec.addresses, "server": members.server_role}
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Break the sessions of a worker that has gone."""
+        for coordinator in self.coordinators.values():
+            if worker in coordinator.members.spec.addresses.values():
+                coordinator.lose(worker)
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Notice a task that no worker can run."""
+        if finish == "no-worker" and str(key).startswith(TASK_PREFIX):
+            asyncio.get_running_loop().call_soon(self._fail_if_lost, key)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Close the sessions of a client that has gone without closing them."""
+        for session_id, coordinator in list(self.coordinators.items()):
+            if coordinator.client_id == client:
+                del self.coordinators[session_id]
+                scheduler._ongoing_background_tasks.call_soon(coordinator.close)
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """All workers were restarted: no partition is left."""
+        for coordinator in self.coordinators.values():
+            coordinator.break_(WorkerLost("the cluster was restarted; every partition is gone. Make a new Shuffler"))
+        self.coordinators.clear()
+
+    def _fail_if_lost(self, key: Any) -> None:
+        """Fail a task whose worker has gone: Dask would have it wait for that worker for ever."""
+        assert self._scheduler is not None
+        task = self._scheduler.tasks.get(key)
+        pinned_to = set() if task is None else task.worker_restrictions or set()
+        if task is None or task.state != "no-worker" or pinned_to & self._scheduler.workers.keys():
+            return  # its worker is there, and only paused
+        error = WorkerLost(
+            f"the worker that owned rank {key.rsplit('-', 1)[1]} ({', '.join(pinned_to)}) has left the cluster, and "
+            "its partition with it"
+        )
+        stimulus_id = f"dshuffle-worker-lost-{key}"
+        recommendations = self._scheduler.transition(
+            key, "erred", exception=dumps(error), exception_text=str(error), cause=key, stimulus_id=stimulus_id
+        )
+        self._scheduler.transitions(recommendations, stimulus_id=stimulus_id)
+
+    async def _wait_for_workers(self, timeout: float) -> None:
+        """Wait until every worker of the cluster has set the worker plugin up.
+
+        The scheduler asks, so that it need not remember who said hello to which plugin; a hello only makes it ask
+        at once.
+        """
+        assert self._scheduler is not None
+        assert self._hello is not None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(timeout, 60.0)
+        while True:
+            self._hello.clear()
+            if not self._scheduler.workers:
+                raise ClusterError("the cluster has no workers; add some, or wait for them (client.wait_for_workers)")
+            replies = await self._scheduler.broadcast(msg={"op": "dshuffle_protocol"}, on_error="return")
+            missing = [address for address, reply in replies.items() if not isinstance(reply, dict)]
+            if not missing:
+                break
+            if loop.time() > deadline:
+                raise ClusterError(
+                    f"dshuffle could not be set up on {len(missing)} of {len(replies)} workers, among them "
+                    f"{sorted(missing)[0]}: is dshuffle installed there, in the same version? The worker's log has the "
+                    "reason"
+                )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hello.wait(), 0.5)
+        for address, reply in replies.items():
+            if reply.get("protocol") != PROTOCOL:
+                raise ClusterError(
+                    f"worker {address} speaks protocol {reply.get('protocol')} and the scheduler {PROTOCOL}: install "
+                    "the same version of dshuffle on both"
+                )

@@ -1,0 +1,41 @@
+"""What a member of a session keeps of a run, and what it has if it trains."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from dshuffle.exchange.cache_partition import CachePartition, Swap
+from dshuffle.exchange.endpoints import Receiver
+from dshuffle.runtime.measure.processors import ProcessorTimes
+from dshuffle.runtime.worker.epoch_lock import EpochGate, View
+from dshuffle.runtime.worker.planned import Planned
+
+
+@dataclass(slots=True)
+class Run:
+    """One attempt at one epoch's exchange, as this worker sees it."""
+
+    run_id: int
+    epoch: int
+    delivery: str
+    planned: Planned | None = None
+    prepared: asyncio.Future[tuple[Swap, View]] | None = None
+    ends: list[asyncio.Future[Any]] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+    ready: bool = False
+    processors: ProcessorTimes = field(default_factory=ProcessorTimes.now)
+    started: float = field(default_factory=time.perf_counter)
+    cpu_idle: float = 0.0
+    cpu_watched: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a worker that trains has and a mere server has not."""
+
+    cache: CachePartition
+    receiver: Receiver
+    gate: EpochGate

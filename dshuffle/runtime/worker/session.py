@@ -1,0 +1,382 @@
+"""One session on one worker: its cache partition, its part of every exchange, and what tasks see of it.
+
+Everything here runs on the worker's event loop and returns quickly; planning, packing, reading and index building
+are handed to executors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from distributed import Worker
+from numpy.typing import NDArray
+
+from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
+from dshuffle.exchange.buffers import BufferPool
+from dshuffle.exchange.cache_partition import CachePartition, Swap
+from dshuffle.exchange.comms import DaskNetwork
+from dshuffle.exchange.endpoints import Receiver, Reply, RowSink, RowSource, Sender
+from dshuffle.exchange.inbox import Inbox
+from dshuffle.exchange.messages import MessageId, rows_per_message
+from dshuffle.exchange.outbox import Outbox
+from dshuffle.planning import SERVER, STORE, UNCODED, EpochPlan, EpochPlanner, WorkerPlan, name_of
+from dshuffle.runtime.measure.processors import ProcessorTimes
+from dshuffle.runtime.memory import partition_nbytes
+from dshuffle.runtime.partition import Partition
+from dshuffle.runtime.replies import unwrap
+from dshuffle.runtime.session_spec import SessionSpec
+from dshuffle.runtime.worker.epoch_lock import EpochGate, View
+from dshuffle.runtime.worker.planned import Planned
+from dshuffle.runtime.worker.run import Run, Seat
+from dshuffle.runtime.worker.server_rows import ServerRows
+from dshuffle.store import Dataset
+
+logger = logging.getLogger(__name__)
+
+
+PLAN_AFTER = 1.0
+"""Seconds of an exchange after which the next epoch is planned beside it. A shorter exchange is over before, and keeps
+the cores to itself; a longer one waits for the network."""
+
+
+class WorkerSession:
+    """The state of one session on one worker.
+
+    Parameters
+    ----------
+    worker
+        The Dask worker.
+    spec
+        The session.
+    dataset
+        Its dataset, open in this process.
+    rank
+        This worker's rank, or ``None`` if it only serves.
+    executor
+        For packing, unpacking and reading.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        spec: SessionSpec,
+        dataset: Dataset,
+        rank: int | None,
+        executor: ThreadPoolExecutor,
+    ) -> None:
+        self.spec = spec
+        self.rank = rank
+        self.epoch = -1
+        self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._planning = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-plan")
+        self._dataset = dataset
+        # All members compare digests of their plans, so one check is enough.
+        self._planner = EpochPlanner(spec.plan, checks=rank == 0)
+        self._plans: dict[int, asyncio.Future[Planned]] = {}
+        self._run: Run | None = None
+        self._traffic = dataset.traffic
+        self._stop_reading = threading.Event()
+        self._background: set[asyncio.Task[None]] = set()
+
+        settings, layout = spec.settings, dataset.layout
+        network = DaskNetwork(
+            worker, spec.session_id, spec.addresses, serve_here=self.serve, acknowledge_here=self.acknowledge
+        )
+
+        def sender(participant: int) -> Sender:
+            full = rows_per_message(layout.nbytes, settings.message_bytes)
+            buffers = BufferPool(layout, full, settings.window)
+            return Sender(Outbox(participant, window=settings.window), buffers, network, executor)
+
+        self._senders: dict[int, Sender] = {}
+        self._seat: Seat | None = None
+        self._server_rows: ServerRows | None = None
+        if rank is not None:
+            cache = CachePartition(
+                layout, capacity=spec.plan.capacity, incoming=spec.plan.max_incoming, budget=spec.memory_limit
+            )
+            receiver = Receiver(
+                Inbox(rank, window=settings.window),
+                network,
+                executor,
+                store=STORE,
+                report=self._report,
+                timeout=settings.timeout,
+                open_gate=lambda run_id, gate: self._senders[rank].open_gate(run_id, gate),
+            )
+            self._seat = Seat(cache, receiver, EpochGate(layout, cache.rows, rank, self._loop))
+            self._senders[rank] = sender(rank)
+        if spec.addresses.get(SERVER) == worker.address:
+            budget = spec.memory_limit
+            if budget is not None and self._seat is not None:  # it serves beside training, from one budget
+                budget -= partition_nbytes(spec.plan, layout)
+            self._server_rows = ServerRows(
+                dataset,
+                budget=budget,
+                window_bytes=settings.window_bytes * spec.plan.n_workers,
+                whole=spec.plan.delivery not in UNCODED,
+            )
+            self._senders[SERVER] = sender(SERVER)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the cache partition may come to take."""
+        return 0 if self._seat is None else partition_nbytes(self.spec.plan, self._dataset.layout)
+
+    @property
+    def participant(self) -> int:
+        """As what this worker votes: its rank, or the server."""
+        return SERVER if self.rank is None else self.rank
+
+    def partition(self, epoch: int) -> AbstractContextManager[Partition]:
+        """The partition of an epoch, for the length of one task (called from the task's thread)."""
+        seat = self._seat
+        if seat is None:
+            raise StaleEpoch(f"session {self.spec.session_id} has been closed on this worker, or only serves here")
+        return seat.gate.partition(epoch)
+
+    def take_training_seconds(self) -> float:
+        """Seconds that tasks of this session took here since the last call."""
+        return 0.0 if self._seat is None else self._seat.gate.take_training_seconds()
+
+    async def begin(self, run_id: int, epoch: int, delivery: str) -> None:
+        """Start an attempt at an epoch's exchange; the scheduler hears when it has succeeded or failed here."""
+        if epoch != self.epoch + 1:
+            raise ExchangeError(f"epoch {epoch} cannot be prepared on a worker that is on epoch {self.epoch}")
+        if self._run is not None:
+            raise ExchangeError(f"run {run_id} cannot begin: run {self._run.run_id} is under way")
+        self._run = Run(run_id, epoch, delivery)
+        self._spawn(self._exchange(self._run))
+
+    async def plan_ahead(self, run_id: int, delivery: str) -> None:
+        """All members are ready: plan the epoch after, which depends on seeds alone, unless that was done.
+
+        Should that fail, the epoch that needs the plan says so.
+        """
+        if self._run is not None and self._run.run_id == run_id:
+            self._plan(self._run.epoch + 1, delivery)
+
+    async def commit(self, run_id: int) -> Reply:
+        """Swap to the epoch that has been prepared, once no task reads the present one.
+
+        Returns
+        -------
+        dict
+            What this worker measured of the exchange, and the training seconds of the epoch that ended.
+        """
+        run = self._run
+        if run is None or run.run_id != run_id or not run.ready:
+            raise ExchangeError(f"run {run_id} cannot be committed: it is not ready here")
+        started = time.perf_counter()
+
+        def install() -> None:
+            for sender in self._senders.values():
+                sender.end()
+            if self._seat is not None and run.prepared is not None:
+                self._seat.receiver.commit(run_id)
+                self._seat.cache.commit(run.prepared.result()[0])
+            self._plans.pop(run.epoch)
+            self.epoch, self._run = run.epoch, None
+            self._let_go(run)
+
+        if self._seat is not None and run.prepared is not None:
+            await self._seat.gate.swap(run.prepared.result()[1], install)
+        else:
+            install()
+        return {
+            **self._measures(run),
+            "commit_seconds": time.perf_counter() - started,
+            "training_seconds": self.take_training_seconds(),
+        }
+
+    async def abort(self) -> None:
+        """Give up the present run; this worker stays on its epoch, and on its plan for the next."""
+        run, self._run = self._run, None
+        for sender in self._senders.values():
+            sender.end()
+        if self._seat is not None:
+            stop, self._stop_reading = self._stop_reading, threading.Event()
+            stop.set()  # reading from a slow store would go on for long, and for nothing
+            await self._seat.receiver.abort()
+        if run is not None:
+            if run.ends:  # they reserve slots and may write to them
+                await asyncio.wait(run.ends)
+            self._let_go(run)
+
+    async def close(self) -> None:
+        """Drop everything."""
+        await self.abort()
+        for sender in self._senders.values():
+            sender.close()
+        for task in self._background:
+            task.cancel()
+        for plan in self._plans.values():
+            plan.cancel()
+        self._planning.shutdown(wait=False, cancel_futures=True)
+        if self._server_rows is not None:
+            await self._loop.run_in_executor(None, self._server_rows.close)
+        self._seat = self._server_rows = None
+        self._senders = {}
+
+    async def serve(self, message: MessageId) -> Reply:
+        """Reply to another participant's request for a message."""
+        sender = self._senders.get(message.sender)
+        if sender is None:
+            return {"status": "refused", "reason": f"{name_of(message.sender)} is not here", "again": False}
+        return await sender.serve(message)
+
+    def acknowledge(self, message: MessageId) -> None:
+        """Another participant has the message."""
+        sender = self._senders.get(message.sender)
+        if sender is not None:
+            sender.acknowledged(message)
+
+    async def _exchange(self, run: Run) -> None:
+        """Plan, then let the two halves of the exchange go."""
+        try:
+            await self._start(run)
+        except Exception as error:  # whatever it is, the scheduler must hear of it, or the epoch would never end
+            logger.exception("dshuffle: run %d could not start", run.run_id)
+            self._report(run.run_id, f"the exchange could not start: {type(error).__name__}: {error}")
+
+    async def _start(self, run: Run) -> None:
+        run.planned = planned = await self._plan(run.epoch, run.delivery)
+        if self._run is not run:  # given up meanwhile
+            return
+        self._traffic = self._dataset.traffic
+        # The first messages are asked for while it is still being worked out where their rows come from, and go.
+        served: asyncio.Future[RowSource] | None = None
+        if self._server_rows is not None:
+            # In a thread of its own: for a coded plan it waits until all rows have been read.
+            served = self._loop.run_in_executor(None, planned.source, SERVER, self._server_rows)
+            self._begin_sending(run, planned, SERVER, served)
+        if self._seat is not None and self.rank is not None:
+            source = self._planning.submit(planned.source, self.rank, self._seat.cache)
+            sink = asyncio.wrap_future(self._planning.submit(self._make_sink, planned, source))
+            run.ends += [asyncio.wrap_future(source), sink]
+            self._begin_sending(run, planned, self.rank, run.ends[0])
+            self._seat.receiver.begin(run.run_id, planned.incoming(self.rank), sink, window=planned.asked)
+            # The slots are known then, so the index of the next epoch can be made while its rows arrive.
+            run.prepared = self._loop.run_in_executor(
+                self._planning, self._prepare, planned.parts[self.rank], planned.plan
+            )
+        if len(self.spec.deliveries) == 1:  # else it is chosen once this exchange has been timed
+            run.timer = self._loop.call_later(PLAN_AFTER, self._plan, run.epoch + 1, run.delivery)
+        for end in list(run.ends):
+            await asyncio.shield(end)
+        if served is not None:
+            await asyncio.shield(served)
+        if self._seat is None:
+            self._report(run.run_id, None)
+
+    def _begin_sending(self, run: Run, planned: Planned, who: int, source: asyncio.Future[RowSource]) -> None:
+        answered = planned.answered_by(who, self.spec.settings)
+        self._senders[who].begin(run.run_id, planned.outgoing(who), source, window=answered)
+
+    @staticmethod
+    def _let_go(run: Run) -> None:
+        """The rows and packets of a run must not outlive it."""
+        if run.timer is not None:
+            run.timer.cancel()
+        run.ends.clear()
+
+    def _plan(self, epoch: int, delivery: str) -> asyncio.Future[Planned]:
+        """The plan of an epoch, made once however often its exchange is tried (unless making it failed)."""
+        plan = self._plans.get(epoch)
+        if plan is None or (plan.done() and plan.exception() is not None):
+            self._plans[epoch] = self._loop.run_in_executor(self._planning, self._make_plan, epoch, delivery)
+        return self._plans[epoch]
+
+    def _make_plan(self, epoch: int, delivery: str) -> Planned:
+        participants, layout = list(self._senders), self._dataset.layout
+        return Planned.make(self._planner, epoch, participants, layout, self.spec.settings, delivery)
+
+    def _make_sink(self, planned: Planned, source: Future[RowSource]) -> RowSink:
+        assert self._seat is not None
+        assert self.rank is not None
+        return planned.sink(self.rank, self._seat.cache, source.result(), self._read_store)
+
+    def _read_store(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+        seat = self._seat
+        assert seat is not None
+        stop = self._stop_reading  # of this run: an abort replaces it
+        self._dataset.read_into(seat.cache.rows, slots, sample_ids, stop=stop.is_set)
+        seat.cache.seal(sample_ids, slots)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _report(self, run_id: int, reason: str | None) -> None:
+        self._spawn(self._vote(run_id, reason))
+
+    async def _vote(self, run_id: int, reason: str | None) -> None:
+        """Tell the scheduler how this run stands here: ready, if all has arrived and the swap is prepared."""
+        run = self._run
+        if run is None or run.run_id != run_id:
+            return
+        if reason is None and run.prepared is not None:
+            try:
+                await run.prepared
+            except Exception as error:
+                logger.exception("dshuffle: run %d cannot be committed", run_id)
+                reason = f"the next index could not be made: {type(error).__name__}: {error}"
+        run.ready = reason is None
+        run.cpu_idle = ProcessorTimes.now().idle_since(run.processors)
+        run.cpu_watched = time.perf_counter() - run.started
+        vote: dict[str, Any] = {} if run.planned is None else dict(run.planned.summary)
+        vote["rows"] = self._seat.receiver.meter.rows if self._seat is not None else 0
+        try:
+            reply = await self._worker.scheduler.dshuffle_report(
+                session_id=self.spec.session_id,
+                run_id=run_id,
+                participant=self.participant,
+                reason=reason,
+                vote=vote,
+            )
+            unwrap(reply, "the scheduler")
+        except (OSError, DShuffleError) as error:  # Dask closes a worker that has lost its scheduler
+            logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
+
+    def _prepare(self, mine: WorkerPlan, plan: EpochPlan) -> tuple[Swap, View]:
+        assert self._seat is not None
+        swap = self._seat.cache.prepare(mine.held)
+        # Without excess a worker holds what it trains on, and needs no search.
+        own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
+        return swap, View(plan.epoch, mine.order, own[mine.permutation], plan.shares, plan.broadcast)
+
+    def _measures(self, run: Run) -> Reply:
+        assert run.planned is not None
+        traffic = self._dataset.traffic - self._traffic
+        sent = {participant: sender.meter for participant, sender in self._senders.items()}
+        meter = None if self._seat is None else self._seat.receiver.meter
+        coded = run.planned.hops is not None
+        return {
+            "plan_seconds": run.planned.seconds,
+            "gather_seconds": sum(meter.gather_seconds for meter in sent.values()),
+            "sent_bytes": sum(meter.sent_bytes for participant, meter in sent.items() if participant != SERVER),
+            "server_sent_bytes": sent[SERVER].sent_bytes if SERVER in sent else 0,
+            "metadata_bytes": sum(meter.sent_checksum_bytes for meter in sent.values()),
+            "encode_seconds": sent[SERVER].gather_seconds if coded and SERVER in sent else 0.0,
+            "decode_seconds": meter.scatter_seconds if coded and meter else 0.0,
+            "received_bytes": meter.received_bytes if meter else 0,
+            "transfer_seconds": meter.transfer_seconds if meter else 0.0,
+            "scatter_seconds": meter.scatter_seconds if meter else 0.0,
+            "store_requests": traffic.requests,
+            "store_bytes": traffic.fetched_bytes,
+            "store_delivered_bytes": traffic.delivered_bytes,
+            "store_retries": traffic.retries,
+            "store_cache_hits": traffic.cache_hits,
+            "store_seconds": traffic.seconds,
+            "cpu_idle": (run.cpu_watched, run.cpu_idle),
+        }

@@ -1,0 +1,200 @@
+"""The worker plugin: owns this worker's sessions, and answers the scheduler and the other workers.
+
+Handlers are thin closures that look the plugin up (Dask caches handlers for good, and must not keep a plugin and its
+rows alive), and the last thing that set-up does is to say hello: only then does the scheduler count on this worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from distributed import Worker, get_worker
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol.serialize import to_serialize
+
+from dshuffle.errors import ClusterError, PeerFailed, WorkerLost
+from dshuffle.exchange.comms import as_frames
+from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.warmup import warm_up
+from dshuffle.planning import SERVER, UNCODED
+from dshuffle.runtime.collective import Meeting
+from dshuffle.runtime.dataset_inputs import with_data
+from dshuffle.runtime.memory import check_budget
+from dshuffle.runtime.partition import Partition
+from dshuffle.runtime.replies import Reply, replying, unwrap
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec
+from dshuffle.runtime.worker.session import WorkerSession
+
+
+class DShuffleWorker(WorkerPlugin):
+    """Installed by the scheduler plugin on every worker, present and future."""
+
+    name = PLUGIN
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, WorkerSession] = {}
+        self.meetings: dict[str, Meeting] = {}
+        self._executor: ThreadPoolExecutor | None = None
+        self._worker: Worker | None = None
+
+    async def setup(self, worker: Worker) -> None:
+        """Register the handlers, then say hello to the scheduler."""
+        self._worker = worker
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle")
+
+        def plugin() -> DShuffleWorker:
+            found = worker.plugins.get(PLUGIN)
+            if not isinstance(found, DShuffleWorker):
+                raise ClusterError(f"worker {worker.address} has no dshuffle plugin any more")
+            return found
+
+        async def open_session(spec: SessionSpec) -> None:
+            await plugin().open(spec)
+
+        async def begin(session_id: str, run_id: int, epoch: int, delivery: str) -> None:
+            await plugin().session(session_id).begin(run_id, epoch, delivery)
+
+        async def commit(session_id: str, run_id: int) -> Reply:
+            return {"report": await plugin().session(session_id).commit(run_id)}
+
+        async def plan_ahead(session_id: str, run_id: int, delivery: str) -> None:
+            await plugin().session(session_id).plan_ahead(run_id, delivery)
+
+        async def abort(session_id: str) -> None:
+            await plugin().session(session_id).abort()
+
+        async def training(session_id: str) -> Reply:
+            return {"training_seconds": plugin().session(session_id).take_training_seconds()}
+
+        async def close_session(session_id: str) -> None:
+            plugin().end_meeting(session_id)
+            session = plugin().sessions.pop(session_id, None)
+            if session is not None:
+                await session.close()
+
+        async def fetch(
+            session_id: str, message: tuple[int, int, int, int], acknowledged: Sequence[tuple[int, int, int, int]]
+        ) -> Reply:
+            session = plugin().sessions.get(session_id)
+            if session is None:
+                return {"status": "refused", "reason": "this session is not open here", "again": False}
+            for arrived in acknowledged:
+                session.acknowledge(MessageId(*arrived))
+            return as_frames(await session.serve(MessageId(*message)))
+
+        async def acknowledge(session_id: str, acknowledged: Sequence[tuple[int, int, int, int]]) -> None:
+            session = plugin().sessions.get(session_id)
+            if session is not None:
+                for arrived in acknowledged:
+                    session.acknowledge(MessageId(*arrived))
+
+        async def meet(session_id: str, number: int, **message: Any) -> Reply:
+            return {"mean": to_serialize(await plugin().meeting(session_id, number).mean(**message))}
+
+        async def disband(session_id: str, number: int, reason: str) -> None:
+            plugin().meeting(session_id, number).fail(reason)
+
+        worker.handlers |= {
+            "dshuffle_open": replying(open_session),
+            "dshuffle_begin": replying(begin),
+            "dshuffle_commit": replying(commit),
+            "dshuffle_plan_ahead": replying(plan_ahead),
+            "dshuffle_abort": replying(abort),
+            "dshuffle_training": replying(training),
+            "dshuffle_close": replying(close_session),
+            "dshuffle_meet": replying(meet),
+            "dshuffle_disband": replying(disband),
+            "dshuffle_fetch": fetch,
+            "dshuffle_acknowledge": acknowledge,
+        }
+        # Kernels are loaded (or compiled, once a machine) before the first rows arrive, off the event loop.
+        for row_nbytes in (8, 12):  # rows of whole words and others are kernels of their own
+            await asyncio.get_running_loop().run_in_executor(self._executor, warm_up, row_nbytes)
+
+        async def protocol() -> Reply | None:
+            return {"protocol": PROTOCOL} if isinstance(worker.plugins.get(PLUGIN), DShuffleWorker) else None
+
+        # From here on this worker counts; the hello spares the scheduler asking again.
+        worker.handlers["dshuffle_protocol"] = protocol
+        unwrap(await worker.scheduler.dshuffle_hello(), "the scheduler")
+
+    async def teardown(self, worker: Worker) -> None:
+        """Drop all sessions."""
+        worker.handlers.pop("dshuffle_protocol", None)
+        for session_id in list(self.meetings):
+            self.end_meeting(session_id)
+        sessions, self.sessions = list(self.sessions.values()), {}
+        for session in sessions:
+            await session.close()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def open(self, spec: SessionSpec) -> None:
+        """Allocate this worker's part of a session."""
+        assert self._worker is not None
+        assert self._executor is not None
+        address = self._worker.address
+        ranks = [who for who, where in spec.addresses.items() if where == address and who != SERVER]
+        limit = self._worker.memory_manager.memory_limit
+        if spec.memory_limit is None and limit:
+            taken = sum(session.nbytes for session in self.sessions.values())
+            spec = spec.with_memory_limit(max(0, int(spec.settings.memory_fraction * limit) - taken))
+        if ranks:
+            check_budget(spec.plan, spec.dataset.layout, spec.memory_limit)
+        loop = asyncio.get_running_loop()
+        dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
+        spec = spec.with_plan(await loop.run_in_executor(self._executor, with_data, spec.plan, dataset))
+        if spec.plan.delivery not in UNCODED:
+            await loop.run_in_executor(self._executor, functools.partial(warm_up, dataset.row_nbytes, coded=True))
+        self.sessions[spec.session_id] = WorkerSession(
+            self._worker, spec, dataset, ranks[0] if ranks else None, self._executor
+        )
+
+    def session(self, session_id: str) -> WorkerSession:
+        """An open session."""
+        try:
+            return self.sessions[session_id]
+        except KeyError:
+            raise ClusterError(f"session {session_id} is not open on this worker") from None
+
+    def meeting(self, session_id: str, number: int) -> Meeting:
+        """The meeting of a session's ranks by its number; one that has been followed by another is refused."""
+        self.session(session_id)
+        meeting = self.meetings.get(session_id)
+        if meeting is None or meeting.number < number:
+            self.end_meeting(session_id)
+            meeting = self.meetings[session_id] = Meeting(number)
+        elif meeting.number > number:
+            raise PeerFailed(f"meeting {number} is over: the ranks are at meeting {meeting.number}")
+        return meeting
+
+    def end_meeting(self, session_id: str) -> None:
+        """Let nobody wait there any more."""
+        meeting = self.meetings.pop(session_id, None)
+        if meeting is not None:
+            meeting.fail("the session has gone on, or was closed")
+
+
+def run_on_partition(
+    session_id: str,
+    rank: int,
+    epoch: int,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The Dask task behind :meth:`dshuffle.Epoch.map`: call ``fn`` on the partition of this worker."""
+    plugin = get_worker().plugins.get(PLUGIN)
+    session = plugin.sessions.get(session_id) if isinstance(plugin, DShuffleWorker) else None
+    if session is None or session.rank != rank:
+        raise WorkerLost(f"the worker that owned rank {rank} has left the cluster; its partition is gone")
+    with session.partition(epoch) as partition:
+        result = fn(partition, *args, **kwargs)
+    if isinstance(result, Partition):
+        raise TypeError("a Partition lives on its worker and cannot be sent; return arrays instead")
+    return result

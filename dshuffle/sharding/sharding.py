@@ -1,0 +1,137 @@
+"""What a sharding is: ranks, what is broadcast, and how many samples of each class every shard has.
+
+Stratified sharding: the same classes on every worker.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dshuffle.checks import as_integer, as_ranks
+from dshuffle.errors import InvalidParameter, ShardingWarning
+from dshuffle.planning import label_codes, stratified_ranks
+from dshuffle.planning.types import Ranks, Samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharding:
+    """An assignment made offline.
+
+    Parameters
+    ----------
+    ranks
+        ``(q,)`` int32: the worker of each sample. Partition sizes differ by at most one, with and without the samples
+        to broadcast.
+    n_workers
+        Their number.
+    broadcast
+        Ascending int64: the samples that every worker trains on, as paper 002 has it. In a session
+        (``Shuffler(sharding=...)`` with this, or with its name once it is stored) they are with every worker in every
+        epoch: the one exception to exactly once. Each has a rank too: give ``ranks`` alone to have none.
+    neighbourhoods
+        ``(k,)`` int64, descending: samples in each neighbourhood, if that is by what they were dealt.
+
+    Examples
+    --------
+    >>> sharding = Sharding(np.array([0, 1, 0], np.int32), 2, broadcast=np.array([2]))
+    >>> sharding.sizes
+    array([2, 2])
+    """
+
+    ranks: Ranks
+    n_workers: int
+    broadcast: Samples
+    neighbourhoods: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        as_integer("n_workers", self.n_workers, 1)
+        as_ranks("ranks", self.ranks, self.n_workers)
+        if len(self.broadcast) and not 0 <= self.broadcast.min() <= self.broadcast.max() < len(self.ranks):
+            raise InvalidParameter.of("broadcast", self.broadcast, f"samples in [0, {len(self.ranks)})")
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """``(n_workers,)``: samples in each shard, broadcast ones included."""
+        own = np.bincount(self.ranks, minlength=self.n_workers)
+        return own - np.bincount(self.ranks[self.broadcast], minlength=self.n_workers) + len(self.broadcast)
+
+    def counts(self, labels: ArrayLike) -> NDArray[np.int64]:
+        """``(classes, n_workers)``: samples of each class in each shard, broadcast ones included."""
+        codes, classes = label_codes(labels, len(self.ranks))
+        n_classes = len(classes)
+        counts = class_counts(codes, self.ranks, n_classes, self.n_workers)
+        if len(self.broadcast):
+            codes, ranks = codes[self.broadcast], self.ranks[self.broadcast]
+            counts -= class_counts(codes, ranks, n_classes, self.n_workers)
+            counts += np.bincount(codes, minlength=n_classes)[:, np.newaxis]
+        return counts
+
+
+def class_counts(
+    codes: NDArray[np.int32], ranks: NDArray[np.int32], n_classes: int, n_workers: int
+) -> NDArray[np.int64]:
+    """``(n_classes, n_workers)``: samples of each class that each worker has.
+
+    Examples
+    --------
+    >>> class_counts(np.array([0, 0, 1]), np.array([1, 1, 0]), 2, 2)
+    array([[0, 2],
+           [1, 0]])
+    """
+    pairs = codes.astype(np.int64) * n_workers + ranks
+    return np.bincount(pairs, minlength=n_classes * n_workers).reshape(n_classes, n_workers)
+
+
+def stratified(labels: ArrayLike, n_workers: int, *, seed: int = 0) -> Ranks:
+    """Deal every class out to the workers in turn.
+
+    Parameters
+    ----------
+    labels
+        ``(q,)`` integers, the class of each sample.
+    n_workers
+        At most q.
+    seed
+        Any integer.
+
+    Returns
+    -------
+    (q,) int32
+        The worker of each sample. Of each class, and of all samples, workers get equally many or one more.
+
+    Raises
+    ------
+    InvalidParameter
+        If labels are not one-dimensional, not integral or all distinct, or there are fewer samples than workers.
+
+    Warns
+    -----
+    ShardingWarning
+        If a class has fewer samples than there are workers, some of which then get none of it.
+
+    References
+    ----------
+    Paper 002, section III-A and Fig. 4.
+
+    Examples
+    --------
+    >>> stratified([3, 3, 8, 8], 2)
+    array([0, 1, 0, 1], dtype=int32)
+    """
+    codes, classes = label_codes(labels)
+    ranks = stratified_ranks(codes, len(classes), n_workers, seed=seed)
+    sizes = np.bincount(codes)
+    small = np.flatnonzero(sizes < n_workers)
+    if len(small):
+        least = small[sizes[small].argmin()]
+        warnings.warn(
+            f"{len(small)} of {len(classes)} classes have fewer samples than there are workers ({n_workers}), some of "
+            f"which get none of them; the smallest is {classes[least]} with {sizes[least]}",
+            ShardingWarning,
+            stacklevel=2,
+        )
+    return ranks

@@ -1,0 +1,98 @@
+"""Chunks kept in memory from one epoch to the next, up to a fixed number of bytes.
+
+It fills up and then stays as it is. An epoch reads each chunk once, so the one that was used last is the one that will
+not be wanted for longest: replacing the least recently used would throw every chunk away just before it is read again
+(no hits at all until the cache holds everything), whereas what stays is hit in the proportion of its size.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from dask.utils import parse_bytes
+from zarr.abc.store import ByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.storage import WrapperStore
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.records import StoreTraffic
+from dshuffle.store.backends.metered import Meter
+
+Wanted = tuple[str, ByteRequest | None]
+
+
+class ChunkCache(WrapperStore[Store]):
+    """A store that keeps the first answers in memory.
+
+    Parameters
+    ----------
+    store
+        Where chunks come from.
+    nbytes
+        Bytes kept.
+    meter
+        Where hits are counted.
+    """
+
+    def __init__(self, store: Store, nbytes: int, meter: Meter) -> None:
+        super().__init__(store)
+        self._room = nbytes
+        self.nbytes = nbytes
+        self._meter = meter
+        self._kept: dict[Wanted, Buffer] = {}
+        self._lock = threading.Lock()
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        """What is kept, or else what the store answers."""
+        return (await self.get_partial_values(prototype, [(key, byte_range)]))[0]
+
+    async def get_partial_values(self, prototype: BufferPrototype, key_ranges: Iterable[Wanted]) -> list[Buffer | None]:
+        """The same for several."""
+        wanted = list(key_ranges)
+        answers = [self._kept.get(each) for each in wanted]
+        missing = [each for each, answer in zip(wanted, answers, strict=True) if answer is None]
+        if len(missing) < len(wanted):
+            self._meter.add(StoreTraffic(cache_hits=len(wanted) - len(missing)))
+        if len(missing) == 1:
+            fetched = iter([await self._store.get(missing[0][0], prototype, missing[0][1])])
+        elif missing:
+            fetched = iter(await self._store.get_partial_values(prototype, missing))
+        else:
+            return answers
+        for at, answer in enumerate(answers):
+            if answer is None:
+                answers[at] = answer = next(fetched)
+                self._keep(wanted[at], answer)
+        return answers
+
+    def forget(self) -> None:
+        """Forget all; for when a chunk turned out to be damaged, which the next attempt must fetch anew."""
+        with self._lock:
+            self._kept.clear()
+            self._room = self.nbytes
+
+    def _keep(self, wanted: Wanted, answer: Buffer | None) -> None:
+        with self._lock:
+            if answer is not None and len(answer) <= self._room and wanted not in self._kept:
+                self._kept[wanted] = answer
+                self._room -= len(answer)
+
+
+def cache_nbytes(chunk_cache: int | str | None) -> int:
+    """Bytes of a chunk cache, from what users write.
+
+    Examples
+    --------
+    >>> cache_nbytes("256 MiB"), cache_nbytes(None)
+    (268435456, 0)
+    """
+    if chunk_cache is None:
+        return 0
+    try:
+        nbytes = -1 if isinstance(chunk_cache, bool) else parse_bytes(chunk_cache)
+    except (ValueError, TypeError, AttributeError):
+        nbytes = -1
+    if nbytes < 0:
+        raise InvalidParameter.of("chunk_cache", chunk_cache, 'bytes >= 0, for example 2**28 or "256 MiB"')
+    return nbytes

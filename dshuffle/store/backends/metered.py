@@ -1,0 +1,100 @@
+"""A store that counts what is read from it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
+
+from zarr.abc.store import ByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.storage import WrapperStore
+
+from dshuffle.errors import DatasetError
+from dshuffle.records import StoreTraffic
+from dshuffle.store.backends.retrying import WrongRange
+
+_METADATA = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
+
+T = TypeVar("T")
+
+
+class AbsentChunk(Exception):
+    """A chunk of a dataset that was written whole is not in the store."""
+
+
+class Meter:
+    """A running sum of traffic, safe to add to from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._traffic = StoreTraffic()
+
+    def add(self, traffic: StoreTraffic) -> None:
+        """Add to the sum."""
+        with self._lock:
+            self._traffic += traffic
+
+    def count_retry(self) -> None:
+        """Add a request that is sent again."""
+        self.add(StoreTraffic(retries=1))
+
+    @property
+    def traffic(self) -> StoreTraffic:
+        """The sum so far."""
+        with self._lock:
+            return self._traffic
+
+
+class MeteredStore(WrapperStore[Store]):
+    """Count the requests for chunks, and the bytes of the answers; metadata is not counted.
+
+    Parameters
+    ----------
+    store
+        The store to wrap; it must be read-only, since zarr would otherwise make a read-only copy without
+        meter.
+    meter
+        Where to count.
+
+    Attributes
+    ----------
+    absent_is_error
+        Zarr gives the fill value for a chunk that is not there. In a dataset whose every chunk was written
+        this would turn a lost file into rows of zeros, so with this flag it raises; it costs no request.
+    """
+
+    def __init__(self, store: Store, meter: Meter) -> None:
+        super().__init__(store)
+        self._meter = meter
+        self.absent_is_error = False
+        self.batch_nbytes: int = getattr(store, "batch_nbytes", 0)
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        """Fetch, and count."""
+        if key.rpartition("/")[2] in _METADATA:
+            return await self._store.get(key, prototype, byte_range)
+        return self._count(key, await self._fetched(key, self._store.get(key, prototype, byte_range)))
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Fetch, and count every range as a request."""
+        key_ranges = list(key_ranges)
+        answers = await self._fetched(key_ranges[0][0], self._store.get_partial_values(prototype, key_ranges))
+        return [self._count(key, answer) for (key, _), answer in zip(key_ranges, answers, strict=True)]
+
+    async def _fetched(self, key: str, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except (DatasetError, WrongRange, MemoryError):
+            raise
+        except Exception as exc:
+            # Not the chunk's fault (no permission, no network): it must not be taken for corruption.
+            raise DatasetError(f"cannot fetch {key} from {self._store}: {type(exc).__name__}: {exc}") from exc
+
+    def _count(self, key: str, answer: Buffer | None) -> Buffer | None:
+        self._meter.add(StoreTraffic(requests=1, fetched_bytes=0 if answer is None else len(answer)))
+        if answer is None and self.absent_is_error:
+            raise AbsentChunk(f"the store holds no {key}")
+        return answer

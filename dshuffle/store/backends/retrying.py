@@ -1,0 +1,332 @@
+"""What a store's error means: whether to ask again, and how to say it without giving a secret away.
+
+A store that asks again when an error may pass, gives up within a bounded time, and says what it asked for.
+
+All stores are wrapped in it, S3 too, instead of leaving that to obstore: so the number of attempts, their time and
+the message are the same for a mounted file system, S3 and NFS, and can be counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
+
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.storage import WrapperStore
+
+from dshuffle.errors import DatasetError, InvalidParameter
+
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRANSIENT_ERRNO = frozenset(
+    {
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.EINTR,
+        errno.EIO,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.ENETUNREACH,
+        errno.EPIPE,
+        errno.EREMOTEIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+# obstore has one class for all that is neither "not found" nor "not allowed", so its words must tell.
+_STATUS = re.compile(r"status code: (\d{3})")
+_TRANSIENT_WORDS = ("error sending request", "body error", "kind: Timeout", "kind: Interrupted", "kind: Connect")
+# Where obstore looks for a role of the machine, when it knows of no credentials.
+_METADATA_SERVICE = "/latest/api/token"
+
+_HINTS = (
+    (("RequestTimeTooSkewed",), "The clock of this machine is wrong; set it (NTP)."),
+    (
+        (_METADATA_SERVICE, "/latest/meta-data"),
+        "No credentials were found: give storage_options access_key_id and secret_access_key, or set "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (anon=True for public data).",
+    ),
+    (("NoSuchBucket",), "The bucket does not exist at this endpoint."),
+    (("InvalidAccessKeyId", "SignatureDoesNotMatch"), "The credentials are wrong for this endpoint."),
+    (("AccessDenied", "status code: 403"), "The credentials have no permission for this."),
+    (("kind: Timeout", "TimedOut"), "It did not answer in time."),
+    (("ConnectionRefused",), "Nothing listens at the endpoint."),
+    (("redirect without LOCATION",), "The bucket is in another region; name it with region=."),
+    (
+        ("non-partial response", "Requested "),
+        "The server answers range requests wrongly, so its data cannot be trusted.",
+    ),
+)
+
+
+def is_transient(exc: BaseException) -> bool:
+    """Whether the same request may succeed a little later: time-outs, resets, throttling, a server's errors.
+
+    Examples
+    --------
+    >>> is_transient(ConnectionResetError()), is_transient(PermissionError())
+    (True, False)
+    """
+    if isinstance(exc, TimeoutError | ConnectionError):
+        return True
+    for name in ("status", "code"):  # aiohttp and the libraries on it
+        status = getattr(exc, name, None)
+        if isinstance(status, int):
+            return status in _TRANSIENT_STATUS
+    if isinstance(exc, OSError) and exc.errno is not None:
+        return exc.errno in _TRANSIENT_ERRNO
+    module = type(exc).__module__
+    if module.startswith("aiohttp"):
+        return type(exc).__name__ in ("ServerDisconnectedError", "ClientPayloadError", "ClientOSError")
+    if module.startswith("obstore") and type(exc).__name__ == "GenericError":
+        text = str(exc)
+        if _METADATA_SERVICE in text:
+            return False
+        status_found = _STATUS.search(text)
+        if status_found:
+            return int(status_found[1]) in _TRANSIENT_STATUS
+        return "builder error" not in text and any(words in text for words in _TRANSIENT_WORDS)
+    return False
+
+
+def explained(exc: BaseException, secrets: Iterable[str] = ()) -> str:
+    """One line that says what happened and, where it is known, what to do; none of the secrets is in it.
+
+    Parameters
+    ----------
+    exc
+        What the store raised.
+    secrets
+        Values that must not appear.
+
+    Examples
+    --------
+    >>> explained(OSError("<Error><Code>SlowDown</Code><Message>Wait</Message><Key>hunter2</Key></Error>"))
+    'OSError: SlowDown: Wait'
+    """
+    full = str(exc)
+    text = full.partition("\n\nDebug source:")[0]
+    body = re.search(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", text, re.DOTALL)
+    if body:
+        # The rest of S3's answer repeats what was signed.
+        start = re.split(r"<\?xml|<Error", text, maxsplit=1)[0].rstrip(": ")
+        text = ": ".join(part for part in (start, body[1], body[2]) if part)
+    said = f"{type(exc).__name__}: {' '.join(text.split())}" if text.strip() else type(exc).__name__
+    if type(exc).__module__.startswith("obstore"):
+        said += next((f". {hint}" for words, hint in _HINTS if any(word in full for word in words)), "")
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= 4:  # a shorter one is none, and would riddle the words
+            said = said.replace(secret, "***")
+    return said
+
+
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+
+T = TypeVar("T")
+
+
+class WrongRange(Exception):
+    """A store answered a request for a range of bytes with too many or too few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often and how long a store is asked.
+
+    Parameters
+    ----------
+    max_retries
+        Attempts after the first one.
+    timeout
+        Seconds that an attempt may take (for S3: without a single byte coming in). No attempt begins later than
+        twice this after the first one, so a store that has gone silent ends in an error after three times this.
+    """
+
+    max_retries: int = 7
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        retries, timeout = self.max_retries, self.timeout
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise InvalidParameter.of("storage_options['max_retries']", retries, "an integer >= 0")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < float("inf"):
+            raise InvalidParameter.of("storage_options['timeout']", timeout, "a positive number of seconds")
+
+    @classmethod
+    def of(cls, storage_options: Mapping[str, Any] | None) -> tuple[Self, dict[str, Any]]:
+        """Take ``max_retries`` and ``timeout`` out of storage options; the others are the store's."""
+        rest = dict(storage_options or {})
+        given = {name: rest.pop(name) for name in ("max_retries", "timeout") if name in rest}
+        return cls(**given), rest
+
+
+class RetryingStore(WrapperStore[Store]):
+    """Ask again after errors that may pass; what remains is a :class:`~dshuffle.errors.DatasetError`.
+
+    It also checks the length of what a request for a range was answered with, since a server that ignores ranges
+    would otherwise pass off other rows for those wanted.
+
+    Parameters
+    ----------
+    store
+        The store to wrap.
+    url
+        Its name in errors.
+    patience
+        How often and how long.
+    limit
+        Seconds for the whole of an attempt; ``None`` if the store ends its attempts by itself.
+    secrets
+        Values that must not appear in errors.
+    on_retry
+        Called before each further attempt.
+    batch_nbytes
+        Bytes of small objects that are best asked for in one call; 0 if one by one.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        url: str,
+        patience: Patience,
+        *,
+        limit: float | None = None,
+        secrets: tuple[str, ...] = (),
+        on_retry: Callable[[], None] | None = None,
+        batch_nbytes: int = 0,
+    ) -> None:
+        super().__init__(store)
+        self.batch_nbytes = batch_nbytes
+        self._url = url
+        self._patience = patience
+        self._limit = limit
+        self._secrets = secrets
+        self._on_retry = on_retry
+
+    def _with_store(self, store: Store) -> Self:
+        return type(self)(
+            store,
+            self._url,
+            self._patience,
+            limit=self._limit,
+            secrets=self._secrets,
+            on_retry=self._on_retry,
+            batch_nbytes=self.batch_nbytes,
+        )
+
+    def with_read_only(self, read_only: bool = False) -> Self:
+        """The same store, with or without writing."""
+        return self._with_store(self._store.with_read_only(read_only))
+
+    def __str__(self) -> str:
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url!r})"
+
+    async def _insist(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        started, attempt = time.monotonic(), 0
+        while True:
+            attempt += 1
+            try:
+                async with asyncio.timeout(self._limit):
+                    return await ask()
+            except (DatasetError, MemoryError):
+                raise
+            except Exception as exc:
+                taken = time.monotonic() - started
+                last = attempt > self._patience.max_retries or taken >= 2 * self._patience.timeout
+                if last or not is_transient(exc):
+                    silent = isinstance(exc, TimeoutError) and not str(exc)
+                    said = f"no answer within {self._limit:g} s" if silent else explained(exc, self._secrets)
+                    often = f"; tried {attempt} times in {taken:.1f} s" if attempt > 1 else ""
+                    # Not chained: the original's text may hold secrets, and a traceback would print it.
+                    raise DatasetError(f"cannot {what} of {self._url}: {said}{often}") from None
+            if self._on_retry is not None:
+                self._on_retry()
+            await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)) * random.uniform(0.5, 1))
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        """Fetch an object, or the range of it that was asked for and nothing else."""
+        answer = await self._insist(f"fetch {key}", lambda: self._store.get(key, prototype, byte_range))
+        self._check(key, byte_range, answer)
+        return answer
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        """Fetch several objects or ranges; again all of them, if one of them failed."""
+        wanted = list(key_ranges)
+        what = f"fetch {wanted[0][0]}" + (f" to {wanted[-1][0]}" if len(wanted) > 1 else "")
+        answers = await self._insist(what, lambda: self._store.get_partial_values(prototype, wanted))
+        for (key, byte_range), answer in zip(wanted, answers, strict=True):
+            self._check(key, byte_range, answer)
+        return answers
+
+    def _check(self, key: str, byte_range: ByteRequest | None, answer: Buffer | None) -> None:
+        if answer is None or byte_range is None:
+            return
+        if isinstance(byte_range, RangeByteRequest):
+            wanted = byte_range.end - byte_range.start
+            right = len(answer) == wanted
+        elif isinstance(byte_range, SuffixByteRequest):
+            wanted = byte_range.suffix
+            right = len(answer) <= wanted
+        else:
+            return
+        if not right:
+            raise WrongRange(
+                f"a request for {wanted} bytes of {key} was answered with {len(answer)}; the object has been cut off, "
+                "or the server answers range requests wrongly"
+            )
+
+    async def exists(self, key: str) -> bool:
+        """Whether an object is there."""
+        return await self._insist(f"look for {key}", lambda: self._store.exists(key))
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write an object; writing it again changes nothing."""
+        await self._insist(f"write {key}", lambda: self._store.set(key, value))
+
+    async def delete(self, key: str) -> None:
+        """Delete an object."""
+        await self._insist(f"delete {key}", lambda: self._store.delete(key))
+
+    async def delete_dir(self, prefix: str) -> None:
+        """Delete all objects below a prefix."""
+        await self._insist(f"delete {prefix or 'all'}", lambda: self._store.delete_dir(prefix))
+
+    async def is_empty(self, prefix: str) -> bool:
+        """Whether no object is below a prefix."""
+        return await self._insist(f"list {prefix or 'the top'}", lambda: self._store.is_empty(prefix))
+
+    async def _listed(self, what: str, begin: Callable[[], AsyncIterator[str]]) -> AsyncIterator[str]:
+        async def collect() -> list[str]:
+            return [name async for name in begin()]
+
+        for name in await self._insist(f"list {what or 'the top'}", collect):
+            yield name
+
+    def list(self) -> AsyncIterator[str]:
+        """All keys."""
+        return self._listed("", self._store.list)
+
+    def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """All keys below a prefix."""
+        return self._listed(prefix, lambda: self._store.list_prefix(prefix))
+
+    def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        """Names directly below a prefix."""
+        return self._listed(prefix, lambda: self._store.list_dir(prefix))

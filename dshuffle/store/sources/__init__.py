@@ -1,0 +1,172 @@
+"""Files that become datasets: NumPy's, Parquet, Zarr, and the ratings of MovieLens. None is ever whole in memory."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Collection, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
+from dshuffle.store.backends import canonical_url, is_local
+from dshuffle.store.sources.numpy_files import npy_arrays, npz_arrays
+from dshuffle.store.sources.source import RowSource
+from dshuffle.store.sources.zarr_nodes import zarr_arrays
+
+if TYPE_CHECKING:
+    from dshuffle.store.sources.movielens import Ratings
+
+PARQUET = (".parquet", ".pq")
+
+
+def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str] | None = None) -> dict[str, RowSource]:
+    """The arrays of files, for :func:`~dshuffle.store.create_dataset`; nothing but headers is read here.
+
+    Parameters
+    ----------
+    files
+        ``.npy``: one array, named as the file without its suffix. ``.npz``: its members, which are read as a
+        stream, so they must stand in C order. ``.parquet``, ``.pq`` or a folder of them with such a name
+        (extra ``parquet``): each column of numbers, or of lists of one length, is an array; several are one
+        table, in the order given. A Zarr array (named as its folder) or group, at a path or URL.
+    names
+        Take these arrays only; by default all.
+
+    Returns
+    -------
+    dict
+        Name -> rows, all of one length.
+
+    Raises
+    ------
+    DatasetNotFound
+        If a file does not exist.
+    DatasetError
+        If a file cannot be read, or pyarrow is not installed.
+    InvalidParameter
+        If a file is of another kind, holds what is no array of fixed size, has no rows or another number of
+        them than the first; if two arrays have one name, or a name does not occur.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile
+    >>> from dshuffle.store import create_dataset
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(folder + "/x.npy", np.ones((100, 3), "f4"))
+    ...     np.savez_compressed(folder + "/more.npz", y=np.arange(100), z=np.zeros(100))
+    ...     sources = read_sources([folder + "/x.npy", folder + "/more.npz"], names=["x", "y"])
+    ...     dataset = create_dataset("memory://doc-ingest", sources, overwrite=True)
+    >>> dataset
+    <Dataset 'memory://doc-ingest', 100 samples of 20 bytes (x: float32 (3,), y: int64 ())>
+    """
+    if isinstance(files, str | os.PathLike) or not files:
+        raise InvalidParameter.of("files", files, "a list of at least one file")
+    wanted = None if names is None else set(names)
+    places = [canonical_url(file) for file in files]
+    if len(set(places)) < len(places):
+        raise InvalidParameter.of("files", places, "distinct")
+    tables = [place for place in places if place.endswith(PARQUET)]
+    found: dict[str, RowSource] = {}
+    for place in places:
+        if place in tables[1:]:
+            continue  # read with the first one
+        for name, source in _arrays_of(place, tables, wanted).items():
+            if wanted is not None and name not in wanted:
+                continue
+            if name in found:
+                raise InvalidParameter.of(
+                    "files", name, "one array of each name", f"{found[name].origin} and {source.origin} both have it."
+                )
+            found[name] = _checked(name, source)
+    if wanted is not None and wanted - set(found):
+        raise InvalidParameter.of("names", sorted(wanted - set(found)), "among the arrays of the files")
+    _same_length(found)
+    return found
+
+
+def read_ratings(
+    path: str | os.PathLike[str],
+    per_user: int = 68,
+    seed: int = 0,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Ratings:
+    """MovieLens's ``ratings.csv``, with as many ratings of each user; see :class:`.movielens.Ratings`.
+
+    Raises
+    ------
+    DatasetNotFound
+        If the file does not exist.
+    DatasetError
+        If it is no such file, no user has rated so many movies, or pyarrow is not installed.
+    InvalidParameter
+        If ``per_user`` or ``seed`` makes no sense.
+    """
+    place = canonical_url(path)
+    _must_exist(place)
+    ratings: Ratings = _arrow_module("movielens").Ratings.of(place, per_user, seed, progress)
+    return ratings
+
+
+def _arrays_of(place: str, tables: list[str], wanted: set[str] | None) -> dict[str, RowSource]:
+    suffix = os.path.splitext(place)[1]
+    if suffix in (".npy", ".npz", *PARQUET) and not is_local(place):
+        raise InvalidParameter.of("files", place, "a local path", "Only Zarr is read from URLs.")
+    if suffix in PARQUET:
+        for table in tables:
+            _must_exist(table)
+        columns: dict[str, RowSource] = _arrow_module("parquet").parquet_arrays(tables, wanted)
+        return columns
+    if is_local(place):
+        _must_exist(place)
+    if suffix == ".npy":
+        return npy_arrays(place)
+    if suffix == ".npz":
+        return npz_arrays(place)
+    if not is_local(place) or os.path.isdir(place):
+        return zarr_arrays(place)
+    hint = "Ratings of MovieLens go through --movielens." if suffix == ".csv" else ""
+    raise InvalidParameter.of("files", place, "a .npy, .npz, .parquet or .pq file, or a Zarr array or group", hint)
+
+
+def _must_exist(place: str) -> None:
+    if not os.path.exists(place):
+        raise DatasetNotFound(f"{place} does not exist")
+
+
+def _arrow_module(name: str) -> ModuleType:
+    """What needs pyarrow is loaded when it is needed, for pyarrow is an extra."""
+    try:
+        return importlib.import_module(f"dshuffle.store.sources.{name}")
+    except ImportError as exc:
+        raise DatasetError(f"this needs pyarrow: pip install 'dshuffle[parquet]' ({exc})") from exc
+
+
+def _checked(name: str, source: RowSource) -> RowSource:
+    label = f"{source.origin}: array {name!r}"
+    if source.ndim == 0:
+        raise InvalidParameter.of(label, "a single number", "an array whose first axis is that of the samples")
+    if source.dtype.hasobject or source.dtype.kind in "OT":
+        raise InvalidParameter.of(
+            label,
+            str(source.dtype),
+            "of a dtype of fixed size",
+            "Cast it to numbers or fixed strings, or leave it out.",
+        )
+    if not len(source):
+        raise InvalidParameter.of(label, "empty", "at least one sample")
+    return source
+
+
+def _same_length(sources: dict[str, RowSource]) -> None:
+    if not sources:
+        raise InvalidParameter.of("files", {}, "of at least one array")
+    first, *others = sources.items()
+    for name, source in others:
+        if len(source) != len(first[1]):
+            raise InvalidParameter.of(
+                "files",
+                {first[0]: len(first[1]), name: len(source)},
+                "arrays of one length",
+                f"They are those of {first[1].origin} and {source.origin}.",
+            )

@@ -1,0 +1,140 @@
+"""Parquet: each column of numbers is an array, read batch by batch. Needs pyarrow, an extra."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.store.sources.source import RowSource, StreamSource, block_rows, unreadable
+
+# Without a buffer pyarrow fetches all of a row group's column at once, which may be the whole file.
+_BUFFER_NBYTES = 1 << 20
+
+
+def parquet_arrays(paths: Sequence[str], wanted: set[str] | None) -> dict[str, RowSource]:
+    """The columns of Parquet files (or folders of them) that together are one table.
+
+    Raises
+    ------
+    DatasetError
+        If a file cannot be read.
+    InvalidParameter
+        If a column is missing in a file or of another type there, holds no numbers, nulls (as far as the
+        footers say so) or lists of different lengths (as far as the first row of each file shows).
+    """
+    files = [file for path in paths for file in _files_of(path)]
+    first, first_schema = files[0], _opened(files[0]).schema_arrow
+    names = [name for name in first_schema.names if wanted is None or name in wanted]
+    if len(set(names)) < len(names):
+        raise InvalidParameter.of(f"{first}: columns", names, "of distinct names")
+    n_rows = 0
+    for file in files:
+        with _opened(file) as table:
+            n_rows += table.metadata.num_rows
+            for name in names:
+                _same_type(first, first_schema, file, table.schema_arrow, name)
+                _no_nulls_by_statistics(file, table, name)
+    return {name: _column(files, name, first_schema.field(name).type, n_rows) for name in names}
+
+
+def _files_of(path: str) -> list[str]:
+    if not os.path.isdir(path):
+        return [path]
+    # Names such as _metadata, and those that start with a dot, are not the table's.
+    parts = sorted(name for name in os.listdir(path) if name.endswith((".parquet", ".pq")) and name[0] not in "._")
+    if not parts:
+        raise InvalidParameter.of("files", path, "a folder with at least one .parquet or .pq file in it")
+    return [os.path.join(path, name) for name in parts]
+
+
+def _opened(file: str) -> Any:
+    try:
+        return pq.ParquetFile(file, buffer_size=_BUFFER_NBYTES, pre_buffer=False)
+    except Exception as exc:
+        raise unreadable(file, exc) from exc
+
+
+def _same_type(first: str, schema: Any, file: str, other: Any, name: str) -> None:
+    if name not in other.names:
+        raise InvalidParameter.of(f"{file}: column {name!r}", "missing", f"there, as in {first}")
+    if other.field(name).type != schema.field(name).type:
+        raise InvalidParameter.of(
+            f"{file}: column {name!r}", str(other.field(name).type), f"{schema.field(name).type}, as in {first}"
+        )
+
+
+def _no_nulls_by_statistics(file: str, table: Any, name: str) -> None:
+    metadata = table.metadata
+    for group in range(metadata.num_row_groups):
+        for index in range(metadata.num_columns):
+            column = metadata.row_group(group).column(index)
+            if column.path_in_schema.split(".")[0] == name and column.statistics and column.statistics.null_count:
+                raise _nulls(file, name)
+
+
+def _nulls(file: str, name: str) -> InvalidParameter:
+    return InvalidParameter.of(f"{file}: column {name!r}", "a null", "numbers", "Fill nulls, or leave the column out.")
+
+
+def _column(files: list[str], name: str, kind: Any, n_rows: int) -> RowSource:
+    items, sizes = kind, []
+    while pa.types.is_fixed_size_list(items):
+        sizes.append(items.list_size)
+        items = items.value_type
+    if not sizes and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        # Many writers know no lists of fixed size: the first row says what the length should be.
+        items, sizes = kind.value_type, [_first_length(files, name)]
+    if not (pa.types.is_integer(items) or pa.types.is_floating(items) or pa.types.is_boolean(items)):
+        raise InvalidParameter.of(
+            f"{files[0]}: column {name!r}",
+            str(kind),
+            "numbers, booleans, or lists of them of one length",
+            "Cast it, or leave it out by naming the others.",
+        )
+    shape, dtype = (n_rows, *sizes), np.dtype(items.to_pandas_dtype())
+    rows = block_rows(shape, dtype)
+
+    def blocks() -> Iterator[NDArray[Any]]:
+        for file in files:
+            with _opened(file) as table:
+                for batch in table.iter_batches(batch_size=rows, columns=[name], use_threads=False):
+                    yield _numbers(file, name, batch.column(0), len(batch), shape[1:])
+
+    return StreamSource(", ".join(files), shape, dtype, blocks)
+
+
+def _first_length(files: list[str], name: str) -> int:
+    for file in files:
+        with _opened(file) as table:
+            for batch in table.iter_batches(batch_size=1, columns=[name], use_threads=False):
+                if batch.column(0).null_count:
+                    raise _nulls(file, name)
+                return len(batch.column(0)[0])
+    return 0
+
+
+def _numbers(file: str, name: str, values: Any, n_rows: int, shape: tuple[int, ...]) -> NDArray[Any]:
+    for size in shape:
+        if values.null_count:
+            raise _nulls(file, name)
+        if not pa.types.is_fixed_size_list(values.type):
+            lengths = np.diff(values.offsets.to_numpy())
+            if (lengths != size).any():
+                other = int(lengths[lengths != size][0])
+                raise InvalidParameter.of(
+                    f"{file}: column {name!r}", f"a list of length {other}", f"lists of length {size}, as the first is"
+                )
+        values = values.flatten()
+    if values.null_count:
+        raise _nulls(file, name)
+    numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    if len(numbers) != n_rows * int(np.prod(shape)):
+        raise DatasetError(f"{file}: column {name!r} has {len(numbers)} numbers in {n_rows} rows")
+    return numbers.reshape(n_rows, *shape)

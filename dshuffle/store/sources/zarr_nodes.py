@@ -1,0 +1,79 @@
+"""Zarr arrays and groups, v2 or v3, as sources: rechunked by being read in bands and written anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.core.sync import sync
+
+from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
+from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_at
+from dshuffle.store.dataset import Dataset, open_dataset
+from dshuffle.store.sources.source import RowSource, StreamSource, unreadable
+from dshuffle.store.stored_array import ArrayInfo, StoredArray
+
+# Bands of chunks are read so many bytes at a time, for a store answers many requests at once as fast as one.
+_READ_NBYTES = 16 << 20
+# A band is decoded once, unless it is larger than this: then memory matters more than time.
+_BAND_NBYTES = 256 << 20
+
+
+def zarr_arrays(url: str) -> dict[str, RowSource]:
+    """The arrays right below a group, or the one at the URL, named as its folder."""
+    standing = standing_at(url, None)
+    if standing == GROUP:
+        return {name: _source(array) for name, array in open_dataset(url)._sources.items()}
+    if standing != "a Zarr array":
+        raise DatasetError(f"{url} is {standing or 'not there'}; it must be a Zarr array or group")
+    name = canonical_url(url).rsplit("/", 1)[-1].removesuffix(".zarr")
+    try:
+        array = zarr.open_array(store=open_store(url, None, read_only=True), mode="r")
+        return {name: _source(StoredArray.of(url, name, array))}
+    except DShuffleError:
+        raise
+    except Exception as exc:
+        raise unreadable(url, exc) from exc
+
+
+def read_array(dataset: Dataset, name: str) -> RowSource:
+    """One of a dataset's arrays, read in slabs of ascending rows.
+
+    Raises
+    ------
+    InvalidParameter
+        If it has none of that name.
+
+    Examples
+    --------
+    >>> from dshuffle.store import create_dataset
+    >>> dataset = create_dataset("memory://doc-read-array", {"x": np.arange(10), "y": np.ones(10)}, overwrite=True)
+    >>> read_array(dataset, "x")[2:5]
+    array([2, 3, 4])
+    """
+    if name not in dataset.arrays:
+        raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
+    return _source(dataset._sources[name])
+
+
+def _source(stored: StoredArray) -> RowSource:
+    info, n_rows = stored.info, stored.array.shape[0]
+    # The shard, where there is one: its chunks would be asked for one by one otherwise.
+    band = (stored.array.shards or stored.array.chunks)[0]
+    row_nbytes = max(1, stored.row_nbytes)
+    rows = max(1, min(band, _BAND_NBYTES // row_nbytes))
+    rows *= max(1, _READ_NBYTES // (rows * row_nbytes))
+
+    def blocks() -> Iterator[NDArray[Any]]:
+        for start in range(0, n_rows, rows):
+            stop = min(start + rows, n_rows)
+            yield _items(sync(stored.read_rows(start, stop)), info)
+
+    return StreamSource(stored.url, (n_rows, *info.shape), info.dtype, blocks)
+
+
+def _items(matrix: NDArray[np.uint8], info: ArrayInfo) -> NDArray[Any]:
+    return matrix.reshape(-1).view(info.dtype).reshape(len(matrix), *info.shape)

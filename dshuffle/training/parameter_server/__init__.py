@@ -1,0 +1,1 @@
+"""The asynchronous parameter server, on real workers and simulated."""

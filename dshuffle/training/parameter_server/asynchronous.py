@@ -1,0 +1,184 @@
+"""What a worker of an asynchronous parameter server does in an epoch, whoever it talks to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.checks import as_integer
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.randomness import permutation
+from dshuffle.planning.types import Samples
+from dshuffle.training.inputs import check_step
+
+ONCE, FREE = "once", "free"
+PACES = (ONCE, FREE)
+
+
+@dataclass(frozen=True, slots=True)
+class Asynchrony:
+    """How workers share the work: the parameters that :func:`fit_parameter_server` explains, checked.
+
+    Parameters
+    ----------
+    n_workers
+        n.
+    batch_size, step
+        B and alpha of a single worker.
+    pace, speeds, seed
+        As there.
+
+    Raises
+    ------
+    InvalidParameter
+        A parameter is out of range.
+
+    Examples
+    --------
+    >>> sharing = Asynchrony(n_workers=12, batch_size=120, step=0.6)
+    >>> sharing.worker_batch, round(sharing.worker_step, 3)
+    (10, 0.05)
+    """
+
+    n_workers: int
+    batch_size: int
+    step: float
+    pace: str = ONCE
+    speeds: tuple[float, ...] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        as_integer("n_workers", self.n_workers, 1)
+        as_integer("batch_size", self.batch_size, 1)
+        as_integer("seed", self.seed)
+        if self.batch_size % self.n_workers:
+            raise InvalidParameter.of(
+                "batch_size",
+                self.batch_size,
+                f"a multiple of the number of workers ({self.n_workers})",
+                f"Each takes an equal part of it: try {self.n_workers * max(1, self.batch_size // self.n_workers)}.",
+            )
+        check_step(self.step)
+        if self.pace not in PACES:
+            raise InvalidParameter.of("pace", self.pace, f"one of {', '.join(PACES)}")
+        if self.speeds is not None:
+            if len(self.speeds) != self.n_workers:
+                raise InvalidParameter.of("len(speeds)", len(self.speeds), f"{self.n_workers}, one a worker")
+            for rank, speed in enumerate(self.speeds):
+                if not (math.isfinite(speed) and speed > 0):
+                    raise InvalidParameter.of(f"speeds[{rank}]", speed, "a finite number > 0")
+
+    @property
+    def worker_batch(self) -> int:
+        """WB = B / n: paper 002, equation 3."""
+        return self.batch_size // self.n_workers
+
+    @property
+    def worker_step(self) -> float:
+        """alpha_w = alpha / n: equation 4."""
+        return self.step / self.n_workers
+
+    def n_updates(self, n_samples: int) -> int | None:
+        """After how many updates an epoch ends; None if it does when all samples have been used."""
+        return -(-n_samples // self.worker_batch) if self.pace == FREE else None
+
+    def check_partition(self, n_samples: int) -> None:
+        """Refuse mini-batches that are larger than a partition.
+
+        Raises
+        ------
+        InvalidParameter
+            Naming the batch size that would do.
+        """
+        if n_samples < self.worker_batch:
+            raise InvalidParameter.of(
+                "batch_size",
+                self.batch_size,
+                f"at most {n_samples * self.n_workers}",
+                f"Each of {self.n_workers} workers takes {self.worker_batch} samples of it, and one has only "
+                f"{n_samples}: take a smaller batch, or fewer workers.",
+            )
+
+
+class MiniBatches:
+    """Which of its samples a worker takes next.
+
+    A pass goes over all of them in an order that depends on the seed, the rank and the pass alone, so that the same
+    partition gives the same batches wherever it comes from.
+
+    Parameters
+    ----------
+    sample_ids
+        ``(n,)``, in any order.
+    sharing
+        Batch size, pace and seed.
+    rank
+        The worker's.
+    epoch
+        From 0.
+    done
+        Mini-batches that the worker has trained on before; of no account at the pace ``"once"``.
+
+    Examples
+    --------
+    >>> batches = MiniBatches(np.arange(5), Asynchrony(n_workers=1, batch_size=2, step=1), rank=0, epoch=0)
+    >>> taken = []
+    >>> while batches.following:
+    ...     taken.append(batches.take().tolist())
+    >>> [len(batch) for batch in taken], sorted(sum(taken, []))
+    ([2, 2, 1], [0, 1, 2, 3, 4])
+    """
+
+    def __init__(
+        self, sample_ids: NDArray[np.integer], sharing: Asynchrony, *, rank: int, epoch: int, done: int = 0
+    ) -> None:
+        self._positions = np.argsort(sample_ids, kind="stable")
+        self._size = sharing.worker_batch
+        self._path: tuple[int | str, ...] = ("mini-batches", sharing.seed, rank)
+        self._per_pass = -(-len(sample_ids) // self._size)
+        self._done = epoch * self._per_pass if sharing.pace == ONCE else done
+        self._end = self._done + self._per_pass if sharing.pace == ONCE else None
+        self._begin_pass()
+
+    @property
+    def following(self) -> int:
+        """Samples of the next mini-batch; 0 if there is none in this epoch."""
+        if self._done == self._end:
+            return 0
+        return min(self._size, len(self._positions) - self._done % self._per_pass * self._size)
+
+    def take(self) -> Samples:
+        """Positions in ``sample_ids`` of the next mini-batch."""
+        first = self._done % self._per_pass * self._size
+        taken = self._order[first : first + self._size]
+        self._done += 1
+        if self._done % self._per_pass == 0 and self._done != self._end:
+            self._begin_pass()
+        return taken
+
+    def _begin_pass(self) -> None:
+        order = permutation(len(self._positions), *self._path, self._done // self._per_pass)
+        self._order: Samples = self._positions[order]
+
+
+def geometric_speeds(n_workers: int, ratio: float) -> tuple[float, ...]:
+    """Speeds of which each is the same part of the one before, the first 1 and the last ``1 / ratio``.
+
+    Raises
+    ------
+    InvalidParameter
+        The ratio is less than 1.
+
+    Examples
+    --------
+    >>> geometric_speeds(3, 4)
+    (1.0, 0.5, 0.25)
+    """
+    if not 1 <= ratio < math.inf:
+        raise InvalidParameter.of("ratio", ratio, "a finite number >= 1")
+    speeds: Sequence[float] = np.geomspace(1, 1 / ratio, n_workers).tolist()
+    return tuple(speeds)

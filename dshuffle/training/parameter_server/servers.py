@@ -1,0 +1,161 @@
+"""The parameter servers of a fit: Dask actors, where they are, and what becomes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from distributed import Future, as_completed, get_worker
+from distributed.utils import sync
+
+from dshuffle.errors import ClusterError
+from dshuffle.runtime import Shuffler, gathered
+from dshuffle.runtime.cluster_view import cluster_info
+from dshuffle.training.parameter_server.models import Parameters
+from dshuffle.training.parameter_server.slices import OrderedSlice, ParameterSlice
+
+PATIENCE = 60.0
+"""Seconds after which an actor that does not answer the client counts as lost."""
+PERIOD = 2.0
+"""Seconds after which a task asks whether the actor that it waits for is still there."""
+LOST = "Worker holding Actor was lost"
+"""What Dask says."""
+
+
+class Servers:
+    """Actors that hold the parameters, each a slice of them.
+
+    Parameters
+    ----------
+    shuffler
+        Whose workers train. Servers are on other workers of the cluster, if there are any, in turn.
+    parameters
+        Where training starts.
+    count
+        Slices, at most as many as parameters.
+    speeds
+        Of emulated workers; None for real ones.
+
+    Attributes
+    ----------
+    handles
+        Of the actors, to be passed to tasks.
+    bounds
+        The parameters of each.
+
+    Raises
+    ------
+    ClusterError
+        On entering, or by any call: an actor cannot be made or reached.
+    """
+
+    def __init__(self, shuffler: Shuffler, parameters: Parameters, count: int, speeds: Sequence[float] | None) -> None:
+        ends = np.arange(count + 1) * len(parameters) // count
+        self.bounds = [slice(int(first), int(last)) for first, last in itertools.pairwise(ends)]
+        self.handles: list[Any] = []
+        self._shuffler = shuffler
+        self._slices = [parameters[part] for part in self.bounds]
+        self._speeds = speeds
+        self._futures: list[Future[Any]] = []
+
+    def __enter__(self) -> Self:
+        client = self._shuffler.client
+        training = self._shuffler.addresses
+        places = sorted(cluster_info(client)["workers"].keys() - set(training)) or list(training)
+        for number, part in enumerate(self._slices):
+            made = (ParameterSlice, part) if self._speeds is None else (OrderedSlice, part, self._speeds)
+            place = [places[number % len(places)]]
+            future = client.submit(*made, actor=True, workers=place, allow_other_workers=False, pure=False)
+            self._futures.append(future)
+        # A handle belongs to the client that is the current one when it is made.
+        with client.as_current():
+            self.handles = [reached(future) for future in self._futures]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._abort()
+        for future in self._futures:
+            future.release()
+
+    def begin(self, step: float, n_updates: int | None) -> None:
+        """Start an epoch."""
+        for call in [handle.begin(step, n_updates) for handle in self.handles]:
+            reached(call)
+
+    def parameters(self) -> Parameters:
+        """All of them, as they are now."""
+        return np.concatenate([reached(call) for call in [handle.parameters() for handle in self.handles]])
+
+    def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
+        """The results of tasks, or the first error as soon as there is one."""
+        client = self._shuffler.client
+        with client.as_current():
+            for future in as_completed(futures, loop=client.loop):
+                if future.status != "finished":
+                    self._abort()
+                    reached(future)
+        return gathered(futures)
+
+    def _abort(self) -> None:
+        """Tasks that train must end, also those that wait for another worker's turn."""
+        for handle in self.handles:
+            with contextlib.suppress(Exception):
+                handle.abort()
+
+
+def reached(call: Any) -> Any:
+    """The result of a call of an actor from the client, or of a task that depends on one.
+
+    Raises
+    ------
+    ClusterError
+        The actor is lost.
+    """
+    try:
+        return call.result(timeout=PATIENCE)
+    except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
+        if isinstance(error, ClusterError) or not (isinstance(error, OSError) or LOST in str(error)):
+            raise
+        raise _lost(error) from error
+
+
+def answers(servers: Sequence[Any], calls: Iterable[Any]) -> list[Any]:
+    """The results of calls of actors from a task, one of each server, all under way at the same time.
+
+    Parameters
+    ----------
+    servers
+        Actors.
+    calls
+        What calls of their methods gave.
+
+    Raises
+    ------
+    ClusterError
+        An actor is lost.
+    """
+    return [_answer(server, call) for server, call in zip(servers, list(calls), strict=True)]
+
+
+def _answer(server: Any, call: Any) -> Any:
+    # Dask never answers a call that was under way when the actor's worker went, so somebody has to ask.
+    while True:
+        try:
+            return call.result(timeout=PERIOD)
+        except TimeoutError as error:
+            worker = get_worker()
+            if not sync(worker.loop, worker.scheduler.who_has, keys=[server.key]).get(server.key):
+                raise _lost(error) from error
+        except OSError as error:
+            raise _lost(error) from error
+
+
+def _lost(error: Exception) -> ClusterError:
+    return ClusterError(f"a parameter server is lost, with its part of the parameters ({error}); train anew")

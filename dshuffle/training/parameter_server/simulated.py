@@ -1,0 +1,127 @@
+"""The asynchronous parameter server in one process and virtual time: the same updates, without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dshuffle.checks import as_integer, as_ranks
+from dshuffle.errors import InvalidParameter
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.inputs import check_finite, checked_width, diverged
+from dshuffle.training.monitoring import WorkerSpeeds
+from dshuffle.training.parameter_server.asynchronous import ONCE, Asynchrony, MiniBatches
+from dshuffle.training.parameter_server.models import Model, Parameters, as_rows, check_labels
+from dshuffle.training.parameter_server.slices import ParameterSlice, Turns
+from dshuffle.training.parameter_server.staleness import Staleness
+from dshuffle.training.schedules import CONSTANT, Schedule
+
+REMEDY = "take a smaller step, fewer workers, or scale the features"
+
+
+def simulate_parameter_server(
+    arrays: Mapping[str, NDArray[Any]],
+    ranks: ArrayLike,
+    model: Model,
+    *,
+    epochs: int,
+    batch_size: int,
+    step: float,
+    pace: str = ONCE,
+    speeds: Sequence[float] | None = None,
+    seed: int = 0,
+    features: str = "x",
+    target: str = "y",
+    schedule: Schedule = CONSTANT,
+    validate: Validate[Parameters] | None = None,
+    early_stopping: EarlyStopping | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> History[Parameters]:
+    """What :func:`fit_parameter_server` gives for workers of given speeds and fixed shards, simulated.
+
+    Parameters
+    ----------
+    arrays
+        All samples, by name.
+    ranks
+        ``(q,)``: the worker of each sample, in all epochs (``assignment="local"``).
+    model, epochs, batch_size, step, pace, seed, features, target, schedule, validate, early_stopping, on_epoch
+        See :func:`fit_parameter_server`.
+    speeds
+        Relative speeds by rank; by default all are equally fast.
+
+    Returns
+    -------
+    History
+        Bit for bit that of :func:`fit_parameter_server` with the same ``speeds`` (all 1 if none are given) and a
+        shuffler with this sharding, but for its seconds, and the error, which is summed in another order.
+
+    Raises
+    ------
+    InvalidParameter
+        As there, or the arrays and ``ranks`` are not of equally many samples.
+
+    Examples
+    --------
+    >>> from dshuffle.training import LinearModel
+    >>> x = np.random.default_rng(0).standard_normal((100, 2))
+    >>> history = simulate_parameter_server(
+    ...     {"x": x, "y": x @ [1, 2]}, np.arange(100) % 2, LinearModel(), epochs=20, batch_size=10, step=0.3
+    ... )
+    >>> history.weights.round(2) + 0
+    array([1., 2., 0.])
+    """
+    checked = as_ranks("ranks", ranks, 2**31)
+    n_workers = int(checked.max(initial=0)) + 1
+    as_integer("epochs", epochs, 1)
+    emulated = (1.0,) * n_workers if speeds is None else tuple(map(float, speeds))
+    sharing = Asynchrony(n_workers, batch_size, step, pace, emulated, seed)
+    described = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
+    checked_width(described, model.n_classes, features=features, target=target)
+    for parameter, name in (("features", features), ("target", target)):
+        if (found := arrays[name].shape)[:1] != checked.shape:
+            allowed = f"an array of as many samples as there are ranks, {len(checked)} (its shape is {found})"
+            raise InvalidParameter.of(parameter, name, allowed)
+        check_finite(parameter, name, arrays[name], np.arange(len(checked)))
+    rows, targets = as_rows(arrays[features]), arrays[target]
+    if model.n_classes is not None:
+        check_labels(target, np.unique(targets), len(targets), model.n_classes)
+    shards = [np.flatnonzero(checked == rank) for rank in range(n_workers)]
+    sharing.check_partition(min(map(len, shards)))
+    server = ParameterSlice(model.first(rows.shape[1], seed))
+    pushes: list[list[int]] = [[] for _ in shards]
+    recorder = Recorder(validate, early_stopping, on_epoch, speeds=WorkerSpeeds(emulated=True))
+    for epoch in range(epochs):
+        server.begin(sharing.worker_step * schedule(epoch), sharing.n_updates(len(rows)))
+        batches = [
+            MiniBatches(shard, sharing, rank=rank, epoch=epoch, done=len(pushes[rank]))
+            for rank, shard in enumerate(shards)
+        ]
+        recorder.speeds.add(emulated)
+        turns = Turns(emulated)
+        replies = []
+        for rank, own in enumerate(batches):
+            replies.append(server.pull(rank, own.following))
+            turns.begin(rank, own.following)
+        while (ready := turns.next()) is not None:
+            turns.finish()
+            batch = shards[ready][batches[ready].take()]
+            # Values that are not finite are told at the end of the epoch.
+            with np.errstate(over="ignore", invalid="ignore"):
+                gradient, _ = model.gradient(replies[ready].parameters, rows[batch], targets[batch])
+            following = batches[ready].following
+            replies[ready] = server.push(ready, replies[ready].version, gradient, following)
+            pushes[ready].append(replies[ready].staleness)
+            if replies[ready].more:
+                turns.begin(ready, following)
+        parameters = server.parameters()
+        with np.errstate(over="ignore", invalid="ignore"):
+            loss = model.loss(parameters, rows, targets)
+        if not (np.isfinite(loss) and np.isfinite(parameters).all()):
+            raise diverged(step, epoch, remedy=REMEDY)
+        if recorder.add(parameters, loss):
+            break
+    return recorder.history(server.parameters(), staleness=Staleness.of(pushes))
