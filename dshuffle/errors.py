@@ -27,6 +27,18 @@ class InvalidParameter(DShuffleError, ValueError):
         message = f"{name}={value!r} is not allowed; it must be {allowed}"
         return cls(f"{message}. {hint}" if hint else message)
 
+    @classmethod
+    def because(cls, name: str, reason: str, hint: str = "") -> Self:
+        """Build the message where no single value is at fault: which parameter, what is wrong, what to do.
+
+        Examples
+        --------
+        >>> print(InvalidParameter.because("estimator", "it has no partial_fit", "Use an SGDRegressor."))
+        estimator is not allowed: it has no partial_fit. Use an SGDRegressor.
+        """
+        message = f"{name} is not allowed: {reason}"
+        return cls(f"{message}. {hint}" if hint else message)
+
 
 class DatasetError(DShuffleError):
     """A dataset cannot be created, opened or read."""
