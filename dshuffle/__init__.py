@@ -1,7 +1,7 @@
-"""dshuffle: epoch shuffling for distributed SGD on Dask.
+"""Epoch shuffling for distributed SGD on Dask.
 
-The names below load on first use, so that ``import dshuffle`` (and with it every ``import
-dshuffle.planning``) loads neither Dask nor Zarr.
+The public names are imported on first use. ``import dshuffle`` and ``import dshuffle.planning`` therefore load neither
+Dask nor Zarr.
 """
 
 from __future__ import annotations

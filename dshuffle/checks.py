@@ -1,4 +1,4 @@
-"""Checks of argument values, made once at the public edge."""
+"""Checks of argument values, made once where the public API is called."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dshuffle.errors import InvalidParameter
 
 
 def as_integer(name: str, value: object, minimum: int | None = None, hint: str = "") -> int:
-    """An integer, of at least ``minimum`` if there is one, or :class:`InvalidParameter`."""
+    """Return ``value`` as an int, or raise :class:`InvalidParameter` if it is not an integer >= ``minimum``."""
     allowed = "an integer" if minimum is None else f"an integer >= {minimum}"
     try:
         number = operator.index(value)  # type: ignore[arg-type]
@@ -26,11 +26,11 @@ def as_integer(name: str, value: object, minimum: int | None = None, hint: str =
 
 
 def as_ratio(name: str, value: object, minimum: Fraction, hint: str = "") -> Fraction:
-    """The simple fraction that a float in [``minimum``, 1] was meant to be.
+    """Return the simple fraction that a float in [``minimum``, 1] represents.
 
-    Counts are products of a fraction and a number of samples, rounded up or down. The float 0.1 is a little
-    more than a tenth, so that rounding ``0.1 * q`` may be off by one sample; the nearest fraction with a
-    denominator of at most 1e12 undoes the float's error and keeps all digits that a user types.
+    Sample counts are products of a fraction and a number of samples, rounded up or down. The float 0.1 is slightly
+    larger than 1/10, so rounding ``0.1 * q`` can be off by one sample. The nearest fraction with a denominator of at
+    most 1e12 removes the error of the float and keeps every digit that a user types.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def as_ratio(name: str, value: object, minimum: Fraction, hint: str = "") -> Fra
 
 
 def as_ranks(name: str, values: ArrayLike, n_workers: int) -> NDArray[np.int32]:
-    """A contiguous ``(q,)`` int32 array of ranks in [0, ``n_workers``), or :class:`InvalidParameter`."""
+    """Return a contiguous ``(q,)`` int32 array of ranks in [0, ``n_workers``), or raise :class:`InvalidParameter`."""
     ranks = np.asarray(values)
     if ranks.ndim != 1:
         raise InvalidParameter.of(f"{name}.shape", ranks.shape, "(n_samples,)")
@@ -55,5 +55,5 @@ def as_ranks(name: str, values: ArrayLike, n_workers: int) -> NDArray[np.int32]:
         raise InvalidParameter.of(f"{name}.dtype", str(ranks.dtype), "an integer dtype")
     if ranks.size and not (ranks.min() >= 0 and ranks.max() < n_workers):
         bad = int(np.flatnonzero((ranks < 0) | (ranks >= n_workers))[0])
-        raise InvalidParameter.of(f"{name}[{bad}]", int(ranks[bad]), f"a worker in [0, {n_workers})")
+        raise InvalidParameter.of(f"{name}[{bad}]", int(ranks[bad]), f"a rank in [0, {n_workers})")
     return np.ascontiguousarray(ranks, dtype=np.int32)

@@ -1,8 +1,7 @@
-"""XOR coding of rows: packets are encoded from rows, rows decoded from packets, and checksums go along.
+"""XOR coding: encode rows into packets, and decode and verify rows from packets.
 
-The checksums of a packet's rows are XORed beside the rows. Whoever takes the other rows out of a packet takes their
-checksums out as well, and is left with a row and its own checksum, which must match: a decoded row is verified like
-one that came uncoded.
+A packet is the XOR of some rows, and its checksum is the XOR of their checksums. Removing the known rows and their
+checksums from a packet leaves one row and its checksum. A decoded row is therefore verified like an uncoded one.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from numpy.typing import NDArray
 from dshuffle.kernels import KERNEL, prefetch, prefetch_row
 from dshuffle.rows import ByteMatrix, checksum_words, row_keys, row_words
 
-# Rows are in random order, so most of the time goes by waiting for them. The processor sees by itself that a row is
-# read from end to end, but neither where the next row begins nor, soon enough, that it has begun.
+# Rows are read in random order, so most of the time is spent waiting for memory. The hardware prefetcher detects that a
+# row is read sequentially, but it cannot predict where the next row begins and reacts late at its beginning.
 AHEAD_PACKETS, AHEAD_BYTES = 8, 1600
-"""Packets that rows are asked for ahead of their turn, and bytes of each of their components; at least one packet."""
+"""Limits on how far ahead rows are prefetched: in packets, and in bytes per component; at least one packet ahead."""
 Checksums = NDArray[np.uint32]
 Places = NDArray[np.int64]
 
@@ -36,13 +35,13 @@ def encode(
     Parameters
     ----------
     rows, checksums
-        ``(m, nbytes)`` and ``(m,)``, the rows.
+        ``(m, nbytes)`` rows and their ``(m,)`` checksums.
     offsets, slots
-        Packet p is the XOR of the rows ``slots[offsets[p]:offsets[p + 1]]``, at least one.
+        Packet p is the XOR of the rows ``slots[offsets[p]:offsets[p + 1]]``. It has at least one row.
     packets
-        ``(k,)`` the packets wanted.
+        ``(k,)`` indices of the packets to encode.
     out, out_checksums
-        ``(k, nbytes)`` and ``(k,)``, written.
+        ``(k, nbytes)`` packets and their ``(k,)`` checksums; overwritten.
 
     Examples
     --------
@@ -65,25 +64,25 @@ def decode(
     targets: Places,
     sample_ids: Places,
 ) -> int:
-    """Take the rows that are known out of packets, verify what is left, and leave it in ``rows[targets]``.
+    """Decode one row from each packet, verify it and write it to ``rows[targets]``.
 
     Parameters
     ----------
     rows, checksums
-        ``(m, nbytes)`` and ``(m,)``: known rows, and room for decoded ones.
+        ``(m, nbytes)`` rows and their ``(m,)`` checksums: the known rows, and space for the decoded ones.
     packets, packet_checksums
-        ``(k, nbytes)`` and ``(k,)``.
+        ``(k, nbytes)`` packets and their ``(k,)`` checksums.
     offsets, slots
-        Of packet i the rows ``slots[offsets[i]:offsets[i + 1]]`` are known.
+        The known rows of packet i are ``slots[offsets[i]:offsets[i + 1]]``.
     targets
-        ``(k,)`` where the remaining row goes; a packet with a negative one is passed over.
+        ``(k,)`` index in ``rows`` for the decoded row of each packet. Packets with a negative target are skipped.
     sample_ids
-        ``(k,)`` the samples whose rows remain.
+        ``(k,)`` sample number of each decoded row.
 
     Returns
     -------
     int
-        The first packet whose remaining row does not match its checksum; -1 if all match.
+        Index of the first packet whose decoded row does not match its checksum, or -1 if all match.
     """
     words, tail = row_words(rows)
     wrong: int = _decode(
@@ -110,24 +109,24 @@ def add_packets(
     offsets: Places,
     targets: Places,
 ) -> None:
-    """XOR each packet i into the rows ``targets[offsets[i]:offsets[i + 1]]``, for rows that need several packets."""
+    """XOR packet i into the rows ``targets[offsets[i]:offsets[i + 1]]``, for rows decoded from several packets."""
     _add(_wide(rows), checksums, _wide(packets), packet_checksums, offsets, targets)
 
 
 def _wide(rows: ByteMatrix) -> NDArray[np.unsignedinteger]:
-    """The rows in the widest items that they are whole numbers of; contiguous, as vector instructions need it."""
+    """View contiguous rows as the widest items that divide a row, for vector instructions."""
     nbytes = rows.shape[1]
     return rows.view(np.uint64 if nbytes % 8 == 0 else np.uint32 if nbytes % 4 == 0 else np.uint8)
 
 
 @numba.njit(**KERNEL)
 def _packets_ahead(nbytes):  # type: ignore[no-untyped-def]
-    """How many packets before its turn one's rows are asked for: too late is of no use, too early and they are gone."""
+    """Number of packets by which to prefetch. Too few do not help; with too many, rows are evicted before use."""
     return max(1, min(AHEAD_PACKETS, AHEAD_BYTES // max(1, nbytes)))
 
 
-# Rows are addressed by unsigned numbers and columns from zero: only then does LLVM know that no index is negative, and
-# makes vector instructions of the loops (4 times as fast).
+# Row indices are unsigned and columns start at zero, so that LLVM can prove that no index is negative. It
+# vectorises the loops only then, which makes them 4 times as fast.
 
 
 @numba.njit(**KERNEL, inline="always")

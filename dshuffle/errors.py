@@ -1,6 +1,6 @@
-"""The exception tree: every error that dshuffle raises on purpose is a :class:`DShuffleError`.
+"""Exceptions. Every error that dshuffle raises on purpose is a :class:`DShuffleError`.
 
-All classes take one message, so that they survive the pickling between client, scheduler and workers.
+Each class takes a single message, so that errors can be pickled between client, scheduler and workers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class DShuffleError(Exception):
-    """Root of the errors raised by dshuffle."""
+    """Base class of all errors raised by dshuffle."""
 
 
 class InvalidParameter(DShuffleError, ValueError):
@@ -17,7 +17,7 @@ class InvalidParameter(DShuffleError, ValueError):
 
     @classmethod
     def of(cls, name: str, value: object, allowed: str, hint: str = "") -> Self:
-        """Build the message: which parameter, its value, what was allowed, what to do.
+        """Build an error from a parameter's name and value, the allowed values and a hint.
 
         Examples
         --------
@@ -29,7 +29,7 @@ class InvalidParameter(DShuffleError, ValueError):
 
     @classmethod
     def because(cls, name: str, reason: str, hint: str = "") -> Self:
-        """Build the message where no single value is at fault: which parameter, what is wrong, what to do.
+        """Build an error from a parameter's name, the reason and a hint, for cases without a single wrong value.
 
         Examples
         --------
@@ -45,11 +45,11 @@ class DatasetError(DShuffleError):
 
 
 class DatasetNotFound(DatasetError, FileNotFoundError):
-    """Nothing, or something that is no dataset, stands at the URL."""
+    """No dataset exists at the URL."""
 
 
 class DatasetExists(DatasetError, FileExistsError):
-    """A dataset stands at the URL already and ``overwrite`` was not given."""
+    """A dataset already exists at the URL and ``overwrite`` is not set."""
 
 
 class CorruptChunk(DatasetError, OSError):
@@ -57,36 +57,36 @@ class CorruptChunk(DatasetError, OSError):
 
 
 class PlanError(DShuffleError):
-    """A plan does not deliver what was demanded; a bug in the planner, never sent."""
+    """A plan does not deliver what the epoch needs. This is a bug in the planner; the plan is not used."""
 
 
-class CacheBudgetError(MemoryError, DShuffleError):  # in this order it can be made anew from a pickle
-    """A worker's cache partition does not fit its byte budget."""
+class CacheBudgetError(MemoryError, DShuffleError):  # unpickling needs this order of bases
+    """A worker's partition exceeds its memory budget."""
 
 
 class ExchangeError(DShuffleError, RuntimeError):
-    """An exchange could not be finished; all workers are still on the epoch before it."""
+    """An exchange failed. All workers are still on the previous epoch."""
 
 
 class ChecksumMismatch(ExchangeError):
-    """A row arrived with other bytes than those that the store held."""
+    """A received row differs from the row in the store."""
 
 
 class StaleEpoch(DShuffleError, RuntimeError):
-    """A partition of an epoch that has ended was used."""
+    """A partition was used after its epoch had ended."""
 
 
 class ClusterError(DShuffleError, RuntimeError):
-    """The Dask cluster cannot carry the shuffle: no workers, a failed set-up, a lost worker."""
+    """The Dask cluster cannot run the shuffle, for instance because it has no workers or because set-up failed."""
 
 
 class WorkerLost(ClusterError):
-    """A worker that owned a cache partition has left the cluster."""
+    """A worker that held a partition has left the cluster."""
 
 
 class PeerFailed(ClusterError):
-    """A step that all ranks take together cannot be taken, because another rank has failed."""
+    """A collective step failed because another rank failed."""
 
 
 class ShardingWarning(UserWarning):
-    """A way of giving out samples is possible, but some group is too small for every worker to get a part of it."""
+    """A group is too small for every worker to get a sample of it. The sharding is still valid."""

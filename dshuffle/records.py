@@ -1,31 +1,35 @@
-"""Measurements, as frozen records: one JSON line each."""
+"""Measurements as frozen records that can be written as JSON lines."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
+
+from dshuffle.planning.choices import Choices
+from dshuffle.planning.delivery import get_delivery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreTraffic:
-    """What reading from a store cost.
+    """Cost of reads from a store.
 
     Parameters
     ----------
     requests
-        Requests answered by the store (one a chunk, or a part of a chunk where the format allows).
+        Number of requests answered by the store, one per chunk or, where the format allows it, per part of a chunk.
     fetched_bytes
-        Bytes that came from the store, as stored (compressed).
+        Bytes fetched from the store, as stored (compressed).
     delivered_bytes
-        Bytes of rows handed to the caller.
+        Bytes of rows returned to the caller.
     seconds
-        Wall time of the reads; concurrent reads of one call count once.
+        Wall time of the reads. Concurrent reads of one call count once.
     retries
-        Requests that were sent again, after an error that might pass.
+        Number of requests repeated after a transient error.
     cache_hits
-        Requests that the chunk cache answered instead; they are not among ``requests``.
+        Number of requests answered by the chunk cache; ``requests`` does not include them.
     """
 
     requests: int = 0
@@ -56,133 +60,237 @@ class StoreTraffic:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRecord:
-    """What one epoch needed, moved and took.
+def total(measures: Sequence[Measures], name: str) -> Any:
+    """The sum over all members."""
+    return sum(getattr(one, name) for one in measures)
 
-    Seconds of a phase are those of the slowest worker; phases overlap, so they do not add up to
-    ``exchange_seconds``, which is the time from the start of the exchange to the last worker being ready.
+
+def slowest(measures: Sequence[Measures], name: str) -> float:
+    """The largest value of any member."""
+    return float(max(getattr(one, name) for one in measures))
+
+
+def by_rank(measures: Sequence[Measures], name: str) -> tuple[int, ...]:
+    """The values of all members that have a rank, in rank order."""
+    return tuple(value for one in measures for value in getattr(one, name))
+
+
+def busiest_host(measures: Sequence[Measures], name: str) -> float:
+    """The least value, of members that watched at least half as long as the member that watched longest.
+
+    A member that finished long before the others saw too little of the exchange: a server that sends nothing watches
+    for some milliseconds, all of them busy with planning.
+    """
+    longest = max(one.watched_seconds for one in measures)
+    return float(min(getattr(one, name) for one in measures if one.watched_seconds >= longest / 2))
+
+
+def _measure(unit: str, combine: Callable[[Sequence[Measures], str], Any], default: Any = 0, phase: str = "") -> Any:
+    return dataclasses.field(default=default, metadata={"unit": unit, "combine": combine, "phase": phase})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """What one member of a session measured of an exchange, or what all of them measured together.
+
+    Each field has in its metadata the unit, how the values of all members are combined, and the phase of the exchange
+    whose seconds it has, if any. Adding a figure means adding a field here and setting it where it is measured.
+
+    Parameters
+    ----------
+    wire_sent_bytes, wire_received_bytes
+        Bytes of messages that crossed the network, by rank (rows or packets, and their checksums): the workers' egress,
+        without what the server beside a rank sends, and their ingress. Of one member a single value; none of a
+        dedicated server.
+    server_sent_bytes
+        Bytes that the server sent: its egress.
+    metadata_bytes
+        Bytes of messages that are not rows or packets: their checksums. Plans do not cross the network.
+    store_requests, store_bytes, store_delivered_bytes
+        Requests, bytes fetched and bytes of rows delivered by the store.
+    store_retries, store_cache_hits
+        Requests that were repeated after a transient error, and requests answered from a chunk cache.
+    plan_seconds
+        Making the plan.
+    gather_seconds
+        Packing outgoing rows, or encoding packets.
+    transfer_seconds
+        Waiting for messages.
+    scatter_seconds
+        Unpacking and verifying rows, or decoding packets.
+    store_seconds
+        Reading from the store.
+    commit_seconds
+        Swapping to the next epoch.
+    encode_seconds, decode_seconds
+        The parts of gathering and scattering that the server spent on encoding packets and the slowest worker on
+        decoding them. Sums over the threads of a process.
+    watched_seconds
+        Time from the start of the exchange until this member had finished.
+    cpu_idle
+        Share of the processors' time that was idle meanwhile, in [0, 1], on the busiest host. Time that other virtual
+        machines took counts as busy.
+    """
+
+    wire_sent_bytes: tuple[int, ...] = _measure("bytes", by_rank, ())
+    wire_received_bytes: tuple[int, ...] = _measure("bytes", by_rank, ())
+    server_sent_bytes: int = _measure("bytes", total)
+    metadata_bytes: int = _measure("bytes", total)
+    store_requests: int = _measure("requests", total)
+    store_bytes: int = _measure("bytes", total)
+    store_delivered_bytes: int = _measure("bytes", total)
+    store_retries: int = _measure("requests", total)
+    store_cache_hits: int = _measure("requests", total)
+    plan_seconds: float = _measure("seconds", slowest, 0.0, "plan")
+    gather_seconds: float = _measure("seconds", slowest, 0.0, "gather or encode")
+    transfer_seconds: float = _measure("seconds", slowest, 0.0, "transfer")
+    scatter_seconds: float = _measure("seconds", slowest, 0.0, "scatter or decode")
+    store_seconds: float = _measure("seconds", slowest, 0.0, "store")
+    commit_seconds: float = _measure("seconds", slowest, 0.0, "commit")
+    encode_seconds: float = _measure("seconds", slowest, 0.0)
+    decode_seconds: float = _measure("seconds", slowest, 0.0)
+    watched_seconds: float = _measure("seconds", slowest, 0.0)
+    cpu_idle: float = _measure("fraction", busiest_host, 1.0)
+
+    @classmethod
+    def combined(cls, measures: Sequence[Measures]) -> Measures:
+        """What all members measured, from what each did; members with a rank first, in rank order.
+
+        Examples
+        --------
+        >>> one = Measures(wire_sent_bytes=(10,), store_requests=1, plan_seconds=0.5, watched_seconds=1.0, cpu_idle=0.5)
+        >>> two = Measures(wire_sent_bytes=(20,), store_requests=2, plan_seconds=0.1, watched_seconds=0.9, cpu_idle=0.2)
+        >>> both = Measures.combined([one, two])
+        >>> both.wire_sent_bytes, both.store_requests, both.plan_seconds, both.cpu_idle
+        ((10, 20), 3, 0.5, 0.2)
+        """
+        fields: dict[str, Any] = {
+            entry.name: entry.metadata["combine"](measures, entry.name) for entry in dataclasses.fields(Measures)
+        }
+        return Measures(**fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """What :meth:`to_dict` wrote, after it has travelled as JSON or between processes."""
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+
+
+PHASES: dict[str, str] = {
+    entry.metadata["phase"]: entry.name for entry in dataclasses.fields(Measures) if entry.metadata["phase"]
+}
+"""Name of each phase of an exchange -> the field of :class:`Measures` that has its seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRecord(Measures):
+    """Traffic and times of one epoch.
+
+    It has the fields of :class:`Measures`, combined over all members, and those below. The time of a phase is that of
+    the slowest worker. Phases overlap, so they do not add up to ``exchange_seconds``.
 
     Parameters
     ----------
     epoch, run_id
         Epoch (from 0) and the attempt that was committed.
-    assignment, delivery, caching, sharding
-        The ways chosen. Epoch 0 is loaded from the store and has the delivery ``"load"``.
-    balance
-        The labels whose classes were kept in equal parts; ``""`` if none were.
+    choices
+        The way of shuffling, with arrays by name; for ``"auto"`` with the delivery that this epoch used.
+    n_workers, n_samples, row_nbytes
+        Numbers of workers and samples, and bytes of a sample.
     broadcast_samples
-        Samples, of ``n_samples``, that all workers held and trained on, and that no exchange moved.
-    n_workers, n_samples, row_nbytes, cache_fraction
-        The shape of the job.
+        Number of samples, among ``n_samples``, that all workers hold and train on. They are never exchanged.
     needed
-        Samples that some worker had to train on and did not hold.
+        Number of samples that a worker had to train on but did not hold.
     packets
-        Packets of the plan (samples, if uncoded).
+        Number of packets of the plan; for an uncoded delivery, the number of samples.
     components
-        Samples in all packets: those needed, and a few that only help to decode others.
-    coded_load_bytes
-        ``packets * row_nbytes``: what the papers count.
-    relay
-        How packets of several samples travelled; ``""`` if there were none.
-    wire_sent_bytes, wire_received_bytes
-        Bytes of messages that crossed the network, by rank (rows or packets, and their checksums): the workers' egress,
-        without what the server beside a rank sends, and their ingress.
-    server_sent_bytes
-        Bytes that the server sent: its egress.
-    metadata_bytes
-        Bytes of messages that are no rows or packets: their checksums. Plans cost none, as every member makes them by
-        itself.
+        Number of samples in all packets: the needed samples, and a few that only help to decode others.
     server
-        ``""`` without one, ``"dedicated"``, or ``"beside rank K"`` when it serves beside training.
-    store_requests, store_bytes, store_delivered_bytes
-        Requests, bytes fetched and bytes of rows delivered by the store, over all workers and the server.
-    store_retries, store_cache_hits
-        Requests that were made again after an error that passed, and those answered from a chunk cache.
-    plan_seconds, gather_seconds, transfer_seconds, scatter_seconds, store_seconds, commit_seconds
-        Phases of the exchange: making the plan, packing outgoing rows, waiting for messages, unpacking and
-        verifying them, reading from the store, swapping.
-    encode_seconds, decode_seconds
-        Of gathering and scattering, what the server took to encode packets and the slowest worker to decode them.
-        Sums over the threads of a process.
+        ``"dedicated"``, ``"beside rank K"`` if worker K also serves, or ``""`` without a server.
     exchange_seconds
-        From the start of the exchange to all workers being ready.
+        Time from the start of the exchange to all workers being ready.
     training_seconds
-        The longest sum of this epoch's task times on one worker.
+        Total time of this epoch's tasks on the worker where it is longest.
     waited_seconds
-        How long the pipeline stood still because this epoch's data were not there yet.
-    cpu_idle
-        Share of the processors' time that was idle during the exchange, in [0, 1], on the participants' busiest host.
-        Time that other virtual machines took counts as busy.
+        Time that training waited for the data of this epoch.
     """
 
     epoch: int
     run_id: int
-    assignment: str
-    delivery: str
-    caching: str
-    sharding: str
+    choices: Choices
     n_workers: int
     n_samples: int
     row_nbytes: int
-    cache_fraction: float
     needed: int
     packets: int
     components: int
-    coded_load_bytes: int
-    relay: str
-    wire_sent_bytes: tuple[int, ...]
-    wire_received_bytes: tuple[int, ...]
-    server_sent_bytes: int
-    metadata_bytes: int
     server: str
-    store_requests: int
-    store_bytes: int
-    store_delivered_bytes: int
-    store_retries: int
-    store_cache_hits: int
-    plan_seconds: float
-    gather_seconds: float
-    transfer_seconds: float
-    scatter_seconds: float
-    encode_seconds: float
-    decode_seconds: float
-    store_seconds: float
-    commit_seconds: float
     exchange_seconds: float
     training_seconds: float
     waited_seconds: float
-    cpu_idle: float
-    balance: str = ""
     broadcast_samples: int = 0
 
     @property
+    def delivery(self) -> str:
+        """The delivery that this epoch used; ``"load"`` for epoch 0, which is read from the store."""
+        return self.choices.delivery if self.epoch else "load"
+
+    @property
+    def reads_store(self) -> bool:
+        """Whether this epoch's samples came from the store."""
+        return not self.epoch or get_delivery(self.choices.delivery).reads_store
+
+    @property
+    def relay(self) -> str:
+        """Relay of the packets that combine several samples; ``""`` if there were none."""
+        return self.choices.relay if self.epoch and self.components != self.packets else ""
+
+    @property
+    def cache_fraction(self) -> float:
+        """Fraction of the samples that each worker held."""
+        chosen = self.choices.cache_fraction
+        return 1 / self.n_workers if chosen is None else chosen
+
+    @property
+    def coded_load_bytes(self) -> int:
+        """``packets * row_nbytes``, which is what the papers count; 0 for epoch 0."""
+        return self.packets * self.row_nbytes if self.epoch else 0
+
+    @property
     def mean_degree(self) -> float:
-        """Samples in a packet, on average; 0 without packets."""
+        """Mean number of samples in a packet; 0 without packets."""
         return self.components / self.packets if self.packets else 0.0
 
     @property
     def wire_bytes(self) -> int:
-        """All bytes of messages that crossed the network in this epoch."""
+        """Total message bytes received over the network."""
         return sum(self.wire_received_bytes)
 
     @property
     def read_amplification(self) -> float | None:
-        """Bytes fetched from the store for each byte of rows that was needed of it; None if nothing was read."""
+        """Bytes fetched from the store per byte of rows returned; None if nothing was read."""
         return self.store_bytes / self.store_delivered_bytes if self.store_delivered_bytes else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return dataclasses.asdict(self)
+        """The fields by name, and for readers of JSON what follows from them: ``delivery``, ``relay``, and so on."""
+        choices = self.choices.to_dict()
+        fields = {**Measures.to_dict(self), "choices": choices}
+        names = ("assignment", "caching", "sharding", "balance")
+        return {**{name: choices[name] for name in names}, **{name: getattr(self, name) for name in _DERIVED}, **fields}
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return the record as one line of JSON."""
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, line: str) -> Self:
         """The record written by :meth:`to_json`."""
-        fields = json.loads(line)
-        for name in ("wire_sent_bytes", "wire_received_bytes"):
-            fields[name] = tuple(fields[name])
-        return cls(**fields)
+        found = json.loads(line)
+        fields = {entry.name: found[entry.name] for entry in dataclasses.fields(cls)}
+        return cls.from_dict({**fields, "choices": Choices.from_dict(fields["choices"])})
+
+
+_DERIVED = ("delivery", "relay", "cache_fraction", "coded_load_bytes")

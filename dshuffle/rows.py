@@ -1,8 +1,11 @@
-"""Rows: all arrays of a sample side by side in one contiguous byte matrix, and their checksums.
+"""Rows: all arrays of a sample packed into contiguous bytes, with a checksum.
 
-A row layout is a packed NumPy structured dtype, so that a ``(n, nbytes)`` uint8 matrix and a ``(n,)`` array of
-records are two views of the same memory: network code moves bytes, training code reads fields, nothing is copied
-in between.
+A row layout is a packed NumPy structured dtype. A ``(n, nbytes)`` uint8 matrix and a ``(n,)`` array of records are two
+views of the same memory: network code moves bytes, training code reads fields, and nothing is copied in between.
+
+References
+----------
+RFC 4418 (UMAC), section 5.2, for the checksum's NH hash. We combine words and keys by exclusive or instead of addition.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import KERNEL, prefetch_row
 
-# Rows of fewer bytes are gathered faster by NumPy; from longer ones on, asking for some ahead pays.
+# NumPy gathers rows shorter than _LONG_ROW bytes faster. For longer rows it pays to prefetch _AHEAD rows ahead.
 _LONG_ROW, _AHEAD = 512, 4
 
 ByteMatrix = NDArray[np.uint8]
@@ -27,13 +30,13 @@ ByteMatrix = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Where each array of a sample stands within its row.
+    """Position of each array of a sample within its row.
 
     Parameters
     ----------
     fields
-        ``(name, dtype string, per-sample shape)`` of each array. The widest items come first, so that with the
-        usual dtypes every field is aligned within the row without padding.
+        ``(name, dtype string, per-sample shape)`` of each array. :meth:`of` puts the widest items first, so that with
+        the usual dtypes every field is aligned within the row without padding.
 
     Examples
     --------
@@ -64,7 +67,7 @@ class RowLayout:
 
     @classmethod
     def of(cls, arrays: Mapping[str, tuple[np.dtype[np.generic], tuple[int, ...]]]) -> RowLayout:
-        """Lay out arrays given by name as (dtype, per-sample shape)."""
+        """Create a layout from the dtype and per-sample shape of each named array."""
         order = sorted(arrays, key=lambda name: (-arrays[name][0].alignment, name))
         return cls(tuple((name, _descr(arrays[name][0]), tuple(arrays[name][1])) for name in order))
 
@@ -75,25 +78,25 @@ class RowLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one row."""
+        """Size of a row in bytes."""
         return self.dtype.itemsize
 
     def empty(self, n_rows: int) -> ByteMatrix:
-        """An uninitialised ``(n_rows, nbytes)`` byte matrix."""
+        """Allocate an uninitialised ``(n_rows, nbytes)`` byte matrix."""
         return np.empty((n_rows, self.nbytes), dtype=np.uint8)
 
     def column(self, rows: ByteMatrix, name: str) -> NDArray[np.generic]:
-        """A writeable view of one array in contiguous rows: shape ``(n_rows, *per-sample shape)``."""
+        """Return one array of contiguous rows as a writeable view of shape ``(n_rows, *per-sample shape)``."""
         return self.records(rows)[name]
 
     def matrix(self, rows: ByteMatrix, name: str) -> tuple[NDArray[Any], int]:
-        """One array as columns of a 2-D array that shares the rows' memory, for kernels.
+        """Return a 2-D view of the rows for kernels, and the first column of one array in it.
 
         Returns
         -------
         array, first
-            Row i of the array has the sample's values from column ``first`` on, flat. The array is C-contiguous if the
-            items are aligned in every row, and then a kernel's loops over them are vectorised.
+            Row i of ``array`` has the sample's values, flattened, from column ``first`` on. If the items are aligned
+            in every row, the array is C-contiguous and kernels that loop over it are vectorised.
 
         Examples
         --------
@@ -111,7 +114,7 @@ class RowLayout:
         return column.reshape(len(rows), -1), 0
 
     def records(self, rows: ByteMatrix) -> NDArray[np.void]:
-        """The rows as a ``(n_rows,)`` structured array that shares their memory."""
+        """Return the rows as a ``(n_rows,)`` structured array that shares their memory."""
         if rows.ndim != 2 or rows.shape[1] != self.nbytes:
             raise InvalidParameter.of("rows.shape", rows.shape, f"(n_rows, {self.nbytes})")
         if self.nbytes == 0:
@@ -120,7 +123,7 @@ class RowLayout:
 
 
 def _descr(dtype: np.dtype[np.generic]) -> object:
-    """A picklable, comparable description of a dtype (nested tuples for structured ones)."""
+    """Describe a dtype by a picklable, comparable value: a string, or nested tuples for a structured dtype."""
     if dtype.names is None:
         return dtype.str
     fields = dtype.fields
@@ -134,7 +137,7 @@ def _descr(dtype: np.dtype[np.generic]) -> object:
 
 
 def _as_descr(descr: object) -> Any:
-    """What :func:`numpy.dtype` takes, from the result of :func:`_descr`."""
+    """Convert a result of :func:`_descr` to an argument of :func:`numpy.dtype`."""
     if not isinstance(descr, tuple):
         return descr
     names, formats, offsets, itemsize = descr
@@ -149,19 +152,19 @@ def _as_descr(descr: object) -> Any:
 def checksum_rows(
     rows: ByteMatrix, sample_ids: NDArray[np.int64], slots: NDArray[np.integer] | None = None
 ) -> NDArray[np.uint32]:
-    """A 32-bit checksum of every row, bound to its sample.
+    """Compute a 32-bit checksum of every row and its sample number.
 
-    The sample's number enters the sum, so that a right row under a wrong number is noticed as well. It guards
-    against faults, not against an adversary.
+    The sample number is part of the checksum, so a correct row with a wrong sample number is detected too. Checksums
+    protect against faults, not against an adversary.
 
     Parameters
     ----------
     rows
         ``(n, nbytes)`` byte matrix; the last axis must be contiguous.
     sample_ids
-        ``(n,)`` sample of each row.
+        ``(n,)`` sample number of each row.
     slots
-        ``(n,)`` where each row stands in ``rows``, if not one after the other.
+        ``(n,)`` index of each row in ``rows``; by default 0 to n - 1.
 
     Examples
     --------
@@ -179,7 +182,7 @@ def checksum_rows(
 
 
 def gather_rows(rows: ByteMatrix, slots: NDArray[np.integer], out: ByteMatrix) -> None:
-    """Copy ``rows[slots]`` into a contiguous buffer."""
+    """Copy ``rows[slots]`` into the contiguous buffer ``out``."""
     if rows.shape[1] % 8 or rows.shape[1] < _LONG_ROW:
         np.take(rows, slots, axis=0, out=out, mode="clip")
     else:
@@ -187,7 +190,7 @@ def gather_rows(rows: ByteMatrix, slots: NDArray[np.integer], out: ByteMatrix) -
 
 
 def scatter_rows(rows: ByteMatrix, slots: NDArray[np.integer], arrived: ByteMatrix) -> None:
-    """Copy ``arrived`` to ``rows[slots]``; both contiguous.
+    """Copy ``arrived`` to ``rows[slots]``. Both must be contiguous.
 
     Examples
     --------
@@ -197,7 +200,7 @@ def scatter_rows(rows: ByteMatrix, slots: NDArray[np.integer], arrived: ByteMatr
     [[3, 4], [0, 0], [1, 2]]
     """
     if rows.shape[1]:
-        # As opaque items: NumPy moves each at once, where it would go through a row byte by byte.
+        # NumPy copies an opaque item in one step, but a row of uint8 byte by byte.
         item = np.dtype((np.void, rows.shape[1]))
         rows.view(item)[slots, 0] = arrived.view(item)[:, 0]
 
@@ -209,14 +212,15 @@ def scatter_verified(
     sample_ids: NDArray[np.int64],
     checksums: NDArray[np.uint32],
 ) -> int:
-    """Copy rows that arrived to ``rows[slots]``, each after its checksum has been verified.
+    """Copy received rows to ``rows[slots]``, each after verifying its checksum.
 
-    Both in one pass, because each would have to bring the row from memory.
+    One pass does both, so that each row is read from memory only once.
 
     Returns
     -------
     int
-        The first row whose bytes do not match its checksum, nothing of which has been copied; -1 if all match.
+        Index of the first row that does not match its checksum, or -1 if all match. That row and later rows are not
+        copied.
     """
     words, tail = row_words(arrived)
     keys = row_keys(words.shape[1])
@@ -225,12 +229,12 @@ def scatter_verified(
 
 @functools.cache
 def row_keys(n_words: int) -> NDArray[np.uint64]:
-    """Fixed random words, one for each word of a row; the same in every process."""
+    """Return fixed random words, one per word of a row, which are the same in every process."""
     return np.random.PCG64(0x9E3779B97F4A7C15).random_raw(n_words)
 
 
 def row_words(rows: ByteMatrix) -> tuple[NDArray[np.uint64], ByteMatrix]:
-    """The rows as 8-byte words, and the bytes that are left over."""
+    """Split rows into 8-byte words and the remaining bytes, as views."""
     whole = rows.shape[1] // 8 * 8
     return rows[:, :whole].view(np.uint64), rows[:, whole:]
 
@@ -243,9 +247,8 @@ def _step(h, word):  # type: ignore[no-untyped-def]
 
 @numba.njit(**KERNEL)
 def checksum_words(words, tail, keys, sample_id):  # type: ignore[no-untyped-def]
-    """The checksum of one row, given as words and the bytes left over."""
-    # NH, the universal hash of UMAC (RFC 4418, section 5.2) with an exclusive or for its addition: a sum of products
-    # of 32-bit halves, which compiles to vector instructions and is as fast as memory.
+    """Compute the checksum of one row, given as 8-byte words and the remaining bytes."""
+    # NH: a sum of products of 32-bit halves. It compiles to vector instructions and is as fast as memory.
     half = np.uint64(0xFFFFFFFF)
     h = np.uint64(0)
     for i in range(words.size):
@@ -272,7 +275,7 @@ def _scatter_verified(  # type: ignore[no-untyped-def]
         source, source_tail = arrived_words[i], arrived_tail[i]
         if checksum_words(source, source_tail, keys, sample_ids[i]) != checksums[i]:
             return i
-        # Unsigned, or LLVM makes no vector instructions of what follows.
+        # With signed indices LLVM does not vectorise the loops below.
         to, at = np.uint64(slots[i]), np.uint64(i)
         for c in range(words.shape[1]):
             words[to, c] = arrived_words[at, c]

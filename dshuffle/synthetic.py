@@ -1,4 +1,9 @@
-"""Synthetic datasets in a sorted order: the case where shuffling decides. Drawn block by block, of any size."""
+"""Synthetic datasets of any size, generated block by block. Rows are sorted by default, where shuffling matters most.
+
+References
+----------
+Chung et al. (2017), section 5.1, for :func:`low_rank_entries`; see docs/papers.md.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,10 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 
-# Rows are drawn in blocks of this many, each from its own seed: the data do not depend on how they are
-# chunked, and a block of a few hundred features is a few tens of MB.
+# Rows per block. Each block has its own seed, so the data do not depend on the chunks. A block with a few hundred
+# features takes a few tens of MB.
 BLOCK_ROWS = 16384
-# Entries of a matrix in a block: 12 MB of them.
+# Matrix entries per block, which take 12 MB.
 BLOCK_ENTRIES = 1 << 20
 
 
@@ -24,32 +29,31 @@ def keyed_regression(
 ) -> dict[str, Any]:
     """Noise-free linear regression on a one-hot key and dense features.
 
-    On contiguous shards of sorted rows each worker sees only some of the keys, and averaging dilutes what it
-    learnt about its own. That is what makes shuffling matter; on rows in random order (``sort=False``) it
-    does not.
+    With contiguous shards of sorted rows, each worker sees only some of the keys, and averaging the models dilutes what
+    it learned about them. Shuffling therefore matters. It does not for rows in random order (``sort=False``).
 
     Parameters
     ----------
     n_samples
-        Rows.
+        Number of rows.
     n_keys, n_dense
-        One-hot and dense features. Key and dense part each have squared norm 1/2 in the mean, so that rows
-        have squared norm 1 and a step of 1 is about the largest useful one.
+        Number of one-hot and of dense features. The key part and the dense part have a mean squared norm of 1/2 each.
+        Rows have a mean squared norm of 1, so the largest useful step size is about 1.
     seed
-        The same arguments give the same data, in every process.
+        Random seed. The same arguments give the same data in every process.
     sort
-        Rows sorted by key, every key equally often; otherwise each row's key is drawn at random.
+        Whether rows are sorted by key, with every key equally frequent. Otherwise the key of each row is random.
 
     Returns
     -------
     dict
         Dask arrays ``x``, float32, ``(n_samples, n_keys + n_dense)``, and ``y = x @ weights``, float32,
-        ``(n_samples,)``; the weights are :func:`keyed_weights`. Computed block by block, in bounded memory.
+        ``(n_samples,)``, with the weights of :func:`keyed_weights`. Each block is computed in bounded memory.
 
     Raises
     ------
     InvalidParameter
-        A count is not positive.
+        If ``n_samples`` or ``n_keys`` is not positive, or ``n_dense`` is negative.
 
     Examples
     --------
@@ -72,7 +76,7 @@ def keyed_regression(
 
 
 def keyed_weights(n_keys: int = 60, n_dense: int = 40, seed: int = 0) -> NDArray[np.float64]:
-    """The true weights of :func:`keyed_regression`: ``(n_keys + n_dense,)`` standard normal numbers."""
+    """Return the true weights of :func:`keyed_regression`: ``(n_keys + n_dense,)`` standard normal numbers."""
     return np.random.default_rng([seed, 0]).standard_normal(n_keys + n_dense)
 
 
@@ -84,30 +88,30 @@ def gaussian_blobs(
     separation: float = 4.0,
     sort: bool = True,
 ) -> dict[str, Any]:
-    """Classification: every class a Gaussian blob of variance 1 around a centre of its own.
+    """Classification in which each class is a Gaussian blob of variance 1 around its own centre.
 
     Parameters
     ----------
     n_samples, n_features, n_classes
-        Rows, columns, blobs.
+        Number of rows, of columns of ``x`` and of blobs.
     seed
-        The same arguments give the same data, in every process.
+        Random seed. The same arguments give the same data in every process.
     separation
-        Root mean square distance of two centres, in standard deviations of a blob.
+        Root mean square distance between two centres, in standard deviations of a blob.
     sort
-        Rows sorted by class, every class equally often, so that a contiguous shard holds few classes;
-        otherwise each row's class is drawn at random.
+        Whether rows are sorted by class, with every class equally frequent, so that a contiguous shard has few classes.
+        Otherwise the class of each row is random.
 
     Returns
     -------
     dict
         Dask arrays ``x``, float32, ``(n_samples, n_features)``, and ``y``, the class in ``[0, n_classes)``,
-        int64, ``(n_samples,)``. Computed block by block, in bounded memory.
+        int64, ``(n_samples,)``. Each block is computed in bounded memory.
 
     Raises
     ------
     InvalidParameter
-        A count or the separation is not positive.
+        If a count or the separation is not positive.
 
     Examples
     --------
@@ -133,40 +137,36 @@ def gaussian_blobs(
 def low_rank_entries(
     n_rows: int, n_columns: int, per_row: int = 68, rank: int = 10, noise: float = 0.0, seed: int = 0
 ) -> dict[str, Any]:
-    """Matrix completion: some entries of each row of a low-rank matrix, one entry a sample.
+    """Matrix completion: some entries of each row of a low-rank matrix, one entry per sample.
 
-    The matrix is ``L @ R.T / sqrt(rank)`` with factors of independent standard normal numbers
-    (:func:`low_rank_factors`), so that its entries have variance 1. Chung et al. scale theirs to norm 1; the
-    relative error that they report does not depend on it.
+    The matrix is ``L @ R.T / sqrt(rank)``, where L and R have independent standard normal entries
+    (see :func:`low_rank_factors`), so its entries have variance 1. Chung et al. (2017) scale their matrix to norm 1.
+    The relative error that they report does not depend on the scale.
 
     Parameters
     ----------
     n_rows, n_columns
-        Shape of the matrix; ``n_columns * rank`` numbers are held in memory.
+        Shape of the matrix. ``n_columns * rank`` numbers are held in memory.
     per_row
-        Entries of each row, at distinct columns drawn at random.
+        Number of entries of each row, in distinct random columns.
     rank
-        Columns of the factors.
+        Number of columns of the factors.
     noise
         Standard deviation of the Gaussian noise added to each entry.
     seed
-        The same arguments give the same data, in every process.
+        Random seed. The same arguments give the same data in every process.
 
     Returns
     -------
     dict
         Dask arrays ``row`` and ``column``, int32, and ``value``, float32, each ``(n_rows * per_row,)``,
-        sorted by row and column. Computed block by block.
+        sorted by row and column. They are computed block by block.
 
     Raises
     ------
     InvalidParameter
-        A count is not positive, ``per_row`` larger than ``n_columns``, the noise negative, or an index beyond
-        int32.
-
-    References
-    ----------
-    Chung et al. (2017), section 5.1.
+        If a count is not positive, ``per_row`` is larger than ``n_columns``, ``noise`` is negative, or indices do not
+        fit in int32.
 
     Examples
     --------
@@ -198,7 +198,7 @@ def low_rank_entries(
 def low_rank_factors(
     n_rows: int, n_columns: int, per_row: int = 68, rank: int = 10, seed: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The factors of :func:`low_rank_entries`, which are all in memory then.
+    """Return both factors of :func:`low_rank_entries` as arrays in memory.
 
     Returns
     -------
@@ -220,10 +220,11 @@ def _at_least(least: int, **counts: int) -> None:
 def _check_matrix(n_rows: int, n_columns: int, per_row: int, rank: int) -> None:
     _at_least(1, n_rows=n_rows, n_columns=n_columns, per_row=per_row, rank=rank)
     if per_row > n_columns:
-        raise InvalidParameter.of("per_row", per_row, f"at most n_columns ({n_columns}): a row has no more entries")
+        hint = "A row has one entry per column."
+        raise InvalidParameter.of("per_row", per_row, f"at most n_columns ({n_columns})", hint)
     for name, value in (("n_rows", n_rows), ("n_columns", n_columns)):
         if value > 2**31:
-            raise InvalidParameter.of(name, value, "at most 2**31: indices are int32")
+            raise InvalidParameter.of(name, value, "at most 2**31", "Indices are int32.")
 
 
 def _block(
@@ -241,7 +242,7 @@ def _block(
 def _blob_block(
     start: int, rows: int, n_samples: int, n_features: int, n_classes: int, seed: int, separation: float, sort: bool
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    # The difference of two centres has 2 n_features terms of this variance.
+    # The squared distance of two centres has an expectation of 2 * n_features * scale**2.
     scale = separation / np.sqrt(2 * n_features)
     centres = np.random.default_rng([seed, 0]).standard_normal((n_classes, n_features), np.float32) * np.float32(scale)
     rng = np.random.default_rng([seed, 1, start])
@@ -274,9 +275,9 @@ def _entry_block(
 
 @numba.njit(nogil=True, cache=True)
 def _distinct(chances: NDArray[np.float64], n_columns: int) -> NDArray[np.int32]:
-    """As many distinct numbers below ``n_columns`` for each row of chances as it has, all sets equally likely."""
+    """Draw distinct column indices for each row of random numbers in [0, 1), all sets being equally likely."""
     rows, per_row = chances.shape
-    # The first steps of Fisher and Yates' shuffle. It may begin with any order, so with that of the last row.
+    # The first steps of a Fisher-Yates shuffle. Any initial order will do, so each row continues with the last one's.
     order = np.arange(n_columns).astype(np.int32)
     columns = np.empty((rows, per_row), np.int32)
     for row in range(rows):
@@ -290,7 +291,7 @@ def _distinct(chances: NDArray[np.float64], n_columns: int) -> NDArray[np.int32]
 
 @numba.njit(nogil=True, cache=True)
 def _products(left: NDArray[np.float32], right: NDArray[np.float32], columns: NDArray[np.int32]) -> NDArray[np.float32]:
-    """The entries of ``left @ right.T`` at some columns of each row."""
+    """Compute the entries of ``left @ right.T`` in the given columns of each row."""
     values = np.empty(columns.shape, np.float32)
     for row in range(len(columns)):
         for k in range(columns.shape[1]):

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Formatting of numbers for people, and parsing of rates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PREFIXES: dict[str, int] = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10*
 
 
 def human_bytes(value: float | None) -> str:
-    """Bytes in decimal units, three figures.
+    """Format bytes in decimal units, with three significant digits.
 
     Examples
     --------
@@ -31,7 +31,7 @@ def human_bytes(value: float | None) -> str:
 
 
 def human_seconds(value: float | None) -> str:
-    """Seconds, milli- or microseconds.
+    """Format a time in seconds, milliseconds or microseconds.
 
     Examples
     --------
@@ -48,7 +48,7 @@ def human_seconds(value: float | None) -> str:
 
 
 def human_count(value: float | None) -> str:
-    """A count with thousands apart.
+    """Format a count with thousands separators.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def human_count(value: float | None) -> str:
 
 
 def human_error(value: float | None) -> str:
-    """A relative error, two figures.
+    """Format a relative error with two significant digits.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def human_error(value: float | None) -> str:
 
 
 def human_ratio(value: float) -> str:
-    """How many times, two figures.
+    """Format a ratio with two significant digits.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def human_ratio(value: float) -> str:
 
 
 def human_rate(value: float | None) -> str:
-    """Bytes a second, three figures.
+    """Format a rate in bytes/s with three significant digits.
 
     Examples
     --------
@@ -94,14 +94,15 @@ def human_rate(value: float | None) -> str:
 
 
 def parse_rate(name: str, text: str) -> float:
-    """Bytes a second from what a person writes: a number, a prefix, and bits or bytes.
+    """Parse a rate into bytes/s: a number, an optional prefix, and a unit of bits or bytes.
 
-    Bits are ``bit``, ``bps`` or ``b``, bytes ``byte`` or ``B`` (the only letter whose case matters). ``/s`` may follow.
+    Bits are ``bit``, ``bps`` or ``b``; bytes are ``byte`` or ``B``. Case matters only for ``b`` and ``B``. A ``/s`` may
+    follow.
 
     Raises
     ------
     InvalidParameter
-        With the parameter's name, if the text is no rate above 0.
+        If the text is not a rate > 0.
 
     Examples
     --------
@@ -120,11 +121,11 @@ def parse_rate(name: str, text: str) -> float:
         if 0 < amount < math.inf:
             if unit in units:
                 return amount * units[unit]
-            if not unit:  # who writes 100 may mean megabits as well as bytes
+            if not unit:  # '100' could mean megabits or bytes
                 digits = number + (prefix or "")
-                hint = f"Say of what: '{digits}bit' or '{digits}B', or more of them ('100mbit', '1.25GB/s')."
-                raise InvalidParameter.of(name, text, "a rate in bits or bytes a second", hint)
-    raise InvalidParameter.of(name, text, "a rate above 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")
+                hint = f"Give the unit: '{digits}bit' or '{digits}B', with a prefix if needed ('100mbit', '1.25GB/s')."
+                raise InvalidParameter.of(name, text, "a rate in bits or bytes per second", hint)
+    raise InvalidParameter.of(name, text, "a rate > 0 such as '100mbit', '1.25GB/s' or '25 Gbit/s'")
 
 
 def _three_figures(value: float) -> str:

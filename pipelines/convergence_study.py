@@ -1,17 +1,26 @@
-"""Error against epochs and against time, for every policy and delivery: Chung et al. (2017), Figure 8, with seeds.
+"""Compare error against epochs and against time for every policy and delivery, over several seeds.
 
     python pipelines/convergence_study.py [--seeds 5] [--study sorted] [--output convergence-study] [--quick]
     python pipelines/convergence_study.py --scheduler ADDRESS --data s3://bucket/study --samples 400000
 
-Parallel SGD regression on rows sorted by a key and on i.i.d. rows, and matrix completion from noisy entries and without
-noise. `none`: stored order, contiguous shares, no randomness; `local`: the same shares, order redrawn every epoch;
-`once`: one random placement, then as `local`; partial and global move samples before every epoch. In the matrix, shares
-are whole rows, so that nothing exchanges a part of one; `columns` leaves them in place and permutes only the columns.
+The studies are regression by parallel SGD on sorted and on i.i.d. rows, and matrix completion with and without noise.
+In the matrix, shares are whole rows, so no exchange splits a row. The policies are:
 
-Without --scheduler workers are logical: threads of one process, without a network between them. Errors are what
-separate workers would have, the same for every delivery, which is checked. Seconds are this machine's. Tables print the
-gain over `none` and over `once`, seed by seed; 1 or less for one seed and 1 or more for another is a null. Writes
-convergence.csv and convergence.html. Half an hour on two cores; --quick, ten seconds, shows that it runs, no effects.
+    none              stored order, contiguous shares, no randomness
+    local             the same shares, shuffled within each worker every epoch
+    once              one random assignment, then as local
+    partial, global   samples move before every epoch
+    columns           matrix only: rows stay, and the columns are permuted
+
+Without --scheduler, workers are logical: threads of one process with no network between them. They compute the same
+errors as separate workers, but the seconds are those of this machine. The script checks that every delivery gives the
+same errors. Tables show the gain over `none` and over `once` for each seed. A gain is marked null if its range over the
+seeds includes 1. The script writes convergence.csv and convergence.html. It takes half an hour on two cores. --quick
+takes ten seconds and only checks that the script runs.
+
+References
+----------
+Chung et al. (2017), Figure 8; see docs/papers.md.
 """
 
 from __future__ import annotations
@@ -51,8 +60,8 @@ from dshuffle.training import EarlyStopping, History, fit_linear_regression, fit
 from dshuffle.units import human_seconds
 
 DELIVERIES = ("peer", "server", "storage", "clique", "ubershuffle")
-CODED_CACHE = 0.2  # of the last two, as in the paper
-# Okabe and Ito's palette, for colour-blind readers: policies, then deliveries.
+CODED_CACHE = 0.2  # cache fraction of the last two deliveries, as in Chung et al. (2017)
+# Okabe and Ito's palette for colour-blind readers: policies, then deliveries.
 COLOURS = ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#CC79A7", "#009E73")
 WAY_COLOURS = ("#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#8A8F98")
 DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
@@ -60,7 +69,7 @@ DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which samples a worker trains on, in which order; ``columns`` as of ``fit_matrix_completion``."""
+    """Samples that a worker trains on, and their order; for ``columns`` see ``fit_matrix_completion``."""
 
     label: str
     assignment: str
@@ -70,7 +79,7 @@ class Policy:
 
     @property
     def moves(self) -> bool:
-        """Whether samples move between epochs, so that the delivery matters."""
+        """Whether samples move between epochs, which makes the delivery matter."""
         return self.assignment != "local"
 
 
@@ -93,9 +102,10 @@ MATRIX = (
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A problem: how to make it from a seed, and to fit it; with a target the epochs to it count, else the last error.
+    """A problem, with functions that make its data from a seed and fit it.
 
-    All of ``unit`` samples must be on one worker: entries of a row of the matrix. ``deliveries``: whether to try all.
+    Runs are compared by the epochs to ``target``, or by their last error if it is None. Groups of ``unit`` samples, as
+    the entries of a matrix row, stay on one worker. ``deliveries`` says whether all deliveries are compared.
     """
 
     name: str
@@ -112,7 +122,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One fit: errors and seconds since it began, epoch by epoch, and median seconds of an exchange."""
+    """Errors and elapsed seconds of one fit by epoch, and median seconds of its exchanges and waits."""
 
     errors: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -120,24 +130,24 @@ class Run:
     waited: float
 
 
-Runs = dict[tuple[str, str], list[Run]]  # by policy and delivery, one for each seed
+Runs = dict[tuple[str, str], list[Run]]  # by policy and delivery, one run for each seed
 
 
 class Below(EarlyStopping):
-    """Stop below an error."""
+    """Stop when the error is below a value."""
 
     def is_due(self, points: Sequence[Any]) -> bool:
-        """Whether the last point is."""
+        """Whether the last error is below the value."""
         return error_of(points[-1]) < self.least_change
 
 
 def error_of(point: Any) -> float:
-    """On unseen entries where there are any."""
+    """Return the error on unseen entries if it is known, else the training error."""
     return float(point.validation.get("test_error", point.error))
 
 
 def rows(samples: int, by_key: bool, seed: int) -> tuple[dict[str, Any], None]:
-    """Sorted by a key, or of 200 independent normal numbers as the paper's; of squared norm 1 in the mean."""
+    """Make rows sorted by a key, or rows of 200 independent normal numbers as in the paper; mean squared norm 1."""
     if by_key:
         return keyed_regression(samples, seed=seed), None
     rng = np.random.default_rng(seed)
@@ -146,7 +156,7 @@ def rows(samples: int, by_key: bool, seed: int) -> tuple[dict[str, Any], None]:
 
 
 def entries(size: int, per_row: int, noise: float, seed: int) -> tuple[dict[str, Any], Any]:
-    """A square matrix of rank 5 and variance 1; the test are all unseen entries, without noise."""
+    """Make a square matrix of rank 5 and variance 1; the test set has all unseen entries, without noise."""
     shape = {"n_rows": size, "n_columns": size, "per_row": per_row, "rank": 5, "seed": seed}
     data = {name: array.compute() for name, array in low_rank_entries(**shape, noise=noise).items()}
     left, right = low_rank_factors(**shape)
@@ -165,11 +175,11 @@ def fit_entries(size: int, step: float, shuffler: Any, policy: Policy, seed: int
 
 
 def studies(options: argparse.Namespace, n_workers: int) -> list[Study]:
-    """All studies, at the settings in which the effects are known to show; quick ones show that it runs."""
+    """List the studies, with settings that show the effects; quick settings only check that the script runs."""
     quick = options.quick
     n, few = (n_workers, n_workers) if n_workers else (4, 2) if quick else (20, 10)
     size, per_row = (60, 20) if quick else (500, 60)
-    size = -(-size // few) * few  # equally many rows of the matrix on every worker
+    size = -(-size // few) * few  # the same number of matrix rows on every worker
     far, short = (8, 3) if quick else (250, 30)
     by_key, iid_rows = partial(rows, options.samples, True), partial(rows, options.samples, False)
     by = Study("sorted", "Regression, rows sorted by a key", REGRESSION, n, far, 1e-2, by_key, fit_rows)
@@ -187,7 +197,7 @@ def studies(options: argparse.Namespace, n_workers: int) -> list[Study]:
 
 
 def run(client: Client, study: Study, dataset: Any, test: Any, policy: Policy, delivery: str, seed: int) -> Run:
-    """One fit by the trainer over a session."""
+    """Run one fit."""
     assignment, sharding = policy.assignment, cast(Any, policy.sharding)
     if assignment == "chunks":
         assignment = f"chunks:{study.unit}"
@@ -197,7 +207,7 @@ def run(client: Client, study: Study, dataset: Any, test: Any, policy: Policy, d
     if delivery in DELIVERIES[3:]:
         cached["cache_fraction"] = max(CODED_CACHE, 1 / study.workers)
     with dshuffle.Shuffler(client, dataset, assignment=assignment, sharding=sharding, **cached) as shuffler:
-        beyond = 3 if study.deliveries else 1  # for the picture
+        beyond = 3 if study.deliveries else 1  # so that the plot shows more than the target
         stopping = None if study.target is None else Below(least_change=study.target / beyond)
         trained = AsStored(shuffler) if policy.as_stored else shuffler
         history = study.fit(trained, policy, seed, test, epochs=study.epochs, early_stopping=stopping)
@@ -208,59 +218,59 @@ def run(client: Client, study: Study, dataset: Any, test: Any, policy: Policy, d
 
 
 def run_all(client: Client, study: Study, options: argparse.Namespace, console: Console) -> Iterator[Runs]:
-    """Every policy over every delivery, seed by seed, so that what disturbs the machine disturbs all of them."""
+    """Run every policy with every delivery. Seeds are the outer loop, so that load on the machine affects all alike."""
     runs: Runs = {}
     with console.status(study.title) as status:
         for seed in range(options.seeds):
             data, test = study.make(seed)
             where, chunk = f"{options.data}/{study.name}-{seed}.zarr", 10 * study.unit if study.unit > 1 else 200
             dshuffle.create_dataset(where, data, chunk_rows=chunk, overwrite=True)
-            dataset = dshuffle.open_dataset(where, storage_options={"timeout": 900})  # on a machine that has more to do
+            dataset = dshuffle.open_dataset(where, storage_options={"timeout": 900})  # for a loaded machine
             for policy in study.policies:
                 compared = policy.moves and study.deliveries and seed < options.timed_seeds
                 for delivery in options.deliveries if compared else ["peer"]:
                     status.update(f"{study.title}, {study.workers} workers, seed {seed}: {policy.label}, {delivery}")
-                    if not runs:  # the first one loads and compiles
+                    if not runs:  # the first run imports and compiles
                         run(client, replace(study, epochs=2), dataset, test, policy, delivery, seed)
                     done = run(client, study, dataset, test, policy, delivery, seed)
                     runs.setdefault((policy.label, delivery if policy.moves else "-"), []).append(done)
                     same = of(runs, policy.label)[seed].errors
                     if len(same) != len(done.errors) or not np.allclose(same, done.errors, rtol=1e-6, atol=0):
-                        raise SystemExit(f"{policy.label}: the errors with {delivery} are others than with peer")
+                        raise SystemExit(f"{policy.label}: the errors with {delivery} differ from those with peer")
             yield runs
 
 
 def of(runs: Runs, label: str) -> list[Run]:
-    """Those of a policy, by its first delivery."""
+    """Return the runs of a policy with its first delivery."""
     return next(mine for (name, _), mine in runs.items() if name == label)
 
 
 def timed(runs: Runs) -> Runs:
-    """Only the seeds that went over all deliveries: others ran when the machine may have been busier."""
+    """Keep the seeds that ran with all deliveries; the load of the machine may have been different for the others."""
     return {key: mine[: min(map(len, runs.values()))] for key, mine in runs.items()}
 
 
 def epochs_needed(study: Study, run: Run) -> float:
-    """Until the error is below the target, or infinity; all if there is no target."""
+    """Return the epochs until the error is below the target, or infinity; without a target, all epochs."""
     if study.target is None:
         return len(run.errors)
     return next((number for number, error in enumerate(run.errors, 1) if error < study.target), math.inf)
 
 
 def judged(study: Study, runs: list[Run]) -> list[float]:
-    """Seed by seed what is the better the less it is: the epochs to the target, or the last error."""
+    """Return the score of each seed, where less is better: the epochs to the target, or the last error."""
     return [epochs_needed(study, run) if study.target else run.errors[-1] for run in runs]
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean, lowest and highest."""
+    """Format mean, minimum and maximum."""
     if math.inf in values:
         return "not reached"
     return f"{statistics.fmean(values):.3g} [{min(values):.3g}, {max(values):.3g}]"
 
 
 def gain(study: Study, runs: Runs, policy: Policy, over: str) -> str:
-    """How many times better than another policy, seed by seed."""
+    """Format how many times better a policy is than another, over the seeds."""
     mine, others = judged(study, of(runs, policy.label)), judged(study, of(runs, over))
     if policy.label == over or math.inf in mine:
         return ""
@@ -271,7 +281,7 @@ def gain(study: Study, runs: Runs, policy: Policy, over: str) -> str:
 
 
 def show(study: Study, runs: Runs, console: Console) -> None:
-    """Errors first, then seconds."""
+    """Print the table of errors, then the table of seconds."""
     console.print(f"\n{study.title}, {study.workers} workers", highlight=False)
     what = f"epochs to {study.target:g}" if study.target else f"error after {study.epochs} epochs"
     table = Table("policy", what, "gain over none", "gain over once", box=box.SIMPLE_HEAD)
@@ -281,8 +291,8 @@ def show(study: Study, runs: Runs, console: Console) -> None:
     console.print(table)
     if not study.deliveries:
         return
-    whole = f"seconds to {study.target:g}" if study.target else "seconds in all"
-    table = Table("policy", "delivery", whole, "an epoch", "exchange", "waited for it", box=box.SIMPLE_HEAD)
+    whole = f"seconds to {study.target:g}" if study.target else "total seconds"
+    table = Table("policy", "delivery", whole, "per epoch", "exchange", "waited", box=box.SIMPLE_HEAD)
     for (label, delivery), mine in timed(runs).items():
         needed = [epochs_needed(study, run) for run in mine]
         to_target = [
@@ -295,7 +305,7 @@ def show(study: Study, runs: Runs, console: Console) -> None:
 
 
 def draw(study: Study, runs: Runs) -> list[Any]:
-    """Error against epochs, and against seconds a panel for each policy that moves samples."""
+    """Plot error against epochs, and error against seconds for each policy that moves samples."""
     colours = {policy.label: colour for policy, colour in zip(study.policies, COLOURS, strict=False)}
     panels = [panel(study, "epochs", [(label, of(runs, label), colour, "solid") for label, colour in colours.items()])]
     runs = timed(runs)
@@ -309,7 +319,7 @@ def draw(study: Study, runs: Runs) -> list[Any]:
 
 
 def panel(study: Study, x: str, lines: list[tuple[str, list[Run], str, str]]) -> Any:
-    """Median over seeds, and a band from the lowest to the highest error; seconds are medians."""
+    """Plot the median error over the seeds with a band from minimum to maximum; seconds are medians."""
     plot = figure(x_axis_label=x, y_axis_label="error", x_axis_type="log", y_axis_type="log", width=480, height=460)
     for label, runs, colour, dash in lines:
         length = min(len(run.errors) for run in runs)
@@ -318,7 +328,7 @@ def panel(study: Study, x: str, lines: list[tuple[str, list[Run], str, str]]) ->
         across = np.arange(1.0, length + 1) if x == "epochs" else seconds
         plot.varea(across, errors.min(0), errors.max(0), color=colour, alpha=0.15)
         plot.line(across, np.median(errors, 0), color=colour, line_dash=dash, line_width=2, legend_label=label)
-    if study.target is None:  # all of it is in how the errors end
+    if study.target is None:  # only the last errors differ enough to see
         last = [error for _, runs, _, _ in lines for error in judged(study, runs)]
         plot.y_range.update(start=0.97 * min(last), end=1.2 * max(last))
     plot.add_layout(plot.legend[0], "below")
@@ -327,7 +337,7 @@ def panel(study: Study, x: str, lines: list[tuple[str, list[Run], str, str]]) ->
 
 
 def write(folder: Path, found: list[tuple[Study, Runs]], title: str) -> None:
-    """All points as CSV, and the picture."""
+    """Write all points as CSV, and the plots as HTML."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "convergence.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -347,16 +357,16 @@ def write(folder: Path, found: list[tuple[Study, Runs]], title: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scheduler", help="address of a Dask scheduler (default: logical workers)")
-    parser.add_argument("--data", help="folder or URL for the datasets that all workers see (default: a temporary one)")
+    parser.add_argument("--data", help="folder or URL for the datasets; all workers must see it (default: temporary)")
     parser.add_argument("--study", dest="studies", action="append", help="sorted, iid, matrix, ... (default: all)")
     parser.add_argument("--seeds", type=int, help="default: 5")
-    parser.add_argument("--timed-seeds", type=int, default=2, help="of which all deliveries run, not only the first")
-    parser.add_argument("--samples", type=int, help="of the regressions; default: 4000")
-    parser.add_argument("--quick", action="store_true", help="few seeds, epochs, samples and deliveries: a try")
+    parser.add_argument("--timed-seeds", type=int, default=2, help="seeds that run with all deliveries")
+    parser.add_argument("--samples", type=int, help="samples of the regressions; default: 4000")
+    parser.add_argument("--quick", action="store_true", help="small settings, to check that the script runs")
     parser.add_argument("--output", type=Path, default=Path("convergence-study"))
     options = parser.parse_args()
     if options.scheduler and not options.data:
-        parser.error("--scheduler needs --data, which all of its workers see")
+        parser.error("--scheduler needs --data: a folder or URL that all workers see")
     options.seeds = options.seeds or (2 if options.quick else 5)
     options.samples = options.samples or (600 if options.quick else 4000)
     options.deliveries = DELIVERIES[::3] if options.quick else DELIVERIES
@@ -368,9 +378,9 @@ def main() -> None:
         client = stack.enter_context(connect(options.scheduler, 1)) if options.scheduler else None
         kind = f"workers of {options.scheduler}"
         if client is None:
-            kind = f"logical workers: threads of one process on {os.cpu_count()} cores, no network between them"
-            logging.getLogger("dshuffle").setLevel(logging.ERROR)  # threads that share a core are not equally fast
-        title = f"{options.seeds} seeds; {kind}. In brackets, and as bands, the lowest and the highest of all seeds."
+            kind = f"logical workers: threads of one process on {os.cpu_count()} cores, with no network between them"
+            logging.getLogger("dshuffle").setLevel(logging.ERROR)  # threads that share a core differ in speed
+        title = f"{options.seeds} seeds; {kind}. Brackets and bands show minimum and maximum over the seeds."
         console.print(title, highlight=False)
         compile_kernels(options.deliveries)
         found_workers = cluster_info(client)["workers"].values() if client else ()

@@ -1,10 +1,10 @@
-"""How long an epoch of matrix completion is, in entries of its largest blocks, where columns are sorted by popularity.
+"""Count the length of a matrix completion epoch when columns are sorted by popularity.
 
     python pipelines/epoch_lengths.py [--seeds 5] [--workers 20] [--rows 500] [--entries-a-row 20]
 
-Workers process a block of columns each, and wait for the one that has the most entries before they hand blocks on; so
-the length of an epoch is the sum of its rounds' largest blocks. Printed in multiples of the ideal, equal blocks, and
-counted, not timed: on logical workers, threads of one process.
+In each round, every worker processes one block of columns. All workers wait for the largest block before they pass the
+blocks on. The length of an epoch is therefore the sum of the largest blocks over the rounds, counted in entries. The
+table shows it relative to equal blocks. Lengths are counted, not timed; the workers are threads of one process.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from dshuffle.training.matrix_completion import column_blocks, entries_by_block
 
 
 def zipf_entries(size: int, per_row: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Entries at distinct columns of each row of a square matrix, column j drawn with a weight of 1 / (1 + j)."""
+    """Draw distinct columns for each row of a square matrix, column j with weight 1 / (1 + j)."""
     gumbel = np.random.default_rng(seed).gumbel(size=(size, size)) - np.log(1 + np.arange(size))
     columns = np.sort(np.argpartition(-gumbel, per_row)[:, :per_row]).ravel()
     return {"row": np.repeat(np.arange(size), per_row), "column": columns, "value": np.ones(columns.size)}
 
 
 def block_sizes(partition: dshuffle.Partition, blocks: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Entries that the worker has in each block; a task on each worker."""
+    """Count a worker's entries in each block; runs as a task on each worker."""
     return np.diff(entries_by_block(partition, blocks).starts)
 
 
 def length(client: Client, dataset: dshuffle.Dataset, sharding: str, permute: str, per_row: int, seed: int) -> float:
-    """Of an epoch that has the shares of a sharding, in multiples of the ideal."""
-    assignment = f"chunks:{per_row}"  # so that shares are whole rows
+    """Return the length of an epoch relative to equal blocks."""
+    assignment = f"chunks:{per_row}"  # shares are whole rows
     with dshuffle.Shuffler(client, dataset, assignment=assignment, sharding=sharding, seed=seed) as shuffler:
         n = shuffler.n_workers
         columns = round(dataset.n_samples / per_row)
@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=20)
-    parser.add_argument("--rows", type=int, default=500, help="and columns")
+    parser.add_argument("--rows", type=int, default=500, help="number of rows and of columns")
     parser.add_argument("--entries-a-row", type=int, default=20)
     options = parser.parse_args()
     orders = {"as numbered": ("contiguous", "never"), "permuted once": ("random", "once")}
@@ -68,7 +68,7 @@ def main() -> None:
             dataset = dshuffle.create_dataset(f"{folder}/{seed}.zarr", data)
             for name, (sharding, permute) in orders.items():
                 found[name].append(length(client, dataset, sharding, permute, options.entries_a_row, seed))
-    table = Table("rows and columns", "epoch length / ideal", "lowest", "highest", box=box.SIMPLE_HEAD)
+    table = Table("rows and columns", "mean length", "min", "max", box=box.SIMPLE_HEAD)
     for name, lengths in found.items():
         table.add_row(name, *(f"{value:.2f}" for value in (statistics.fmean(lengths), min(lengths), max(lengths))))
     Console().print(table)

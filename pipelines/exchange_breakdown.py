@@ -1,12 +1,18 @@
-"""What an epoch spends its time on as more of the samples are exchanged (Nguyen et al., IPDPS 2022, Figure 10).
+"""Break down the time of an epoch as a larger fraction of the samples is exchanged.
 
     python pipelines/exchange_breakdown.py /mnt/shared/keyed.zarr [--scheduler ADDRESS] [--output exchange-breakdown]
 
-Local shuffling, partial exchange of a growing fraction Q, and as the last bar a global shuffle that re-reads storage,
-beside training of a linear regression. The paper trained networks on 512 GPUs and let all workers wait for one another
-in every step; here they wait once an epoch, so exchange that training hides costs nothing but processor time. The
-table shows median seconds: of tasks (the paper's forward, backward and update), of standing still for samples that came
-from other workers (EXCHANGE) or from storage (I/O), and the rest. The report beside it has all figures.
+The script trains a linear regression with local shuffling, with partial exchange of a growing fraction Q, and with
+global shuffles that fetch samples from peers or from storage. The table shows median seconds: training tasks (forward,
+backward and update in the paper), waiting for samples from other workers (EXCHANGE) or from storage (I/O), and the
+other time of the epoch. The report has all figures.
+
+Nguyen et al. trained networks on 512 GPUs, with a barrier in every step. Here workers wait for each other once an
+epoch, so an exchange that overlaps with training costs only processor time.
+
+References
+----------
+Nguyen et al. (2022), Figure 10; see docs/papers.md.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ from rich.table import Table
 
 import dshuffle
 from dshuffle.compare import Way, compare_ways, connect, modest_step
+from dshuffle.planning import Choices, get_delivery
 from dshuffle.report import figures, write_report
 from dshuffle.units import human_seconds
 
@@ -27,23 +34,22 @@ FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 def ways() -> list[Way]:
     """From the left of the figure to the right."""
-    partial = [Way(f"partial {q:g}", f"partial:{q:g}", "peer", "random") for q in FRACTIONS]
     return [
-        Way("local", "local", "peer", "random"),
-        *partial,
-        Way("global, peers", "global", "peer", "random"),
-        Way("global, storage", "global", "storage", "random"),
+        Way("local", Choices(Local())),
+        *(Way(f"partial {q:g}", Choices(Partial(q))) for q in FRACTIONS),
+        Way("global, peers", Choices(Global())),
+        Way("global, storage", Choices(Global(), "storage")),
     ]
 
 
 @click.command()
 @click.argument("url")
-@click.option("--scheduler", metavar="ADDRESS", help="A running Dask scheduler, instead of a local cluster.")
-@click.option("--workers", default=4, show_default=True, help="Workers of the local cluster.")
+@click.option("--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler, instead of a local cluster.")
+@click.option("--workers", default=4, show_default=True, help="Number of workers of the local cluster.")
 @click.option("--epochs", default=6, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=Path("exchange-breakdown"), show_default=True)
 def main(url: str, scheduler: str | None, workers: int, epochs: int, output: Path) -> None:
-    """Train on the dataset at URL under a growing exchange; print and write where the time goes."""
+    """Train on the dataset at URL with a growing exchange; print and write the time of each phase."""
     dataset = dshuffle.open_dataset(url)
     console = Console()
     with connect(scheduler, workers) as client, console.status("starting") as status:
@@ -56,13 +62,13 @@ def main(url: str, scheduler: str | None, workers: int, epochs: int, output: Pat
             command=f"python pipelines/exchange_breakdown.py {url}",
             on_epoch=lambda way, point: status.update(f"{way.label}: epoch {point.epoch}"),
         )
-    table = Table(title="Seconds of an epoch", title_justify="left")
-    for heading in ("way", "epoch", "training", "EXCHANGE", "I/O", "the rest"):
+    table = Table(title="Seconds per epoch", title_justify="left")
+    for heading in ("way", "epoch", "training", "EXCHANGE", "I/O", "other"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
     for way in comparison.ways:
         found = figures(way)
         waited, training = found.waited_seconds or 0.0, found.training_seconds or 0.0
-        from_storage = way.delivery == "storage"
+        from_storage = get_delivery(way.choices.delivery).reads_store
         rest = (found.epoch_seconds or 0.0) - training - waited
         seconds = (training, 0.0 if from_storage else waited, waited if from_storage else 0.0, max(0.0, rest))
         table.add_row(way.label, *map(human_seconds, (found.epoch_seconds, *seconds)))

@@ -1,11 +1,14 @@
-"""Packets of every coded delivery against the cache fraction: Figure 5 of UberShuffle (Chung et al., 2017) with
-`clique`, the lower bound and `aligned` added.
+"""Plot the packets of every coded delivery against the cache fraction.
 
     python pipelines/packets_figure.py [--samples 10000 --samples 100000] [--output packets-figure]
 
-Writes packets.csv and packets.html. Caches are fresh and uniformly random, as in the paper's simulation; `aligned` is
-drawn on even caches after five epochs. 20 workers, depth 2. About ten seconds for 1e4 and 1e5 samples; 1e6 needs two
-minutes more.
+The script writes packets.csv and packets.html, for 20 workers and depth 2. Caches are new and uniformly random, as in
+the paper's simulation; `aligned` uses even caches after five epochs. 1e4 and 1e5 samples take about ten seconds. 1e6
+samples take two minutes more.
+
+References
+----------
+Chung et al. (2017), Figure 5. `clique`, `aligned` and the lower bound are added here. See docs/papers.md.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from bokeh.plotting import figure
 from bokeh.resources import INLINE
 from rich.progress import track
 
-from dshuffle.planning import Aligned, Global
+from dshuffle.planning import Aligned, Choices, Global
 from dshuffle.planning.packet_counts import survey
 
 N_WORKERS = 20
 FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55)
 CODED = ("coded", "ubershuffle", "clique")
-# Okabe and Ito's palette, for colour-blind readers.
+# Okabe and Ito's palette for colour-blind readers.
 COLOURS = {
     "uncoded": "#8A8F98",
     "coded": "#D55E00",
@@ -41,21 +44,20 @@ Row = dict[str, float]
 
 def packets(n_samples: int, fraction: float, seed: int) -> Row:
     """Packets by name for one number of samples and one cache fraction."""
-    fresh = survey(n_samples, N_WORKERS, cache_fraction=fraction, assignment=Global(), deliveries=CODED, seed=seed)
+    fresh = survey(
+        n_samples, N_WORKERS, Choices(assignment=Global(), cache_fraction=fraction, seed=seed), deliveries=CODED
+    )
     row: Row = {"samples": n_samples, "cache_fraction": fraction, "uncoded": fresh[0].needed}
     row |= {figures.name: figures.packets for figures in fresh}
     row["lower bound"] = float(fresh[0].lower_bound or 0)
     row["theorem 2"] = fresh[0].theorem2
-    if (fraction * N_WORKERS) % 1 < 1e-9:  # even caches hold every sample equally often
+    if (fraction * N_WORKERS) % 1 < 1e-9:  # even caches need an integer number of holders per sample
         [aligned] = survey(
             n_samples,
             N_WORKERS,
-            cache_fraction=fraction,
-            assignment=Aligned(),
-            caching="even",
+            Choices(assignment=Aligned(), caching="even", cache_fraction=fraction, seed=seed),
             deliveries=["clique"],
             epochs=5,
-            seed=seed,
             bounds=False,
         )
         row["aligned"] = aligned.packets
@@ -63,7 +65,7 @@ def packets(n_samples: int, fraction: float, seed: int) -> Row:
 
 
 def draw(rows: list[Row]) -> Column:
-    """One plot for each number of samples: packets as a fraction of the samples."""
+    """Plot packets as a fraction of the samples, one plot for each number of samples."""
     plots = []
     for n_samples in sorted({row["samples"] for row in rows}):
         plot = figure(
@@ -82,14 +84,16 @@ def draw(rows: list[Row]) -> Column:
                 dash = "dashed" if name == "lower bound" else "solid"
                 plot.line(x, y, color=colour, line_width=2, line_dash=dash, legend_label=name)
                 plot.scatter(x, y, color=colour, size=6, legend_label=name)
-        plot.add_layout(plot.legend[0], "right")  # none of the lines leaves room for it
+        plot.add_layout(plot.legend[0], "right")  # it would hide the lines
         plots.append(plot)
     return column(plots)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, action="append", help="default: 10000 and 100000")
+    parser.add_argument(
+        "--samples", type=int, action="append", help="number of samples; may be repeated (default: 10000 and 100000)"
+    )
     parser.add_argument("--output", type=Path, default=Path("packets-figure"))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

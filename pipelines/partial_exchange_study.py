@@ -1,12 +1,18 @@
-"""Accuracy against the fraction Q that is exchanged: Figure 5 of Nguyen et al. (2022), at the scale of one machine.
+"""Compare validation accuracy against the exchanged fraction Q, with logical workers on one machine.
 
     python pipelines/partial_exchange_study.py [--seeds 10] [--epochs 20] [--workers 16 --workers 60] [--output FOLDER]
 
-Synchronous SGD on scikit-learn's digits (1,200 to train, 597 to validate), with and without batch norm, from shards
-that are sorted by class and from random ones. Workers are logical: ranks of one process, which compute what as many
-workers of `fit_synchronous_sgd` would (a test compares them), so that 60 of them fit one core. Without batch norm, or
-from random shards, exchanging samples should change nothing: these controls stand beside the effect. Prints the tables
-and writes study.csv (a line for each run) and study.html. Ten seeds take two to three minutes on one core.
+The script trains on scikit-learn's digits (1,200 to train, 597 to validate) by synchronous SGD, with and without batch
+norm, from shards sorted by class and from random shards. Without batch norm, or from random shards, exchanging samples
+should change nothing. These controls are shown beside the effect.
+
+Workers are logical: ranks of one process, so 60 of them fit one core. They compute the same as separate workers of
+`fit_synchronous_sgd`, which a test checks. The script prints tables and writes study.csv (one line per run) and
+study.html. Ten seeds take two to three minutes on one core.
+
+References
+----------
+Nguyen et al. (2022), Figure 5; see docs/papers.md.
 """
 
 from __future__ import annotations
@@ -39,9 +45,9 @@ from dshuffle.training import Linear, Network, TrainedNetwork
 N_TRAIN = 1200
 FRACTIONS = (0.01, 0.03, 0.1, 0.3)
 SHARDS = {"sorted": "contiguous", "random": "random"}
-# Okabe and Ito's palette, for colour-blind readers.
+# Okabe and Ito's palette for colour-blind readers.
 COLOURS = {"random": "#56B4E9", "sorted": "#D55E00"}
-# Of simulations made before there was this package: digits, the same settings, ten seeds.
+# From independent simulations with the same data and settings, ten seeds.
 EXPECTED = {
     (16, True, "sorted"): {"local": 0.813, 0.01: 0.930, 0.03: 0.949, 0.1: 0.960, 0.3: 0.962, "global": 0.962},
     (60, True, "sorted"): {"local": 0.169, 0.03: 0.873, 0.1: 0.896, 0.3: 0.911, "global": 0.916},
@@ -54,7 +60,7 @@ Policy = str | float
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training, and the accuracy that it reached."""
+    """Settings of one training, and the accuracy that it reached."""
 
     workers: int
     batch_norm: bool
@@ -65,7 +71,7 @@ class Run:
 
 
 def digits(seed: int) -> tuple[dict[str, NDArray[np.float64]], tuple[NDArray[np.float64], NDArray[np.int64]]]:
-    """Digits to train on, sorted by class, and to validate; another split for every seed."""
+    """Split the digits by seed into training data, sorted by class, and validation data."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(x))
     x, y = x[order] / 16, y[order]
@@ -85,7 +91,7 @@ def run(options: argparse.Namespace, workers: int, batch_norm: bool, shards: str
         Network((64, *[options.hidden] * options.layers, 10), batch_norm),
         n_workers=workers,
         assignment=policy if isinstance(policy, str) else f"partial:{policy}",
-        # A global shuffle knows no shards, in the first epoch neither.
+        # A global shuffle does not depend on the shards, not even in the first epoch.
         sharding="random" if policy == "global" else SHARDS[shards],
         shuffle_seed=seed,
         seed=seed,
@@ -108,13 +114,13 @@ def label(policy: Policy) -> str:
 
 
 def table(runs: list[Run], workers: int, policies: list[Policy], defaults: bool) -> Table:
-    """Accuracies of one number of workers: the mean and the standard deviation over seeds."""
+    """Tabulate the accuracies for one number of workers, as mean and standard deviation over the seeds."""
     result = Table(title=f"{workers} logical workers", title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("batch norm", "shards", *map(label, policies), "global - local"):
         result.add_column(heading, justify="left" if heading in ("batch norm", "shards") else "right")
     for batch_norm, shards in itertools.product((True, False), SHARDS):
         found = [accuracies(runs, workers, batch_norm, shards, policy) for policy in policies]
-        gain = found[-1] - found[0]  # seed by seed
+        gain = found[-1] - found[0]  # for each seed
         cells = [f"{np.mean(one):.3f} ±{np.std(one):.3f}" for one in (*found, gain)]
         result.add_row("yes" if batch_norm else "no", shards, *cells)
         expected = EXPECTED.get((workers, batch_norm, shards))
@@ -124,7 +130,7 @@ def table(runs: list[Run], workers: int, policies: list[Policy], defaults: bool)
 
 
 def draw(runs: list[Run], numbers: list[int], policies: list[Policy]) -> GridPlot:
-    """A plot for each number of workers, with and without batch norm; means and standard deviations."""
+    """Plot means and standard deviations for each number of workers, with and without batch norm."""
     labels = [label(policy) for policy in policies]
     plots: list[Any] = []
     for workers, batch_norm in itertools.product(numbers, (True, False)):
@@ -137,7 +143,7 @@ def draw(runs: list[Run], numbers: list[int], policies: list[Policy]) -> GridPlo
             height=340,
         )
         for shards, colour in COLOURS.items():
-            width = 2 if shards == "sorted" else 6  # it lies above the other, and often just there
+            width = 2 if shards == "sorted" else 6  # it is drawn last and often coincides with the other
             found = [accuracies(runs, workers, batch_norm, shards, policy) for policy in policies]
             means, spread = np.array([one.mean() for one in found]), np.array([one.std() for one in found])
             source = ColumnDataSource({"x": labels, "y": means, "low": means - spread, "high": means + spread})
@@ -151,14 +157,16 @@ def draw(runs: list[Run], numbers: list[int], policies: list[Policy]) -> GridPlo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, action="append", help="default: 16 and 60")
-    parser.add_argument("--fraction", type=float, action="append", help=f"Q; default: {FRACTIONS}")
+    parser.add_argument(
+        "--workers", type=int, action="append", help="number of workers; may be repeated (default: 16 and 60)"
+    )
+    parser.add_argument("--fraction", type=float, action="append", help=f"Q; may be repeated (default: {FRACTIONS})")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--batch-size", type=int, default=8, help="of one worker")
-    parser.add_argument("--step", type=float, default=0.3, help="falls to a tenth")
-    parser.add_argument("--hidden", type=int, default=64, help="units of a hidden layer")
-    parser.add_argument("--layers", type=int, default=1, help="hidden layers")
+    parser.add_argument("--batch-size", type=int, default=8, help="batch size of each worker")
+    parser.add_argument("--step", type=float, default=0.3, help="initial step size; it falls to a tenth")
+    parser.add_argument("--hidden", type=int, default=64, help="units per hidden layer")
+    parser.add_argument("--layers", type=int, default=1, help="number of hidden layers")
     parser.add_argument("--output", type=Path, default=Path("partial-exchange-study"))
     options = parser.parse_args()
     numbers = options.workers or [16, 60]
@@ -166,7 +174,7 @@ def main() -> None:
     changed = any(getattr(options, name) != parser.get_default(name) for name in ("epochs", "batch_size", "step"))
     changed = changed or (options.hidden, options.layers) != (64, 1)
     settings = list(itertools.product(numbers, (True, False), SHARDS, policies, range(options.seeds)))
-    with threadpool_limits(1):  # products are too small for several threads
+    with threadpool_limits(1):  # the matrix products are too small for several threads
         runs = [run(options, *one) for one in track(settings, "training")]
     options.output.mkdir(parents=True, exist_ok=True)
     with (options.output / "study.csv").open("w", newline="") as file:

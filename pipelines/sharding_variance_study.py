@@ -1,18 +1,24 @@
-"""Does systematic sharding make an asynchronous parameter server's results scatter less? Paper 002, Tables II to V.
+"""Test whether systematic sharding reduces the variance of an asynchronous parameter server's results.
 
     python pipelines/sharding_variance_study.py [--runs 100] [--output sharding-variance]
     python pipelines/sharding_variance_study.py --quick
 
-Trains the same data many times with each sharding, from other random shards and orders every time, and compares the
-variances of the final loss and accuracy, in training and on samples held out: their ratio with a 95 % bootstrap
-interval, and a Brown-Forsythe test. Prints a table, nulls beside effects, and writes variances.csv, runs.csv (every
-run with its seed) and variances.html.
+The script trains on the same data many times with each sharding, with different random shards and orders each time. It
+compares the variances of the final loss and accuracy, on the training samples and on held-out samples: their ratio with
+a 95 % bootstrap interval, and a Brown-Forsythe test. It prints a table with nulls beside effects, and writes
+variances.csv, runs.csv (every run with its seed) and variances.html.
 
-Runs are simulated in virtual time, bit for bit what `fit_parameter_server` computes with `speeds=` on a cluster. 12
-workers, mini-batches of 120 / 12, softmax regression, 10 epochs, speeds geometric from 1 to 1 / ratio. Data `classes`:
-10 classes, each one tight Gaussian in 2 dimensions, 2,400 samples. Data `hidden strata`: 20 tight Gaussians in 3
-dimensions, of which each two make a class, samples in random order; `stored strata`: the same, one stratum after the
-other.
+Runs are simulated in virtual time. They give bit for bit the results of `fit_parameter_server` with `speeds=` on a
+cluster. The settings are softmax regression, 12 workers, mini-batches of 120 / 12, 10 epochs, and geometric speeds from
+1 to 1 / ratio. The data have 2,400 training samples in 10 classes:
+
+    classes         each class is one tight Gaussian in 2 dimensions
+    hidden strata   each class is two of 20 tight Gaussians in 3 dimensions; samples are in random order
+    stored strata   the same, but stored stratum by stratum
+
+References
+----------
+Provatas et al. (2021), Tables II to V; see docs/papers.md.
 """
 
 from __future__ import annotations
@@ -50,12 +56,12 @@ COLOURS = {"random": "#8A8F98", "stratified": "#0072B2", "distribution-aware": "
 METRICS = ("loss", "accuracy", "validation loss", "validation accuracy")
 Arrays = dict[str, NDArray[Any]]
 Finals = dict[str, list[float]]
-"""Metric -> its value after the last epoch of each run."""
+"""For each metric, its value after the last epoch of each run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is trained, how fast workers are, and at which pace."""
+    """Data, ratio of the worker speeds, pace and step size."""
 
     data: str
     ratio: float
@@ -67,7 +73,7 @@ class Setting:
 
 
 def settings(step: float) -> list[Setting]:
-    """The effect, then what it depends on: speeds, pace, step."""
+    """List the main settings, then variations of pace, step and data."""
     main = [Setting("classes", ratio, "free", step) for ratio in (1, 2, 4, 10)]
     paces = [Setting("classes", ratio, "once", step) for ratio in (4, 10)]
     steps = [Setting("classes", 4, "free", factor * step) for factor in (0.5, 2, 4)]
@@ -77,15 +83,15 @@ def settings(step: float) -> list[Setting]:
 
 @functools.cache
 def arrays_of(data: str, samples: int, *, held_out: bool = False) -> Arrays:
-    """Tight Gaussians around standard normal centres, the same in all runs; half as many more are held out."""
+    """Draw tight Gaussians around standard normal centres; one third of the samples are held out."""
     total = samples + samples // 2
     blobs, dimensions = (N_CLASSES, 2) if data == "classes" else (2 * N_CLASSES, 3)
-    # Centres are drawn so that two are as far apart as `separation` standard deviations of a blob.
+    # `separation` is the root mean square distance of two centres, in standard deviations of a blob.
     separation = np.sqrt(2 * dimensions) / SPREAD
     made = gaussian_blobs(total, n_features=dimensions, n_classes=blobs, separation=separation)
     x, y = made["x"].compute() * SPREAD, made["y"].compute() % N_CLASSES
     if data == "hidden strata":
-        # Hidden from the order too: whatever deals out consecutive samples of a class deals out its strata evenly.
+        # Shuffle, because dealing out consecutive samples of a class would deal out its strata evenly.
         order = np.random.default_rng(0).permutation(total)
         x, y = x[order], y[order]
     chosen = (np.arange(total) % 3 == 2) == held_out
@@ -94,7 +100,7 @@ def arrays_of(data: str, samples: int, *, held_out: bool = False) -> Arrays:
 
 @functools.cache
 def ranks_of(sharding: str, data: str, samples: int, seed: int) -> NDArray[np.int32]:
-    """The shards of one run."""
+    """Assign the samples to workers for one run."""
     arrays = arrays_of(data, samples)
     if sharding == "random":
         return first_assignment("random", samples, N_WORKERS, seed=seed)
@@ -104,12 +110,12 @@ def ranks_of(sharding: str, data: str, samples: int, seed: int) -> NDArray[np.in
 
 
 def shardings_of(data: str) -> tuple[str, ...]:
-    """Which are compared: where there are no hidden strata, neighbourhoods are the classes."""
+    """List the shardings to compare; without strata, the neighbourhoods are the classes."""
     return ("random", "stratified") if data == "classes" else tuple(COLOURS)
 
 
 def final_metrics(setting: Setting, sharding: str, seeds: range, samples: int, epochs: int) -> Finals:
-    """What the last epoch of one run for each seed ends with."""
+    """Train once for each seed, and return the metrics after the last epoch."""
     model = SoftmaxRegression(N_CLASSES)
     trained_on, held_out = (arrays_of(setting.data, samples, held_out=held) for held in (False, True))
 
@@ -144,13 +150,13 @@ def final_metrics(setting: Setting, sharding: str, seeds: range, samples: int, e
 
 
 def draw(found: dict[tuple[Setting, str], VarianceRatio], losses: dict[tuple[Setting, str], list[float]]) -> Column:
-    """The ratios with their intervals, and below them every run."""
+    """Plot the ratios with their intervals, and below them the losses of all runs."""
     rows = [f"{setting}: {sharding}" for setting, sharding in found]
     plot = figure(
         title="Variance of the final loss: with random / with systematic shards, 95 % bootstrap intervals",
         x_axis_label="ratio (right of the line: systematic sharding scatters less)",
         x_axis_type="log",
-        # Bokeh does not count whiskers among what should be seen; with few runs they have no end.
+        # Bokeh ignores whiskers in its default range, and few runs give unbounded whiskers.
         x_range=Range1d(
             start=max(0.05, 0.8 * min(one.low for one in found.values())),
             end=min(100, 1.2 * max(one.high for one in found.values())),
@@ -204,10 +210,10 @@ def write(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, output: Path) -> None:
-    """Train, compare, print and write."""
+    """Train, compare the variances, and print and write the results."""
     seeds = range(first_seed, first_seed + runs)
     cases = [(setting, sharding) for setting in settings(step) for sharding in shardings_of(setting.data)]
-    # No two shardings share seeds, or the runs of one would not be independent of those of the other.
+    # Shardings do not share seeds, so that their runs are independent.
     offsets = {sharding: 10_000_000 * number for number, sharding in enumerate(COLOURS)}
 
     def seeds_of(sharding: str) -> range:
@@ -283,13 +289,13 @@ def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, ou
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=100, help="of each sharding in each setting; default 100")
+    parser.add_argument("--runs", type=int, default=100, help="runs of each sharding in each setting (default: 100)")
     parser.add_argument("--samples", type=int, default=2400)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--step", type=float, default=0.3, help="alpha, of a single worker")
-    parser.add_argument("--seed", type=int, default=0, help="the first run's")
+    parser.add_argument("--step", type=float, default=0.3, help="step size alpha of a single worker")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first run")
     parser.add_argument("--output", type=Path, default=Path("sharding-variance"))
-    parser.add_argument("--quick", action="store_true", help="5 runs of 2 epochs on 600 samples, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="5 runs of 2 epochs on 600 samples, to check that it runs")
     options = parser.parse_args()
     if options.quick:
         options.runs, options.samples, options.epochs = 5, 600, 2

@@ -1,15 +1,22 @@
-"""Train a classifier by synchronous SGD under a growing exchange, and show where the time goes.
-
-Figure 10 of Nguyen et al., "Why globally re-shuffle?" (2022), on your cluster.
+"""Break down the time of synchronous SGD as a larger fraction of the samples is exchanged.
 
     python pipelines/synchronous_sgd.py /mnt/shared/images.zarr --classes 10 [--torch] [--scheduler ADDRESS]
 
-The dataset has rows of features and integer labels. Every way trains the same network, with batch norm: local
-shuffling, partial exchange of a growing fraction Q, a global shuffle by peers and one that re-reads storage. The table
-shows mean seconds of an epoch: gathering mini-batches and standing still for storage (I/O), standing still for samples
-of other workers (EXCHANGE), forward and backward passes (FW+BW), and averaging gradients (GE+WU). Exchange that
-training hides stands in the last column, and costs nothing but processor time. Without --torch the network is NumPy's,
-and gradients meet on one worker.
+The dataset must have features `x` and integer labels `y`. The same network, with batch norm, is trained with local
+shuffling, with partial exchange of a growing fraction Q, and with global shuffles that fetch samples from peers or from
+storage. The table shows mean seconds of an epoch:
+
+    I/O               gathering mini-batches and waiting for storage
+    EXCHANGE          waiting for samples from other workers
+    FW+BW             forward and backward passes
+    GE+WU             averaging gradients and updating weights
+    hidden exchange   exchange that overlaps with training and costs only processor time
+
+With --torch the network is a PyTorch network. Without it, the network uses NumPy and one worker averages the gradients.
+
+References
+----------
+Nguyen et al. (2022), Figure 10; see docs/papers.md.
 """
 
 from __future__ import annotations
@@ -76,11 +83,11 @@ def train(
 
 @click.command()
 @click.argument("url")
-@click.option("--classes", required=True, type=int)
-@click.option("--scheduler", metavar="ADDRESS", help="A running Dask scheduler, instead of a local cluster.")
-@click.option("--workers", default=4, show_default=True, help="Workers of the local cluster.")
+@click.option("--classes", required=True, type=int, help="Number of classes.")
+@click.option("--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler, instead of a local cluster.")
+@click.option("--workers", default=4, show_default=True, help="Number of workers of the local cluster.")
 @click.option("--epochs", default=5, show_default=True)
-@click.option("--batch-size", default=32, show_default=True, help="Of one worker.")
+@click.option("--batch-size", default=32, show_default=True, help="Batch size of each worker.")
 @click.option("--step", default=0.1, show_default=True)
 @click.option("--hidden", default=(64,), show_default=True, multiple=True, help="Units of each hidden layer.")
 @click.option("--torch/--numpy", default=False, show_default=True)
@@ -95,11 +102,11 @@ def main(
     hidden: tuple[int, ...],
     torch: bool,
 ) -> None:
-    """Train on the arrays x and y of the dataset at URL, which are left where they are stored at first."""
+    """Train on the arrays x and y of the dataset at URL, starting from contiguous shards."""
     dataset = dshuffle.open_dataset(url)
     sizes = (*dataset.arrays["x"].shape, *hidden, classes)
     headings = ("way", "error", "epoch", "I/O", "EXCHANGE", "FW+BW", "GE+WU", "hidden exchange")
-    table = Table(*headings, title="Mean seconds of an epoch, without the first", box=box.SIMPLE_HEAD)
+    table = Table(*headings, title="Mean seconds per epoch, without the first epoch", box=box.SIMPLE_HEAD)
     console = Console(width=120)
     with connect(scheduler, workers) as client, console.status("starting") as status:
         for way in WAYS:

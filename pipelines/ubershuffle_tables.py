@@ -1,22 +1,27 @@
-"""The tables of UberShuffle (Chung et al., 2017) on a cluster of yours: seconds of a shuffle, way by way.
+"""Measure the seconds of a shuffle on a cluster for each way in the tables of Chung et al. (2017).
 
     python pipelines/ubershuffle_tables.py --scheduler ADDRESS --mbit 100 --data /mnt/shared/tables
         [--storage nfs=/mnt/nfs/tables] [--storage s3=s3://bucket/tables] [--setup a --setup 2] [--output tables.json]
 
-Setups a to d are those of the paper's Table 1; 2 is Table 2, which sets UberShuffle beside re-reading from shared
-storage. The paper had 20 workers and a server at 1 Gbit/s. Scaled here by one rule: the same cache fraction (at least
-a worker's share), the same ratio of row bytes to link rate, and fewer rows, `--scale` of them. The paper does not say
-how many bytes a row has; they follow from its uncoded seconds, since the server's link carried nothing else:
+Setups a to d are those of Table 1. Setup 2 is Table 2, which compares UberShuffle with re-reading from shared storage.
+The paper had 20 workers and a server at 1 Gbit/s. This script keeps the cache fraction (at least a worker's share) and
+the ratio of row bytes to link rate, and uses the fraction `--scale` of the rows. The paper does not give the bytes of a
+row. They follow from its uncoded seconds, because the server's link carried nothing else:
 bytes = seconds x rate / (rows x (1 - cache fraction)).
 
 One worker must have the resource `dshuffle-server`. The dataset is written to --data, which all hosts must see, and to
-every --storage, from which it is re-read. Ratios stand beside the paper's; compare those, not seconds. A time with no
-processor idle (marked !) says nothing about the network.
+every --storage, from which it is re-read. The table shows the ratios of the paper beside the measured ratios. Compare
+ratios, not seconds. A time with less than 15 % of the processors idle (marked !) says nothing about the network.
+
+References
+----------
+Chung et al. (2017), Tables 1 and 2; see docs/papers.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 from dataclasses import dataclass
@@ -30,17 +35,18 @@ from rich.table import Table
 
 import dshuffle
 from dshuffle.compare import Way, connect, measure_exchanges
+from dshuffle.planning import Choices, Chunks, Global
 from dshuffle.report.summary import CPU_BOUND
 from dshuffle.runtime.cluster_view import cluster_info
 from dshuffle.units import human_bytes, human_ratio, human_seconds
 
 PAPER_RATE = 1e9 / 8
-"""Bytes a second of the paper's links."""
+"""Rate of the paper's links in bytes per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A row of the paper's tables: rows, cache fraction, and seconds of a shuffle by way."""
+    """A setup of the paper: number of rows, cache fraction, and seconds of a shuffle for each way."""
 
     rows: int
     cache_fraction: float
@@ -48,7 +54,7 @@ class Setup:
     row_nbytes: int = 0
 
     def bytes_at(self, rate: float) -> int:
-        """Bytes of a row, scaled to links of another rate; whole words."""
+        """Return the bytes of a row, scaled to another link rate and rounded to a multiple of 8."""
         at_paper = self.row_nbytes or self.seconds["server"] * PAPER_RATE / (self.rows * (1 - self.cache_fraction))
         return max(8, round(at_paper * rate / PAPER_RATE / 8) * 8)
 
@@ -58,20 +64,20 @@ SETUPS = {
     "b": Setup(300_000, 0.2, {"server": 35.0, "coded": 28.8, "ubershuffle": 25.3}),
     "c": Setup(68_000, 0.2, {"server": 0.42, "coded": 1.66, "ubershuffle": 1.52}),
     "d": Setup(700_000, 0.14, {"server": 112.9, "coded": 94.6, "ubershuffle": 60.82}),
-    # Its rows are those of setup b, whose matrix it shares: 1,000 entries a row, about 18 bytes an entry.
+    # The rows are those of setup b, which has the same matrix: 1,000 entries per row, about 18 bytes per entry.
     "2": Setup(300_000, 0.05, {"ubershuffle": 34, "storage": 110, "EFS": 490, "EFS Max I/O": 1100}, 18_229),
 }
 NETWORK = ("server", "coded", "ubershuffle", "clique", "peer")
 
 
 def rows_of(setup: Setup, rate: float, scale: float) -> np.ndarray[Any, Any]:
-    """Random rows: what is in them does not matter, as nothing here compresses."""
+    """Make random rows; their content does not matter, because nothing is compressed."""
     shape = max(64, round(setup.rows * scale)), setup.bytes_at(rate)
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
 def measure(client: Client, name: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """All ways for one setup."""
+    """Measure all ways for one setup."""
     setup = SETUPS[name]
     rate = options.mbit * 1e6 / 8
     rows = rows_of(setup, rate, options.scale)
@@ -83,19 +89,17 @@ def measure(client: Client, name: str, options: argparse.Namespace, console: Con
     local = dshuffle.create_dataset(f"{options.data}/{name}.zarr", {"x": rows}, overwrite=True)
     del rows
     results: dict[str, Any] = {}
-    ways = [(way, local, Way(way, "global", way, "contiguous")) for way in NETWORK]
-    ways += [(label, there, Way(label, "global", "storage", "contiguous")) for label, there in at_storage.items()]
-    ways += [
-        (f"{label}, chunks", there, Way(label, "chunks", "storage", "contiguous"))
-        for label, there in at_storage.items()
-    ]
     n_workers = len(cluster_info(client)["workers"]) - 1  # without the server
     fraction = max(setup.cache_fraction, 1 / n_workers)
+    network = Choices(Global(), cache_fraction=fraction, sharding="contiguous")
+    storage = dataclasses.replace(network, delivery="storage")
+    chunks = dataclasses.replace(storage, assignment=Chunks())
+    ways = [(way, local, Way(way, dataclasses.replace(network, delivery=way))) for way in NETWORK]
+    ways += [(label, there, Way(label, storage)) for label, there in at_storage.items()]
+    ways += [(f"{label}, chunks", there, Way(label, chunks)) for label, there in at_storage.items()]
     for label, dataset, way in ways:
         with console.status(f"setup {name}: {label}"):
-            records = measure_exchanges(
-                client, dataset, way, epochs=options.epochs, training_seconds=0.5, cache_fraction=fraction
-            )
+            records = measure_exchanges(client, dataset, way, epochs=options.epochs, training_seconds=0.5)
         results[label] = {
             "seconds": statistics.median(record.exchange_seconds for record in records),
             "cpu_idle": statistics.median(record.cpu_idle for record in records),
@@ -115,7 +119,7 @@ def measure(client: Client, name: str, options: argparse.Namespace, console: Con
 
 
 def show(name: str, found: dict[str, Any], console: Console) -> None:
-    """One table: seconds here, and both ratios to UberShuffle."""
+    """Print seconds, and the ratios to UberShuffle here and in the paper."""
     shape = f"{found['rows']:,} rows of {human_bytes(found['row_nbytes'])}, {found['workers']} workers"
     table = Table(title=f"Setup {name}: {shape}, cache fraction {found['cache_fraction']:.3g}", title_justify="left")
     for heading in (
@@ -144,7 +148,7 @@ def show(name: str, found: dict[str, Any], console: Console) -> None:
 
 
 def labelled(text: str) -> tuple[str, str]:
-    """``LABEL=URL``."""
+    """Split ``LABEL=URL``."""
     label, separator, url = text.partition("=")
     if not (label and separator and url):
         raise argparse.ArgumentTypeError(f"{text!r} is not LABEL=URL, such as nfs=/mnt/nfs/tables")
@@ -154,13 +158,15 @@ def labelled(text: str) -> tuple[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scheduler", help="address of a Dask scheduler (default: a local cluster)")
-    parser.add_argument("--workers", type=int, default=4, help="workers of the local cluster")
-    parser.add_argument("--mbit", type=float, required=True, help="rate of every worker's link")
+    parser.add_argument("--workers", type=int, default=4, help="number of workers of the local cluster")
+    parser.add_argument("--mbit", type=float, required=True, help="rate of every worker's link in Mbit/s")
     parser.add_argument("--data", required=True, help="folder that all hosts see")
-    parser.add_argument("--storage", type=labelled, action="append", default=[], help="LABEL=URL; again for several")
-    parser.add_argument("--setup", dest="setups", action="append", choices=[*SETUPS], help="default: all")
-    parser.add_argument("--scale", type=float, default=0.1, help="share of the paper's rows")
-    parser.add_argument("--chunk-rows", type=int, default=64, help="rows a chunk at --storage")
+    parser.add_argument("--storage", type=labelled, action="append", default=[], help="LABEL=URL; may be repeated")
+    parser.add_argument(
+        "--setup", dest="setups", action="append", choices=[*SETUPS], help="may be repeated (default: all)"
+    )
+    parser.add_argument("--scale", type=float, default=0.1, help="fraction of the paper's rows")
+    parser.add_argument("--chunk-rows", type=int, default=64, help="rows per chunk at --storage")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--output", type=Path, help="write all figures as JSON")
     options = parser.parse_args()

@@ -1,10 +1,15 @@
-"""Paper 001's scheme for caches without excess against its bounds, for 2 to 20 workers.
+"""Compare the packets of `leftover` with their bounds, for 2 to 20 workers without excess caches.
 
     python pipelines/worst_case.py [--samples-per-worker 380] [--shuffles 20]
 
-Prints a row for each number of workers: packets of `leftover` on the worst-case shuffle (equation 49) beside the worst
-case's rate (Theorem 3), and on random shuffles beside Theorem 1's rate and the lower bound of Theorem 2, with `clique`
-for comparison. "exact" counts the random shuffles on which the plan has exactly Theorem 1's packets.
+The script prints one row for each number of workers: the packets on the worst-case shuffle (equation 49) with the rate
+of the worst case (Theorem 3), and the mean packets on random shuffles with the rate of Theorem 1 and the lower bound of
+Theorem 2. `clique` is shown for comparison. "exact" counts the random shuffles whose plan has exactly the packets of
+Theorem 1.
+
+References
+----------
+Attia and Tandon (2016); see docs/papers.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Dask cluster of the testbed: a scheduler, one worker of one thread a host, and a wait until all are there."""
+"""The Dask cluster of the testbed: a scheduler, and one worker with one thread per host."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SERVER_RESOURCE = "dshuffle-server=1"
 
 
 def start(hosts: Sequence[Host]) -> str:
-    """Start the scheduler, and a worker on every host that is to have one; returns the scheduler's address."""
+    """Start the scheduler and the workers, and return the scheduler's address."""
     head = _scheduler(hosts)
     dask = (sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", head.address, "--port", str(PORT))
     head.start("scheduler", *dask, "--no-dashboard", "--dashboard-address", f"{head.address}:{HTTP_PORT}")
     address = f"tcp://{head.address}:{PORT}"
-    for host in workers(hosts):  # they try again until the scheduler listens
+    for host in workers(hosts):  # workers retry until the scheduler listens
         scratch = FOLDER / "scratch" / host.name
         scratch.mkdir(parents=True)
         worker = (sys.executable, "-m", "distributed.cli.dask_worker", address, "--host", host.address)
@@ -37,17 +37,17 @@ def start(hosts: Sequence[Host]) -> str:
 
 
 def workers(hosts: Sequence[Host]) -> list[Host]:
-    """The hosts that have a worker."""
+    """Return the hosts that run a worker."""
     return [host for host in hosts if host.name not in ("scheduler", "storage")]
 
 
 def await_workers(hosts: Sequence[Host], seconds: float) -> None:
-    """Wait until every worker has registered, and show how many have.
+    """Wait until all workers have registered, and show the progress.
 
     Raises
     ------
     click.ClickException
-        One ended, or they did not all register in time; with the end of its log.
+        If a process exits, or a worker does not register in time. The message contains the end of its log.
     """
     head, expected = _scheduler(hosts), {host.name for host in workers(hosts)}
     give_up = time.monotonic() + seconds
@@ -62,13 +62,13 @@ def await_workers(hosts: Sequence[Host], seconds: float) -> None:
             ended = [name for name in ("scheduler", *expected) if not places.alive(records[name])]
             if ended or time.monotonic() > give_up:
                 name = (ended or sorted(expected - present))[0]
-                problem = "ended" if ended else f"did not register in {seconds:.0f} s"
+                problem = "exited" if ended else f"did not register within {seconds:.0f} s"
                 raise click.ClickException(f"{name} {problem}:\n{places.tail(STATE.log(name))}")
 
 
 def registered(head: Place) -> set[str]:
-    """Names of the workers that the scheduler knows, as its page for machines tells."""
-    # Nothing else than bash: a Python that asks over and over would take the cores from the workers that start.
+    """Return the names of the workers that the scheduler's JSON page lists."""
+    # Use bash only: polling with Python would take processor time from the workers that are starting.
     question = r"GET /json/identity.json HTTP/1.0\r\n\r\n"
     ask = f"exec 3<>/dev/tcp/{head.address}/{HTTP_PORT} && printf '{question}' >&3 && cat <&3"
     answer = subprocess.run([*head.enter, "bash", "-c", ask], capture_output=True, text=True, check=False).stdout

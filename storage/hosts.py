@@ -1,7 +1,7 @@
-"""The testbed's hosts on this machine: made, shaped, entered, counted, and taken away without a trace.
+"""The testbed's hosts on this machine: create, shape, enter, measure and remove them.
 
-Besides its network namespace each host has a mount namespace with a ``/run`` of its own, so that servers with fixed
-socket names do not meet. Mount namespaces have no names, so each is kept by a bind mount in the testbed's folder.
+Each host has a network namespace and a mount namespace with its own ``/run``, so that servers with fixed socket names
+do not conflict. Mount namespaces have no names, so a bind mount in the testbed's folder keeps each one alive.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from places import Place, State, run
 FOLDER = Path("/run/dshuffle-testbed")
 STATE = State(FOLDER)
 SHARED = FOLDER / "shared"
-HOST_VARIABLE = "DSHUFFLE_TESTBED_HOST"  # says to a process where it runs
+HOST_VARIABLE = "DSHUFFLE_TESTBED_HOST"  # tells a process which host it runs on
 PROGRAMS = {
     "ip": "iproute2",
     "tc": "iproute2",
@@ -35,39 +35,39 @@ PROGRAMS = {
     "bash": "bash",
 }
 
-# The testbed's folder is put aside, a new /run laid over the old one, and the folder put back into it.
+# Move the testbed's folder aside, mount a new /run over the old one, and move the folder back.
 OWN_RUN = f"mount --rbind {FOLDER} /mnt && mount -t tmpfs run /run && mkdir {FOLDER} && mount --move /mnt {FOLDER}"
 
 
 def check_machine() -> None:
-    """Say what is missing before anything is changed."""
+    """Check the requirements before anything is changed."""
     places.need_root("The testbed", "network namespaces, traffic control and mounts")
     places.need_programs(PROGRAMS, "The testbed")
     if host := os.environ.get(HOST_VARIABLE):
-        raise click.ClickException(f"this command runs on {host} of the testbed; run it outside")
+        raise click.ClickException(f"this command runs on host {host} of the testbed; run it outside the testbed")
 
 
 def is_up() -> bool:
-    """Whether there is a testbed, whole or not."""
+    """Whether a testbed exists, complete or not."""
     return FOLDER.exists() or bool(_namespaces())
 
 
 def known_hosts() -> list[Host]:
-    """The hosts of the testbed that is up.
+    """Return the hosts of the running testbed.
 
     Raises
     ------
     click.ClickException
-        None is.
+        If no testbed is running.
     """
     hosts = STATE.read().get("hosts")
     if not hosts:
-        raise click.ClickException("no testbed is up; `testbed.py up` makes one")
+        raise click.ClickException("no testbed is running; start one with `testbed.py up`")
     return [Host(**host) for host in hosts]
 
 
 def description() -> str:
-    """What is not real about this cluster, in words."""
+    """Describe how this cluster is emulated."""
     state = STATE.read()
     rates = state.get("rates", {})
     by_rate: dict[str, list[str]] = {}
@@ -82,7 +82,7 @@ def description() -> str:
 
 
 def find(name: str) -> Host:
-    """A host by its name."""
+    """Return a host by name."""
     hosts = {host.name: host for host in known_hosts()}
     if name not in hosts:
         raise click.BadParameter(f"HOST={name!r} is not allowed; it must be one of {', '.join(hosts)}")
@@ -90,7 +90,7 @@ def find(name: str) -> Host:
 
 
 def place(host: Host) -> Place:
-    """Where a host's commands run: in its namespaces, in the present folder, able to use the testbed's S3."""
+    """Return the place that runs commands in a host's namespaces and the current folder, with S3 credentials."""
     inside = ("nsenter", f"--net=/run/netns/{host.namespace}", f"--mount={FOLDER}/mounts/{host.name}")
     storage = f"{network.SUBNET}.4"
     variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -99,9 +99,9 @@ def place(host: Host) -> Place:
 
 
 def create(hosts: Sequence[Host], rate: str, storage_rate: str) -> None:
-    """Make all hosts, each on a link of its rate."""
+    """Create all hosts and limit the rates of their links."""
     FOLDER.mkdir()
-    # Mounts that keep namespaces must not spread into the namespaces.
+    # The mounts that keep namespaces alive must not propagate into the namespaces.
     run(["mount", "-t", "tmpfs", "-o", "size=1g", "dshuffle-testbed", str(FOLDER)])
     run(["mount", "--make-private", str(FOLDER)])
     (FOLDER / "mounts").mkdir()
@@ -129,16 +129,16 @@ def shape(host: Host, rate: str) -> None:
 
 
 def link_bytes() -> dict[str, dict[str, int]]:
-    """Bytes that each host has sent and received, and packets dropped on the way to it."""
+    """Return the bytes that each host has sent and received, and the packets dropped on the way to it."""
     statistics = run(["ip", "-n", network.SWITCH, "-s", "-j", "link", "show", "type", "veth"])
     return network.link_bytes(statistics, known_hosts())
 
 
 def destroy() -> list[str]:
-    """Take everything away, however much of it there is, and return what could not be.
+    """Remove the testbed, complete or not, and return what could not be removed.
 
-    Nothing that the state says is needed: namespaces are known by their names and the processes by their namespace, so
-    this works after a crash in the middle of anything.
+    The state file is not needed. Namespaces are found by name and processes by namespace, so this works after a crash
+    at any point.
     """
     for namespace in _namespaces():
         _kill_inside(namespace)
@@ -147,7 +147,7 @@ def destroy() -> list[str]:
     for namespace in _namespaces():
         subprocess.run(["ip", "netns", "delete", namespace], check=False, capture_output=True)
     if FOLDER.exists() and not _mounts():
-        FOLDER.rmdir()  # what it held was in the mount
+        FOLDER.rmdir()  # its content was in the mount
     return [*_namespaces(), *_mounts(), *([str(FOLDER)] if FOLDER.exists() else [])]
 
 
@@ -163,7 +163,7 @@ def _mounts() -> list[str]:
 
 
 def _kill_inside(namespace: str) -> None:
-    """Kill all processes whose network is a namespace; those that they start meanwhile, too."""
+    """Kill all processes in a network namespace, including those that they start meanwhile."""
     give_up = time.monotonic() + 10
     while (pids := _processes_inside(namespace)) and time.monotonic() < give_up:
         for pid in pids:

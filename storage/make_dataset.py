@@ -1,8 +1,8 @@
-"""Write a large synthetic dataset: a linear regression whose rows are sorted by a key.
+"""Write a large synthetic dataset: a linear regression problem with rows sorted by a key.
 
     python storage/make_dataset.py /data/keyed.zarr --samples 10_000_000 --features 1000
 
-The rows are drawn block by block by Dask threads, so that memory does not grow with the number of samples.
+Dask threads generate the rows block by block, so memory does not grow with the number of samples.
 """
 
 from __future__ import annotations
@@ -18,11 +18,17 @@ from dshuffle.units import human_bytes, human_count
 @click.command()
 @click.argument("url")
 @click.option("--samples", type=int, default=1_000_000, show_default=True)
-@click.option("--features", type=click.IntRange(1), default=100, show_default=True, help="Three fifths are a key.")
+@click.option(
+    "--features",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Number of features; three fifths encode the key.",
+)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--unsorted", is_flag=True, help="Rows in random order instead of sorted by key.")
-@click.option("--chunk-rows", type=int, help="Samples in a chunk.  [default: chunks of about 4 MiB]")
-@click.option("--overwrite", is_flag=True, help="Replace a dataset at URL.")
+@click.option("--unsorted", is_flag=True, help="Write the rows in random order instead of sorted by key.")
+@click.option("--chunk-rows", type=int, help="Samples per chunk.  [default: chunks of about 4 MiB]")
+@click.option("--overwrite", is_flag=True, help="Replace an existing dataset at URL.")
 def main(
     url: str, samples: int, features: int, seed: int, unsorted: bool, chunk_rows: int | None, overwrite: bool
 ) -> None:

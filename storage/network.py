@@ -1,7 +1,7 @@
-"""The testbed's network as data: hosts, addresses, links, and the command lines that make them. Nothing runs here.
+"""Description of the testbed's network: hosts, addresses, links, and the commands that create them.
 
-Every host is a network namespace with one link to a switch, which is a bridge in a namespace of its own. Both ends of a
-link have a token bucket, so it carries its rate in each direction at once.
+This module runs no commands. Every host is a network namespace with one link to a switch, which is a bridge in its own
+namespace. A token bucket at each end of a link limits its rate in each direction (full duplex).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SWITCH = f"{PREFIX}switch"
 SUBNET = "10.78.0"
 MAX_WORKERS = 200
 
-# A bucket below 64 kB would cut the kernel's segments in software; a queue of 1 MB is a switch port's buffer.
+# With a bucket below 64 kB the kernel would split segments in software. A queue of 1 MB is a switch port's buffer.
 BURST = "128kb"
 QUEUE = "1mb"
 
@@ -27,14 +27,14 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One machine of the testbed.
+    """One host of the testbed.
 
     Parameters
     ----------
     name
         ``scheduler``, ``storage``, ``server`` or ``w1``, ``w2``, ...
     address
-        Its IPv4 address.
+        IPv4 address.
 
     Examples
     --------
@@ -47,22 +47,22 @@ class Host:
 
     @property
     def namespace(self) -> str:
-        """Its network namespace, as ``ip netns`` shows it."""
+        """Name of its network namespace, as listed by ``ip netns``."""
         return PREFIX + self.name
 
     @property
     def port(self) -> str:
-        """The switch's end of its link."""
+        """Name of the switch port of its link."""
         return f"p-{self.name}"
 
 
 def plan_hosts(n_workers: int, server: bool) -> list[Host]:
-    """All hosts, storage first: it must be there before anybody who reads.
+    """Return all hosts, storage first: it must exist before its readers.
 
     Raises
     ------
     click.BadParameter
-        ``n_workers`` is not in 1..200.
+        If ``n_workers`` is not in 1..200.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def plan_hosts(n_workers: int, server: bool) -> list[Host]:
 
 
 def is_own(namespace: str) -> bool:
-    """Whether a network namespace has a name that a testbed gives.
+    """Whether a network namespace has a name used by a testbed.
 
     Examples
     --------
@@ -89,14 +89,14 @@ def is_own(namespace: str) -> bool:
 
 
 def rate(text: str) -> str:
-    """Check a link's rate in bits a second: ``100mbit``, ``2.5gbit``, or ``none`` for a link that is not limited.
+    """Check a link rate in bits per second: ``100mbit``, ``2.5gbit``, or ``none`` for an unlimited link.
 
-    ``tc`` knows more units, among them ``mbps``, which means bytes: these are refused.
+    Other units of ``tc`` are rejected, because some of them, such as ``mbps``, mean bytes.
 
     Raises
     ------
     click.BadParameter
-        The text is something else.
+        If the text is not a rate.
 
     Examples
     --------
@@ -106,13 +106,13 @@ def rate(text: str) -> str:
     number = re.fullmatch(r"(\d+(?:\.\d+)?)(?:kbit|mbit|gbit)", text.lower())
     if text.lower() != "none" and (number is None or float(number[1]) == 0):
         raise click.BadParameter(
-            f"{text!r} is not allowed; it must be like 100mbit or 2.5gbit (bits a second), or none"
+            f"{text!r} is not allowed; it must be like 100mbit or 2.5gbit (bits per second), or none"
         )
     return text.lower()
 
 
 def switch_commands() -> list[Command]:
-    """Make the switch."""
+    """Return the commands that create the switch."""
     inside = ("ip", "-n", SWITCH, "link")
     return [
         ("ip", "netns", "add", SWITCH),
@@ -122,7 +122,7 @@ def switch_commands() -> list[Command]:
 
 
 def link_commands(host: Host) -> list[Command]:
-    """Make a host's namespace, its link to the switch and its address."""
+    """Return the commands that create a host's namespace, its link to the switch and its address."""
     inside = ("ip", "-n", host.namespace)
     peer = ("type", "veth", "peer", "name", "eth0", "netns", host.namespace)
     return [
@@ -136,7 +136,7 @@ def link_commands(host: Host) -> list[Command]:
 
 
 def shape_commands(host: Host, limit: str) -> list[Command]:
-    """Limit both directions of a host's link to a rate; ``none`` takes the limit away.
+    """Return the commands that limit both directions of a host's link; ``none`` removes the limit.
 
     Examples
     --------
@@ -151,12 +151,14 @@ def shape_commands(host: Host, limit: str) -> list[Command]:
 
 
 def link_bytes(statistics: str, hosts: Sequence[Host]) -> dict[str, dict[str, int]]:
-    """What each host has sent and received so far, and packets that its link dropped on the way to it.
+    """Return the bytes that each host has sent and received, and the packets dropped on the way to it.
 
     Parameters
     ----------
     statistics
-        Output of ``ip -s -j link`` in the switch: what comes into a port is what its host has sent.
+        Output of ``ip -s -j link`` in the switch. A port receives what its host sends.
+    hosts
+        Hosts to report.
     """
     ports = {link["ifname"]: link["stats64"] for link in json.loads(statistics)}
     return {

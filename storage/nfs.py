@@ -1,8 +1,8 @@
-"""A real NFS server, version 3, without the kernel's: nfs-ganesha exports a directory of this machine.
+"""An NFS version 3 server in user space: nfs-ganesha exports a directory of this machine.
 
     python storage/nfs.py start DIR | status | stop | check nfs://ADDRESS/shared
 
-Clients need no mount: libnfs reads it in user space.
+Clients read with libnfs in user space and need no mount.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NFS_PORT = 2049
 MOUNT_PORT = 20048
 RPCBIND_PORT = 111
 
-# Numbers of RFC 1813 (NFS version 3 and its mount protocol).
+# Program and procedure numbers from RFC 1813 (NFS version 3 and its mount protocol).
 NFS_PROGRAM = 100003
 MOUNT_PROGRAM = 100005
 NULL = 0
@@ -43,9 +43,11 @@ EXPORT {{
 
 
 def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
-    """Start rpcbind, if none answers, and ganesha."""
+    """Start ganesha, and rpcbind if it is not running; return the URL."""
     if any(letter in str(directory) for letter in '"\n;{}'):
-        raise click.ClickException(f"{directory} cannot be written into ganesha's configuration; use a plainer name")
+        raise click.ClickException(
+            f"directory {directory} is not allowed; it must not contain quotes, newlines or any of ; {{ }}"
+        )
     configuration = place.state.folder / "ganesha.conf"
     configuration.parent.mkdir(parents=True, exist_ok=True)
     configuration.write_text(
@@ -57,7 +59,7 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
         place.start("nfs.rpcbind", "rpcbind", "-f")
         place.await_port("nfs.rpcbind", RPCBIND_PORT, "127.0.0.1")
     number = place.state.folder / "ganesha.pid"
-    # Ganesha wants this folder for its own state, and does not make it.
+    # Ganesha needs this folder for its state, but does not create it.
     place.run("mkdir", "-p", "/var/run/ganesha")
     log = ("-L", "/dev/stdout", "-N", "NIV_WARN")
     place.start("nfs.ganesha", "ganesha.nfsd", "-F", "-f", str(configuration), *log, "-p", str(number))
@@ -67,7 +69,7 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
 
 
 def check(url: str) -> str:
-    """Ask the server, in its own protocols, whether it speaks NFS version 3 and exports the path."""
+    """Check over the network that the server speaks NFS version 3 and exports the path."""
     parts = urlsplit(url)
     if parts.scheme != "nfs" or not parts.hostname or not parts.path:
         raise click.ClickException(f"{url!r} is not allowed; it must be like nfs://10.78.0.4{EXPORT}")
@@ -77,7 +79,7 @@ def check(url: str) -> str:
     except OSError as error:
         raise click.ClickException(f"no NFS server answers at {url}: {error}") from error
     if not exports:
-        hint = "Its directory must be on a file system whose files have handles: ext4, XFS or tmpfs, but not overlay."
+        hint = "Its directory must be on a file system with file handles: ext4, XFS or tmpfs, but not overlay."
         raise click.ClickException(f"the server at {url} exports nothing. {hint}")
     if parts.path not in exports:
         raise click.ClickException(f"the server at {url} does not export {parts.path}; it exports {exports}")
@@ -85,7 +87,7 @@ def check(url: str) -> str:
 
 
 def call(host: str, port: int, program: int, procedure: int) -> bytes:
-    """One remote procedure call without arguments (RFC 5531), over TCP; returns the encoded result."""
+    """Make a remote procedure call without arguments (RFC 5531) over TCP, and return the encoded result."""
     number = secrets.randbits(31)
     nobody = struct.pack(">4I", 0, 0, 0, 0)
     message = struct.pack(">6I", number, 0, 2, program, 3, procedure) + nobody
@@ -108,12 +110,12 @@ def call(host: str, port: int, program: int, procedure: int) -> bytes:
 
 def _exactly(data: bytes, length: int) -> bytes:
     if len(data) != length:
-        raise ConnectionError("the server hung up in the middle of an answer")
+        raise ConnectionError("the server closed the connection before its reply was complete")
     return data
 
 
 def export_names(encoded: bytes) -> list[str]:
-    """Paths in the mount protocol's list of exports (RFC 1813, section 5.2.5).
+    """Decode the paths in the mount protocol's list of exports (RFC 1813, section 5.2.5).
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Where things run, and what was started there: one JSON file says so, whatever became of the processes.
+"""Machines to run commands on, and a JSON file that records the processes started there.
 
-A :class:`Place` is this machine or a host of the testbed. Processes are known by their number and start time, so that a
-number that the kernel has given away again is never killed.
+A :class:`Place` is this machine or a host of the testbed. Processes are identified by process id and start time, so
+a process that reuses an old id is never killed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A folder with ``state.json`` and the logs of the processes in it."""
+    """A folder with ``state.json`` and the logs of the recorded processes."""
 
     folder: Path
 
     def read(self) -> dict[str, Any]:
-        """What is known; nothing if there is no file."""
+        """Return the content of the state file; empty if it does not exist."""
         try:
             found: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
         except FileNotFoundError:
@@ -40,7 +40,7 @@ class State:
 
     @contextmanager
     def change(self) -> Iterator[dict[str, Any]]:
-        """Read, let the caller change it, write: one process at a time, and never half a file."""
+        """Change the state under a file lock, and replace the file atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -51,11 +51,11 @@ class State:
             draft.replace(self.folder / "state.json")
 
     def log(self, name: str) -> Path:
-        """Where a process writes what it has to say."""
+        """Return the path of a process's log."""
         return self.folder / "logs" / f"{name}.log"
 
     def processes(self) -> dict[str, dict[str, Any]]:
-        """Everything that was started and not stopped, by name, dead or alive."""
+        """Return the processes that were started and not stopped, by name, whether running or not."""
         found: dict[str, dict[str, Any]] = self.read().get("processes", {})
         return found
 
@@ -67,15 +67,15 @@ class Place:
     Parameters
     ----------
     name
-        Of the host.
+        Name of the host.
     address
-        Where its servers listen.
+        Address on which its servers listen.
     state
-        What was started there.
+        Record of the processes started there.
     enter
-        Command line to put before each other, which leads into the host.
+        Command prefix that runs a command on the host.
     environment
-        Variables that every command gets.
+        Environment variables of all commands.
     """
 
     name: str
@@ -88,27 +88,27 @@ class Place:
         return [*self.enter, *command], {**os.environ, **self.environment, **environment}
 
     def run(self, *command: str, environment: Mapping[str, str] | None = None, timeout: float = 60) -> str:
-        """Run a command to its end and return its output.
+        """Run a command and return its output.
 
         Raises
         ------
         click.ClickException
-            It failed, or took longer than ``timeout`` seconds; with what it said.
+            If the command fails or takes longer than ``timeout`` seconds.
         """
         line, variables = self._call(command, environment or {})
         return run(line, environment=variables, timeout=timeout)
 
     def succeeds(self, *command: str) -> bool:
-        """Whether a command ends well."""
+        """Whether a command exits with status 0."""
         line, variables = self._call(command, {})
         return subprocess.run(line, env=variables, capture_output=True, check=False).returncode == 0
 
     def start(self, name: str, *command: str, environment: Mapping[str, str] | None = None) -> None:
-        """Start a process that goes on when this one ends; its output goes to the log of that name."""
+        """Start a process that outlives this one; its output goes to the log of that name."""
         line, variables = self._call(command, environment or {})
         log = self.state.log(name)
         log.parent.mkdir(parents=True, exist_ok=True)
-        # Nobody here waits for its end, so it is spawned without an object that wants to.
+        # Nothing waits for the process to end, and a Popen object would warn about that.
         files = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644),
@@ -121,11 +121,11 @@ class Place:
             content.setdefault("processes", {})[name] = record
 
     def await_port(self, name: str, port: int, address: str | None = None) -> None:
-        """Wait until somebody listens at a port; ``name`` is the process that should."""
-        self.await_true(name, lambda: self.listens(port, address), f"to listen at port {port}")
+        """Wait until the process ``name`` listens on a port."""
+        self.await_true(name, lambda: self.listens(port, address), f"to listen on port {port}")
 
     def listens(self, port: int, address: str | None = None) -> bool:
-        """Whether somebody listens at a port."""
+        """Whether a process listens on a port."""
         return self.succeeds("bash", "-c", f"exec 3<>/dev/tcp/{address or self.address}/{port}")
 
     def await_true(self, name: str, condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
@@ -134,31 +134,31 @@ class Place:
         Raises
         ------
         click.ClickException
-            The process ended, or the condition did not come true in time; with the end of its log.
+            If the process exits, or the condition is not true in time. The message contains the end of its log.
         """
         give_up = time.monotonic() + seconds
         while not condition():
             ended = not alive(self.state.processes()[name])
             if ended or time.monotonic() > give_up:
-                problem = "ended" if ended else f"gave no sign in {seconds:.0f} s"
+                problem = "exited" if ended else f"did not within {seconds:.0f} s"
                 raise click.ClickException(f"waited for {name} {what}, but it {problem}:\n{tail(self.state.log(name))}")
             time.sleep(0.05)
 
 
 def this_machine(folder: Path, address: str = "127.0.0.1") -> Place:
-    """The machine itself."""
+    """Return this machine as a place."""
     return Place("localhost", address, State(folder))
 
 
 def run(line: list[str], *, environment: Mapping[str, str] | None = None, timeout: float = 60) -> str:
-    """Run a command line; if it fails, its own words are the error."""
+    """Run a command line and return its output; on failure, raise an error with the command's message."""
     try:
         done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=timeout)
     except subprocess.TimeoutExpired as error:
-        raise click.ClickException(f"`{' '.join(line)}` did not end in {timeout:.0f} s") from error
+        raise click.ClickException(f"`{' '.join(line)}` did not finish within {timeout:.0f} s") from error
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip())[-2000:]
-        raise click.ClickException(f"`{' '.join(line)}` failed with {done.returncode}: {said}")
+        raise click.ClickException(f"`{' '.join(line)}` failed with exit status {done.returncode}: {said}")
     return done.stdout
 
 
@@ -168,9 +168,9 @@ def need_programs(packages: Mapping[str, str], what: str) -> None:
     Parameters
     ----------
     packages
-        The Debian package of each program.
+        Debian package of each program.
     what
-        What needs them, for the message.
+        Name of the service that needs them, for the message.
     """
     missing = sorted({package for program, package in packages.items() if shutil.which(program) is None})
     if missing:
@@ -178,13 +178,13 @@ def need_programs(packages: Mapping[str, str], what: str) -> None:
 
 
 def need_root(what: str, why: str) -> None:
-    """Check for root, before anything is changed."""
+    """Check that the user is root, before anything is changed."""
     if os.geteuid() != 0:
         raise click.ClickException(f"{what} needs root ({why}), and this is user {os.geteuid()}. Run it with sudo.")
 
 
 def start_time(pid: int) -> int | None:
-    """Ticks between the machine's start and the process's; none if it is gone or waits to be reaped."""
+    """Return the start time of a process in clock ticks after boot, or ``None`` if it has exited."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -193,26 +193,26 @@ def start_time(pid: int) -> int | None:
 
 
 def alive(record: Mapping[str, Any]) -> bool:
-    """Whether a recorded process still runs."""
+    """Whether a recorded process is still running."""
     return record["started"] is not None and start_time(record["pid"]) == record["started"]
 
 
 def stop(state: State, prefix: str = "", host: str | None = None) -> list[str]:
-    """Stop the recorded processes whose names begin so, the last one first: asked, and after a while killed.
+    """Stop recorded processes in reverse order of their start: terminate them, then kill them after a timeout.
 
     Parameters
     ----------
     state
-        Knows the processes.
+        Record of the processes.
     prefix
-        Of the names of those to stop.
+        Prefix of the names of processes to stop.
     host
-        Only those on this host.
+        Host whose processes to stop; ``None`` for all hosts.
 
     Returns
     -------
     list of str
-        Names of those that were running.
+        Names of the processes that were running.
     """
     chosen = {
         name: record
@@ -241,7 +241,7 @@ def _end(record: Mapping[str, Any]) -> None:
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The end of a log."""
+    """Return the last lines of a log."""
     try:
         return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
     except FileNotFoundError:

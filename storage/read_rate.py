@@ -1,10 +1,11 @@
-"""Write files of 256 KiB to a store and read them back in random order: megabits a second, and idle processors beside.
+"""Measure the read rate of a store: write files of 256 KiB and read them back in random order.
 
     python storage/testbed.py exec w1 python storage/read_rate.py nfs://10.78.0.4/shared
     python storage/testbed.py exec w1 python storage/read_rate.py s3://dshuffle
     python storage/testbed.py exec w1 python storage/read_rate.py /run/dshuffle-testbed/shared
 
-A plain reader: several processes, one request at a time each. nfs:// needs libnfs, s3:// obstore (pip install).
+Several processes read, each with one request at a time. The result is in Mbit/s, along with the idle share of the
+processors. nfs:// needs the Python package libnfs, and s3:// needs obstore.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Access = tuple[Callable[[str, bytes], None], Callable[[str], bytes]]
 
 
 def access(url: str) -> Access:
-    """How to write a file, and how to read one."""
+    """Return functions that write and read a file."""
     scheme = urlsplit(url).scheme
     if scheme == "nfs":
         mount = _module("libnfs").NFS(f"{url}?version=3")
@@ -60,24 +61,26 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise click.ClickException(f"this URL needs {name}: pip install {name.partition('.')[0]}") from error
+        raise click.ClickException(
+            f"this URL needs {name}, which is not installed: pip install {name.partition('.')[0]}"
+        ) from error
 
 
 def write_share(url: str, names: list[str]) -> None:
-    """Write these files."""
+    """Write files of random bytes."""
     write, _ = access(url)
     for name in names:
         write(name, os.urandom(FILE_BYTES))
 
 
 def read_share(url: str, names: list[str]) -> int:
-    """Read these files and return their bytes."""
+    """Read files and return their total size in bytes."""
     _, read = access(url)
     return sum(len(read(name)) for name in names)
 
 
 def idle_and_total() -> tuple[int, int]:
-    """Ticks that this machine's processors were idle, and in all."""
+    """Return the idle and the total clock ticks of this machine's processors."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return ticks[3] + ticks[4], sum(ticks)
 
@@ -97,7 +100,7 @@ def main(url: str, megabytes: int, processes: int) -> None:
         seconds = time.monotonic() - begun
         idle_after, total_after = idle_and_total()
     if sum(counts) != len(names) * FILE_BYTES:
-        raise click.ClickException(f"read {sum(counts)} bytes where {len(names) * FILE_BYTES} were written")
+        raise click.ClickException(f"read {sum(counts)} bytes, but {len(names) * FILE_BYTES} bytes were written")
     share = (idle_after - idle) / max(1, total_after - total)
     click.echo(f"{url}: {sum(counts) * 8e-6 / seconds:.0f} Mbit/s, processors {share:.0%} idle")
 

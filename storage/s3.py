@@ -1,8 +1,8 @@
-"""A real S3 server on one machine: the gateway of Ceph over one object storage daemon whose data stand in a directory.
+"""An S3 server on one machine: Ceph's gateway over one object storage daemon with its data in a directory.
 
     python storage/s3.py start DIR | status | stop | check http://ADDRESS:9000
 
-One monitor, one daemon, one gateway; no manager, since nobody watches it, and no passwords between the daemons.
+It runs one monitor, one storage daemon and one gateway, without a manager or authentication between the daemons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from places import Place, this_machine
 BUCKET = "dshuffle"
 PORT = 9000
 MONITOR_PORT = 3300
-# Of a throw-away server that only this machine reaches; nothing to keep secret.
+# Credentials of a temporary server that only this machine can reach; they are not secret.
 KEY, SECRET, REGION = "dshuffle", "dshuffle-secret", "us-east-1"
 
 CONFIGURATION = """
@@ -68,7 +68,7 @@ rgw data = {directory}/rgw
 
 
 def environment(address: str) -> dict[str, str]:
-    """What a client of the server at an address needs; obstore, s3fs and boto3 read these variables."""
+    """Return the environment variables for clients of a server; obstore, s3fs and boto3 read them."""
     return {
         "AWS_ENDPOINT_URL": f"http://{address}:{PORT}",
         "AWS_ACCESS_KEY_ID": KEY,
@@ -79,7 +79,7 @@ def environment(address: str) -> dict[str, str]:
 
 
 def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
-    """Make the cluster if the directory is empty, and start monitor, storage daemon and gateway."""
+    """Start the monitor, storage daemon and gateway, and return the URL; an empty directory is initialized first."""
     known = directory / "cluster"
     if not known.exists() and any(directory.iterdir()):
         raise click.ClickException(f"{directory} is neither empty nor an S3 server's directory; nothing was changed")
@@ -89,8 +89,8 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
     else:
         cluster, home = known.read_text().split()
         if home != place.address:
-            # The monitor's address is part of its database.
-            raise click.ClickException(f"{directory} belongs to a server at {home}, not {place.address}; take another")
+            # The monitor's database contains its address.
+            raise click.ClickException(f"{directory} belongs to a server at {home}, not {place.address}. Use another.")
     configuration = place.state.folder / "ceph.conf"
     run_folder = place.state.folder / "ceph"
     for folder in (run_folder, *(directory / name for name in ("mon", "osd", "rgw"))):
@@ -103,7 +103,7 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
             port=PORT,
             directory=directory,
             run=run_folder,
-            block_bytes=64 << 30,  # of a sparse file: it takes what is written
+            block_bytes=64 << 30,  # a sparse file: it occupies only what is written
         )
     )
     ceph = ("-c", str(configuration))
@@ -136,23 +136,24 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
 
 
 def check(url: str) -> str:
-    """Put an object, read a part of it, compare; a server that answers a range with 200 would break sharded Zarr."""
+    """Check that range requests work: a server that answers them with status 200 would break sharded Zarr."""
     data = bytes(range(256)) * 16
     request("PUT", f"{url}/{BUCKET}")
     request("PUT", f"{url}/{BUCKET}/.check", data)
     status, body = request("GET", f"{url}/{BUCKET}/.check", headers={"range": "bytes=1000-1999"})
     if (status, body) != (206, data[1000:2000]):
         raise click.ClickException(
-            f"{url} answered a range of 1000 bytes with status {status} and {len(body)} bytes; it must be 206 and them"
+            f"{url} answered a request for 1000 bytes with status {status} and {len(body)} bytes; it must be 206 and "
+            "those 1000 bytes"
         )
     request("DELETE", f"{url}/{BUCKET}/.check")
     address = str(urlsplit(url).hostname)
     variables = "\n".join(f"export {name}={value}" for name, value in environment(address).items())
-    return f"s3://{BUCKET}/ (ranges are answered with 206 and the right bytes)\n{variables}"
+    return f"s3://{BUCKET}/ (range requests return status 206 and the right bytes)\n{variables}"
 
 
 def request(method: str, url: str, data: bytes = b"", headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
-    """One request with AWS's signature, version 4; returns status and body.
+    """Send a request with AWS Signature Version 4, and return the status and body.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""What the storage services share: started on a place, checked, recorded, stopped; and the commands of each script."""
+"""Common code of the storage services: start, check, record and stop them; and the commands of each script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from places import Place
 
 
 def local_folder() -> Path:
-    """State of the services that run on this machine without a testbed."""
+    """Return the state folder of services that run on this machine without a testbed."""
     if os.geteuid() == 0:
         return Path("/run/dshuffle-services")
     return Path(os.environ.get("XDG_RUNTIME_DIR", tempfile.gettempdir())) / f"dshuffle-services-{os.geteuid()}"
@@ -31,22 +31,22 @@ class Service:
     Parameters
     ----------
     name
-        Prefix of its processes' names.
+        Name of the service, and prefix of its processes' names.
     programs
-        The Debian package of each program that it needs.
+        Debian package of each program that it needs.
     launch
-        Starts the processes on a place, with data in a directory, for clients on other places, and returns the
-        service's URL once it answers.
+        Function that starts the processes on a place, with data in a directory, for clients on other places. Returns
+        the service's URL once it answers.
     check
-        Raises unless what answers at a URL is what it claims to be. Runs where clients are.
+        Function that checks the service at a URL from a client, and raises an error if it does not work.
     script
-        The file with its commands.
+        Path of the script with its commands.
     ports
-        Where it listens; nobody else may.
+        Ports on which it listens; they must be free.
     root
-        Why it needs root, if it does.
+        Reason why it needs root; empty if it does not.
     before_stop
-        What to undo on the clients before the processes are stopped.
+        Function that cleans up the clients before the processes are stopped.
     """
 
     name: str
@@ -59,20 +59,22 @@ class Service:
     before_stop: Callable[[Place, Sequence[Place]], None] | None = None
 
     def start(self, place: Place, directory: Path, clients: Sequence[Place] = ()) -> str:
-        """Start, check from a client's side, and return the URL; if anything fails, nothing is left running.
+        """Start the service, check it from a client, and return a message that says how to use it.
+
+        If anything fails, no process is left running.
 
         Raises
         ------
         click.ClickException
-            A package is missing, it runs already, or what answers is not what it should be.
+            If a package is missing, the service is already running, or the check fails.
         """
         places.need_programs(self.programs, self.name)
         if self.root:
             places.need_root(self.name, self.root)
         if self.running(place):
-            raise click.ClickException(f"{self.name} already runs on {place.name}. Stop it first.")
+            raise click.ClickException(f"{self.name} is already running on {place.name}. Stop it first.")
         if taken := [port for port in self.ports if place.listens(port)]:
-            raise click.ClickException(f"ports {taken} of {place.address} are taken by another program")
+            raise click.ClickException(f"ports {taken} of {place.address} are used by another program")
         directory = directory.resolve()
         directory.mkdir(parents=True, exist_ok=True)
         begun = time.monotonic()
@@ -84,7 +86,7 @@ class Service:
         except BaseException as error:
             self.stop(place, clients)
             if isinstance(error, click.ClickException):
-                _, _, said = error.message.rpartition("Error: ")  # of the check, which is a command like others
+                _, _, said = error.message.rpartition("Error: ")  # the check runs as a command
                 raise click.ClickException(f"{self.name} was not started: {said}") from error
             raise
         with place.state.change() as content:
@@ -92,7 +94,7 @@ class Service:
         return f"{self.name} started in {seconds:.1f} s: {verdict}"
 
     def stop(self, place: Place, clients: Sequence[Place] = ()) -> list[str]:
-        """Stop what runs; returns the names of the processes that did."""
+        """Stop the service and return the names of the processes that were running."""
         if self.before_stop:
             self.before_stop(place, clients)
         stopped = places.stop(place.state, f"{self.name}.")
@@ -101,11 +103,11 @@ class Service:
         return stopped
 
     def dead(self, place: Place) -> list[str]:
-        """Its processes that ended without having been stopped."""
+        """Return the names of its processes that exited without being stopped."""
         return [name for name, record in self._processes(place).items() if not places.alive(record)]
 
     def running(self, place: Place) -> bool:
-        """Whether one of its processes lives."""
+        """Whether any of its processes is running."""
         return len(self.dead(place)) < len(self._processes(place))
 
     def _processes(self, place: Place) -> dict[str, dict[str, Any]]:
@@ -113,7 +115,7 @@ class Service:
 
 
 def commands(service: Service, place: Callable[[], Place], about: str) -> click.Group:
-    """``start DIR``, ``stop``, ``status`` and ``check URL`` for one service on this machine."""
+    """Return the commands ``start DIR``, ``stop``, ``status`` and ``check URL`` for a service on this machine."""
 
     @click.group(help=about)
     def group() -> None:
@@ -122,29 +124,31 @@ def commands(service: Service, place: Callable[[], Place], about: str) -> click.
     @group.command()
     @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
     def start(directory: Path) -> None:
-        """Start it with its data in DIRECTORY, check it, and print how to use it."""
+        """Start the service with its data in DIRECTORY, check it, and print how to use it."""
         click.echo(service.start(place(), directory))
 
     @group.command()
     def stop() -> None:
-        """Stop it. Its data stay."""
+        """Stop the service and keep its data."""
         click.echo(f"stopped: {', '.join(service.stop(place())) or 'nothing was running'}")
 
     @group.command()
     def status() -> None:
-        """Say whether it runs, and check what answers."""
+        """Print whether the service is running, and check it."""
         here = place()
         known = here.state.read().get("services", {}).get(service.name)
         if known is None:
             raise click.ClickException(f"{service.name} is not running")
-        if dead := service.dead(here):  # a mount whose server is gone would let the check wait for minutes
-            raise click.ClickException(f"ended by themselves: {', '.join(dead)}. Stop it, and start it again.")
+        if dead := service.dead(here):  # the check would wait for minutes on a mount without a server
+            raise click.ClickException(
+                f"these processes have exited: {', '.join(dead)}. Stop and restart {service.name}."
+            )
         click.echo(f"{known['directory']}: {service.check(known['url'])}")
 
     @group.command()
     @click.argument("url")
     def check(url: str) -> None:
-        """Check, where this command runs, that URL is what it claims to be."""
+        """Check the service at URL from the host where this command runs."""
         click.echo(service.check(url))
 
     return group

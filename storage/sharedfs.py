@@ -1,9 +1,9 @@
-"""A real shared file system that every host mounts: MooseFS, with its data in a directory of the storage host.
+"""A shared file system that every host mounts: MooseFS, with its data in a directory of the storage host.
 
     python storage/sharedfs.py start DIR | status | stop | check PATH
 
-The mount point holds an empty, read-only file system while nothing is mounted there, so that a mount that failed shows
-as an error and not as reads from the local disk.
+An empty, read-only guard file system covers the mount point while MooseFS is not mounted. A failed mount then causes an
+error instead of reads from the local disk.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ CSSERV_LISTEN_HOST = {address}
 
 
 def mount_point(place: Place) -> Path:
-    """Where clients see the file system: the same path on all of them."""
+    """Return the mount point, which is the same on all clients."""
     return place.state.folder / "shared"
 
 
 def guard_command(path: Path) -> tuple[str, ...]:
-    """Put an empty read-only file system on a path."""
+    """Return the command that mounts the empty read-only guard on a path."""
     return ("mount", "-t", "tmpfs", "-o", "ro,size=4k", GUARD, str(path))
 
 
 def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
-    """Start master and chunk server, and mount on every client; without clients, on the place itself."""
+    """Start the master and the chunk server, mount on the clients (or here if there are none), and return the path."""
     known = directory / "master"
     if not known.exists() and any(directory.iterdir()):
-        raise click.ClickException(f"{directory} is neither empty nor a MooseFS's directory; nothing was changed")
+        raise click.ClickException(f"{directory} is neither empty nor a MooseFS directory; nothing was changed")
     if not known.exists():
         for name in ("master", "chunkserver", "chunks"):
             (directory / name).mkdir()
@@ -84,7 +84,7 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
         "disks.cfg": f"{directory}/chunks\n",
     }.items():
         (directory / name).write_text(text)
-    # "-a" takes up what a killed master has left.
+    # "-a" recovers the metadata after the master was killed.
     place.start("sharedfs.master", "mfsmaster", "-f", "-a", "-c", str(directory / "master.cfg"), "start")
     place.await_port("sharedfs.master", CLIENTS_PORT)
     place.start("sharedfs.chunks", "mfschunkserver", "-f", "-c", str(directory / "chunkserver.cfg"), "start")
@@ -94,7 +94,7 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
         client.run("mkdir", "-p", str(path))
         if mounted(client, path) is None:
             client.run(*guard_command(path))
-        # No page cache: data that are larger than a host's memory would not fit there either.
+        # No page cache, as for a dataset that is larger than a host's memory.
         options = ("-o", "allow_other,mfscachemode=DIRECT")
         client.start(f"sharedfs.mount-{client.name}", "mfsmount", "-f", str(path), "-H", place.address, *options)
     for client in clients or [place]:
@@ -104,24 +104,26 @@ def launch(place: Place, directory: Path, clients: Sequence[Place]) -> str:
 
 
 def _has_room(place: Place, path: Path) -> bool:
-    # The master lets clients mount before the first chunk server has come to it.
+    # The master lets clients mount before the first chunk server has registered.
     if not is_shared(mounted(place, path)):
         return False
     return place.run("stat", "--file-system", "--format=%b", str(path)).strip() != "0"
 
 
 def own_address() -> str:
-    """An address of this machine on a network; MooseFS refuses the loopback."""
+    """Return a network address of this machine; MooseFS refuses the loopback address."""
     places.need_programs(PROGRAMS, "sharedfs")
     links = json.loads(run(["ip", "-json", "-4", "address", "show", "scope", "global", "up"]))
     for link in links:
         for entry in link["addr_info"]:
             return str(entry["local"])
-    raise click.ClickException("MooseFS refuses the loopback, and this machine has no other address; use the testbed")
+    raise click.ClickException(
+        "MooseFS refuses the loopback address, and this machine does not have another. Use the testbed."
+    )
 
 
 def unmount(place: Place, clients: Sequence[Place]) -> None:
-    """Take the file system off every client. The guard stays, except on a machine without a testbed."""
+    """Unmount the file system on every client. The guard is removed only on a machine without a testbed."""
     path = mount_point(place)
     for client in clients or [place]:
         if is_shared(mounted(client, path)):
@@ -132,17 +134,17 @@ def unmount(place: Place, clients: Sequence[Place]) -> None:
 
 
 def is_shared(source: str | None) -> bool:
-    """Whether the source of a mount is a MooseFS."""
+    """Whether the source of a mount is MooseFS."""
     return source is not None and source.startswith("mfs#")
 
 
 def mounted(place: Place, path: Path) -> str | None:
-    """Source of the file system that is mounted on a path, or none."""
+    """Return the source of the file system mounted on a path, or ``None``."""
     return top_mount(place.run("cat", "/proc/self/mountinfo"), path)
 
 
 def top_mount(mountinfo: str, path: Path) -> str | None:
-    r"""Source of the last file system that a list in the kernel's format puts on a path, or none.
+    r"""Return the source of the last file system that ``mountinfo`` lists for a path, or ``None``.
 
     Examples
     --------
@@ -158,16 +160,16 @@ def top_mount(mountinfo: str, path: Path) -> str | None:
 
 
 def check(url: str) -> str:
-    """Check that a path is a MooseFS mount, and that what is written there can be read."""
+    """Check that a path is a MooseFS mount that can be written and read."""
     path = Path(url)
     source = top_mount(Path("/proc/self/mountinfo").read_text(), path)
     if not is_shared(source):
-        raise click.ClickException(f"{path} is no MooseFS mount (mounted there: {source or 'nothing'})")
+        raise click.ClickException(f"{path} is not a MooseFS mount (mounted there: {source or 'nothing'})")
     probe, data = path / f".check-{os.getpid()}", secrets.token_bytes(100_000)
     try:
         probe.write_bytes(data)
         if probe.read_bytes() != data:
-            raise click.ClickException(f"{path} gave back other bytes than were written")
+            raise click.ClickException(f"{path} returned different bytes than were written")
         probe.unlink()
     except OSError as error:
         raise click.ClickException(f"{path} is mounted, but cannot be used: {error}") from error
@@ -182,7 +184,7 @@ SERVICE = service.Service(
     check=check,
     script=__file__,
     ports=(CLIENTS_PORT, CHUNKS_PORT),
-    root="it mounts",
+    root="it mounts a file system",
     before_stop=unmount,
 )
 SERVICE_COMMANDS = service.commands(SERVICE, lambda: this_machine(service.local_folder(), own_address()), str(__doc__))

@@ -1,11 +1,11 @@
-"""A cluster with links of a known rate, and shared storage on a host of its own, on one machine.
+"""An emulated cluster on one machine, with links of known rate and shared storage on a separate host.
 
     python storage/testbed.py up --workers 8 --rate 100mbit --storage-rate 800mbit --server
     python storage/testbed.py storage nfs /data/nfs
     python storage/testbed.py exec scheduler dshuffle compare ... --scheduler tcp://10.78.0.2:8786
     python storage/testbed.py down
 
-Hosts are called scheduler, storage, server (with --server) and w1, w2, ... It needs root.
+The hosts are scheduler, storage, server (with --server) and w1, w2, ... All commands need root.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ SERVICES: dict[str, Service] = {service.name: service for service in (nfs.SERVIC
 
 @click.group(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Check what every command needs, before any does something."""
+    """Check the requirements of all commands before running one."""
     hosts.check_machine()
 
 
 @main.command()
 @click.option("--workers", type=click.IntRange(1, network.MAX_WORKERS), default=8, show_default=True)
-@click.option("--rate", type=network.rate, default="100mbit", show_default=True, help="Of every link, each way.")
-@click.option("--storage-rate", type=network.rate, help="Of the storage host's link.  [default: --rate]")
-@click.option("--server", is_flag=True, help="A host more, whose worker has the resource dshuffle-server.")
-@click.option("--timeout", default=120.0, show_default=True, help="Seconds for all workers to register.")
+@click.option(
+    "--rate", type=network.rate, default="100mbit", show_default=True, help="Rate of every link in each direction."
+)
+@click.option("--storage-rate", type=network.rate, help="Rate of the storage host's link.  [default: --rate]")
+@click.option("--server", is_flag=True, help="Add a host whose worker has the resource dshuffle-server.")
+@click.option("--timeout", default=120.0, show_default=True, help="Maximum time in seconds until all workers register.")
 def up(workers: int, rate: str, storage_rate: str | None, server: bool, timeout: float) -> None:
-    """Make the hosts, start Dask on them, and wait until all workers are there."""
+    """Create the hosts, start Dask on them, and wait until all workers have registered."""
     if hosts.is_up():
-        raise click.ClickException("a testbed is up, or was not taken down; `testbed.py down` first")
+        raise click.ClickException("a testbed exists; run `testbed.py down` first")
     begun = time.monotonic()
     planned = network.plan_hosts(workers, server)
     try:
@@ -57,14 +59,14 @@ def up(workers: int, rate: str, storage_rate: str | None, server: bool, timeout:
         raise
     click.echo(f"{len(planned)} hosts in {made:.1f} s, with Dask in {time.monotonic() - begun:.1f} s")
     click.echo(f"scheduler: {address}")
-    click.echo(f"run on it: python storage/testbed.py exec scheduler COMMAND --scheduler {address}")
+    click.echo(f"run commands with: python storage/testbed.py exec scheduler COMMAND --scheduler {address}")
 
 
 @main.command()
 @click.argument("rate", type=network.rate)
 @click.argument("names", nargs=-1, metavar="[HOST]...")
 def shape(rate: str, names: tuple[str, ...]) -> None:
-    """Change the RATE of the links of the given hosts, or of all: 100mbit, 2.5gbit, or none."""
+    """Change the RATE of the links of the given hosts, or of all hosts: 100mbit, 2.5gbit, or none."""
     for host in [hosts.find(name) for name in names] or hosts.known_hosts():
         hosts.shape(host, rate)
 
@@ -73,39 +75,39 @@ def shape(rate: str, names: tuple[str, ...]) -> None:
 @click.argument("host")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def execute(host: str, command: tuple[str, ...]) -> None:
-    """Run COMMAND on HOST, in the present folder."""
+    """Run COMMAND on HOST, in the current folder."""
     place = hosts.place(hosts.find(host))
     line = [*place.enter, *command]
-    # For the report of whatever is measured there.
+    # Reports of measurements on the host include this description.
     emulated = {"DSHUFFLE_EMULATED": hosts.description()}
     os.execvpe(line[0], line, {**os.environ, **emulated, **place.environment})
 
 
 @main.command("bytes")
 def count_bytes() -> None:
-    """Print as JSON what each host has sent and received through its link, and packets dropped on the way to it."""
+    """Print the bytes that each host has sent and received, and the packets dropped on the way to it, as JSON."""
     click.echo(json.dumps(hosts.link_bytes()))
 
 
 @main.command()
 @click.argument("kind", type=click.Choice(list(SERVICES)))
 @click.argument("directory", required=False, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--stop", is_flag=True, help="Stop it instead. Its data stay in DIRECTORY.")
+@click.option("--stop", is_flag=True, help="Stop the service instead. Its data stay in DIRECTORY.")
 def storage(kind: str, directory: Path | None, stop: bool) -> None:
-    """Start a storage service on the storage host, with its data in DIRECTORY, and print how to use it."""
+    """Start a storage service on the storage host with its data in DIRECTORY, and print how to use it."""
     service, home = SERVICES[kind], hosts.place(hosts.find("storage"))
     clients = [hosts.place(host) for host in hosts.known_hosts() if host.name != "storage"]
     if stop:
         click.echo(f"stopped: {', '.join(service.stop(home, clients)) or 'nothing was running'}")
     elif directory is None:
-        raise click.UsageError(f"storage {kind} needs DIRECTORY, where its data are kept")
+        raise click.UsageError(f"storage {kind} needs DIRECTORY, the folder for its data")
     else:
         click.echo(service.start(home, directory, clients))
 
 
 @main.command()
 def status() -> None:
-    """List hosts with the rates of their links, processes and storage."""
+    """List the hosts with their link rates, the processes and the storage services."""
     rates = hosts.STATE.read().get("rates", {})
     for host in hosts.known_hosts():
         click.echo(f"{host.name:10s} {host.address:12s} {rates.get(host.name, '?')}")
@@ -118,7 +120,7 @@ def status() -> None:
 @main.command()
 @click.argument("name")
 def log(name: str) -> None:
-    """Print what a process of the testbed has said; `status` lists their names."""
+    """Print the log of a process of the testbed; `status` lists the process names."""
     known = hosts.STATE.processes()
     if name not in known:
         raise click.BadParameter(
@@ -129,13 +131,13 @@ def log(name: str) -> None:
 
 @main.command()
 def down() -> None:
-    """Take everything down, also what a crash has left."""
+    """Remove the testbed, including the remains of a crash."""
     if not hosts.is_up():
-        click.echo("nothing is up")
+        click.echo("no testbed is running")
         return
-    places.stop(hosts.STATE, host="storage")  # gently: they write their data
+    places.stop(hosts.STATE, host="storage")  # terminate first, so that services write their data
     if left := hosts.destroy():
-        raise click.ClickException(f"these could not be taken away: {', '.join(left)}")
+        raise click.ClickException(f"these could not be removed: {', '.join(left)}")
 
 
 if __name__ == "__main__":

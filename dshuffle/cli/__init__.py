@@ -1,4 +1,4 @@
-"""The ``dshuffle`` command. What a command needs is loaded when it runs: ``--help`` must not load Dask."""
+"""The ``dshuffle`` command. Commands are imported when they run, so that ``--help`` does not load Dask."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import click
 from dshuffle.errors import DShuffleError
 
 COMMANDS = {
-    "advise": ("dshuffle.cli.advise", "Measure a cluster and say which way of shuffling suits it."),
+    "advise": ("dshuffle.cli.advise", "Measure a cluster and recommend a way of shuffling."),
     "compare": (
         "dshuffle.cli.compare",
-        "Train under several ways of shuffling and say which is the fastest.",
+        "Train with several ways of shuffling and report the fastest.",
     ),
     "dataset": ("dshuffle.cli.dataset", "Create, describe and verify datasets."),
-    "plan": ("dshuffle.cli.plan", "Count the packets that each delivery needs, without a cluster."),
+    "plan": ("dshuffle.cli.plan", "Count the packets of each delivery, without a cluster."),
     "shard": (
         "dshuffle.cli.shard",
-        "Decide offline which worker starts with which samples: by class or by neighbourhood.",
+        "Compute a first assignment offline, by class or by neighbourhood.",
     ),
-    "simulate": ("dshuffle.cli.simulate", "Predict every way of shuffling on a cluster that you do not have."),
+    "simulate": ("dshuffle.cli.simulate", "Predict the cost of each way of shuffling on a hypothetical cluster."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose commands live in modules of their own, and whose errors are one line each."""
+    """Command group that imports commands lazily and prints each error as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, without loading anything."""
+        """List the names of the commands without importing them."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load the command's module."""
+        """Import the module of the command and return the command."""
         if cmd_name not in COMMANDS:
             return None
         command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
@@ -42,12 +42,12 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from the short texts above, without loading them."""
+        """List the commands with the help texts in :data:`COMMANDS`, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_text) for name, (_, help_text) in sorted(COMMANDS.items())])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; what dshuffle raises on purpose is a line for the user, not a traceback."""
+        """Run the command and turn each :class:`DShuffleError` into a one-line message."""
         try:
             return super().invoke(ctx)
         except DShuffleError as error:
@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dshuffle")
 def main() -> None:
-    """Shuffle datasets between Dask workers every epoch, and find the fastest way of doing so.
+    """Shuffle datasets between Dask workers every epoch, and find the fastest way to do so.
 
-    DSHUFFLE_DEBUG=1 shows tracebacks.
+    Set DSHUFFLE_DEBUG=1 to see tracebacks.
     """

@@ -1,4 +1,4 @@
-"""``dshuffle advise``: which way of shuffling suits this dataset on this cluster, by measurement."""
+"""``dshuffle advise``: measure a cluster and recommend a way of shuffling a dataset on it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 
 from dshuffle.cli.output import assignment_option, show, ways_of
 from dshuffle.compare.local_cluster import connect
+from dshuffle.planning import Choices
 from dshuffle.planning.cost import Work, compare_costs, recommend
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime.dataset_inputs import unit_rows
@@ -18,12 +19,18 @@ from dshuffle.units import human_rate, human_seconds
 
 @click.command()
 @click.argument("dataset")
-@click.option("--scheduler", metavar="ADDRESS", required=True, help="The running Dask scheduler to measure.")
-@click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: 1/workers]")
-@click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of an epoch's training.")
+@click.option("--scheduler", metavar="ADDRESS", required=True, help="Address of the running Dask scheduler.")
+@click.option(
+    "--cache-fraction", type=float, help="Fraction of the dataset that each worker holds.  [default: 1/workers]"
+)
+@click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of training per epoch.")
 @assignment_option
 @click.option(
-    "--seconds", type=click.FloatRange(0, 20, min_open=True), default=12.0, show_default=True, help="To measure for."
+    "--seconds",
+    type=click.FloatRange(0, 20, min_open=True),
+    default=12.0,
+    show_default=True,
+    help="Time limit of the measurement.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def advise(
@@ -35,10 +42,11 @@ def advise(
     seconds: float,
     as_json: bool,
 ) -> None:
-    """Measure a cluster and predict an epoch of every way of shuffling DATASET on it.
+    """Measure a cluster, predict the cost of each way of shuffling DATASET on it, and recommend one.
 
-    Links are measured alone and all at once, the storage by one worker and by all, and so are the processors; then
-    comes the way to take, why, and what would change that. The cluster should be idle.
+    Links and storage are measured twice: for one worker alone, and for all workers at once. The load of the
+    processors is measured as well. The output ends with the recommended way, the reason, and what would change the
+    recommendation. The cluster should be idle.
     """
     data = open_dataset(dataset)
     with progress_bar() as advance:
@@ -47,7 +55,8 @@ def advise(
             advance(1, 2, f"measuring for up to {seconds:g} s")
             measured = measure_cluster(client, data, seconds=seconds)
     cluster = measured.cluster
-    work = Work(*(data.n_samples, data.row_nbytes, cache_fraction, unit_rows(data)), training_seconds=training_seconds)
+    choices = Choices(cache_fraction=cache_fraction)
+    work = Work(data.n_samples, data.row_nbytes, choices, unit_rows(data), training_seconds)
     ways = ways_of(cluster, work, assignments)
     advice = recommend(cluster, ways)
     predictions = compare_costs(cluster, ways)
@@ -58,24 +67,25 @@ def advise(
 
 
 def _lines(measured: Measurement) -> list[str]:
-    """What was measured, for people."""
+    """Format a measurement as lines of text."""
     cluster = measured.cluster
     lines = [
         f"Measured for {human_seconds(measured.seconds)} on {cluster.n_workers} workers.",
-        f"Into a worker: {human_rate(measured.link_alone or None)} from one other alone, "
-        f"{human_rate(measured.link_together)} while all exchange.",
+        f"Into a worker: {human_rate(measured.link_alone or None)} from one other worker, "
+        f"{human_rate(measured.link_together)} while all workers exchange.",
     ]
     if measured.server is not None:
         lines.append(f"Out of the server: {human_rate(measured.server)}.")
     lines.append(
-        f"From the storage: {human_rate(measured.storage_alone)} to one worker alone, "
-        f"{human_rate(measured.storage_together)} to all; {human_seconds(cluster.request_seconds)} a request."
+        f"From the storage: {human_rate(measured.storage_alone)} to one worker, "
+        f"{human_rate(measured.storage_together)} to all workers; {human_seconds(cluster.request_seconds)} per request."
     )
     if measured.busy_before >= 0.25:
         lines.append(
-            f"Processors were {100 * measured.busy_before:.0f} % busy before: measure again when they are idle."
+            f"Processors were {100 * measured.busy_before:.0f} % busy before the measurement. "
+            "Measure again when they are idle."
         )
-    for busy, what in ((measured.busy_network, "exchanged"), (measured.busy_storage, "read")):
-        limited = ": they were measured, not what connects them" if busy >= BUSY else ""
-        lines.append(f"Processors were {100 * busy:.0f} % busy while all {what}{limited}.")
+    for busy, what in ((measured.busy_network, "exchanged samples"), (measured.busy_storage, "read chunks")):
+        limited = ", so they limited this rate" if busy >= BUSY else ""
+        lines.append(f"Processors were {100 * busy:.0f} % busy while all workers {what}{limited}.")
     return lines

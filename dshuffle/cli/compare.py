@@ -1,8 +1,8 @@
-"""``dshuffle compare``: the main job."""
+"""``dshuffle compare``: train with several ways of shuffling and compare them."""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import json
 import shlex
 import sys
@@ -18,7 +18,7 @@ from dshuffle.cli.output import warnings_as_lines
 from dshuffle.compare import Way, compare_ways, compile_kernels, connect, default_ways, modest_step, product_of_ways
 from dshuffle.compare.provenance import without_secrets
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import AUTO, Choices, Classes, ShufflePlanSpec
 from dshuffle.report import (
     Comparison,
     TrainingPoint,
@@ -31,7 +31,7 @@ from dshuffle.report import (
 from dshuffle.report.progress import progress_bar
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
 from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
-from dshuffle.runtime.dataset_inputs import wanted_balance, wanted_sharding, with_chunks_of
+from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.store import Dataset, create_dataset, open_dataset
 from dshuffle.synthetic import keyed_regression
@@ -44,55 +44,59 @@ DEFAULT_CHUNK_ROWS = 1_000
 
 @click.command()
 @click.argument("dataset", required=False)
-@click.option("--workers", type=click.IntRange(1), default=4, show_default=True, help="Workers of the local cluster.")
-@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True)
+@click.option(
+    "--workers", type=click.IntRange(1), default=4, show_default=True, help="Number of workers of the local cluster."
+)
+@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Number of epochs of each way.")
 @click.option(
     "--assignment",
     "assignments",
     multiple=True,
-    help="local, partial:Q, chunks[:ROWS], global or aligned[:Q]; again for several.",
+    help="local, partial:Q, chunks[:ROWS], global or aligned[:Q]. May be repeated.",
 )
 @click.option(
     "--delivery",
     "deliveries",
     multiple=True,
-    help="peer, server, storage, coded, ubershuffle, leftover, clique or auto; again for several.",
+    help="peer, server, storage, coded, ubershuffle, leftover, clique or auto. May be repeated.",
 )
 @click.option(
     "--relay",
     "relays",
     multiple=True,
     type=click.Choice(["pipelined", "ring", "unicast"]),
-    help="How packets of several samples travel; again for several.  [default: pipelined]",
+    help="How coded packets reach their destinations. May be repeated.  [default: pipelined]",
 )
 @click.option(
     "--caching",
     type=click.Choice(["uniform", "recent", "even"]),
-    help="What workers keep beyond their shares.  [default: uniform; even for aligned]",
+    help="Which excess samples workers keep.  [default: uniform; even for aligned]",
 )
 @click.option(
     "--sharding",
     metavar="NAME",
-    help="First assignment of the ways given by --assignment and --delivery: random, contiguous, round-robin, "
-    "stratified:LABELS, or one stored by 'dshuffle shard --write'.  [default: random]",
+    help="First assignment: random, contiguous, round-robin, stratified:LABELS, or a name stored by "
+    "'dshuffle shard --write'. Needs --assignment or --delivery.  [default: random]",
 )
 @click.option(
     "--balance",
     metavar="LABELS",
-    help="With --assignment or --delivery: keep the classes of this array in equal parts on all workers.",
+    help="Array of class labels; every worker gets an equal part of each class. Needs --assignment or --delivery.",
 )
-@click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: its share]")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--step", type=float, help="Step of SGD.  [default: 0.02 / mean squared norm of a row]")
-@click.option("--features", default="x", show_default=True, help="The 2-D array of the regression.")
-@click.option("--target", default="y", show_default=True, help="The 1-D array of the regression.")
-@click.option("--scheduler", metavar="ADDRESS", help="A running Dask scheduler, instead of a local cluster.")
+@click.option(
+    "--cache-fraction", type=float, help="Fraction of the dataset that each worker holds.  [default: its share]"
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random choices.")
+@click.option("--step", type=float, help="Step size of SGD.  [default: 0.02 / mean squared norm of a row]")
+@click.option("--features", default="x", show_default=True, help="Name of the 2-D array of features.")
+@click.option("--target", default="y", show_default=True, help="Name of the 1-D array of targets.")
+@click.option("--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler, instead of a local cluster.")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("dshuffle-report"),
     show_default=True,
-    help="Folder of the report.",
+    help="Folder for the report.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of tables.")
 def compare(
@@ -114,22 +118,21 @@ def compare(
     output: Path,
     as_json: bool,
 ) -> None:
-    """Train a linear regression on DATASET under several ways of shuffling, and compare them.
+    """Train a linear regression on DATASET with several ways of shuffling, and compare them.
 
-    Without DATASET one is generated: 100,000 samples of 100 features, sorted by a key. Without --assignment
-    and --delivery the ways are the papers' baselines, and coded deliveries as well where --cache-fraction leaves
-    room for them. The report is written to --output.
+    If DATASET is omitted, 100,000 samples of 100 features, sorted by a key, are generated. If --assignment and
+    --delivery are omitted, the baselines of the papers are compared; --cache-fraction adds coded deliveries to them.
+    The report is written to --output.
     """
     if scheduler and not dataset:
         raise click.UsageError("--scheduler needs DATASET: its workers may not see a temporary folder of this machine.")
+    base = Choices(cache_fraction=cache_fraction, seed=seed)
     if assignments or deliveries:
+        base = dataclasses.replace(
+            base, sharding=sharding or "random", balance=None if balance is None else Classes(balance)
+        )
         ways = product_of_ways(
-            assignments or ("global",),
-            deliveries or ("peer",),
-            sharding or "random",
-            caching=caching,
-            relays=relays or ("pipelined",),
-            balance=balance,
+            base, assignments or ("global",), deliveries or ("peer",), caching=caching, relays=relays or ("pipelined",)
         )
     elif alone := [
         name
@@ -138,26 +141,26 @@ def compare(
     ]:
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
     else:
-        ways = default_ways(cache_fraction)
+        ways = default_ways(base)
     _make_folder(output)
     with _dataset(dataset, seed) as data:
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
         chosen = bool(assignments or deliveries)
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
-            ways = _possible(ways, chosen, data, workers, seed, cache_fraction)
+            ways = _possible(ways, chosen, data, workers)
         with ExitStack() as stack:
             stack.enter_context(warnings_as_lines())
             advance = stack.enter_context(progress_bar())
             advance(0, len(ways) * epochs, "compiling, which only the first run has to")
             # Compiled here once, the workers find the code on disk.
-            compile_kernels({way.delivery for way in ways} - {AUTO})
+            compile_kernels({way.choices.delivery for way in ways} - {AUTO})
             beginning = f"connecting to {scheduler}" if scheduler else f"starting {workers + 1} processes"
             advance(0, len(ways) * epochs, beginning)
             client = stack.enter_context(connect(scheduler, workers))
             if scheduler is not None:  # all ways, before hours have gone into the first
                 there = cluster_info(client)["workers"].values()
                 training = sum(SERVER_RESOURCE not in worker.get("resources", {}) for worker in there)
-                ways = _possible(ways, chosen, data, max(1, training), seed, cache_fraction)
+                ways = _possible(ways, chosen, data, max(1, training))
             done = 0
 
             def on_epoch(way: Way, point: TrainingPoint) -> None:
@@ -173,8 +176,6 @@ def compare(
                 ways,
                 epochs=epochs,
                 step=chosen_step,
-                seed=seed,
-                cache_fraction=cache_fraction,
                 features=features,
                 target=target,
                 command=_command(),
@@ -199,28 +200,14 @@ def _show(comparison: Comparison, page: Path, as_json: bool) -> None:
     click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
 
 
-def _possible(
-    ways: Sequence[Way], chosen: bool, data: Dataset, workers: int, seed: int, cache_fraction: float | None
-) -> tuple[Way, ...]:
-    """The ways, all of which the cluster can run: of those that nobody chose it need not be all."""
-    sharding_of = functools.cache(lambda name: wanted_sharding(data, name))  # ways share what is read of the dataset
-    balance_of = functools.cache(lambda name: wanted_balance(data, name))
+def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:
+    """Drop infeasible defaults; reject infeasible choices."""
     possible: list[Way] = []
     for way in ways:
-        assignment = with_chunks_of(data, parse_assignment(way.assignment))
+        delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
         try:
-            ShufflePlanSpec(
-                data.n_samples,
-                workers,
-                seed,
-                assignment,
-                "peer" if way.delivery == AUTO else way.delivery,
-                sharding_of(way.sharding),
-                caching=way.caching,
-                cache_fraction=cache_fraction,
-                relay=way.relay,
-                balance=balance_of(way.balance),
-            )
+            choices = dataclasses.replace(resolved(data, way.choices), delivery=delivery)
+            ShufflePlanSpec(data.n_samples, workers, choices)
         except InvalidParameter as error:
             if chosen or not possible:  # the first of the default ways, local, asks for nothing that not all ask for
                 raise

@@ -30,7 +30,7 @@ from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entrie
 from dshuffle.units import human_bytes, human_count
 
 SYNTHETIC = ("regression", "classification", "matrix")
-#: The options that a source knows, besides those that all do.
+#: Options that only some sources accept.
 OPTIONS_OF = {
     "files": {"names"},
     "movielens": {"ratings_per_user", "seed"},
@@ -52,43 +52,55 @@ def dataset() -> None:
     "files",
     multiple=True,
     metavar="FILE",
-    help=".npy, .npz, .parquet, or a Zarr array or group (path or URL); may be repeated.",
+    help=".npy, .npz, .parquet, or a Zarr array or group (path or URL). May be repeated.",
 )
-@click.option("--array", "names", multiple=True, metavar="NAME", help="Take this array or column.  [default: all]")
-@click.option("--movielens", metavar="FILE", help="The ratings.csv of MovieLens, as row, column and value.")
+@click.option(
+    "--array",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Array or column to include. May be repeated.  [default: all]",
+)
+@click.option("--movielens", metavar="FILE", help="ratings.csv of MovieLens, stored as row, column and value.")
 @click.option(
     "--ratings-per-user",
     type=click.IntRange(1),
     default=68,
     show_default=True,
-    help="Drawn at random; users with fewer are left out.",
+    help="Ratings drawn at random from each user. Users with fewer are dropped.",
 )
-@click.option("--synthetic", type=click.Choice(list(SYNTHETIC)), help="What to generate.")
-@click.option("--samples", type=click.IntRange(1), default=100_000, show_default=True)
+@click.option("--synthetic", type=click.Choice(list(SYNTHETIC)), help="Kind of dataset to generate.")
+@click.option("--samples", type=click.IntRange(1), default=100_000, show_default=True, help="Number of samples.")
 @click.option(
     "--features",
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="Of a regression, three fifths are a one-hot key.",
+    help="Number of features. In a regression, three fifths of them are a one-hot key.",
 )
-@click.option("--classes", type=click.IntRange(1), default=10, show_default=True)
-@click.option("--rows", type=click.IntRange(1), default=10_000, show_default=True, help="Of the matrix.")
-@click.option("--columns", type=click.IntRange(1), default=1_000, show_default=True, help="Of the matrix.")
-@click.option("--entries-per-row", type=click.IntRange(1), default=68, show_default=True, help="Samples of each row.")
-@click.option("--rank", type=click.IntRange(1), default=10, show_default=True, help="Of the matrix.")
-@click.option("--noise", type=click.FloatRange(0), default=0.0, show_default=True, help="Added to entries of size 1.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--chunk-rows", type=click.IntRange(1), help="Samples in a chunk.  [default: chunks of about 4 MiB]")
-@click.option("--shard-rows", type=click.IntRange(1), help="Samples in a shard of chunks.  [default: no shards]")
-@click.option("--overwrite", is_flag=True, help="Replace a dataset at URL.")
+@click.option("--classes", type=click.IntRange(1), default=10, show_default=True, help="Number of classes.")
+@click.option("--rows", type=click.IntRange(1), default=10_000, show_default=True, help="Rows of the matrix.")
+@click.option("--columns", type=click.IntRange(1), default=1_000, show_default=True, help="Columns of the matrix.")
+@click.option("--entries-per-row", type=click.IntRange(1), default=68, show_default=True, help="Samples per row.")
+@click.option("--rank", type=click.IntRange(1), default=10, show_default=True, help="Rank of the matrix.")
+@click.option(
+    "--noise",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="Standard deviation of the noise added to the entries, which have a standard deviation of 1.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random choices.")
+@click.option("--chunk-rows", type=click.IntRange(1), help="Samples per chunk.  [default: chunks of about 4 MiB]")
+@click.option("--shard-rows", type=click.IntRange(1), help="Samples per Zarr shard.  [default: no shards]")
+@click.option("--overwrite", is_flag=True, help="Replace an existing dataset at URL.")
 @click.pass_context
 def create(
     ctx: click.Context, /, url: str, chunk_rows: int | None, shard_rows: int | None, overwrite: bool, **options: Any
 ) -> None:
-    """Write a dataset to URL, from files or generated, without ever holding all of it in memory.
+    """Write a dataset to URL, from files or synthetic, without ever holding all of it in memory.
 
-    Generated data are sorted, the case where shuffling decides: a linear regression by its key, a
+    Synthetic data are sorted, because shuffling matters most for sorted data: a linear regression by its key, a
     classification by class, the entries of a low-rank matrix by row.
     """
     source = _chosen_source(ctx, options)
@@ -109,11 +121,11 @@ def create(
 
 
 def _chosen_source(ctx: click.Context, options: Mapping[str, Any]) -> str:
-    """The one source that was named; options that belong to another are refused rather than ignored."""
+    """Return the chosen source; reject options that it does not accept."""
     sources = ("files", "movielens", "synthetic")
     named = [source for source in sources if options[source]]
     if len(named) != 1:
-        raise click.UsageError("say where the samples come from: one of --from, --movielens and --synthetic")
+        raise click.UsageError("Exactly one of --from, --movielens and --synthetic is required.")
     chosen: str = options["synthetic"] or named[0]
     for option in sorted(set().union(*OPTIONS_OF.values()) - OPTIONS_OF[chosen]):
         if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE:
@@ -121,7 +133,7 @@ def _chosen_source(ctx: click.Context, options: Mapping[str, Any]) -> str:
             source = (
                 f"--synthetic {chosen}" if chosen in SYNTHETIC else "--from" if chosen == "files" else "--movielens"
             )
-            raise click.UsageError(f"{flag} does not go with {source}")
+            raise click.UsageError(f"{flag} cannot be used with {source}.")
     return named[0]
 
 
@@ -148,7 +160,7 @@ def _synthetic(
 
 @contextmanager
 def _blocks_counted(advance: Advance) -> Iterator[None]:
-    """Report the tasks of Dask's local scheduler: those of generated arrays."""
+    """Report progress by the tasks of Dask's local scheduler, which generate and write the blocks."""
     total = done = 0
 
     def started(graph: Mapping[Any, Any], state: Mapping[str, Any]) -> None:
@@ -175,7 +187,7 @@ def info(url: str, as_json: bool) -> None:
         click.echo(json.dumps(description))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("array", "dtype", "shape of a sample", "rows a chunk", "rows a shard", "bytes"):
+    for heading in ("array", "dtype", "shape of a sample", "rows per chunk", "rows per shard", "bytes"):
         table.add_column(heading, justify="left" if heading in ("array", "dtype") else "right")
     for array in description["arrays"]:
         table.add_row(
@@ -213,7 +225,7 @@ def _description(found: Dataset) -> dict[str, Any]:
 @dataset.command()
 @click.argument("url")
 def verify(url: str) -> None:
-    """Read every chunk of the dataset at URL once; list those that are missing or corrupt."""
+    """Read every chunk of the dataset at URL once, and list missing and corrupt chunks."""
     found = open_dataset(url)
     with progress_bar() as advance:
         report = verify_dataset(found, progress=lambda done, total: advance(done, total, "reading chunks"))

@@ -1,7 +1,4 @@
-"""Warnings as users of commands read them.
-
-What ``simulate`` and ``advise`` print: predictions, and the recommendation.
-"""
+"""Output that several commands share: warnings, predictions and the recommendation."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dshuffle.errors import ShardingWarning
-from dshuffle.planning import parse_assignment
+from dshuffle.planning import Assignment, parse_assignment
 from dshuffle.planning.cost import Change, Cluster, Prediction, Recommendation, Work, all_ways
 from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.units import human_bytes, human_ratio, human_seconds
@@ -28,7 +25,7 @@ from dshuffle.units import human_bytes, human_ratio, human_seconds
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Print our own warnings as lines for the user, each once, and let all others go their way."""
+    """Print each distinct :class:`ShardingWarning` once, as one line; show all other warnings as usual."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ShardingWarning)
         yield
@@ -42,7 +39,7 @@ def warnings_as_lines() -> Iterator[None]:
 
 
 def _with_global(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """What is recommended is a global shuffle, or what to do instead of one."""
+    """Add ``global``: every recommendation compares with a global shuffle."""
     return given if "global" in given else (*given, "global")
 
 
@@ -53,15 +50,15 @@ assignment_option = click.option(
     default=ASSIGNMENTS,
     show_default=True,
     callback=_with_global,
-    help="local, partial:Q, global, aligned[:Q] or chunks[:ROWS]; again for several. global is weighed against them.",
+    help="local, partial:Q, global, aligned[:Q] or chunks[:ROWS]. May be repeated. global is always included.",
 )
 
 
 def ways_of(cluster: Cluster, work: Work, assignments: tuple[str, ...]) -> tuple[Work, ...]:
-    """All ways of some assignments; of those that were asked for, which have none is said."""
+    """Return all ways of the given assignments; report each requested assignment that has no feasible way."""
     ways = all_ways(cluster, work, assignments=assignments)
     for assignment in assignments if assignments != ASSIGNMENTS else ():
-        if not any(way.assignment == str(parse_assignment(assignment)) for way in ways):
+        if not any(way.choices.assignment == parse_assignment(assignment) for way in ways):
             click.echo(f"“{assignment}” is left out: it needs a --cache-fraction above 1/{cluster.n_workers}", err=True)
     return ways
 
@@ -77,15 +74,15 @@ def show(
     as_json: bool,
     facts: dict[str, Any] | None = None,
 ) -> None:
-    """Print all ways and what to do, as tables or as one JSON object.
+    """Print the predictions and the recommendation, as text or as one JSON object.
 
     Parameters
     ----------
     facts
-        What else belongs into the object.
+        Additional entries of the JSON object.
     """
     if as_json:
-        # What is infinite limits nothing, and JSON has no such number.
+        # JSON has no infinity. An infinite rate is not a limit, so it is written as null.
         click.echo(json.dumps(_finite(as_object(cluster, predictions, advice) | (facts or {})), allow_nan=False))
         return
     console = Console()
@@ -94,13 +91,13 @@ def show(
         console.print(sentence, highlight=False, markup=False)
     console.print("\nWhat would change this:", highlight=False)
     for line in [_change(cluster, change) for change in advice.changes] or [
-        "  no single rate: up to 256 times as high or as low, this way stays the fastest that shuffles globally"
+        "  no single rate: this stays the fastest global shuffle even if one rate is 256 times higher or lower"
     ]:
         console.print(line, highlight=False, markup=False)
 
 
 def as_object(cluster: Cluster, predictions: Sequence[Prediction], advice: Recommendation) -> dict[str, Any]:
-    """The same for programs: seconds, bytes, and names."""
+    """Return the predictions and the recommendation as an object for JSON, in seconds and bytes."""
     return {
         "cluster": dataclasses.asdict(cluster),
         "ways": [_as_row(prediction) for prediction in predictions],
@@ -133,22 +130,24 @@ def _finite(value: Any) -> Any:
 
 
 def _as_row(prediction: Prediction) -> dict[str, Any]:
-    row = dataclasses.asdict(prediction)
-    return {"way": prediction.work.way, **row.pop("work"), **row, "resources": dict(prediction.resources)}
+    row = {entry.name: getattr(prediction, entry.name) for entry in dataclasses.fields(prediction)}
+    work = row.pop("work")
+    job = {name: getattr(work, name) for name in ("n_samples", "row_nbytes", "chunk_rows", "training_seconds")}
+    return {"way": work.way, **job, **work.choices.to_dict(), **row, "resources": dict(prediction.resources)}
 
 
 def _table(predictions: Sequence[Prediction]) -> Table:
     exact = all(prediction.exact for prediction in predictions)
-    some = "some (~) expected from formulas, the others counted in real plans"
-    planned = "counted in real plans" if exact else some
+    some = "from real plans, or from formulas where marked ~"
+    planned = "from real plans" if exact else some
     if not any(prediction.exact for prediction in predictions):
-        planned = "expected from formulas"
+        planned = "from formulas"
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_edge=False,
-        caption=f"Seconds and bytes of an epoch's exchange, {planned}. Bytes leave the server, enter "
-        "the worker that gets the most, and leave the storage.",
+        caption=f"Seconds and bytes of an epoch's exchange, {planned}. server and storage: bytes sent. "
+        "worker: bytes received by the busiest worker.",
         caption_justify="left",
     )
     table.add_column("way", no_wrap=True)
@@ -157,16 +156,17 @@ def _table(predictions: Sequence[Prediction]) -> Table:
     for column in ("server", "worker", "storage"):
         table.add_column(column, justify="right", no_wrap=True)
     marks = not exact and any(prediction.exact for prediction in predictions)
-    best = {p.work.assignment: min(_seconds_of(predictions, p.work.assignment)) for p in predictions}
+    rules = {p.work.choices.assignment for p in predictions}
+    best = {rule: min(_seconds_of(predictions, rule)) for rule in rules}
     # Assignments from the fastest on, and within each the ways from the fastest on.
-    for assignment in sorted(best, key=best.__getitem__):
-        rows = [p for p in predictions if p.work.assignment == assignment]
-        if assignment != "local":
-            table.add_row(Text(assignment, "bold"))
+    for rule in sorted(best, key=lambda rule: (best[rule], str(rule))):
+        rows = [p for p in predictions if p.work.choices.assignment == rule]
+        if rule.moves:
+            table.add_row(Text(str(rule), "bold"))
         for p in sorted(rows, key=lambda prediction: prediction.exchange_seconds):
-            delivery = f"{p.work.delivery}, {p.work.relay}" if p.work.coded else p.work.delivery
+            delivery = f"{p.work.delivery.name}, {p.work.choices.relay}" if p.work.coded else p.work.delivery.name
             table.add_row(
-                Text("local", "bold") if assignment == "local" else f" {delivery}",
+                f" {delivery}" if rule.moves else Text(str(rule), "bold"),
                 ("~" if marks and not p.exact and p.needed else "") + human_seconds(p.exchange_seconds),
                 p.bottleneck or "-",
                 *(human_bytes(value or None) for value in (p.server_egress, p.most_ingress, p.storage_bytes)),
@@ -174,12 +174,12 @@ def _table(predictions: Sequence[Prediction]) -> Table:
     return table
 
 
-def _seconds_of(predictions: Sequence[Prediction], assignment: str) -> list[float]:
-    return [p.exchange_seconds for p in predictions if p.work.assignment == assignment]
+def _seconds_of(predictions: Sequence[Prediction], rule: Assignment) -> list[float]:
+    return [p.exchange_seconds for p in predictions if p.work.choices.assignment == rule]
 
 
 def _change(cluster: Cluster, change: Change) -> str:
     winner = change.winner
-    faster = "as fast" if change.factor >= 1 else "as slow"
+    faster = "as fast" if change.factor >= 1 else "slower"
     by = human_ratio(max(change.factor, 1 / change.factor))
     return f"  {WORDS[change.what]} {by} times {faster}: {winner.work.way} ({human_seconds(winner.exchange_seconds)})"

@@ -1,7 +1,8 @@
-"""``dshuffle plan``: what each delivery would send, without a cluster."""
+"""``dshuffle plan``: count the packets of each delivery, without a cluster."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -10,31 +11,40 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dshuffle.planning import CACHINGS, DELIVERIES, Chunks, parse_assignment
+from dshuffle.planning import CACHINGS, DELIVERIES, Choices, parse_assignment
+from dshuffle.planning.delivery import Excess
 from dshuffle.planning.packet_counts import DeliveryFigures, survey
 from dshuffle.units import human_bytes, human_seconds
 
-CODED = ("coded", "ubershuffle", "clique")
-
 
 @click.command()
-@click.option("--samples", type=click.IntRange(1), required=True, help="Samples of the dataset.")
-@click.option("--workers", type=click.IntRange(1), required=True, help="Workers that train.")
-@click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: 1/workers]")
+@click.option("--samples", type=click.IntRange(1), required=True, help="Number of samples.")
+@click.option("--workers", type=click.IntRange(1), required=True, help="Number of workers that train.")
 @click.option(
-    "--assignment", default="global", show_default=True, help="local, partial:Q, chunks:ROWS, global, aligned[:Q]."
+    "--cache-fraction", type=float, help="Fraction of the dataset that each worker holds.  [default: 1/workers]"
 )
-@click.option("--caching", type=click.Choice(sorted(CACHINGS)), default="uniform", show_default=True)
+@click.option(
+    "--assignment", default="global", show_default=True, help="local, partial:Q, chunks:ROWS, global or aligned[:Q]."
+)
+@click.option(
+    "--caching",
+    type=click.Choice(sorted(CACHINGS)),
+    default="uniform",
+    show_default=True,
+    help="Which excess samples workers keep.",
+)
 @click.option(
     "--delivery",
     "deliveries",
     multiple=True,
     type=click.Choice(sorted(DELIVERIES)),
-    help="Repeat for several.  [default: all that suit the caches]",
+    help="May be repeated.  [default: server and the coded deliveries that suit the cache fraction]",
 )
-@click.option("--row-bytes", type=click.IntRange(1), default=1024, show_default=True, help="Bytes of a sample.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Plan the last of so many.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--row-bytes", type=click.IntRange(1), default=1024, show_default=True, help="Bytes per sample.")
+@click.option(
+    "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Number of epochs; the last one is shown."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random choices.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     samples: int,
@@ -48,50 +58,36 @@ def plan(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Count the packets that each delivery needs for one epoch, beside the least that any code needs."""
-    chosen = parse_assignment(assignment)
-    names = deliveries or ("server", *(("leftover", "clique") if cache_fraction is None else CODED))
-    options: dict[str, Any] = {"assignment": chosen, "caching": caching, "deliveries": names, "seed": seed}
-    group = chosen.rows if isinstance(chosen, Chunks) and chosen.rows else 1  # each worker must have one
-    few = max(workers, min(samples, max(200, workers * group)))
-    survey(few, workers, cache_fraction=cache_fraction, bounds=False, **options)  # compiles, so that figures don't
-    figures = survey(samples, workers, cache_fraction=cache_fraction, epochs=epochs, **options)
+    """Count the packets of each delivery in one epoch, and compare them with a lower bound for any code."""
+    choices = Choices(parse_assignment(assignment), caching=caching, cache_fraction=cache_fraction, seed=seed)
+    names = deliveries or _suitable(workers, excess=cache_fraction is not None)
+    # Each worker must get a chunk.
+    few = max(workers, min(samples, max(200, workers * (choices.assignment.unit or 1))))
+    survey(few, workers, choices, deliveries=names, bounds=False)  # compiles, so that the figures don't include it
+    figures = survey(samples, workers, choices, deliveries=names, epochs=epochs)
     if as_json:
-        click.echo(json.dumps(_as_object(figures, samples, workers, cache_fraction, str(chosen), row_bytes)))
+        job = {
+            "samples": samples,
+            "workers": workers,
+            "cache_fraction": 1 / workers if cache_fraction is None else cache_fraction,
+            "assignment": str(choices.assignment),
+            "row_bytes": row_bytes,
+        }
+        click.echo(json.dumps({**job, "deliveries": [_as_object(row, row_bytes) for row in figures]}))
     else:
         Console().print(_table(figures, row_bytes))
 
 
-def _as_object(
-    figures: tuple[DeliveryFigures, ...],
-    samples: int,
-    workers: int,
-    cache_fraction: float | None,
-    assignment: str,
-    row_bytes: int,
-) -> dict[str, Any]:
-    return {
-        "samples": samples,
-        "workers": workers,
-        "cache_fraction": 1 / workers if cache_fraction is None else cache_fraction,
-        "assignment": assignment,
-        "row_bytes": row_bytes,
-        "deliveries": [
-            {
-                "name": row.name,
-                "packets": row.packets,
-                "needed": row.needed,
-                "coded_load_bytes": row.packets * row_bytes,
-                "gain": row.gain,
-                "lower_bound": row.lower_bound,
-                "average_bound": row.average_bound,
-                "theorem2": row.theorem2,
-                "assignment_seconds": row.assignment_seconds,
-                "plan_seconds": row.plan_seconds,
-            }
-            for row in figures
-        ],
-    }
+def _suitable(n_workers: int, *, excess: bool) -> tuple[str, ...]:
+    """One uncoded delivery, whose packets are single samples, and the coded ones that suit the caches."""
+    suits = (Excess.USED,) if excess else (Excess.USED, Excess.REFUSED)
+    coded = [d.name for d in DELIVERIES.values() if d.excess in suits and d.supports(n_workers, excess=excess)]
+    return ("server", *coded)
+
+
+def _as_object(figures: DeliveryFigures, row_bytes: int) -> dict[str, Any]:
+    fields = {**dataclasses.asdict(figures), "gain": figures.gain}
+    return {**fields, "coded_load_bytes": figures.packets * row_bytes}
 
 
 def _table(figures: tuple[DeliveryFigures, ...], row_bytes: int) -> Table:
@@ -100,8 +96,8 @@ def _table(figures: tuple[DeliveryFigures, ...], row_bytes: int) -> Table:
     kind = "lower bound" if first.lower_bound is not None else "average bound"
     table = Table(
         box=box.SIMPLE_HEAD,
-        caption=f"needed: {first.needed:,} samples. {kind}: {bound:,.0f} packets by any code. "
-        f"Theorem 2 (random caches): {first.theorem2:,.0f}. Drawing the assignment: "
+        caption=f"{first.needed:,} samples must be received. The {kind} for any code is {bound:,.0f} packets, "
+        f"Theorem 2 (random caches) {first.theorem2:,.0f}. Time to draw the assignment: "
         f"{human_seconds(first.assignment_seconds)}.",
         caption_justify="left",
     )

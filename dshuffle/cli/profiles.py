@@ -1,6 +1,6 @@
-"""Profiles of real networks and stores, for clusters that one does not have.
+"""Profiles: measured rates of real networks and stores, for predictions without a cluster.
 
-They are in ``storage/profiles.toml`` of a checkout, which a wheel brings along as ``dshuffle/profiles.toml``.
+The profiles are in ``storage/profiles.toml`` of a checkout. A wheel contains them as ``dshuffle/profiles.toml``.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ KEYS = {
     "storage_request_seconds": False,
     "storage_requests_per_second": True,
 }
-"""What a profile must say of a cluster -> whether it may be infinite. Rates are payload: headers are taken off."""
+"""Required keys of a profile, and whether each may be infinite. Rates are payload rates, without headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A network and a store.
+    """Rates of a network and a store.
 
     Parameters
     ----------
     name
-        As the user wrote it.
+        Name as the user wrote it.
     description
-        What it describes.
+        Description of the network and the store.
     rates
-        A number for each of :data:`KEYS`.
+        One number for each of :data:`KEYS`.
     sources
-        Where each figure comes from.
+        Source of each figure.
     """
 
     name: str
@@ -49,33 +49,36 @@ class Profile:
 
 
 def shipped() -> Path:
-    """The file of profiles that comes with dshuffle."""
+    """Return the path of the profiles that come with dshuffle."""
     package = Path(str(dshuffle.__file__)).parent
     installed = package / "profiles.toml"
     return installed if installed.exists() else package.parent / "storage" / "profiles.toml"
 
 
 def load_profile(name: str) -> Profile:
-    """A profile by name, or by ``FILE#NAME`` for one of a file of one's own.
+    """Load a profile by ``NAME``, or by ``FILE#NAME`` from another file.
 
     Raises
     ------
     InvalidParameter
-        If there is no such file or profile, or one of its rates is missing or no number above 0.
+        If the file or the profile does not exist, or a rate is missing or not a number above 0.
     """
     file, _, table = name.rpartition("#")
     path = Path(file) if file else shipped()
     try:
         profiles = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
-        raise InvalidParameter.of("profile", name, f"in a readable TOML file; {path}: {error}") from error
+        hint = f"{path} cannot be read: {error}"
+        raise InvalidParameter.of("profile", name, "a profile in a readable TOML file", hint) from error
     profile = profiles.get(table)
     if not isinstance(profile, dict):
-        raise InvalidParameter.of("profile", name, f"one of {', '.join(sorted(profiles))}", f"They are in {path}.")
+        raise InvalidParameter.of(
+            "profile", name, f"one of {', '.join(sorted(profiles))}", f"The profiles are in {path}."
+        )
     rates = {}
     for key, infinite in KEYS.items():
         if key not in profile:
-            raise InvalidParameter.of("profile", name, f"one with {key!r}, which it lacks", f"Add it in {path}.")
+            raise InvalidParameter.of("profile", name, f"a profile with the key {key!r}", f"Add the key in {path}.")
         value = profile[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= math.inf:
             raise InvalidParameter.of(f"profile {name!r}: {key}", value, "a number above 0")

@@ -1,4 +1,4 @@
-"""``dshuffle shard``: a first assignment made offline, and how evenly it spreads the classes."""
+"""``dshuffle shard``: compute a first assignment offline, and show how evenly it spreads the classes."""
 
 from __future__ import annotations
 
@@ -32,24 +32,34 @@ MOST_ROWS = 20
     type=click.Choice([*sorted(SHARDINGS), "stratified", "distribution-aware"]),
     default="stratified",
     show_default=True,
-    help="How samples are given to workers.",
+    help="How samples are assigned to workers.",
 )
-@click.option("--workers", type=click.IntRange(1), required=True, help="Workers that will train.")
-@click.option("--labels", metavar="NAME", help="The array of classes: to shard by, and to count.")
-@click.option("--features", metavar="NAME", default="x", show_default=True, help="For distribution-aware.")
-@click.option("--clusters", type=click.IntRange(1), help="Neighbourhoods.  [default: twice the classes]")
+@click.option("--workers", type=click.IntRange(1), required=True, help="Number of workers that train.")
+@click.option("--labels", metavar="NAME", help="Array of class labels, for the sharding and the table.")
+@click.option(
+    "--features", metavar="NAME", default="x", show_default=True, help="Array of features, for distribution-aware."
+)
+@click.option(
+    "--clusters",
+    type=click.IntRange(1),
+    help="Number of neighbourhoods, for distribution-aware.  [default: twice the number of classes]",
+)
 @click.option(
     "--broadcast-cap",
     type=click.FloatRange(0, 1),
     default=0.05,
     show_default=True,
-    help="Part of the dataset that sparse neighbourhoods may make up.",
+    help="Largest fraction of the dataset that may be broadcast, for distribution-aware.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--write", is_flag=True, help="Store it beside the dataset, for Shuffler(sharding=NAME).")
-@click.option("--name", help="The name to store it by.  [default: that of --by and the workers, as stratified-12]")
-@click.option("--overwrite", is_flag=True, help="Replace one of that name.")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write a box plot to this HTML file.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random choices.")
+@click.option("--write", is_flag=True, help="Store the sharding beside the dataset, for Shuffler(sharding=NAME).")
+@click.option("--name", help="Name of the stored sharding.  [default: BY-WORKERS, such as stratified-12]")
+@click.option("--overwrite", is_flag=True, help="Replace a stored sharding of the same name.")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a box plot of the classes to this HTML file.",
+)
 def shard(
     url: str,
     by: str,
@@ -64,15 +74,16 @@ def shard(
     overwrite: bool,
     output: Path | None,
 ) -> None:
-    """Decide which worker starts with which samples of the dataset at URL, and show how even the shards are.
+    """Assign the samples of the dataset at URL to workers, and show how even the shards are.
 
-    --by stratified gives every worker an equal part of every class, --by distribution-aware of every neighbourhood
-    of the feature space. With --write, Shuffler(sharding=NAME) starts from it.
+    --by stratified gives every worker an equal part of every class. --by distribution-aware gives every worker an
+    equal part of every neighbourhood of the feature space. With --write, Shuffler(sharding=NAME) starts from the
+    result.
     """
     if labels is None and (by == "stratified" or output is not None):
-        raise click.UsageError("--labels is needed, to shard by or to count")
+        raise click.UsageError("--labels is required with --by stratified and with --output.")
     if name is not None and not write:
-        raise click.UsageError("--name needs --write")
+        raise click.UsageError("--name needs --write.")
     dataset = open_dataset(url)
     with progress_bar() as advance, warnings_as_lines():
         found = None if labels is None else _read_labels(dataset, labels, advance)
@@ -113,12 +124,12 @@ def shard(
             about=about,
             overwrite=overwrite,
         )
-        click.echo(f"wrote it beside the dataset: Shuffler(client, {dataset.url!r}, sharding={name!r})")
+        click.echo(f"stored beside the dataset; use Shuffler(client, {dataset.url!r}, sharding={name!r})")
 
 
 def _read_labels(dataset: Dataset, name: str, advance: Advance) -> NDArray[np.generic]:
     if name not in dataset.arrays:
-        raise InvalidParameter.of("--labels", name, f"an array of the dataset: one of {list(dataset.arrays)}")
+        raise InvalidParameter.of("--labels", name, f"one of the dataset's arrays {list(dataset.arrays)}")
     return watched({name: read_array(dataset, name)}, advance)[name][: dataset.n_samples]
 
 
@@ -132,8 +143,8 @@ def _print(made: Sharding, labels: NDArray[np.generic] | None, by: str, seconds:
         neighbourhoods = made.neighbourhoods
         click.echo(
             f"{len(neighbourhoods)} neighbourhoods of {human_count(int(neighbourhoods[-1]))} to "
-            f"{human_count(int(neighbourhoods[0]))} samples; to broadcast: {human_count(len(made.broadcast))} samples "
-            "(in every shard: all workers of a session train on them in each epoch)"
+            f"{human_count(int(neighbourhoods[0]))} samples; {human_count(len(made.broadcast))} samples are broadcast "
+            "(every worker trains on them in every epoch)"
         )
     if labels is None:
         return
@@ -145,4 +156,4 @@ def _print(made: Sharding, labels: NDArray[np.generic] | None, by: str, seconds:
         table.add_row(Text(first), *cells)
     Console().print(table)
     if len(classes) > MOST_ROWS:
-        click.echo(f"{MOST_ROWS} of {len(classes)} classes are shown, those with the widest spread")
+        click.echo(f"only the {MOST_ROWS} of {len(classes)} classes with the widest spread are shown")

@@ -1,4 +1,4 @@
-"""``dshuffle simulate``: what every way of shuffling would cost on a cluster that one does not have."""
+"""``dshuffle simulate``: predict the cost of each way of shuffling on a hypothetical cluster."""
 
 from __future__ import annotations
 
@@ -9,46 +9,59 @@ import click
 
 from dshuffle.cli.output import assignment_option, show, ways_of
 from dshuffle.cli.profiles import load_profile
+from dshuffle.planning import Choices
 from dshuffle.planning.cost import Cluster, Work, compare_costs, recommend
 from dshuffle.units import parse_rate
 
 HEADERS = 1.046
-"""Bytes on a link for each byte of a message, over TCP and Ethernet with packets of 1,500 bytes."""
+"""Bytes on the link per byte of payload, for TCP over Ethernet with packets of 1,500 bytes."""
 
 
 @click.command()
 @click.option(
     "--profile",
     metavar="[FILE#]NAME",
-    help="Rates of a real network and store; other options go before its own.",
+    help="Rates of a real network and store. Other options override them.",
 )
-@click.option("--workers", type=click.IntRange(1), required=True, help="Workers that train.")
-@click.option("--samples", type=click.IntRange(1), required=True, help="Samples of the dataset.")
-@click.option("--row-bytes", type=click.IntRange(1), default=1024, show_default=True, help="Bytes of a sample.")
-@click.option("--chunk-rows", type=click.IntRange(1), default=64, show_default=True, help="Samples of a chunk.")
-@click.option("--cache-fraction", type=float, help="Fraction of the dataset that a worker holds.  [default: 1/workers]")
-@click.option("--bandwidth", metavar="RATE", help="Of a worker's link each way, such as 100mbit or 1.25GB/s.")
+@click.option("--workers", type=click.IntRange(1), required=True, help="Number of workers that train.")
+@click.option("--samples", type=click.IntRange(1), required=True, help="Number of samples.")
+@click.option("--row-bytes", type=click.IntRange(1), default=1024, show_default=True, help="Bytes per sample.")
+@click.option("--chunk-rows", type=click.IntRange(1), default=64, show_default=True, help="Samples per chunk.")
+@click.option(
+    "--cache-fraction", type=float, help="Fraction of the dataset that each worker holds.  [default: 1/workers]"
+)
+@click.option(
+    "--bandwidth", metavar="RATE", help="Rate of a worker's link in each direction, such as 100mbit or 1.25GB/s."
+)
 @click.option(
     "--server-bandwidth",
     metavar="RATE",
-    help="Out of a server of its own.  [default: the first worker serves beside training]",
+    help="Rate of the link of a dedicated server.  [default: the first worker serves while it trains]",
 )
-@click.option("--storage-bandwidth", metavar="RATE", help="Of the storage, for all workers together.")
-@click.option("--storage-client-bandwidth", metavar="RATE", help="Of the storage, for one worker alone.")
-@click.option("--request-seconds", type=click.FloatRange(0), help="From a request to its first byte.")
-@click.option("--local-storage", is_flag=True, help="What workers read does not come over their links.")
-@click.option("--rack-workers", type=click.IntRange(1), help="Workers of a rack.  [default: no racks]")
-@click.option("--oversubscription", type=click.FloatRange(1), default=1.0, show_default=True, help="Of racks' uplinks.")
-@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Processors of a machine.")
-@click.option("--machine-workers", type=click.IntRange(1), default=1, show_default=True, help="Workers on a machine.")
-@click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of an epoch's training.")
+@click.option("--storage-bandwidth", metavar="RATE", help="Rate of the storage for all workers together.")
+@click.option("--storage-client-bandwidth", metavar="RATE", help="Rate of the storage for one worker.")
+@click.option(
+    "--request-seconds", type=click.FloatRange(0), help="Seconds from a storage request to the first byte received."
+)
+@click.option("--local-storage", is_flag=True, help="Workers read from storage without using their links.")
+@click.option("--rack-workers", type=click.IntRange(1), help="Workers per rack.  [default: no racks]")
+@click.option(
+    "--oversubscription",
+    type=click.FloatRange(1),
+    default=1.0,
+    show_default=True,
+    help="Oversubscription of the racks' uplinks.",
+)
+@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Processors per machine.")
+@click.option("--machine-workers", type=click.IntRange(1), default=1, show_default=True, help="Workers per machine.")
+@click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of training per epoch.")
 @assignment_option
 @click.option(
     "--precision",
     type=click.Choice(["auto", "exact", "closed"]),
     default="auto",
     show_default=True,
-    help="exact: count real plans; closed: formulas alone; auto: real plans for up to 64 workers.",
+    help="exact: real plans. closed: formulas only. auto: real plans for up to 64 workers, formulas beyond.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(
@@ -73,10 +86,11 @@ def simulate(
     precision: str,
     as_json: bool,
 ) -> None:
-    """Predict an epoch of every way of shuffling, and say which to take, why, and what would change that.
+    """Predict the cost of each way of shuffling, and recommend one.
 
-    Rates come from --profile or from the options. Those of --bandwidth and --server-bandwidth are of a link with its
-    headers, of which TCP over Ethernet takes 4.6 %. Without a storage rate nothing is read again.
+    The output ends with the recommended way, the reason, and what would change the recommendation. Rates come from
+    --profile or from the options. --bandwidth and --server-bandwidth are raw link rates; headers of TCP over Ethernet
+    add 4.6 % to every message. Without a storage rate, deliveries that re-read storage are left out.
     """
     loaded = load_profile(profile) if profile is not None else None
     known = loaded.rates if loaded is not None else {}
@@ -90,7 +104,7 @@ def simulate(
     up = link("bandwidth", bandwidth, "link_up_bytes_per_second")
     down = link("bandwidth", bandwidth, "link_down_bytes_per_second")
     if up is None or down is None:
-        raise click.UsageError("--bandwidth or --profile is needed: how fast are the workers' links?")
+        raise click.UsageError("--bandwidth or --profile is required; it gives the rate of the workers' links.")
     cluster = Cluster(
         n_workers=workers,
         link_up=up,
@@ -108,7 +122,7 @@ def simulate(
         machine_workers=machine_workers,
         wire_overhead=0.0,
     )
-    work = Work(samples, row_bytes, cache_fraction, chunk_rows, training_seconds=training_seconds)
+    work = Work(samples, row_bytes, Choices(cache_fraction=cache_fraction), chunk_rows, training_seconds)
     ways = ways_of(cluster, work, assignments)
     advice = recommend(cluster, ways, precision=precision)
     predictions = compare_costs(cluster, ways, precision=precision)

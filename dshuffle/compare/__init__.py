@@ -1,12 +1,13 @@
-"""Comparing ways of shuffling: the runs, their figures, and where they run."""
+"""Compare ways of shuffling: the runs, their results, and the clusters that they run on."""
 
-from dshuffle.compare.comparison import Way, compare_ways, default_ways, modest_step, product_of_ways
+from dshuffle.compare.comparison import compare_ways, modest_step
 from dshuffle.compare.exchanges import measure_exchanges
 from dshuffle.compare.kernel_cache import compile_kernels
 from dshuffle.compare.local_cluster import connect, local_cluster
 from dshuffle.compare.logical_workers import fit_logical_workers
 from dshuffle.compare.stored_order import AsStored
 from dshuffle.compare.variance import VarianceRatio, variance_ratio
+from dshuffle.compare.ways import Way, default_ways, product_of_ways
 
 __all__ = [
     "AsStored",

@@ -1,4 +1,4 @@
-"""Exchanges by themselves: every way of shuffling a dataset, with tasks that only sleep."""
+"""Measure exchanges alone: any way of shuffling a dataset, with tasks that only sleep."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from distributed import Client
 
-from dshuffle.compare.comparison import Way, shuffler_of
+from dshuffle.compare.comparison import shuffler_of
+from dshuffle.compare.ways import Way
 from dshuffle.records import EpochRecord
 from dshuffle.runtime import Partition
 from dshuffle.store import Dataset
@@ -20,41 +21,37 @@ def measure_exchanges(
     *,
     epochs: int = 3,
     training_seconds: float = 0.0,
-    cache_fraction: float | None = None,
-    seed: int = 0,
     on_epoch: Callable[[int], None] | None = None,
 ) -> tuple[EpochRecord, ...]:
-    """Run the exchanges of a way of shuffling, beside tasks that leave the processors alone.
+    """Run the exchanges of a way of shuffling beside tasks that only sleep.
 
     Parameters
     ----------
     client
         Client of the cluster.
     dataset
-        What is shuffled; any arrays.
+        Dataset to shuffle, with any arrays.
     way
-        How.
+        Way of shuffling.
     epochs
-        Exchanges, beside the loading of the first epoch.
+        Number of exchanges, not counting the loading of epoch 0.
     training_seconds
-        What every worker sleeps in an epoch.
-    cache_fraction, seed
-        See :class:`dshuffle.Shuffler`.
+        Seconds that every worker sleeps in an epoch.
     on_epoch
-        Called with the number of every epoch that has ended.
+        Function that is called with the number of each epoch when it ends.
 
     Returns
     -------
     tuple of EpochRecord
-        One for each exchange; that of the loading is left out.
+        One record for each exchange. The record of the loading is left out.
 
     Examples
     --------
     >>> import numpy as np
     >>> from distributed import LocalCluster
-    >>> from dshuffle import create_dataset
+    >>> from dshuffle import Choices, create_dataset
     >>> dataset = create_dataset("memory://doc-measure", {"x": np.arange(100.0)}, overwrite=True)
-    >>> way = Way("global + peer", "global", "peer", "random")
+    >>> way = Way("global + peer", Choices("global"))
     >>> with LocalCluster(2, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
     ...     records = measure_exchanges(client, dataset, way, epochs=2)
     >>> [record.epoch for record in records]
@@ -64,7 +61,7 @@ def measure_exchanges(
     def sleep(partition: Partition) -> None:
         time.sleep(training_seconds)
 
-    with shuffler_of(client, dataset, way, cache_fraction=cache_fraction, seed=seed) as shuffler:
+    with shuffler_of(client, dataset, way) as shuffler:
         for epoch in shuffler.epochs(epochs + 1):
             client.gather(epoch.map(sleep))
             if on_epoch is not None:

@@ -1,4 +1,4 @@
-"""Compile once, in one process, what every worker would otherwise compile at the same time."""
+"""Compile the numba kernels once, in one process, before all workers would compile them at the same time."""
 
 from __future__ import annotations
 
@@ -8,41 +8,31 @@ from collections.abc import Iterable
 import numpy as np
 
 from dshuffle.exchange.warmup import warm_up
-from dshuffle.planning import UNCODED, Aligned, Assignment, EpochPlanner, Global, Partial, ShufflePlanSpec
+from dshuffle.planning import Aligned, Choices, EpochPlanner, Global, Partial, ShufflePlanSpec, get_delivery
+from dshuffle.planning.delivery import Excess
 from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
 
 def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
-    """Run the numba kernels of planning, of exchanges and of SGD on a few numbers.
+    """Run the numba kernels of planning, exchanges and SGD on small inputs.
 
-    Processes started later load the code from numba's cache on disk: on two cores and four workers that makes
-    the very first run about half a minute shorter. Where all is in the cache already it takes a second.
+    Processes that start later load the code from numba's cache on disk. On two cores and four workers, this makes the
+    very first run about half a minute shorter. If all kernels are cached already, it takes a second.
     """
     for dtypes in itertools.product((np.float32, np.float64), repeat=2):
         rows, targets = (np.zeros((1, 1), dtype) for dtype in dtypes)
-        rows.flags.writeable = targets.flags.writeable = False  # as a partition's are
+        rows.flags.writeable = targets.flags.writeable = False  # like the arrays of a partition
         slots = np.zeros(1, np.int64)
         sgd_pass(np.zeros(1), rows, 0, targets, 0, slots, 0.0)
         squared_residual(np.zeros(1), rows, 0, targets, 0, slots)
-    coded = set(deliveries) - UNCODED
+    coded = [get_delivery(name) for name in sorted(deliveries) if get_delivery(name).coded]
     for row_nbytes in (8, 12):
         warm_up(row_nbytes, coded=bool(coded))
-    ways: list[tuple[Assignment, str, float | None]] = [(Global(), "peer", None), (Partial(0.5), "peer", None)]
-    for name in sorted(coded):
-        fraction = None if name == "leftover" else 0.5
-        ways += [(Global(), name, fraction), (Aligned(), name, fraction)]
-    for assignment, delivery, cache_fraction in ways:
-        planner = EpochPlanner(
-            ShufflePlanSpec(
-                64,
-                4,
-                seed=0,
-                assignment=assignment,
-                delivery=delivery,
-                sharding="random",
-                caching="even" if assignment == Aligned() else "uniform",
-                cache_fraction=cache_fraction,
-            )
-        )
+    ways = [Choices(Global()), Choices(Partial(0.5))]
+    for delivery in coded:
+        fraction = None if delivery.excess is Excess.REFUSED else 0.5
+        ways += [Choices(rule, delivery.name, None, fraction) for rule in (Global(), Aligned())]
+    for choices in ways:
+        planner = EpochPlanner(ShufflePlanSpec(64, 4, choices))
         planner.load()
-        planner.advance().shares  # noqa: B018  it has a kernel too
+        planner.advance().shares  # noqa: B018  computing the shares compiles another kernel

@@ -1,4 +1,4 @@
-"""Where to run: a scheduler that is there, or a local cluster with one more worker than train, the server."""
+"""Clusters to run on: an existing scheduler, or a local cluster of the training workers and one server."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dshuffle.runtime.cluster_view import SERVER_RESOURCE
 
 @contextmanager
 def connect(scheduler: str | None, n_workers: int) -> Iterator[Client]:
-    """A client of the scheduler at an address, or where there is none of a new :func:`local_cluster`.
+    """Yield a client of the scheduler at an address, or of a new :func:`local_cluster` if the address is None.
 
     Raises
     ------
     ClusterError
-        No scheduler answers at the address.
+        The scheduler does not answer.
     """
     if scheduler is None:
         with local_cluster(n_workers) as client:
@@ -37,16 +37,17 @@ def connect(scheduler: str | None, n_workers: int) -> Iterator[Client]:
 
 @contextmanager
 def local_cluster(n_workers: int, *, processes: bool = True) -> Iterator[Client]:
-    """A client of a new local cluster: processes of one thread each, stopped in the end.
+    """Yield a client of a new local cluster of single-threaded processes, and stop the cluster at the end.
 
     Parameters
     ----------
     n_workers
-        Workers that train. One more has the Dask resource ``dshuffle-server``: it serves the ``server``
-        delivery and never trains. All share the machine's memory equally.
+        Number of workers that train. One more worker has the Dask resource ``dshuffle-server``. It serves the
+        ``server`` delivery and never trains. All share the machine's memory equally.
     processes
-        False for logical workers, threads of this process: far more than the machine has cores. What they compute is
-        what processes would, but there is no network between them and their seconds say little of another cluster.
+        False for logical workers, which are threads of this process. There can be far more of them than cores. They
+        compute the same results as processes, but there is no network between them, and their seconds say little about
+        another cluster.
 
     Raises
     ------
@@ -56,7 +57,7 @@ def local_cluster(n_workers: int, *, processes: bool = True) -> Iterator[Client]
     if n_workers < 1:
         raise InvalidParameter.of("workers", n_workers, "an integer >= 1")
     where: dict[str, Any] = {"host": "127.0.0.1"} if processes else {"protocol": "inproc://"}
-    # LocalCluster gives all workers the same resources, so the specification is our own.
+    # LocalCluster gives all workers the same resources, so this uses SpecCluster.
     common = {
         **where,
         "nthreads": 1,

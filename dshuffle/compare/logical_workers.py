@@ -1,4 +1,4 @@
-"""Synchronous SGD of many workers in one process: what it does to learning, without a cluster."""
+"""Synchronous SGD of many workers in one process, to study how shuffling affects learning without a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import ShufflePlanSpec, parse_assignment
+from dshuffle.planning import Choices, ShufflePlanSpec, parse_assignment
 from dshuffle.planning.mixing import training_orders
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.inputs import check_step, diverged
@@ -38,30 +38,32 @@ def fit_logical_workers(
     early_stopping: EarlyStopping | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> History[TrainedNetwork]:
-    """What :func:`fit_synchronous_sgd` computes on so many workers, but with all of them in this process.
+    """Compute the result of :func:`fit_synchronous_sgd` on ``n_workers`` workers, all in this process.
 
-    Sixty workers are 60 mini-batches of one call of :meth:`Network.gradient`: good for studies of how a way of
-    shuffling learns, with many workers, seeds and ways. Nothing is exchanged, and seconds mean nothing.
+    The mini-batches of all workers go into one call of :meth:`Network.gradient`. This suits studies of how a way of
+    shuffling learns, with many workers, seeds and ways. Samples are not exchanged, and the measured seconds are
+    meaningless.
 
     Parameters
     ----------
     arrays
-        The dataset.
+        Mapping from name to array: the dataset.
     n_workers, assignment, sharding, shuffle_seed
-        Of the :class:`dshuffle.Shuffler` that there would be; its plans say who trains on what, and when. As no dataset
-        has labels or stored shardings here, ``sharding`` is one of :data:`dshuffle.planning.SHARDINGS`.
+        Options of the :class:`dshuffle.Shuffler` to emulate. Its plans say which worker trains on which samples, and
+        when. There is no dataset with labels or stored shardings, so ``sharding`` is one of
+        :data:`dshuffle.planning.SHARDINGS`.
     network, epochs, batch_size, step, seed, features, target, schedule, validate, early_stopping, on_epoch
         See :func:`fit_synchronous_sgd`.
 
     Returns
     -------
     History
-        As of :func:`fit_synchronous_sgd`, with the same numbers up to the rounding of sums.
+        See :func:`fit_synchronous_sgd`. The numbers are the same up to the rounding of sums.
 
     Raises
     ------
     InvalidParameter
-        See :func:`fit_synchronous_sgd`; or the arrays differ in length.
+        See :func:`fit_synchronous_sgd`; also if the arrays differ in length.
 
     Examples
     --------
@@ -75,8 +77,12 @@ def fit_logical_workers(
     ids = np.arange(len(next(iter(arrays.values()))))
     rows, labels = checked_batch(network, arrays, features, target, ids)
     if len(rows) != len(labels):
-        raise InvalidParameter.of(f"len({target})", len(labels), f"{len(rows)}, as many as rows of {features}")
-    spec = ShufflePlanSpec(len(rows), n_workers, shuffle_seed, parse_assignment(assignment), "storage", sharding)
+        raise InvalidParameter.of(f"len({target})", len(labels), f"{len(rows)}, the length of {features}")
+    spec = ShufflePlanSpec(
+        len(rows),
+        n_workers,
+        Choices(assignment=parse_assignment(assignment), delivery="storage", sharding=sharding, seed=shuffle_seed),
+    )
     parameters, statistics = network.first_parameters(as_integer("seed", seed)), network.first_statistics()
     recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)
     model = TrainedNetwork(network, parameters, statistics)
@@ -92,7 +98,7 @@ def fit_logical_workers(
                 _, gradient, seen = network.gradient(parameters, rows[chosen], labels[chosen], starts)
                 parameters = parameters - step * schedule(number) * gradient
             if network.n_statistics:
-                # The mean over workers of running statistics is the running statistic of the mean.
+                # Running statistics are linear: their mean over workers is the running statistic of the mean.
                 statistics = (1 - MOMENTUM) * statistics + MOMENTUM * seen.mean(axis=0)
         model = TrainedNetwork(network, parameters, statistics)
         if not (np.isfinite(parameters).all() and np.isfinite(statistics).all()):

@@ -1,7 +1,8 @@
-"""How well the ways of a comparison shuffle, by their own plans for a dataset of the same shape."""
+"""Shuffle quality of the ways of a comparison, computed from their plans for a subset of the dataset's rows."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Self
@@ -13,25 +14,24 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import (
     SHARDINGS,
     Assignment,
-    Chunks,
+    Choices,
     Classes,
     GivenSharding,
     ShufflePlanSpec,
     ShuffleQuality,
     choose,
     label_codes,
-    parse_assignment,
     planned_quality,
     stratified_ranks,
 )
-from dshuffle.planning.assignment.partial import balanced_sizes
+from dshuffle.planning.assignment.draws import balanced_sizes
 from dshuffle.runtime.dataset_inputs import STRATIFIED, read_labels, unit_rows, with_chunks_of
 from dshuffle.store import Dataset, read_sharding
 
 MOST_SAMPLES = 200_000
-"""Rows that are planned for: enough for figures of two digits, in a tenth of a second."""
+"""Largest number of rows to plan for. It gives two significant digits in a tenth of a second."""
 LEAST_CHUNK_ROWS = 16
-"""Of a chunk at least so many rows are planned for."""
+"""Smallest number of rows per chunk to plan for, unless chunks are smaller."""
 EPOCHS = 4
 BATCH_ROWS = 256
 MOST_CLASSES = 1000
@@ -40,16 +40,16 @@ SLICES = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Likeness:
-    """Some rows of a dataset, evenly apart, that stand for all.
+    """Evenly spaced subset of the rows of a dataset that represents all rows.
 
     Parameters
     ----------
     sample_ids
-        Ascending int64, the rows.
+        Rows of the subset, ascending int64.
     chunk_rows
-        How many of them are in each chunk (of the last perhaps fewer).
+        Number of rows of the subset in each chunk (the last chunk may have fewer).
     of_chunk
-        How many rows such a chunk has in the dataset.
+        Number of rows of a chunk in the dataset.
     """
 
     sample_ids: NDArray[np.int64]
@@ -58,7 +58,7 @@ class Likeness:
 
     @classmethod
     def of(cls, n_samples: int, chunk_rows: int, at_most: int = MOST_SAMPLES) -> Self:
-        """Thin chunks out, and where they have few rows leave out whole chunks as well.
+        """Take some rows of each chunk, and if chunks have few rows, take only some of the chunks.
 
         Examples
         --------
@@ -78,27 +78,28 @@ class Likeness:
 
     def assignment(self, assignment: Assignment, n_workers: int) -> Assignment:
         """The assignment for these rows; ``chunks`` has as many fewer rows as there are."""
-        if not isinstance(assignment, Chunks) or assignment.rows is None:
+        if assignment.unit is None:
             return assignment
-        rows = max(1, assignment.rows * self.chunk_rows // self.of_chunk)
-        return Chunks(min(rows, (len(self.sample_ids) - 1) // max(1, n_workers - 1)))
+        rows = max(1, assignment.unit * self.chunk_rows // self.of_chunk)
+        return assignment.with_unit(min(rows, (len(self.sample_ids) - 1) // max(1, n_workers - 1)))
 
 
 class QualityOfWays:
-    """Figures of the shuffle quality of any way on one dataset.
+    """Shuffle quality of any way on one dataset.
 
     Parameters
     ----------
     dataset
-        Its shape, its chunks (those of :func:`~dshuffle.runtime.dataset_inputs.unit_rows`) and its classes count.
+        Dataset. Only its shape, its chunks (those of :func:`~dshuffle.runtime.dataset_inputs.unit_rows`) and its
+        classes matter.
     target
-        The array whose values are the classes, if they are integers or booleans and at most 1,000. Otherwise the
-        classes are 64 slices of the rows in the order of the store: the classes of data that are stored by class.
+        Name of the array whose values are the classes, if it has integers or booleans and at most 1,000 distinct
+        values. Otherwise the classes are 64 slices of the rows in stored order, as if the data were stored by class.
 
     Attributes
     ----------
     classes
-        What the classes are, for the report.
+        Description of the classes for the report.
     """
 
     def __init__(self, dataset: Dataset, target: str) -> None:
@@ -114,37 +115,25 @@ class QualityOfWays:
             self._classes = known
             self.classes = f"{known.max() + 1} values of {target}"
 
-    def of(
-        self,
-        assignment: str,
-        sharding: str,
-        caching: str,
-        n_workers: int,
-        seed: int,
-        cache_fraction: float | None,
-        *,
-        balance: str | None = None,
-    ) -> ShuffleQuality | None:
-        """The quality of one way; None for a dataset of so few rows that there is nothing to shuffle.
+    def of(self, choices: Choices, n_workers: int) -> ShuffleQuality | None:
+        """The quality of one way; None for a dataset with too few rows to shuffle.
 
-        Where not all rows are planned for, a stored sharding is filled up to equal sizes, and one with a ``balance``
-        stands for a random one that has it.
+        Where not all rows are planned for, a stored sharding is filled up to equal sizes, and one with a ``balance`` is
+        replaced by a random one that has it.
         """
         n_samples = len(self._likeness.sample_ids)
         if n_samples < 2:
             return None
-        chosen = with_chunks_of(self._dataset, parse_assignment(assignment))
-        spec = ShufflePlanSpec(
-            n_samples,
-            n_workers,
-            seed,
-            self._likeness.assignment(chosen, n_workers),
-            "storage",
-            "random" if balance is not None else self._sharding(sharding, n_workers, seed),
-            caching=caching,
-            cache_fraction=cache_fraction,
-            balance=None if balance is None else self._balance(balance),
+        assignment = self._likeness.assignment(with_chunks_of(self._dataset, choices.assignment), n_workers)
+        sharding = (
+            "random" if choices.balance is not None else self._sharding(str(choices.sharding), n_workers, choices.seed)
         )
+        balance = None if choices.balance is None else self._balance(choices.balance.name)
+        # Who trains on what does not depend on the delivery.
+        choices = dataclasses.replace(
+            choices, assignment=assignment, delivery="storage", sharding=sharding, balance=balance
+        )
+        spec = ShufflePlanSpec(n_samples, n_workers, choices)
         return planned_quality(
             spec,
             epochs=EPOCHS,
@@ -157,7 +146,7 @@ class QualityOfWays:
         return Classes.of(balance, self._labels(balance)).only(self._likeness.sample_ids)
 
     def _sharding(self, sharding: str, n_workers: int, seed: int) -> str | GivenSharding:
-        """The sharding for these rows."""
+        """Return the sharding for the rows of the subset."""
         if sharding in SHARDINGS:
             return sharding
         ids = self._likeness.sample_ids
@@ -168,7 +157,7 @@ class QualityOfWays:
 
 
 def _evened(ranks: NDArray[np.int32], n_workers: int) -> NDArray[np.int32]:
-    """Ranks of which some are changed, so that partition sizes differ by at most one.
+    """Change some ranks so that partition sizes differ by at most one.
 
     Examples
     --------
@@ -189,7 +178,7 @@ def _evened(ranks: NDArray[np.int32], n_workers: int) -> NDArray[np.int32]:
 
 
 def _values(dataset: Dataset, target: str, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """The classes of some samples, as integers from 0; None if the target is nothing of the kind."""
+    """Return the classes of some samples, as integers from 0; None if the target does not have classes."""
     if target not in dataset.arrays:
         raise InvalidParameter.of("target", target, f"one of the dataset's arrays: {', '.join(sorted(dataset.arrays))}")
     info = dataset.arrays[target]

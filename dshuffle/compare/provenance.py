@@ -1,4 +1,4 @@
-"""What stands beside the figures of a comparison, so that somebody else can judge and repeat them."""
+"""Context of a comparison (dataset, cluster, machine, versions), so that others can judge and repeat it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = ("dshuffle", "dask", "distributed", "zarr", "numpy", "numba", "bokeh"
 
 
 def without_secrets(text: str) -> str:
-    """The text with user names and passwords taken out of the URLs in it.
+    """Replace user names and passwords in the URLs of a text.
 
     Examples
     --------
@@ -31,9 +31,9 @@ def without_secrets(text: str) -> str:
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, Any]:
-    """URL, sizes and arrays of a dataset."""
+    """Return the URL, the sizes and the arrays of a dataset."""
     arrays = {
-        name: f"{info.dtype} {info.shape}, {info.chunk_rows} rows a chunk" for name, info in dataset.arrays.items()
+        name: f"{info.dtype} {info.shape}, {info.chunk_rows} rows per chunk" for name, info in dataset.arrays.items()
     }
     return {
         "url": without_secrets(dataset.url),
@@ -46,7 +46,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
 
 
 def cluster_facts(client: Client) -> dict[str, Any]:
-    """Workers of a cluster, and what connects them."""
+    """Return the workers of a cluster and the protocol between them."""
     information = cluster_info(client)
     workers = information["workers"].values()
     return {
@@ -60,7 +60,7 @@ def cluster_facts(client: Client) -> dict[str, Any]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """The client's machine."""
+    """Return the system, cores and memory of the client's machine."""
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cores": os.cpu_count(),
@@ -69,7 +69,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def version_facts() -> dict[str, str]:
-    """Python, and the packages that the figures depend on."""
+    """Return the versions of Python and of the packages that affect the results."""
     return {
         "python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in PACKAGES},

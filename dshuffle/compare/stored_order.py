@@ -1,4 +1,4 @@
-"""Training without any shuffling, to compare with: samples in the order in which the dataset has them."""
+"""Training without shuffling, as a baseline: samples in the order of the dataset."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from dshuffle.runtime import Partition, Shuffler
 
 
 class AsStored:
-    """A shuffler whose tasks see each worker's samples in the order of the dataset.
+    """Shuffler whose tasks see each worker's samples in the order of the dataset.
 
-    It has :meth:`epochs` alone, and its epochs only ``map``: enough for the trainers that average once an epoch
-    (:func:`fit_linear_regression`, :func:`fit_parallel_sgd`) and for :func:`fit_matrix_completion`. Those that take
-    steps together, and the parameter server, want a :class:`~dshuffle.Shuffler`.
+    It has only :meth:`epochs`, and its epochs have only ``map``. This suffices for the trainers that average once an
+    epoch (:func:`fit_linear_regression`, :func:`fit_parallel_sgd`) and for :func:`fit_matrix_completion`. Trainers that
+    take steps together, and the parameter server, need a :class:`~dshuffle.Shuffler`.
 
-    A session's own epochs are always in random order. With the assignment ``"local"`` nothing at all changes from one
-    epoch to the next, as in training without a shuffle.
+    The epochs of a :class:`~dshuffle.Shuffler` are always in random order. Here, with the assignment ``"local"``, all
+    epochs are the same, as in training without a shuffle.
 
     Parameters
     ----------
     shuffler
-        An open one; it must be closed as always.
+        Open shuffler. The caller must close it.
     """
 
     def __init__(self, shuffler: Shuffler) -> None:
         self._shuffler = shuffler
 
     def epochs(self, count: int) -> Iterator[StoredEpoch]:
-        """As of the shuffler."""
+        """Yield the shuffler's epochs in stored order."""
         for epoch in self._shuffler.epochs(count):
             yield StoredEpoch(epoch.map)
 
 
 class StoredEpoch:
-    """An epoch whose tasks get partitions in stored order."""
+    """Epoch whose tasks get partitions in stored order."""
 
     def __init__(self, run: Callable[..., list[Future[Any]]]) -> None:
         self._run = run
 
     def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
-        """As of the shuffler's epoch; ``fn`` gets :meth:`~dshuffle.Partition.as_stored`."""
+        """Run ``fn`` on each worker with its partition in stored order; see :meth:`~dshuffle.Partition.as_stored`."""
         return self._run(in_stored_order, fn, *args, **kwargs)
 
 
 def in_stored_order(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``fn`` on a partition in stored order; a task on each worker."""
+    """Call ``fn`` on a partition in stored order. Runs as a task on each worker."""
     stored = partition.as_stored()
     try:
         return fn(stored, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Whether one way of training gives less scattered results than another: what to say of some runs of each."""
+"""Test whether one way of training gives less scattered results than another."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dshuffle.errors import InvalidParameter
 
 @dataclass(frozen=True, slots=True)
 class VarianceRatio:
-    """How many times the variance of some results is that of others.
+    """Ratio of the variances of two sets of results.
 
     Parameters
     ----------
     ratio
-        The quotient of the sample variances; nan, as are its bounds, if all results of both kinds are the same.
+        Ratio of the sample variances. It and its bounds are nan if the results of each set are all equal.
     low, high
-        Its 95 % bootstrap interval.
+        Bounds of the 95 % bootstrap interval.
     p_value
-        Of the Brown-Forsythe test, that the variances are equal.
+        P-value of the Brown-Forsythe test of equal variances.
     n_runs
-        Results of each kind; the fewer, if they differ.
+        Number of results in the smaller set.
     """
 
     ratio: float
@@ -36,7 +36,7 @@ class VarianceRatio:
 
     @property
     def verdict(self) -> str:
-        """``"less"`` or ``"more"`` scattered than the baseline if both the interval and the test say so.
+        """``"less"`` or ``"more"`` scattered than the baseline if interval and test agree; else ``"none shown"``.
 
         Examples
         --------
@@ -56,11 +56,12 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
     Parameters
     ----------
     baseline, other
-        ``(n,)`` results, at least 3 of each: what the ratio has above, and what it has below.
+        ``(n,)`` results, at least 3 each: the numerator and the denominator of the ratio.
     resamples
-        Of the bootstrap, which draws runs of both with replacement and takes the 2.5th and 97.5th percentiles.
+        Number of bootstrap resamples. Each draws runs of both sets with replacement; the bounds are the 2.5th and the
+        97.5th percentile.
     seed
-        Of the bootstrap.
+        Seed of the bootstrap.
 
     Returns
     -------
@@ -73,13 +74,13 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
 
     Notes
     -----
-    With few runs the interval is too narrow, and five, as in paper 002, tell nothing: with equal variances a ratio of
-    3 or more comes up in 15 % of all cases.
+    With few runs the interval is too narrow. Five runs, as in Provatas et al. (2021), show nothing: with equal
+    variances, a ratio of 3 or more occurs in 15 % of all cases.
 
     References
     ----------
-    M. B. Brown and A. B. Forsythe, "Robust tests for the equality of variances", 1974: Levene's with the median. Paper
-    002, Tables II to V, gives variances of five runs.
+    M. B. Brown and A. B. Forsythe, "Robust tests for the equality of variances", 1974: Levene's test with the median.
+    Provatas et al. (2021), Tables II to V, give variances of five runs; see docs/papers.md.
 
     Examples
     --------
@@ -93,10 +94,11 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
     as_integer("resamples", resamples, 1)
     above, below = _results("baseline", baseline), _results("other", other)
     n_runs = min(len(above), len(below))
-    if not np.ptp(above) and not np.ptp(below):  # neither scatters at all
+    if not np.ptp(above) and not np.ptp(below):  # both variances are 0
         return VarianceRatio(ratio=np.nan, low=np.nan, high=np.nan, p_value=1.0, n_runs=n_runs)
     rng = np.random.default_rng(seed)
-    with np.errstate(divide="ignore", invalid="ignore"):  # all the same: nan, which the percentiles leave out
+    # A resample of equal results gives nan, which the percentiles ignore.
+    with np.errstate(divide="ignore", invalid="ignore"):
         drawn = [
             np.var(values[rng.integers(len(values), size=(resamples, len(values)))], axis=1, ddof=1)
             for values in (above, below)
@@ -117,5 +119,6 @@ def _results(name: str, values: ArrayLike) -> NDArray[np.float64]:
     if found.ndim != 1 or len(found) < 3:
         raise InvalidParameter.of(f"{name}.shape", found.shape, "(n,) with n >= 3")
     if not np.isfinite(found).all():
-        raise InvalidParameter.of(f"{name}[{np.argmin(np.isfinite(found))}]", "not finite", "finite")
+        bad = np.argmin(np.isfinite(found))
+        raise InvalidParameter.because(f"{name}[{bad}]", "it is not finite", "Remove runs that diverged.")
     return found

@@ -1,1 +1,1 @@
-"""Moving rows between workers: the cache partition, the two state machines, and the one file that uses the network."""
+"""Exchange of rows between workers: the cache partition, the send and receive state machines, and the network code."""

@@ -1,7 +1,7 @@
-"""Buffers that messages are packed into, used again once a message is acknowledged.
+"""Reusable buffers that messages are packed into.
 
-A fresh buffer costs as much as the packing itself: Dask's nannies make glibc give memory back at once, so that every
-large allocation is mapped, cleared and unmapped (1.9 against 1.1 ms for a message of 8 MiB).
+Reuse nearly halves the packing time: 1.1 ms instead of 1.9 ms for a message of 8 MiB. Dask's nannies make glibc return
+freed memory to the system immediately, so every large allocation is mapped, cleared and unmapped.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ Buffer = tuple[ByteMatrix, NDArray[np.uint32]]
 
 
 class BufferPool:
-    """Idle buffers, each for one full message.
+    """A pool of buffers, each large enough for one full message.
 
     Parameters
     ----------
     layout
-        How a row is laid out.
+        Layout of a row.
     rows_per_message
-        Rows of a full message.
+        Number of rows in a full message.
     size
-        Buffers of ``rows_per_message`` kept, at most, or as many more as their messages are shorter.
+        Maximum number of idle buffers of ``rows_per_message`` rows. The pool keeps more buffers if messages are
+        shorter, with the same total number of rows.
     """
 
     def __init__(self, layout: RowLayout, rows_per_message: int, size: int) -> None:
@@ -36,23 +37,24 @@ class BufferPool:
         self._in_use: dict[MessageId, Buffer] = {}
 
     def fit(self, rows_per_message: int) -> None:
-        """The longest message has so many rows from now on."""
-        # Much longer buffers than messages would take more room than the window has for them.
+        """Set the number of rows in the longest message."""
+        # Buffers much longer than the messages would take more memory than the window allows for.
         if not self._rows * 7 // 8 <= rows_per_message <= self._rows:
             self._rows = rows_per_message
             self._idle.clear()
 
     def take(self, message: MessageId, n_rows: int) -> Buffer:
-        """Room for a message; until it is given back nothing else is packed there.
+        """Reserve a buffer for a message until it is given back.
 
-        A message that is packed again (its first reply was lost) gets new room: Dask may still hold the old.
+        A message that is packed again because its first reply was lost gets another buffer: Dask may still hold the
+        first one.
         """
         buffer = self._idle.pop() if self._idle else self._new(n_rows)
         self._in_use[message] = buffer
         return buffer[0][:n_rows], buffer[1][:n_rows]
 
     def give_back(self, message: MessageId) -> None:
-        """The receiver has unpacked the message."""
+        """Release the buffer of a message that the receiver has unpacked."""
         buffer = self._in_use.pop(message, None)
         if buffer is None or len(buffer[0]) != self._rows:
             return
@@ -60,11 +62,11 @@ class BufferPool:
             self._idle.append(buffer)
 
     def forget(self) -> None:
-        """Let go of what was never given back: somebody may still be reading it."""
+        """Drop the buffers that were never given back, without reusing them: Dask may still be reading them."""
         self._in_use.clear()
 
     def _new(self, n_rows: int) -> Buffer:
-        # The last message of a flow is a small one; only full ones are worth keeping.
+        # The last message of a flow may be short; only full-size buffers are worth keeping.
         full = n_rows * 2 >= self._rows
         n_rows = self._rows if full else n_rows
         return self._layout.empty(n_rows), np.empty(n_rows, dtype=np.uint32)

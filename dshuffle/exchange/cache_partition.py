@@ -1,8 +1,12 @@
-"""The cache partition: the rows that one worker owns, in slots of one contiguous byte matrix.
+"""The cache partition: the rows that one worker holds, in slots of one contiguous byte matrix.
 
-Rows of the next epoch arrive in free slots while the present epoch is trained on, so nothing that training reads is
-ever written, and a commit moves no bytes: it replaces the index (sample -> slot) and thereby frees the slots of what
-was evicted. The price is room for the incoming rows, the (1 + Q) N / M of paper 004, section III.
+Rows of the next epoch arrive in free slots while the worker trains on the current epoch, so rows that training reads
+are never overwritten. A commit moves no bytes. It replaces the index (sample -> slot), which frees the slots of evicted
+rows. The cost is memory for the incoming rows.
+
+References
+----------
+Nguyen et al. (2022), section III: a worker needs memory for (1 + Q) N / M rows; see docs/papers.md.
 """
 
 from __future__ import annotations
@@ -16,24 +20,24 @@ from numpy.typing import NDArray
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
 from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows, gather_rows, scatter_verified
 
-# Beside its bytes every slot costs a checksum (4), and its places in the index and the free list (8 + 8 + 8).
+# Bytes per slot besides the row: a checksum (4), two index entries (8 + 8) and a free-list entry (8).
 SLOT_OVERHEAD = 28
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Which slot holds which sample: two parallel arrays, sorted by sample."""
+    """The slot of each held sample, as two parallel arrays sorted by sample."""
 
     sample_ids: NDArray[np.int64]
     slots: NDArray[np.int64]
 
     def find(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The slot of every given sample.
+        """Return the slot of each sample.
 
         Raises
         ------
         ExchangeError
-            Naming the first sample that is not held.
+            If a sample is not held. The message names the first one.
         """
         slots = self.search(sample_ids)
         if len(slots) and slots.min() < 0:
@@ -42,7 +46,7 @@ class Index:
         return slots
 
     def search(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The slot of every given sample, -1 for those that are not held."""
+        """Return the slot of each sample, or -1 if the sample is not held."""
         if not len(self.sample_ids):
             return np.full(len(sample_ids), -1, dtype=np.int64)
         places = np.searchsorted(self.sample_ids, sample_ids)
@@ -55,30 +59,30 @@ EMPTY = Index(np.empty(0, np.int64), np.empty(0, np.int64))
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """What a commit installs: the next index, and the slots that are free with it."""
+    """The state that a commit installs: the next index and its free slots."""
 
     index: Index
     free: NDArray[np.int64]
 
 
 class CachePartition:
-    """Rows in slots, with a fixed byte budget that is checked before anything is allocated.
+    """Rows in a fixed number of slots, checked against a byte budget before allocation.
 
     Parameters
     ----------
     layout
-        How a row is laid out.
+        Layout of a row.
     capacity
-        Rows held between epochs, at most.
+        Maximum number of rows held between epochs.
     incoming
-        Rows that may arrive in one exchange, at most.
+        Maximum number of rows that arrive in one exchange.
     budget
-        Bytes that this partition may take; ``None`` for no limit.
+        Maximum size of this partition in bytes; ``None`` for no limit.
 
     Raises
     ------
     CacheBudgetError
-        If the slots would need more than the budget; nothing is allocated then.
+        If the slots need more than the budget. Nothing is allocated in this case.
 
     Examples
     --------
@@ -97,8 +101,8 @@ class CachePartition:
         needed = self.nbytes_for(layout, n_slots)
         if budget is not None and needed > budget:
             raise CacheBudgetError(
-                f"a cache partition of {capacity} rows and room for {incoming} incoming ones, {layout.nbytes} bytes "
-                f"each, needs {needed} bytes; memory_limit allows {budget}"
+                f"a cache partition with {capacity} rows and room for {incoming} incoming rows, {layout.nbytes} bytes "
+                f"each, needs {needed} bytes; memory_limit allows {budget}. Raise memory_limit or use more workers."
             )
         self.layout = layout
         self.rows: ByteMatrix = layout.empty(n_slots)
@@ -109,25 +113,25 @@ class CachePartition:
 
     @staticmethod
     def nbytes_for(layout: RowLayout, n_slots: int) -> int:
-        """Bytes that so many slots take, index included."""
+        """Return the size of ``n_slots`` slots in bytes, including the index."""
         return n_slots * (layout.nbytes + SLOT_OVERHEAD)
 
     @property
     def n_slots(self) -> int:
-        """Slots in all."""
+        """Total number of slots."""
         return len(self.rows)
 
     def reserve(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Free slots for all samples of one exchange, in the order given. Gives up an earlier reservation."""
+        """Reserve a free slot for each sample of one exchange, replacing any earlier reservation."""
         if len(sample_ids) > len(self._free):
-            raise ExchangeError(f"{len(sample_ids)} rows are to come in and {len(self._free)} slots are free")
+            raise ExchangeError(f"{len(sample_ids)} incoming rows do not fit into {len(self._free)} free slots")
         slots = self._free[: len(sample_ids)]
         order = np.argsort(sample_ids, kind="stable")
         self._incoming = Index(sample_ids[order], slots[order])
         return slots
 
     def seal(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        """Take the checksums of rows that were just read from the store: they travel with the rows from now on."""
+        """Compute the checksums of rows that were just read from the store; they are sent along with the rows."""
         self.checksums[slots] = checksum_rows(self.rows, sample_ids, slots)
 
     def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
@@ -143,17 +147,17 @@ class CachePartition:
         rows: ByteMatrix,
         checksums: NDArray[np.uint32],
     ) -> None:
-        """Verify rows that arrived and put them into their reserved slots.
+        """Verify arrived rows and copy them into their reserved slots.
 
         Raises
         ------
         ChecksumMismatch
-            Naming the first sample whose bytes are not those that the store held.
+            If the bytes of a row differ from those read from the store. The message names the first such sample.
         """
         if rows.shape != (len(slots), self.layout.nbytes) or checksums.shape != (len(slots),):
             raise ExchangeError(
                 f"a message has rows {rows.shape} and checksums {checksums.shape}; "
-                f"{len(slots)} rows of {self.layout.nbytes} bytes were owed"
+                f"{len(slots)} rows of {self.layout.nbytes} bytes were expected"
             )
         wrong = scatter_verified(self.rows, slots, rows, sample_ids, checksums)
         if wrong >= 0:
@@ -161,23 +165,23 @@ class CachePartition:
         self.checksums[slots] = checksums
 
     def prepare(self, held: NDArray[np.int64]) -> Swap:
-        """The state after a commit that keeps ``held`` (sorted) of what is here and what came in."""
+        """Build the state after a commit that keeps ``held`` (sorted), a subset of the held and incoming samples."""
         slots = np.empty(len(held), dtype=np.int64)
         free = np.ones(self.n_slots, dtype=np.bool_)
         here, coming = self.index, self._incoming
         missing = _merge(here.sample_ids, here.slots, coming.sample_ids, coming.slots, held, slots, free)
         if missing >= 0:
-            raise ExchangeError(f"sample {int(held[missing])} is to be kept, and neither is here nor came in")
+            raise ExchangeError(f"sample {int(held[missing])} must be kept, but is neither held nor incoming")
         return Swap(Index(held, slots), np.flatnonzero(free))
 
     def commit(self, swap: Swap) -> None:
-        """Install a prepared state; constant time, so that it can run on an event loop."""
+        """Install a prepared state in constant time, so that it can run on an event loop."""
         self.index, self._free, self._incoming = swap.index, swap.free, EMPTY
 
 
 @numba.njit(nogil=True, cache=True)
 def _merge(ids_a, slots_a, ids_b, slots_b, held, slots, free):  # type: ignore[no-untyped-def]
-    """Find ascending ``held`` in two ascending indices in one pass; the position of a missing one, else -1."""
+    """Find ascending ``held`` in two ascending indices in one pass; return the position of a missing id, or -1."""
     a, b = 0, 0
     for i in range(held.size):
         sample = held[i]

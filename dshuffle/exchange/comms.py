@@ -1,4 +1,7 @@
-"""The only file that sends sample bytes over Dask: ``worker.rpc`` on one side, a handler on the other."""
+"""Transfer of sample bytes over Dask: ``worker.rpc`` on one side, a handler on the other.
+
+No other module sends samples over the network.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,18 @@ logger = logging.getLogger(__name__)
 
 
 class DaskNetwork:
-    """The participants of one session, reached through the comms of the worker that this process runs.
+    """The network of one session, using the comms of this process's Dask worker.
 
     Parameters
     ----------
     worker
-        The Dask worker of this process.
+        Dask worker of this process.
     session_id
-        Names the session on the other workers.
+        Session id on the other workers.
     addresses
-        Address of every participant (rank, or the server).
+        Address of each participant (a rank or the server).
     serve_here, acknowledge_here
-        Answer for participants of this process: no byte of theirs crosses a wire.
+        Handlers for participants in this process, which are called without using the network.
     """
 
     def __init__(
@@ -49,11 +52,11 @@ class DaskNetwork:
         self._acknowledged: dict[int, list[tuple[int, ...]]] = {}
 
     def is_local(self, participant: int) -> bool:
-        """Whether a participant lives on this worker."""
+        """Whether a participant runs on this worker."""
         return bool(self._addresses[participant] == self._worker.address)
 
     async def fetch(self, message: MessageId) -> Reply:
-        """Ask for a message; many may be under way at once, each over a comm of its own."""
+        """Request a message. Concurrent requests use separate comms."""
         if self.is_local(message.sender):
             return await self._serve_here(message)
         sender = self._worker.rpc(self._addresses[message.sender])
@@ -62,13 +65,13 @@ class DaskNetwork:
             reply: Reply = await sender.dshuffle_fetch(
                 session_id=self._session_id, message=dataclasses.astuple(message), acknowledged=acknowledged
             )
-        except BaseException:  # perhaps they did not get there; twice does no harm
+        except BaseException:  # the acknowledgements may be lost; sending them twice is harmless
             self._acknowledge(message.sender, acknowledged)
             raise
         return reply
 
     async def acknowledge(self, message: MessageId) -> None:
-        """Free the sender's window: along with the next request, or by a one-way message if that goes elsewhere."""
+        """Acknowledge a message with the next request to its sender, or with a one-way message if there is none."""
         if self.is_local(message.sender):
             self._acknowledge_here(message)
         else:
@@ -77,7 +80,7 @@ class DaskNetwork:
     def _acknowledge(self, sender: int, acknowledged: list[tuple[int, ...]]) -> None:
         if acknowledged:
             self._acknowledged.setdefault(sender, []).extend(acknowledged)
-            # The task that makes the next request has its turn before.
+            # Deferred twice, so that the task that makes the next request runs first.
             loop = asyncio.get_running_loop()
             loop.call_soon(loop.call_soon, self._flush, sender)
 
@@ -92,28 +95,28 @@ class DaskNetwork:
         try:
             rpc = self._worker.rpc(self._addresses[sender])
             await rpc.dshuffle_acknowledge(session_id=self._session_id, acknowledged=acknowledged, reply=False)
-        except (OSError, RuntimeError):  # a worker that has gone or is closing
+        except (OSError, RuntimeError):  # the worker has left or is closing
             logger.debug("dshuffle: %d acknowledgements did not reach %d", len(acknowledged), sender, exc_info=True)
 
 
 async def probe(worker: Worker, address: str, nbytes: int) -> int:
-    """Bytes that another worker sends when it is asked for so many, along the way that messages take."""
+    """Request ``nbytes`` from another worker, sent as messages are, and return the number of bytes received."""
     reply = await worker.rpc(address).dshuffle_probe(nbytes=nbytes)
     return int(reply["rows"].nbytes)
 
 
 async def meet(worker: Worker, address: str, **message: Any) -> Reply:
-    """Bring one rank's array to where all ranks meet, and wait for the mean: long, if another rank is slow."""
+    """Send one rank's array to the worker that averages, and wait for the mean of all ranks' arrays."""
     values = to_serialize(message.pop("values"))
     reply: Reply = await worker.rpc(address).dshuffle_meet(values=values, **message)
     return reply
 
 
 async def disband(worker: Worker, address: str, **message: Any) -> None:
-    """Tell where all ranks meet that one of them will not come."""
+    """Tell the worker that averages that one rank has failed."""
     await worker.rpc(address).dshuffle_disband(**message)
 
 
 def as_frames(reply: Reply) -> Reply:
-    """Mark the arrays of a reply so that Dask sends their memory as it is, without pickling."""
+    """Mark the arrays of a reply so that Dask sends their memory without pickling."""
     return {key: to_serialize(value) if key in ("rows", "checksums") else value for key, value in reply.items()}

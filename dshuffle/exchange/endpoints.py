@@ -1,8 +1,8 @@
-"""Driving the two state machines with asyncio: a :class:`Sender` answers requests, a :class:`Receiver` makes them.
+"""Asyncio drivers of the two state machines: a :class:`Sender` answers requests, a :class:`Receiver` makes them.
 
-Both carry out the instructions of their state machine and report events back to it. Packing, hashing and unpacking
-happen in an executor, so the event loop only moves control and frames. The network is a Protocol: Dask's comms in
-`comms.py`, a dictionary in the tests.
+Each carries out the instructions of its state machine and reports events back to it. Packing, hashing and unpacking
+run in an executor, so they do not block the event loop. The network is a Protocol: Dask comms in `comms.py`, a
+dictionary in the tests.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ T = TypeVar("T")
 
 
 class RowSource(Protocol):
-    """Whatever a sender takes the items of its flows from: rows of a cache partition, packets of the server."""
+    """The source of a sender's items: rows of a cache partition, or packets of the server."""
 
     def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Put items ``first`` to ``last - 1`` into buffers. Raises ExchangeError naming a sample that it lacks."""
+        """Copy items ``first`` to ``last - 1`` into buffers. Raises ExchangeError if a sample is missing."""
 
 
 class RowSink(Protocol):
-    """Whatever a receiver puts the items of its flows into."""
+    """The destination of a receiver's items."""
 
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Verify items ``first`` to ``last - 1`` and keep them. Raises ChecksumMismatch naming a sample."""
+        """Verify and keep items ``first`` to ``last - 1``. Raises ChecksumMismatch if one is corrupted."""
 
     def read_store(self, first: int, last: int) -> None:
-        """Read these items from the store instead."""
+        """Read items ``first`` to ``last - 1`` from the store."""
 
 
 class Network(Protocol):
-    """How a participant reaches the others."""
+    """Communication with the other participants."""
 
     async def fetch(self, message: MessageId) -> Reply:
-        """Ask the message's sender for it."""
+        """Request a message from its sender."""
 
     async def acknowledge(self, message: MessageId) -> None:
-        """Tell the message's sender that it has arrived; no reply is awaited."""
+        """Tell the sender that a message has arrived. No reply is awaited."""
 
     def is_local(self, participant: int) -> bool:
-        """Whether that participant lives in this process, so that no byte crosses a wire."""
+        """Whether a participant runs in this process and needs no network."""
 
 
 @dataclass(slots=True)
@@ -78,14 +78,18 @@ class Meter:
 
 
 class Sender:
-    """Answers the requests for what one participant sends.
+    """Answers requests for the messages of one participant.
 
     Parameters
     ----------
     outbox
-        Decides which request to answer when.
+        State machine that decides when to answer which request.
     buffers
-        What messages are packed into.
+        Buffers that messages are packed into.
+    network
+        Network of the session.
+    executor
+        Executor that packs messages.
     """
 
     def __init__(self, outbox: Outbox, buffers: BufferPool, network: Network, executor: Executor) -> None:
@@ -101,7 +105,7 @@ class Sender:
     def begin(
         self, run_id: int, flows: Mapping[int, Flow], source: asyncio.Future[RowSource], *, window: int | None = None
     ) -> None:
-        """Start a run in which these flows (by destination) are owed, of what ``source`` will have."""
+        """Start a run that sends these flows (by destination), with items from ``source`` once it is ready."""
         self.meter = Meter()
         self._buffers.forget()
         self._flows, self._source = flows, source
@@ -111,28 +115,28 @@ class Sender:
         self._perform(self._outbox.begin(run_id, owed, gates=gates, window=window))
 
     def open_gate(self, run_id: int, gate: int) -> None:
-        """What the messages of a gate are made of has come in."""
+        """Allow the messages that wait for a gate: their packets have arrived."""
         self._perform(self._outbox.open_gate(run_id, gate))
 
     def end(self) -> None:
-        """The run is over; what still waits for it is refused."""
+        """End the run and refuse the requests that still wait for it."""
         self._perform(self._outbox.end())
         self._flows, self._source = {}, None
 
     def close(self) -> None:
-        """No run will follow; whoever waits for one is refused."""
+        """Refuse all waiting requests; no run will follow."""
         self._perform(self._outbox.close())
 
     def acknowledged(self, message: MessageId) -> None:
-        """A receiver has its message, so nothing reads its buffer any more."""
+        """Free the buffer and the window slot of a message that its receiver has unpacked."""
         self._buffers.give_back(message)
         self._perform(self._outbox.acknowledged(message))
 
     async def serve(self, message: MessageId) -> Reply:
-        """Reply to a request as soon as the state machine lets it through."""
+        """Reply to a request as soon as the state machine allows it."""
         earlier = self._answers.get(message)
-        if earlier is not None and not earlier.done():  # its asker has timed out while it waited, and asks again
-            earlier.set_result(Refuse(message, "asked for again"))
+        if earlier is not None and not earlier.done():  # the receiver timed out and asks again
+            earlier.set_result(Refuse(message, "superseded by a newer request"))
         answer: asyncio.Future[OutboxInstruction] = asyncio.get_running_loop().create_future()
         self._answers[message] = answer
         try:
@@ -144,7 +148,7 @@ class Sender:
         if not isinstance(instruction, Send):
             return {"status": "refused", "reason": instruction.reason, "again": False}
         flow, future = self._flows.get(message.destination), self._source
-        if flow is None or future is None:  # the run ended in this very moment
+        if flow is None or future is None:  # the run has just ended
             return {"status": "refused", "reason": f"run {message.run_id} has ended", "again": False}
         first, last = flow.message(message.sequence)
         try:
@@ -164,7 +168,7 @@ class Sender:
     def _perform(self, instructions: list[OutboxInstruction]) -> None:
         for instruction in instructions:
             answer = self._answers.get(instruction.message)
-            if answer is None or answer.done():  # who asked has gone away: free its place in the window
+            if answer is None or answer.done():  # nobody waits for the answer: free the window
                 if isinstance(instruction, Send):
                     self.acknowledged(instruction.message)
                 continue
@@ -172,18 +176,24 @@ class Sender:
 
 
 class Receiver:
-    """Fetches what one rank is owed.
+    """Fetches the messages that one rank needs.
 
     Parameters
     ----------
+    inbox
+        State machine that decides which messages to request.
+    network
+        Network of the session.
+    executor
+        Executor that unpacks messages and reads the store.
     store
-        The pseudo-sender whose rows are read from the store rather than asked for.
+        Sender id that stands for the store; its rows are read instead of requested.
     report
-        Called once a run, with ``None`` when everything has arrived and with the reason when it cannot.
+        Called once per run with the run id, and ``None`` when everything has arrived or the reason for a failure.
     timeout
-        Seconds without any message after which the open requests count as failed.
+        Time in seconds without any message after which the open requests fail.
     open_gate
-        Called with the run and a gate when everything that counts towards the gate has arrived.
+        Called with the run id and a gate when all messages that the gate waits for have arrived.
     """
 
     def __init__(
@@ -216,7 +226,7 @@ class Receiver:
     def begin(
         self, run_id: int, flows: Mapping[int, Flow], sink: asyncio.Future[RowSink], *, window: int | None = None
     ) -> None:
-        """Start a run in which these flows (by sender) are due, and go into what ``sink`` will be."""
+        """Start a run that receives these flows (by sender) into ``sink`` once it is ready."""
         self.meter = Meter()
         self._started = time.perf_counter()
         self._flows, self._sink = flows, sink
@@ -228,16 +238,16 @@ class Receiver:
         self._perform(self._inbox.begin(run_id, owed, window=window))
 
     def commit(self, run_id: int) -> None:
-        """The run is committed."""
+        """Mark the run as committed."""
         self._inbox.commit(run_id)
         self._flows, self._sink = {}, None
 
     async def abort(self) -> None:
-        """Give the run up; returns when nothing of it can touch the cache partition any more."""
+        """Abort the run; returns when none of its tasks can access the cache partition any more."""
         self._inbox.abort()
         while self._touching:
             await asyncio.wait(self._touching)
-        for task in self._tasks:  # what waits for the network may wait long: for a worker that has gone
+        for task in self._tasks:  # a task may wait long for the network, for instance for a worker that has left
             task.cancel()
         self._flows, self._sink = {}, None
 
@@ -263,21 +273,21 @@ class Receiver:
                 self._perform(self._inbox.failed(message, reply["reason"], again=reply["again"]))
                 return
             sink = await _given(future)
-            if message not in self._inbox.outstanding:  # the run was given up meanwhile
+            if message not in self._inbox.outstanding:  # the run was aborted meanwhile
                 return
             if reply is None:
                 await self._touch_cache(sink.read_store, first, last)
             else:
                 rows, checksums = reply["rows"], reply["checksums"]
                 self.meter.scatter_seconds += await self._touch_cache(_timed, sink.unpack, first, last, rows, checksums)
-                # Not if it was corrupted: the request that follows may overtake the acknowledgement, which would
-                # then free the buffer that the message is being packed into anew.
+                # A corrupted message is not acknowledged: the next request may overtake the acknowledgement, which
+                # would then free the buffer that the message is being packed into again.
                 await self._network.acknowledge(message)
         except (TimeoutError, ExchangeError, OSError) as error:
-            # A broken connection or a corrupted message is worth asking again; a corrupt chunk is not.
+            # Retry after a broken connection or a corrupted message, but not after a corrupt chunk.
             again = not isinstance(error, DatasetError)
             self._perform(self._inbox.failed(message, f"{type(error).__name__}: {error}", again=again))
-        except Exception as error:  # whatever it is, the scheduler must hear of it, or the epoch would never end
+        except Exception as error:  # the scheduler must be told of any error, or the epoch would hang
             logger.exception("dshuffle: %s failed", message)
             self._perform(self._inbox.failed(message, f"{type(error).__name__}: {error}", again=False))
         else:
@@ -311,9 +321,9 @@ class Receiver:
         except TimeoutError as error:
             raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
         if not isinstance(reply, dict) or "status" not in reply:
-            raise ExchangeError(f"{name_of(message.sender)} does not know dshuffle (its reply was {reply!r})")
+            raise ExchangeError(f"{name_of(message.sender)} does not run dshuffle (its reply was {reply!r})")
         if reply["status"] == "OK":
-            # Others may be waiting for what this message is a part of: they are late only if nothing comes any more.
+            # Other requests may wait for packets in this message, so each arrival restarts all timers.
             deadline = asyncio.get_running_loop().time() + self._timeout
             for waiting in self._timers:
                 waiting.reschedule(deadline)
@@ -324,12 +334,12 @@ class Receiver:
 
 
 async def _given(future: asyncio.Future[T]) -> T:
-    """What a future of several tasks gives, one of which may be cancelled."""
+    """Await a future that several tasks share, without cancelling it when one of them is cancelled."""
     return future.result() if future.done() else await asyncio.shield(future)
 
 
 def _timed(fn: Callable[..., None], *args: Any) -> float:
-    """The seconds that a call takes, without those of waiting for a thread."""
+    """Return the duration of a call in seconds, without the time spent waiting for a thread."""
     started = time.perf_counter()
     fn(*args)
     return time.perf_counter() - started

@@ -1,22 +1,23 @@
-"""The receiving half of an exchange as a state machine: events in, instructions out.
+"""The receiving side of an exchange as a state machine: events in, instructions out.
 
-It knows no socket, no clock and no task; tests drive it by hand. Transfers are *pulled*: a receiver asks for each
-message it is owed and keeps a bounded window of requests open. Pulling bounds the memory of the receiver whatever
-the number of senders, makes a lost message a matter of asking again, and spreads the load of a sender by itself.
+The state machine uses no socket, clock or task, so tests can drive it directly. Transfers are *pulled*: a receiver
+requests each message it needs and keeps a bounded number of requests open. Pulling has three advantages. The memory of
+the receiver is bounded for any number of senders, a lost message is simply requested again, and the load on each sender
+is spread over time.
 
 ========== ============================================== ==========
 state      event                                          next state
 ========== ============================================== ==========
-idle       begin                                          receiving, or ready when nothing is owed
-receiving  arrived: not the last one                      receiving
-receiving  arrived: the last one                          ready
-receiving  failed: attempts are left                      receiving (asked again)
-receiving  failed: no attempts left, or not worth another failed
+idle       begin                                          receiving, or ready if nothing is expected
+receiving  arrived: not the last message                  receiving
+receiving  arrived: the last message                      ready
+receiving  failed: attempts are left                      receiving (requested again)
+receiving  failed: no attempts left, or not retryable     failed
 ready      commit                                         idle
 any        abort                                          idle
 ========== ============================================== ==========
 
-Events that name another run than the present one, or a message that has arrived already, change nothing.
+Events of another run, or for a message that has already arrived, are ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dshuffle.exchange.messages import MessageId
 
 
 class InboxState(enum.Enum):
-    """Where the receiving half stands."""
+    """State of the receiving side."""
 
     IDLE = "idle"
     RECEIVING = "receiving"
@@ -41,21 +42,21 @@ class InboxState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Ask the sender for a message, unpack and verify it, then report `arrived` or `failed`."""
+    """Request a message from its sender, unpack and verify it, then report `arrived` or `failed`."""
 
     message: MessageId
 
 
 @dataclass(frozen=True, slots=True)
 class ReportReady:
-    """Tell the scheduler that everything owed in this run has arrived."""
+    """Tell the scheduler that all messages of this run have arrived."""
 
     run_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFailed:
-    """Tell the scheduler that this run cannot be finished here."""
+    """Tell the scheduler that this rank cannot finish the run."""
 
     run_id: int
     reason: str
@@ -65,16 +66,16 @@ InboxInstruction = Fetch | ReportReady | ReportFailed
 
 
 class Inbox:
-    """What a participant is owed in a run, what has arrived, and what to ask for next.
+    """The messages that a rank expects in a run: which have arrived, and which to request next.
 
     Parameters
     ----------
     rank
-        The receiver.
+        Rank of the receiver.
     window
-        Most messages asked for and not yet unpacked, over all senders.
+        Maximum number of messages requested and not yet unpacked, over all senders.
     attempts
-        How often a message is asked for before the run is given up.
+        Maximum number of requests for one message before the run fails.
 
     Examples
     --------
@@ -98,15 +99,17 @@ class Inbox:
 
     @property
     def outstanding(self) -> frozenset[MessageId]:
-        """Messages asked for that have not arrived."""
+        """Messages that were requested and have not arrived."""
         return frozenset(self._asked)
 
     def begin(self, run_id: int, owed: Mapping[int, int], *, window: int | None = None) -> list[InboxInstruction]:
-        """Start a run in which each sender (key) owes so many messages (value), with another window if one is given."""
+        """Start a run with the number of messages (value) from each sender (key), optionally with a new window."""
         if self.state is not InboxState.IDLE:
-            raise ExchangeError(f"run {run_id} cannot begin: run {self.run_id} is {self.state.value} on {self.rank}")
+            raise ExchangeError(
+                f"run {run_id} cannot begin on rank {self.rank}: run {self.run_id} is {self.state.value}"
+            )
         if run_id <= self.run_id:
-            raise ExchangeError(f"run {run_id} cannot begin on {self.rank}: run {self.run_id} was there before")
+            raise ExchangeError(f"run {run_id} cannot begin on rank {self.rank}: run {self.run_id} has already begun")
         self.run_id = run_id
         self.window = window or self.window
         self._waiting = {
@@ -114,49 +117,49 @@ class Inbox:
             for sender, count in owed.items()
             if count > 0
         }
-        # Every receiver starts with another sender, so that no sender is asked by all of them at once.
+        # Receivers start with different senders, so that they do not all ask the same sender first.
         self._senders = deque(sorted(self._waiting, key=lambda sender: (sender <= self.rank, sender)))
         self.state = InboxState.RECEIVING
         return self._next()
 
     def arrived(self, message: MessageId) -> list[InboxInstruction]:
-        """A message has been unpacked and verified."""
+        """Record that a message has been unpacked and verified."""
         if self.state is not InboxState.RECEIVING or self._asked.pop(message, None) is None:
             return []
         return self._next()
 
     def failed(self, message: MessageId, reason: str, *, again: bool = True) -> list[InboxInstruction]:
-        """A message could not be had; ask again unless that is pointless (``again=False``)."""
+        """Record that a request failed, and repeat it unless that is pointless (``again=False``)."""
         if self.state is not InboxState.RECEIVING or message not in self._asked:
             return []
         tried = self._asked[message]
         if not again or tried >= self.attempts:
             self.state = InboxState.FAILED
             return [ReportFailed(self.run_id, f"{message}: {reason} (attempt {tried} of {self.attempts})")]
-        # At once and in the same place of the window: what has been asked of others may wait for this message.
+        # Retry immediately, within the same window slot: requests to other senders may wait for this message.
         self._asked[message] = tried + 1
         return [Fetch(message)]
 
     def commit(self, run_id: int) -> None:
-        """The scheduler has every participant's word: this run is done."""
+        """Finish the run after all participants have reported that they are ready."""
         if self.state is not InboxState.READY or run_id != self.run_id:
             raise ExchangeError(
-                f"run {run_id} cannot be committed on {self.rank}: run {self.run_id} is {self.state.value}"
+                f"run {run_id} cannot be committed on rank {self.rank}: run {self.run_id} is {self.state.value}"
             )
         self.state = InboxState.IDLE
 
     def abort(self) -> None:
-        """Forget the present run."""
+        """Discard the current run."""
         self.state = InboxState.IDLE
         self._waiting, self._asked = {}, {}
         self._senders.clear()
 
     def _next(self) -> list[InboxInstruction]:
-        """Fill the window; report when nothing is left.
+        """Fill the window, or report that nothing is left.
 
-        The sender of whom the least has been asked is next, and they take turns. So with a window of one for each
-        sender there is never one who owes something and is asked for nothing, and relays that wait for each other's
-        messages cannot stop an exchange.
+        The next request goes to the sender with the fewest open requests; ties are broken in turn. So if the window has
+        one slot per sender, every sender with messages left has an open request, and relays that wait for each other's
+        messages cannot deadlock.
         """
         instructions: list[InboxInstruction] = []
         while self._senders and len(self._asked) < self.window:

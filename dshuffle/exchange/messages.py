@@ -1,12 +1,10 @@
-"""What a message of an exchange is called.
+"""Message ids, and flows: the items that one participant sends to another in a run, cut into messages.
 
-Sender and receiver hold the same plan, so a message is named by (run, sender, destination, sequence) alone: which
-rows it carries follows from the plan, and no sample number crosses the network.
+Sender and receiver have the same plan. A message is therefore identified by (run, sender, destination, sequence) alone:
+the plan says which rows it carries, so no sample ids are sent over the network.
 
-Flows: what one participant sends another in a run, cut into messages.
-
-The items of a flow (rows, or packets) have numbers: places in one list of all that a participant sends, and in one
-of all that it receives. Sender and receiver draw up their lists from the same plan and cut them alike.
+The items of a flow (rows or packets) are numbered by their position in the list of all items that a participant sends,
+or receives. Sender and receiver build their lists from the same plan and cut them in the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ KIB, MIB = 2**10, 2**20
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageId:
-    """One message: the ``sequence``-th of those that ``sender`` owes ``destination`` in a run."""
+    """Id of one message: number ``sequence`` (from 0) from ``sender`` to ``destination`` in a run."""
 
     run_id: int
     sender: int
@@ -46,10 +44,10 @@ class Flow:
     Parameters
     ----------
     bounds
-        ``(m + 1,)`` ascending; message i has the items ``bounds[i]`` to ``bounds[i + 1] - 1``.
+        ``(m + 1,)`` ascending; message i contains items ``bounds[i]`` to ``bounds[i + 1] - 1``.
     gates
-        ``(m,)`` the gate that a message waits for (where it is sent) or counts towards (where it arrives), or -1;
-        ``None`` if no message has one.
+        ``(m,)`` relay gate of each message, or -1 if it has none. A message waits for its gate at the sender and counts
+        towards its gate at the receiver. ``None`` if no message has a gate.
 
     Examples
     --------
@@ -63,44 +61,51 @@ class Flow:
 
     @classmethod
     def evenly(cls, first: int, n_items: int, *, at_most: int) -> Flow:
-        """Items from ``first`` on in as few messages as possible, equally long within one item."""
+        """Cut ``n_items`` items, starting at ``first``, into as few messages as possible of nearly equal length."""
         return cls(first + _evenly(n_items, at_most))
 
     @property
     def n_messages(self) -> int:
-        """Messages."""
+        """Number of messages."""
         return len(self.bounds) - 1
 
     @property
     def longest(self) -> int:
-        """Items of the longest message."""
+        """Number of items in the longest message."""
         return int(np.diff(self.bounds).max(initial=0))
 
     def message(self, sequence: int) -> tuple[int, int]:
-        """First and past-the-last item of a message."""
+        """Return the first item of a message and the one past its last."""
         if not 0 <= sequence < self.n_messages:
             raise InvalidParameter.of("sequence", sequence, f"within [0, {self.n_messages})")
         return int(self.bounds[sequence]), int(self.bounds[sequence + 1])
 
 
 def rows_per_message(row_nbytes: int, message_bytes: int) -> int:
-    """As many whole rows as ``message_bytes`` hold, at least one."""
+    """Return the number of whole rows that fit into ``message_bytes``, at least one."""
     return max(1, message_bytes // max(1, row_nbytes))
 
 
 def flows_of_samples(
     samples: Mapping[int, Places], *, at_most: int, whole: int | None = None
 ) -> tuple[Places, dict[int, Flow]]:
-    """One list of the samples that go to, or come from, several participants, and the flows in it.
+    """Concatenate the samples exchanged with several participants, and cut them into flows.
 
     Parameters
     ----------
     samples
         Participant -> samples.
     at_most
-        Samples in a message, at most.
+        Maximum number of samples in a message.
     whole
-        A participant whose samples make one message, however many they are.
+        Participant whose samples form a single message of any length.
+
+    Returns
+    -------
+    sample_ids : (m,) int64
+        All samples, participant by participant.
+    flows : dict
+        Participant -> flow; its items are positions in ``sample_ids``.
     """
     flows = {}
     first = 0
@@ -113,25 +118,25 @@ def flows_of_samples(
 def flows_of_hops(
     others: NDArray[np.int32], groups: NDArray[np.int32], gates: NDArray[np.int32], *, at_most: int
 ) -> tuple[Places, dict[int, Flow]]:
-    """Order hops by the other participant, then by group, and cut them.
+    """Sort hops by the other participant, then by group, and cut them into flows.
 
     Parameters
     ----------
     others
-        ``(m,)`` where each hop goes to, or comes from.
+        ``(m,)`` destination of each hop, or its sender.
     groups
-        ``(m,)`` what may share a message: the same numbers on both sides.
+        ``(m,)`` group of each hop, numbered alike on both sides. Only hops of the same group share a message.
     gates
-        ``(m,)`` gate of each hop on this side, or -1; one for all hops of a flow and group.
+        ``(m,)`` gate of each hop on this side, or -1. All hops of the same flow and group have the same gate.
     at_most
-        Hops in a message, at most.
+        Maximum number of hops in a message.
 
     Returns
     -------
     order : (m,) int64
-        The hops in the order of the list; those of the same participant and group in the order given.
+        The sorted hops. The sort is stable.
     flows : dict
-        Participant -> flow, which counts places in that list.
+        Participant -> flow; its items are positions in ``order``.
     """
     order = np.lexsort((groups, others))
     others, groups, gates = others[order], groups[order], gates[order]

@@ -1,14 +1,14 @@
-"""The sending half of an exchange as a state machine: events in, instructions out.
+"""The sending side of an exchange as a state machine: events in, instructions out.
 
-Requests come in any order, and may come before this sender has heard of the run: a receiver whose scheduler message
-was faster. They wait then. Requests of an older run are refused, those beyond the window wait for an
-acknowledgement; so the packed bytes that a sender holds are bounded whatever the receivers do. What a relay is to
-hand on waits until it has come in: each message may have a gate, which is opened by number.
+Requests arrive in any order. A request may arrive before this sender has heard of its run, because the scheduler's
+message reached the receiver first; it waits until the run begins. Requests of an older run are refused. Requests beyond
+the window wait for an acknowledgement, so the memory for packed messages is bounded. A relay cannot forward a packet
+before it has arrived, so each message may wait for a gate, which is opened by number.
 
-An acknowledgement that is lost holds its place until the message is asked for again or the run ends. That cannot
-block a run for ever: whoever waits for the place asks in vain until its attempts are used up, which fails the run, and
-the next one begins with an empty window. TCP loses an acknowledgement only along with the connection, and whoever sent
-it then sends it again, so nothing finer is worth having.
+A lost acknowledgement occupies a window slot until the message is requested again or the run ends. It cannot block a
+run permanently: a receiver that waits for the slot uses up its attempts and fails the run, and the next run begins with
+an empty window. TCP loses an acknowledgement only together with the connection, and the receiver then sends it again,
+so a finer mechanism is not needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Reply that this message is not to be had, and why."""
+    """Reply that this message is not available, and why."""
 
     message: MessageId
     reason: str
@@ -41,14 +41,14 @@ OutboxInstruction = Send | Refuse
 
 
 class Outbox:
-    """Which requests to answer now, which to keep waiting, which to refuse.
+    """Decides which requests to answer, to keep waiting, or to refuse.
 
     Parameters
     ----------
     sender
-        The participant that sends (a rank, or the server).
+        Participant that sends (a rank or the server).
     window
-        Most messages packed and not yet acknowledged.
+        Maximum number of messages packed and not yet acknowledged.
 
     Examples
     --------
@@ -69,12 +69,12 @@ class Outbox:
         self._owed: dict[int, int] = {}
         self._gates: Mapping[int, Sequence[int]] = {}
         self._open_gates: set[int] = set()
-        self._waiting: OrderedDict[MessageId, None] = OrderedDict()  # each once, however often it is asked for
+        self._waiting: OrderedDict[MessageId, None] = OrderedDict()  # one entry per message
         self._in_flight: set[MessageId] = set()
 
     @property
     def in_flight(self) -> frozenset[MessageId]:
-        """Messages packed and not yet acknowledged."""
+        """Messages that are packed and not yet acknowledged."""
         return frozenset(self._in_flight)
 
     def begin(
@@ -85,14 +85,18 @@ class Outbox:
         gates: Mapping[int, Sequence[int]] | None = None,
         window: int | None = None,
     ) -> list[OutboxInstruction]:
-        """Start a run in which this sender owes each destination (key) so many messages (value).
+        """Start a run.
 
         Parameters
         ----------
+        run_id
+            Id of the run.
+        owed
+            Destination -> number of messages to send.
         gates
-            Destination -> the gate that each of its messages waits for, or -1. Without an entry none waits.
+            Destination -> gate that each of its messages waits for, or -1. Messages to other destinations do not wait.
         window
-            The window from now on.
+            New window; ``None`` keeps the current one.
         """
         self.run_id = run_id
         self.window = window or self.window
@@ -105,16 +109,16 @@ class Outbox:
         return [instruction for message in early for instruction in self.request(message)]
 
     def open_gate(self, run_id: int, gate: int) -> list[OutboxInstruction]:
-        """What the messages of a gate are made of has come in."""
+        """Allow the messages that wait for a gate: their packets have arrived."""
         if run_id != self.run_id or not self._open:
             return []
         self._open_gates.add(gate)
         return self._ask_again()
 
     def request(self, message: MessageId) -> list[OutboxInstruction]:
-        """A receiver asks for a message, perhaps not for the first time."""
+        """Handle a request, which may be a repeated one."""
         if message.sender != self.sender:
-            return [Refuse(message, f"asked of {name_of(self.sender)}")]
+            return [Refuse(message, f"wrong sender: the request reached {name_of(self.sender)}")]
         if message.run_id < self.run_id or (message.run_id == self.run_id and not self._open):
             return [Refuse(message, f"stale: {name_of(self.sender)} is past run {message.run_id}")]
         if message.run_id > self.run_id:
@@ -122,36 +126,36 @@ class Outbox:
             return []
         owed = self._owed.get(message.destination, 0)
         if not 0 <= message.sequence < owed:
-            return [Refuse(message, f"this run owes {message.destination} {owed} messages")]
+            return [Refuse(message, f"this run has {owed} messages for destination {message.destination}")]
         gates = self._gates.get(message.destination)
         shut = gates is not None and gates[message.sequence] not in self._open_gates
         if message in self._in_flight or (not shut and len(self._in_flight) < self.window):
-            # A message in flight that is asked for again was lost on its way: it keeps its place in the window.
+            # A message in flight that is requested again was lost; it keeps its window slot.
             self._in_flight.add(message)
             return [Send(message)]
         self._waiting[message] = None
         return []
 
     def acknowledged(self, message: MessageId) -> list[OutboxInstruction]:
-        """The receiver has the message (or has given it up): its place in the window is free."""
+        """Free the window slot of a message that the receiver has unpacked or no longer waits for."""
         self._in_flight.discard(message)
         return self._ask_again() if self._open else []
 
     def end(self) -> list[OutboxInstruction]:
-        """The run is committed or aborted: whatever still waits for it is refused."""
+        """End the run, committed or aborted, and refuse the requests that still wait for it."""
         self._open = False
         self._in_flight.clear()
         waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
         return [instruction for message in waiting for instruction in self.request(message)]
 
     def close(self) -> list[OutboxInstruction]:
-        """There will be no more runs: who waits for one is refused, or would wait for ever."""
+        """Refuse all waiting requests: no run will follow, and they would wait forever."""
         refused = self.end()
         waiting, self._waiting = self._waiting, OrderedDict[MessageId, None]()
         return refused + [Refuse(message, f"{name_of(self.sender)} has left") for message in waiting]
 
     def _ask_again(self) -> list[OutboxInstruction]:
-        """Put the requests that wait once more, in turn, while the window has room."""
+        """Retry the waiting requests in order while the window has free slots."""
         instructions: list[OutboxInstruction] = []
         for _ in range(len(self._waiting)):
             if len(self._in_flight) >= self.window:

@@ -1,10 +1,14 @@
-"""Flows of packets: what a relay hands on, and what a rank decodes from packets and the rows that it holds.
+"""Flows of packets: relays forward packets, and ranks decode rows from packets and the rows that they hold.
 
-Decoding reads rows of the present epoch and writes free slots, so it goes on beside training; what is evicted goes
-only with the commit. A row decoded from one packet goes straight into its slot. A few rows need several packets
-(where packets form a cycle, or a chain as in paper 001): the XOR of all of them with rows that are held. Those
-gather in their slots, packet by packet, in whatever order they come. They are verified when the last packet is in;
-if one was corrupted on its way, the run fails, since what has been added up cannot be taken apart again.
+Decoding reads rows of the current epoch and writes to free slots, so it runs during training; rows are evicted only at
+the commit. A row that needs one packet is decoded directly into its slot. A few rows need several packets, because
+packets form a cycle or a chain. The row is then the XOR of all of these packets and of held rows. It accumulates in its
+slot, packet by packet, in any order of arrival, and is verified after the last packet. If it is wrong, the run fails,
+because a corrupted packet cannot be identified and removed from the sum.
+
+References
+----------
+Attia and Tandon (2016), on chains of packets; see docs/papers.md.
 """
 
 from __future__ import annotations
@@ -29,18 +33,18 @@ Checksums = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedPart:
-    """One participant's part of a coded run.
+    """The part of one participant in a coded run.
 
     Parameters
     ----------
     arriving
-        ``(m,)`` components of the plan: what each item that comes in is for.
+        ``(m,)`` plan component that each received item delivers.
     incoming
-        Sender -> flow of those items.
+        Sender -> flow of received items.
     leaving
-        ``(k,)`` the packet of each item that is sent.
+        ``(k,)`` packet of each item to send.
     outgoing
-        Destination -> flow of those items.
+        Destination -> flow of items to send.
     """
 
     arriving: Places
@@ -50,7 +54,7 @@ class CodedPart:
 
     @classmethod
     def of(cls, plan: Plan, hops: Hops, participant: int, *, at_most: int) -> CodedPart:
-        """Cut the hops to and from a participant into messages of at most so many packets."""
+        """Cut the hops to and from a participant into messages of at most ``at_most`` packets."""
         groups = np.maximum(hops.waits_for, hops.opens)
         here = np.flatnonzero(plan.destinations == participant)
         order, incoming = flows_of_hops(hops.senders[here], groups[here], hops.opens[here], at_most=at_most)
@@ -60,14 +64,14 @@ class CodedPart:
 
 
 class PacketStore:
-    """The packets that a worker is to hand on: it keeps them as they come in, and is the source of its sender.
+    """The packets that a worker forwards: stores arriving packets and is the source of the worker's sender.
 
     Parameters
     ----------
     layout
-        How a row is laid out; a packet is as long.
+        Layout of a row; a packet has the same size.
     leaving
-        ``(k,)`` the packet of each item that is sent.
+        ``(k,)`` packet of each item to send.
     """
 
     def __init__(self, layout: RowLayout, leaving: Places) -> None:
@@ -77,46 +81,50 @@ class PacketStore:
         self._checksums: Checksums = np.empty(len(self.packets), dtype=np.uint32)
 
     def find(self, packets: Places) -> Places:
-        """The place of each packet here, or -1."""
+        """Return the position of each packet in this store, or -1 if it is not forwarded."""
         if not len(self.packets):
             return np.full(len(packets), -1, dtype=np.int64)
         places = np.minimum(np.searchsorted(self.packets, packets), len(self.packets) - 1)
         return np.where(self.packets[places] == packets, places, -1)
 
     def keep(self, places: Places, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Keep the packets that have a place."""
+        """Store the packets with a nonnegative position; ignore the others."""
         wanted = places >= 0
         if wanted.any():
             self._rows[places[wanted]] = rows if wanted.all() else rows[wanted]
             self._checksums[places[wanted]] = checksums[wanted]
 
     def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Copy packets that have come in into buffers."""
+        """Copy stored packets into buffers."""
         places = self._leaving[first:last]
         np.take(self._rows, places, axis=0, out=rows, mode="clip")
         np.take(self._checksums, places, out=checksums, mode="clip")
 
 
 class PacketDecoder:
-    """The packets that a rank receives in a run: a :class:`~dshuffle.exchange.endpoints.RowSink`.
+    """Decoder of the packets that a rank receives in a run: a :class:`~dshuffle.exchange.endpoints.RowSink`.
 
     Parameters
     ----------
     cache
-        Has the rows of the present epoch, and free slots.
-    plan, packets, arriving
-        The plan, the packet of each of its components, and the component of each item that comes in.
+        Cache partition with the rows of the current epoch and free slots.
+    plan
+        Plan of the run.
+    packets
+        Packet of each plan component.
+    arriving
+        ``(m,)`` plan component that each received item delivers.
     wanted
-        ``(m,)`` whether an item's sample is to be kept; if not, it only helps to decode others.
+        ``(m,)`` whether the sample of each item is kept. Other items only help to decode further rows.
     slots
-        The reserved slots of those that are wanted, in the order of the items.
+        Reserved slots of the wanted items, in the order of the items.
     relay
-        Keeps what is to be handed on.
+        Store of the packets to forward.
 
     Raises
     ------
     ExchangeError
-        If a packet cannot be decoded with what this rank holds and receives.
+        If a packet cannot be decoded from the rows that this rank holds and receives.
     """
 
     def __init__(
@@ -134,7 +142,7 @@ class PacketDecoder:
         self._to_relay = relay.find(packets[arriving])
         self._samples = plan.samples[arriving]
         self._offsets, others = _other_components(plan.offsets, plan.samples, packets, arriving)
-        # A negative slot stands for a row that is decoded from other items.
+        # A negative slot marks a row that is decoded from other items.
         self._slots = cache.index.search(others)
         self._targets: Places = np.full(len(arriving), -1, dtype=np.int64)
         self._targets[wanted] = slots
@@ -144,18 +152,18 @@ class PacketDecoder:
         self._spoilt: int | None = None
 
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Decode packets, verify the rows, and keep what is to be handed on.
+        """Decode packets, verify the rows, and store the packets to forward.
 
         Raises
         ------
         ChecksumMismatch
-            Naming the first sample whose bytes are not those that the store held.
+            If the bytes of a row differ from those read from the store. The message names the first such sample.
         """
         cache = self._cache
         if rows.shape != (last - first, cache.layout.nbytes) or checksums.shape != (last - first,):
             raise ExchangeError(
                 f"a message has rows {rows.shape} and checksums {checksums.shape}; "
-                f"{last - first} packets of {cache.layout.nbytes} bytes were owed"
+                f"{last - first} packets of {cache.layout.nbytes} bytes were expected"
             )
         wrong = decode(
             cache.rows,
@@ -171,18 +179,18 @@ class PacketDecoder:
             raise _mismatch(self._samples[first + wrong])
         self._relay.keep(self._to_relay[first:last], rows, checksums)
         if self._feeds_offsets[first] < self._feeds_offsets[last]:
-            with self._lock:  # two messages may have packets for the same row
+            with self._lock:  # two messages may contain packets of the same row
                 self._add(first, last, rows, checksums)
 
     def read_store(self, first: int, last: int) -> None:
-        """Coded plans have no rows from the store."""
+        """Raise ExchangeError: coded plans do not read from the store."""
         raise ExchangeError("a packet cannot be read from the store")
 
     def _add(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Add packets to the rows that need several; verify those that are complete."""
-        if self._spoilt is not None:  # which of the packets was at fault cannot be told, and none can be taken back
+        """Add packets to the rows that need several, and verify the rows that are complete."""
+        if self._spoilt is not None:  # the corrupted packet cannot be identified or removed
             raise _mismatch(self._spoilt)
-        if first in self._joined:  # asked for again, after it had been added
+        if first in self._joined:  # a repeated message that was already added
             return
         self._joined.add(first)
         cache = self._cache
@@ -198,7 +206,7 @@ class PacketDecoder:
             raise _mismatch(self._spoilt)
 
     def _join(self, others: Places) -> None:
-        """Find out which packets make up each row that needs several, and begin it with the rows that are held."""
+        """Find the packets of each row that needs several, and initialize it with the XOR of its held rows."""
         unknown = self._slots < 0
         sorted_items = np.argsort(self._samples, kind="stable")
         items = np.full(len(others), -1, dtype=np.int64)
@@ -206,18 +214,18 @@ class PacketDecoder:
         found = sorted_items[np.minimum(places, max(len(sorted_items) - 1, 0))] if len(sorted_items) else places
         if len(found) and (lost := self._samples[found] != others[unknown]).any():
             sample = int(others[unknown][int(np.argmax(lost))])
-            raise ExchangeError(f"sample {sample} is needed for decoding, and neither is here nor comes in")
+            raise ExchangeError(f"sample {sample} is needed for decoding, but is neither held nor incoming")
         items[unknown] = found
         several = _have_unknown(self._offsets, unknown)
         joint = np.flatnonzero(several & (self._targets >= 0))
         members, member_offsets, held, held_offsets = _expand(joint, self._offsets, self._slots, items)
         if member_offsets[-1] < 0:
-            raise ExchangeError("there are packets each of which can be decoded only after the other")
+            raise ExchangeError("the plan has packets each of which can be decoded only after another")
         self._joint_slots = self._targets[joint]
         self._joint_samples = self._samples[joint]
         self._missing = np.diff(member_offsets)
         self._targets[several] = -1  # not decoded from one packet
-        # The other way round: which rows each item is a part of.
+        # The inverse mapping: the rows that each item contributes to.
         rows = np.repeat(np.arange(len(joint)), self._missing)
         by_item = np.argsort(members, kind="stable")
         self._feeds = rows[by_item]
@@ -235,13 +243,13 @@ class PacketDecoder:
 
 def _mismatch(sample: int) -> ChecksumMismatch:
     return ChecksumMismatch(
-        f"the row of sample {int(sample)} was decoded wrongly: the packet arrived corrupted, or a row held here is"
+        f"the row of sample {int(sample)} was decoded incorrectly: a packet or a row held here is corrupted"
     )
 
 
 @numba.njit(nogil=True, cache=True)
 def _other_components(offsets, samples, packets, arriving):  # type: ignore[no-untyped-def]
-    """For each arriving component the samples of the others in its packet, in CSR form."""
+    """Return the other samples in the packet of each arriving component, in CSR form."""
     out_offsets = np.zeros(arriving.size + 1, dtype=np.int64)
     for i in range(arriving.size):
         packet = packets[arriving[i]]
@@ -258,7 +266,7 @@ def _other_components(offsets, samples, packets, arriving):  # type: ignore[no-u
 
 @numba.njit(nogil=True, cache=True)
 def _have_unknown(offsets, unknown):  # type: ignore[no-untyped-def]
-    """Whether each item has a component that is not held."""
+    """Whether each item contains a component that is not held."""
     found = np.zeros(offsets.size - 1, dtype=np.bool_)
     for i in range(found.size):
         for e in range(offsets[i], offsets[i + 1]):
@@ -268,9 +276,9 @@ def _have_unknown(offsets, unknown):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
-    """The items and the held rows whose XOR is the row of each joint item, each in CSR form.
+    """Return the items and the held rows whose XOR is the row of each joint item, each in CSR form.
 
-    A row that appears twice cancels out by itself, so nothing is compared.
+    A row that appears twice cancels out, so duplicates need no handling.
     """
     member_offsets = np.zeros(joint.size + 1, dtype=np.int64)
     held_offsets = np.zeros(joint.size + 1, dtype=np.int64)
@@ -283,7 +291,7 @@ def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
         members[n_members] = joint[j]
         n_members += 1
         at = n_members - 1
-        while at < n_members:  # what has been listed is followed in turn
+        while at < n_members:  # breadth-first search
             item = members[at]
             at += 1
             for e in range(offsets[item], offsets[item + 1]):
@@ -297,7 +305,7 @@ def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
                         members = np.append(members, members)
                     members[n_members] = items[e]
                     n_members += 1
-            if at - member_offsets[j] > 16 * offsets.size:  # many times as many as there are items: round and round
+            if at - member_offsets[j] > 16 * offsets.size:  # far more members than items: a circular dependency
                 member_offsets[-1] = -1
                 return members[:0], member_offsets, held[:0], held_offsets
         member_offsets[j + 1], held_offsets[j + 1] = n_members, n_held

@@ -1,4 +1,4 @@
-"""Flows of single rows: what leaves a cache partition, and what arrives in one."""
+"""Flows of single rows: rows that a participant sends, and rows that a cache partition receives."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Checksums = NDArray[np.uint32]
 
 
 class RowHolder(Protocol):
-    """Whoever has rows by sample: a cache partition, or the server."""
+    """Holder of rows by sample: a cache partition or the server."""
 
     def pack(self, sample_ids: Samples, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Put rows and checksums of samples into buffers. Raises ExchangeError naming a sample that it lacks."""
+        """Copy rows and checksums of samples into buffers. Raises ExchangeError if a sample is missing."""
 
 
 class LeavingRows:
@@ -28,9 +28,9 @@ class LeavingRows:
     Parameters
     ----------
     holder
-        Has the rows.
+        Holder of the rows.
     sample_ids
-        ``(m,)`` the sample of every item.
+        ``(m,)`` sample of each item.
     """
 
     def __init__(self, holder: RowHolder, sample_ids: Samples) -> None:
@@ -38,7 +38,7 @@ class LeavingRows:
         self._sample_ids = sample_ids
 
     def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Gather the rows of items into buffers."""
+        """Copy the rows of items ``first`` to ``last - 1`` into buffers."""
         self._holder.pack(self._sample_ids[first:last], rows, checksums)
 
 
@@ -48,11 +48,11 @@ class ArrivingRows:
     Parameters
     ----------
     cache
-        Where they go.
+        Cache partition that receives the rows.
     sample_ids, slots
-        ``(m,)`` sample and reserved slot of every item.
+        ``(m,)`` sample and reserved slot of each item.
     read_store
-        Reads samples from the store into slots.
+        Function that reads samples from the store into slots.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ArrivingRows:
         self._read_store = read_store
 
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Verify rows and put them into their slots."""
+        """Verify rows and copy them into their slots."""
         self._cache.unpack(self._sample_ids[first:last], self._slots[first:last], rows, checksums)
 
     def read_store(self, first: int, last: int) -> None:

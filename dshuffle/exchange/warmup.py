@@ -1,4 +1,4 @@
-"""Load the kernels of an exchange (or compile them, once a machine) before the first rows arrive."""
+"""Load the kernels of an exchange, or compile them once per machine, before the first rows arrive."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dshuffle.rows import RowLayout, checksum_rows
 
 
 def warm_up(row_nbytes: int, *, coded: bool = False) -> None:
-    """One exchange with itself, of two rows.
+    """Exchange two rows within this process, so that all kernels are loaded.
 
     Parameters
     ----------
     row_nbytes
-        Bytes of a row: kernels differ by the widest words that a row is a whole number of.
+        Size of a row in bytes. Kernels are specialized by the widest word size that divides it.
     coded
         Whether to decode packets as well.
     """
@@ -30,7 +30,7 @@ def warm_up(row_nbytes: int, *, coded: bool = False) -> None:
     cache.unpack(samples, cache.reserve(samples), rows, checksums)
     if not coded:
         return
-    # Rank 0 gets sample 2 out of its XOR with sample 3, and that by itself: two packets for one row.
+    # Rank 0 gets the XOR of samples 2 and 3, and sample 3 alone: it decodes sample 2 from two packets.
     plan = Plan(
         offsets=np.array([0, 2, 3]),
         samples=np.array([2, 3, 3]),

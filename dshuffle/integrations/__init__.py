@@ -1,1 +1,1 @@
-"""Adapters to tools that are not needed otherwise, each behind an extra; nothing is imported here."""
+"""Adapters to optional libraries. Import each module directly; some need an extra."""

@@ -1,4 +1,4 @@
-"""A ``Sampler`` for map-style training scripts: the ids that a rank trains on. Needs neither Dask nor PyTorch."""
+"""A sampler for map-style datasets: the sample ids that a rank trains on. Needs neither Dask nor PyTorch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import (
-    Aligned,
     Assignment,
+    Choices,
     Classes,
     ShufflePlanSpec,
     epoch_order,
@@ -23,38 +23,38 @@ from dshuffle.planning.types import Samples
 
 
 class ExchangeSampler:
-    """What ``torch.utils.data.DistributedSampler`` is to global shuffling, for every assignment of dshuffle.
+    """A replacement for ``torch.utils.data.DistributedSampler`` that supports the uncoded assignments.
 
-    Every rank computes the assignment by itself, from the seed alone. Where samples are kept on the ranks,
-    :attr:`arrived` and :attr:`departed` say what to fetch before an epoch and what may be deleted.
+    Every rank computes the assignment from the seed, without communication. If samples are stored on the ranks, fetch
+    the samples in :attr:`arrived` before an epoch; the samples in :attr:`departed` may be deleted.
 
     Parameters
     ----------
     n_samples
-        Samples of the whole dataset, which every rank indexes by the same ids.
+        Number of samples in the dataset. All ranks use the same sample ids.
     rank, world_size
-        This process, from 0, and the number of processes.
+        Rank of this process, from 0, and number of processes.
     assignment
         ``"partial:Q"``, ``"global"``, ``"local"`` or ``"chunks:ROWS"``.
     seed
         Any integer, the same on all ranks.
     sharding
-        The first assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``.
+        First assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``.
     balance
-        ``(n_samples,)`` integers, the class of each sample, the same on all ranks: every epoch keeps the classes in
-        equal parts, to within one sample on every rank. For ``"partial:Q"``, ``"global"`` and ``"local"``.
+        ``(n_samples,)`` integer class of each sample, the same on all ranks. In every epoch, each class is divided
+        equally among the ranks, to within one sample. For ``"partial:Q"``, ``"global"`` and ``"local"``.
     mode
-        Where shares differ, how all ranks get equally many ids: ``"pad"`` repeats a rank's first ones,
-        ``"drop"`` leaves out its last ones, ``"uneven"`` lets them differ.
+        How to give all ranks the same number of ids if their shares differ: ``"pad"`` repeats the first ids of a rank,
+        ``"drop"`` omits its last ids. ``"uneven"`` leaves the numbers different.
 
     Raises
     ------
     InvalidParameter
-        Naming the parameter, its value and what is allowed.
+        If a parameter has a value that is not allowed.
 
     References
     ----------
-    Paper 004, Fig. 3 and Algorithm 1.
+    Nguyen et al. (2022), Fig. 3 and Algorithm 1; see docs/papers.md.
 
     Examples
     --------
@@ -82,33 +82,40 @@ class ExchangeSampler:
         n_samples = as_integer("n_samples", n_samples, self._n_workers, "There are fewer samples than ranks.")
         self._rank = as_integer("rank", rank, 0)
         if self._rank >= self._n_workers:
-            raise InvalidParameter.of("rank", rank, f"in [0, {self._n_workers}), the world size")
+            raise InvalidParameter.of("rank", rank, f"in [0, {self._n_workers}), the range of ranks")
         if mode not in MODES:
             raise InvalidParameter.of("mode", mode, f"one of {list(MODES)}")
         self._mode = mode
         parsed = parse_assignment(assignment)
-        if isinstance(parsed, Aligned):
+        if parsed.needs_holders:
             allowed = "'partial:Q', 'global', 'local' or 'chunks:ROWS'"
-            raise InvalidParameter.of("assignment", str(parsed), allowed, "Nothing is coded here.")
+            raise InvalidParameter.of("assignment", str(parsed), allowed, "Coded deliveries are not supported.")
         classes = None if balance is None else Classes.of("given", balance, n_samples)
         self._spec = ShufflePlanSpec(
-            n_samples, self._n_workers, as_integer("seed", seed), parsed, "peer", sharding, balance=classes
+            n_samples,
+            self._n_workers,
+            Choices(
+                assignment=parsed, delivery="peer", sharding=sharding, balance=classes, seed=as_integer("seed", seed)
+            ),
         )
         self._first = self._spec.first_assignment()
         self._ranks, self._before, self._epoch = self._first, self._first, 0
 
     def __len__(self) -> int:
-        """Ids that this rank gets in the present epoch."""
+        """Number of ids of this rank in the current epoch."""
         return len(self._positions())
 
     def __iter__(self) -> Iterator[int]:
-        """The ids of the present epoch, in an order that changes from epoch to epoch."""
+        """Iterate over the ids of the current epoch, in an order that changes every epoch."""
         own = np.flatnonzero(self._ranks == self._rank)
-        order = epoch_order(own, seed=self._spec.seed, epoch=self._epoch, rank=self._rank)
+        order = epoch_order(own, seed=self._spec.choices.seed, epoch=self._epoch, rank=self._rank)
         return iter(order[self._positions()].tolist())
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch, from 0; back as well. It is made from the one before it, so skipping many takes time."""
+        """Go forward or back to an epoch, from 0.
+
+        Each assignment is computed from the previous one, so skipping many epochs takes time.
+        """
         epoch = as_integer("epoch", epoch, 0)
         if epoch < self._epoch:
             self._ranks, self._before, self._epoch = self._first, self._first, 0
@@ -116,23 +123,23 @@ class ExchangeSampler:
             self._epoch += 1
             self._before = self._ranks
             self._ranks = next_assignment(
-                self._spec.assignment,
+                self._spec.choices.assignment,
                 self._before,
                 self._n_workers,
-                seed=self._spec.seed,
+                seed=self._spec.choices.seed,
                 epoch=self._epoch,
-                classes=self._spec.balance,
+                classes=self._spec.choices.balance,
             )
 
     @property
     def arrived(self) -> Samples:
-        """Ascending int64, the ids of this epoch that the rank did not have in the one before; all in epoch 0."""
+        """Ascending int64 ids that this rank has in this epoch but not in the previous one; all its ids in epoch 0."""
         own = self._ranks == self._rank
         return np.flatnonzero(own if self._epoch == 0 else own & (self._before != self._rank))
 
     @property
     def departed(self) -> Samples:
-        """Ascending int64, the ids of the epoch before that are another rank's now."""
+        """Ascending int64 ids that this rank had in the previous epoch but not in this one."""
         return np.flatnonzero((self._before == self._rank) & (self._ranks != self._rank))
 
     def _positions(self) -> Samples:

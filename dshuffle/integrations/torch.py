@@ -1,4 +1,4 @@
-"""PyTorch: a partition as an ``IterableDataset`` (extra ``torch``)."""
+"""A partition as a PyTorch ``IterableDataset`` (extra ``torch``)."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ try:
     import torch
     from torch.utils.data import IterableDataset, get_worker_info
 except ImportError as exc:
-    raise ImportError(f"this needs PyTorch: pip install 'dshuffle[torch]' ({exc})") from exc
+    raise ImportError(f"PyTorch is not installed ({exc}). Run: pip install 'dshuffle[torch]'") from exc
 
 Batch = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
 
 
 class PartitionBatches(IterableDataset[Batch]):
-    """A partition's samples in batches of tensors; made by :meth:`dshuffle.Partition.to_torch`.
+    """The samples of a partition in batches of tensors, created by :meth:`dshuffle.Partition.to_torch`.
 
-    It is valid within the task that received the partition. Give it to a ``DataLoader`` with ``batch_size=None`` and
-    ``num_workers=0``, or iterate over it: the rows are in this process's memory.
+    The dataset is valid within the task that received the partition. Iterate over it, or pass it to a ``DataLoader``
+    with ``batch_size=None`` and ``num_workers=0``: the rows are already in this process's memory.
 
     Parameters
     ----------
     partition
-        The partition.
-    batch_size, mode
-        Samples a batch, and what becomes of those that fill none: see :class:`~dshuffle.planning.batching.Batching`.
+        Partition to read.
+    batch_size
+        Number of samples per batch.
+    mode
+        Treatment of samples that do not fill a batch; see :class:`~dshuffle.planning.batching.Batching`.
     arrays
-        Names: batches are tuples of these arrays in this order. ``None``: dicts of all arrays.
+        Array names: each batch is a tuple of these arrays in this order. ``None``: each batch is a dict of all arrays.
 
     Raises
     ------
     InvalidParameter
-        If the batch size is larger than the smallest partition, the mode is unknown, or an array has a dtype that
-        PyTorch lacks.
+        If the batch size is larger than the smallest partition, the mode is unknown, or PyTorch does not support the
+        dtype of an array.
     KeyError
-        If there is no such array.
+        If an array does not exist.
     """
 
     def __init__(
@@ -60,20 +62,20 @@ class PartitionBatches(IterableDataset[Batch]):
             try:
                 torch.from_numpy(array)
             except (TypeError, ValueError):
-                hint = "Choose others with arrays=, or use partition.batches()."
+                hint = "Choose other arrays with arrays=, or use partition.batches()."
                 raise InvalidParameter.of(
-                    f"arrays[{name!r}].dtype", str(array.dtype), "one of PyTorch's", hint
+                    f"arrays[{name!r}].dtype", str(array.dtype), "a dtype that PyTorch supports", hint
                 ) from None
         self._first = 0
         self.set_epoch(partition.epoch)
 
     def __len__(self) -> int:
-        """Batches, the same number on every rank."""
+        """Number of batches, the same on every rank."""
         return len(self.batching)
 
     def __iter__(self) -> Iterator[Batch]:
         if get_worker_info() is not None:
-            hint = "The rows are in this process's memory; loading takes no time that another process could save."
+            hint = "The rows are already in this process's memory, so loader processes save no time."
             raise InvalidParameter.of("num_workers", get_worker_info().num_workers, "0", hint)
         first, self._first = self._first, 0
         for batch in range(first, len(self)):
@@ -86,10 +88,10 @@ class PartitionBatches(IterableDataset[Batch]):
             yield tuple(tensors.values()) if self._as_tuple else tensors
 
     def set_epoch(self, epoch: int) -> None:
-        """Go back to the first batch, in the order of this epoch.
+        """Go back to the first batch, in the order of an epoch.
 
-        The partition's own epoch (which is the default) has the partition's order. Every other gives the same samples
-        in an order of its own, for several passes over one partition.
+        The partition's own epoch, the default, uses the partition's order. Any other epoch gives the same samples in
+        another order, for several passes over one partition.
         """
         self._epoch = as_integer("epoch", epoch)
         self._first = self._position = 0
@@ -98,20 +100,20 @@ class PartitionBatches(IterableDataset[Batch]):
         self._order = None if self._epoch == own.epoch else permutation(len(own), *path)
 
     def state_dict(self) -> dict[str, int | str]:
-        """How far the last iteration has come: plain numbers, to be stored in a checkpoint."""
+        """Return the position of the last iteration as plain values for a checkpoint."""
         return {**self._identity(), "epoch": self._epoch, "batch": self._position % len(self)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration begin after the last batch that was given before :meth:`state_dict` was called.
+        """Start the next iteration after the last batch given before :meth:`state_dict` was called.
 
         Raises
         ------
         InvalidParameter
-            If the state is that of another partition, batch size or mode.
+            If the state belongs to another partition, batch size or mode.
         """
         for name, value in self._identity().items():
             if state.get(name) != value:
-                hint = "The state belongs to another partition or other batches."
+                hint = "The state belongs to another partition, batch size or mode."
                 raise InvalidParameter.of(f"state[{name!r}]", state.get(name), repr(value), hint)
         self.set_epoch(state["epoch"])
         self._first = self._position = as_integer("state['batch']", state["batch"], 0)

@@ -1,8 +1,6 @@
-"""Planning: pure functions of (shapes, seed, epoch) that decide who trains on what and who sends what to
-whom.
+"""Plan who trains on what and who sends what to whom, as pure functions of shapes, seed and epoch.
 
-Nothing here does I/O or knows of Dask or Zarr, and every result is the same on every machine and NumPy
-version.
+Nothing here does I/O or knows of Dask or Zarr. Every result is the same on every machine and with every NumPy version.
 """
 
 from dshuffle.planning.assignment import (
@@ -21,7 +19,8 @@ from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first
 from dshuffle.planning.assignment.stratified import deal_groups, label_codes, stratified_assignment, stratified_ranks
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, first_holders
 from dshuffle.planning.check_plan import check_plan
-from dshuffle.planning.delivery import DELIVERIES, UNCODED, DeliveryPlanner, plan_delivery
+from dshuffle.planning.choices import Choices
+from dshuffle.planning.delivery import DELIVERIES, Delivery, get_delivery, plan_delivery
 from dshuffle.planning.delivery.auto import AUTO, AutoDelivery
 from dshuffle.planning.delivery.leftover import leftover_matrix, shuffle_matrix
 from dshuffle.planning.delivery.relay import RELAYS, Hops, packets_per_batch, route
@@ -42,13 +41,13 @@ __all__ = [
     "SERVER",
     "SHARDINGS",
     "STORE",
-    "UNCODED",
     "Aligned",
     "Assignment",
     "CachingPolicy",
+    "Choices",
     "Chunks",
     "Classes",
-    "DeliveryPlanner",
+    "Delivery",
     "EpochPlan",
     "EpochPlanner",
     "GivenSharding",
@@ -69,6 +68,7 @@ __all__ = [
     "draw_assignment",
     "draw_classes",
     "epoch_order",
+    "get_delivery",
     "exchange_in_classes",
     "first_assignment",
     "first_holders",

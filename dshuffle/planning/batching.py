@@ -1,4 +1,4 @@
-"""How many batches a worker takes from its samples, so that all workers take equally many."""
+"""Split a worker's samples into batches so that every worker has the same number of batches."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ MODES = (DROP, PAD, UNEVEN)
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """The batches of one worker's samples in an epoch; every worker's are equally many.
+    """The batches of one worker in an epoch; every worker has the same number.
 
-    Workers have unequal shares (by one sample, or with ``chunks`` by a chunk), and synchronous training stops for ever
-    where one of them has a batch more than the others.
+    Shares differ in size by one sample, or with ``chunks`` by up to one chunk. Synchronous training hangs if one worker
+    has an extra batch.
 
     Parameters
     ----------
     n_own
-        Samples of this worker.
+        Number of samples of this worker.
     smallest, largest
-        Samples of the workers with the fewest and the most; the same on every worker.
+        Numbers of samples of the smallest and the largest share; the same on every worker.
     batch_size
-        Samples a batch, at most ``smallest``.
+        Number of samples per batch, at most ``smallest``.
     mode
-        ``"drop"``: ``smallest // batch_size`` full batches; what is left over is not trained on. ``"pad"``:
+        ``"drop"``: ``smallest // batch_size`` full batches; the remaining samples are skipped. ``"pad"``:
         ``ceil(largest / batch_size)`` full batches; the last ones are filled up with the first samples, which are
-        trained on twice. ``"uneven"``: ``ceil(largest / batch_size)`` batches that hold every sample once, none above
-        ``batch_size``, and differ by one sample at most.
+        trained on twice. ``"uneven"``: ``ceil(largest / batch_size)`` batches that contain every sample once. Their
+        sizes are at most ``batch_size`` and differ by at most one.
 
     Raises
     ------
@@ -60,11 +60,11 @@ class Batching:
             raise InvalidParameter.of("mode", self.mode, f"one of {list(MODES)}")
         size = as_integer("batch_size", self.batch_size, 1)
         if size > self.smallest:
-            hint = "The partition of some worker has no more samples: take smaller batches or fewer workers."
+            hint = "A batch cannot be larger than the smallest share. Use smaller batches or fewer workers."
             raise InvalidParameter.of("batch_size", size, f"in [1, {self.smallest}]", hint)
         if self.mode == UNEVEN and len(self) > self.smallest:
             allowed = f"at least {-(-self.largest // self.smallest)} with mode='uneven'"
-            hint = f"Workers have {self.smallest} to {self.largest} samples, and a batch cannot be empty."
+            hint = f"Workers have {self.smallest} to {self.largest} samples, and no batch may be empty."
             raise InvalidParameter.of("batch_size", size, allowed, hint)
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Batching:
         return -(-self.largest // self.batch_size)
 
     def positions(self, batch: int) -> Samples:
-        """``(size,)`` int64 positions, within the worker's order, of the samples of a batch."""
+        """``(size,)`` int64 positions of a batch's samples within the worker's order."""
         if self.mode == UNEVEN:
             return np.arange(self.n_own * batch // len(self), self.n_own * (batch + 1) // len(self))
         return np.arange(batch * self.batch_size, (batch + 1) * self.batch_size) % self.n_own

@@ -1,6 +1,6 @@
-"""What the papers prove about the number of packets, and a lower bound for every single shuffle.
+"""Bounds from the papers on the number of packets, and a lower bound for a given shuffle.
 
-Rates are in packets an epoch, each as large as one row.
+Rates are in packets per epoch. A packet is as large as one row.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from dshuffle.planning.plan import missing_samples
 from dshuffle.planning.types import Holders, Ranks
 
 MOST_WORKERS = 20
-"""The most workers whose orders :func:`lower_bound` goes through."""
+"""Maximum number of workers for :func:`lower_bound`."""
 
 
 def uncoded_rate(n_samples: int, capacity: int) -> float:
-    """Packets without coding, on average over the assignments: ``q - s`` for caches of s samples.
+    """Mean number of packets without coding: ``q - s`` for q samples and caches of s samples.
+
+    The mean is over the assignments.
 
     References
     ----------
-    Paper 000, Theorem 1 (equation 1).
+    Chung et al. (2017), Theorem 1 (equation 1); see docs/papers.md.
 
     Examples
     --------
@@ -42,14 +44,14 @@ def uncoded_rate(n_samples: int, capacity: int) -> float:
 
 
 def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
-    """Packets of ``coded`` in the limit of many samples, for uniformly random caches.
+    """Number of packets of ``coded`` for uniformly random caches, in the limit of many samples.
 
-    It is also a lower bound, on average, for every code and any number of samples: it is the mean of
-    :func:`average_lower_bound`.
+    It is the mean of :func:`average_lower_bound`. No code needs fewer packets on average, for any number of samples.
 
     References
     ----------
-    Paper 000, Theorem 2; the sum in its proof, which has no pole at caches without excess.
+    Chung et al. (2017), Theorem 2; see docs/papers.md. We use the sum from its proof, which has no pole for caches
+    without excess.
 
     Examples
     --------
@@ -66,7 +68,7 @@ def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
         return share / n_workers * math.comb(n_workers, 2)
     if p == 1:
         return 0.0
-    # In logarithms: with a thousand workers there are more sets than a float can count.
+    # Use logarithms: with a thousand workers the number of sets overflows a float.
     logs = (
         _log_factorial(Fraction(n_workers))
         - _log_factorial(Fraction(size))
@@ -79,11 +81,11 @@ def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
 
 
 def uncoded_seconds(n_samples: int, cache_fraction: float, rows_per_second: float) -> float:
-    """Time of a shuffle without coding from one server that sends so many rows a second.
+    """Seconds of a shuffle without coding from one server that sends ``rows_per_second``.
 
     References
     ----------
-    Paper 000, corollary 3.
+    Chung et al. (2017), corollary 3; see docs/papers.md.
     """
     n_samples = as_integer("n_samples", n_samples, 1)
     alpha = as_ratio("cache_fraction", cache_fraction, Fraction(1, n_samples))
@@ -91,13 +93,13 @@ def uncoded_seconds(n_samples: int, cache_fraction: float, rows_per_second: floa
 
 
 def broadcast_seconds(n_samples: int, n_workers: int, cache_fraction: float, rows_per_second: float) -> float:
-    """Time of ``coded`` for very many samples, if all workers hear whatever the server sends.
+    """Seconds of ``coded`` for very many samples, if every worker receives all that the server sends.
 
-    It is :func:`uncoded_seconds` over ``alpha * n``.
+    It is :func:`uncoded_seconds` divided by ``alpha * n``.
 
     References
     ----------
-    Paper 000, corollary 3.
+    Chung et al. (2017), corollary 3; see docs/papers.md.
 
     Examples
     --------
@@ -110,13 +112,14 @@ def broadcast_seconds(n_samples: int, n_workers: int, cache_fraction: float, row
 
 
 def multicast_seconds(n_samples: int, n_workers: int, cache_fraction: float, rows_per_second: float) -> float:
-    """Time of ``coded`` for very many samples over unicast links: every packet is scattered, then sent round a ring.
+    """Seconds of ``coded`` for very many samples over unicast links.
 
-    It is ``(2 n - 1) / n`` times :func:`broadcast_seconds`.
+    Every packet is scattered, then sent around a ring. This takes ``(2 n - 1) / n`` times
+    :func:`broadcast_seconds`.
 
     References
     ----------
-    Paper 000, Theorem 4 (equation 2) and corollary 5.
+    Chung et al. (2017), Theorem 4 (equation 2) and corollary 5; see docs/papers.md.
 
     Examples
     --------
@@ -128,16 +131,16 @@ def multicast_seconds(n_samples: int, n_workers: int, cache_fraction: float, row
 
 
 def leftover_rate(shuffle: ArrayLike) -> int:
-    """Packets of ``leftover`` for a shuffle matrix in which as many samples leave every worker as come in.
+    """Number of packets of ``leftover`` for a shuffle matrix that keeps the size of every share.
 
     References
     ----------
-    Paper 001, Theorem 1 (equation 20).
+    Attia and Tandon (2016), Theorem 1 (equation 20); see docs/papers.md.
 
     Raises
     ------
     InvalidParameter
-        If a worker's share has another size after the shuffle.
+        If the shuffle changes the size of a share.
 
     Examples
     --------
@@ -151,21 +154,21 @@ def leftover_rate(shuffle: ArrayLike) -> int:
         raise InvalidParameter.of(
             f"shuffle[:, {worker}].sum()",
             int(after[worker]),
-            f"{before[worker]}, the sum of its row",
-            "The theorem is about workers whose shares keep their sizes.",
+            f"{before[worker]}, the sum of row {worker}",
+            "The theorem holds only if every share keeps its size.",
         )
     pairs = np.triu(np.maximum(matrix, matrix.T), k=1).sum()
     return int(pairs - leftover_matrix(matrix).sum(axis=1).max())
 
 
 def leftover_lower_bound(shuffle: ArrayLike) -> int:
-    """Packets that every code needs for a shuffle matrix: the most over all orders of at most 20 workers.
+    """Lower bound on the packets of any code for a shuffle matrix of at most 20 workers.
 
     It is :func:`lower_bound` for caches without excess.
 
     References
     ----------
-    Paper 001, Theorem 2 (equation 21).
+    Attia and Tandon (2016), Theorem 2 (equation 21); see docs/papers.md.
 
     Examples
     --------
@@ -180,11 +183,13 @@ def leftover_lower_bound(shuffle: ArrayLike) -> int:
 
 
 def worst_case_rate(n_samples: int, n_workers: int) -> float:
-    """Packets for the worst shuffle without excess: no code needs fewer, and ``leftover`` needs no more for any.
+    """Number of packets for the worst shuffle without excess.
+
+    No code needs fewer packets for that shuffle, and ``leftover`` needs no more for any shuffle.
 
     References
     ----------
-    Paper 001, Theorem 3 (equation 22).
+    Attia and Tandon (2016), Theorem 3 (equation 22); see docs/papers.md.
 
     Examples
     --------
@@ -196,17 +201,17 @@ def worst_case_rate(n_samples: int, n_workers: int) -> float:
 
 
 def worst_case_shuffle(n_samples: int, n_workers: int) -> tuple[Ranks, Ranks]:
-    """``(owners, destinations)`` of the shuffle in which every worker passes its whole share on to the next one.
+    """``(owners, destinations)`` of the shuffle in which every worker passes its whole share to the next one.
 
     Parameters
     ----------
     n_samples
-        A multiple of the workers, which have equal shares.
+        Number of samples; a multiple of ``n_workers``, so that shares are equal.
 
     References
     ----------
-    Paper 001, equation 49, with the workers in order of rank. The equation leaves out that the last worker's
-    share goes to the first one, which follows because shares keep their sizes.
+    Attia and Tandon (2016), equation 49, with the workers in order of rank; see docs/papers.md. The equation omits
+    that the share of the last worker goes to the first. This follows because shares keep their sizes.
 
     Examples
     --------
@@ -221,26 +226,28 @@ def worst_case_shuffle(n_samples: int, n_workers: int) -> tuple[Ranks, Ranks]:
 
 
 def lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> int:
-    """Packets that every code needs for this very shuffle, linear or not.
+    """Lower bound on the packets of any code, linear or not, for this shuffle.
 
-    Take the workers in some order and count the needed samples that neither a worker before their destination nor
-    the destination holds. Give everyone the other samples and the packets. The first worker then knows nothing
-    that counts, so it finds its counted samples in the packets; the second one knows at most what the first has
-    found, and so on. So there are at least as many packets, and this is the most over all orders.
+    Take the workers in some order. Count the needed samples that neither their destination nor a worker before it
+    holds. Give every worker the packets and the samples that are not counted. The first worker knows no counted
+    sample, so it decodes its counted samples from the packets. The second worker knows at most the counted samples
+    that the first has decoded, and so on. There are therefore at least as many packets as counted samples. The bound is
+    the maximum of this count over all orders.
 
     Parameters
     ----------
     holders
-        ``(q, 1)`` or ``(q,)`` integer masks.
+        ``(q, 1)`` or ``(q,)`` integer masks of the workers that hold each sample.
     destinations
-        ``(q,)`` integers.
+        ``(q,)`` integers, the worker that trains on each sample.
     n_workers
-        At most 20, for which it takes half a second.
+        Number of workers, at most 20. With 20 workers the computation takes half a second.
 
     References
     ----------
-    Paper 001, Theorem 2, extended to caches with excess. The maximum over the orders is found by a dynamic
-    programme over the sets of workers that stand first, after a subset-sum transform of the holder sets.
+    Attia and Tandon (2016), Theorem 2; see docs/papers.md. We extend it to caches with excess. The maximum over the
+    orders is found by dynamic programming over the sets of workers that come first, after a subset-sum transform of
+    the holder sets.
 
     Examples
     --------
@@ -250,16 +257,16 @@ def lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> 
     masks, ranks = _as_instance(holders, destinations, n_workers)
     if n_workers > MOST_WORKERS:
         raise InvalidParameter.of(
-            "n_workers", n_workers, f"at most {MOST_WORKERS} for all their orders", "Use average_lower_bound."
+            "n_workers", n_workers, f"at most {MOST_WORKERS}", "Use average_lower_bound for more workers."
         )
     return int(_most_over_orders(masks, ranks, missing_samples(masks, ranks), n_workers))
 
 
 def average_lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> float:
-    """The mean, over all orders of the workers, of what :func:`lower_bound` takes the most of.
+    """Mean over all orders of the workers of the count that :func:`lower_bound` maximizes.
 
-    A needed sample with h holders counts if its destination comes first among the h + 1 workers, so it is the sum
-    of ``1 / (h + 1)``. For any number of workers.
+    A needed sample with h holders is counted if its destination comes before all of them. The mean is therefore the
+    sum of ``1 / (h + 1)`` over the needed samples. The number of workers is not limited.
 
     Examples
     --------
@@ -272,20 +279,20 @@ def average_lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: 
 
 
 def shuffling_error(n_samples: int, n_workers: int, fraction: float) -> float:
-    """How far the orders after one partial exchange are from uniform: 0 for not at all, 1 for entirely.
+    """Distance of the orders after one partial exchange from uniform, between 0 (uniform) and 1.
 
-    It is ``1 - sigma / q!`` for sigma orders that the exchange can lead to, counted as paper 004 does.
+    It is ``1 - sigma / q!``, where sigma is the number of orders that the exchange can lead to.
 
     Parameters
     ----------
     fraction
-        Q in [0, 1], the part of every worker's share that it exchanges.
+        Q in [0, 1], the fraction of its share that every worker exchanges.
 
     References
     ----------
-    Paper 004, equations 8 to 11, in logarithms. Its sigma counts an order several times if different exchanges lead
-    to it and comes to more than q! for large Q; the absolute value in equation 10 then makes the error 0, which
-    equation 11 no longer says.
+    Nguyen et al. (2022), equations 8 to 11, computed in logarithms; see docs/papers.md. Their sigma counts an order
+    several times if several exchanges lead to it, and exceeds q! for large Q. The absolute value in equation 10 then
+    makes the error 0, but equation 11 no longer gives this value.
 
     Examples
     --------
@@ -297,8 +304,8 @@ def shuffling_error(n_samples: int, n_workers: int, fraction: float) -> float:
     share = Fraction(n_samples, n_workers)
     rest = n_samples - share
     if exchanged > rest:
-        raise InvalidParameter.of("fraction", fraction, "0 for a single worker, which has nobody to exchange with")
-    # Equation 9, factor by factor; lgamma(x + 1) is log(x!).
+        raise InvalidParameter.of("fraction", fraction, "0 for a single worker, which cannot exchange samples")
+    # Equation 9, factor by factor.
     orders = (
         _log_factorial(share)
         + (_log_factorial(rest) - _log_factorial(rest - exchanged))
@@ -335,7 +342,7 @@ def _as_instance(holders: ArrayLike, destinations: ArrayLike, n_workers: int) ->
     masks = as_holders(holders, n_workers)
     ranks = as_ranks("destinations", destinations, n_workers)
     if len(masks) != len(ranks):
-        raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), as holders has")
+        raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), to match holders")
     return masks, ranks
 
 
@@ -349,7 +356,7 @@ def _count_by_holders(holders, needed, n_workers):  # type: ignore[no-untyped-de
 
 @numba.njit(nogil=True, cache=True)
 def _most_over_orders(holders, destinations, needed, n_workers):  # type: ignore[no-untyped-def]
-    # counts[T, i]: samples that worker i needs and whose holders are T; then, all within T.
+    # counts[T, i]: samples that worker i needs and whose holders are T; after the transform, a subset of T.
     counts = np.zeros((1 << n_workers, n_workers), dtype=np.int32)
     for sample in needed:
         counts[np.int64(holders[sample, 0]), destinations[sample]] += 1
@@ -362,7 +369,7 @@ def _most_over_orders(holders, destinations, needed, n_workers):  # type: ignore
     most = np.zeros(1 << n_workers, dtype=np.int64)
     for first in range(1, 1 << n_workers):
         for worker in range(n_workers):
-            # The last of those that stand first.
+            # The worker comes last among those in `first`.
             if first >> worker & 1:
                 count = most[first ^ 1 << worker] + counts[everyone ^ first, worker]
                 most[first] = max(most[first], count)

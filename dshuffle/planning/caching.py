@@ -1,10 +1,10 @@
-"""What a worker keeps beyond its share, and what it evicts when a new share comes in.
+"""Caching policies: what a worker keeps beyond its share, and what it evicts to make room for a new share.
 
-A policy is made for one shuffle and carried from epoch to epoch. After an exchange a worker may keep anything
-that it held before or has just received; it must keep its new share; the rest is evicted down to the
-capacity. Workers are loaded to the brim in epoch 0 and therefore hold exactly ``capacity`` samples ever after
-(with ``even`` a few less now and then). Where the capacity is no more than the largest partition there is no excess,
-and every worker holds just its share.
+A policy object belongs to one shuffle and carries its state from epoch to epoch. After an exchange a worker may keep
+any sample that it held before or has just received. It must keep its new share. The policy evicts other samples until
+the worker is down to its capacity. Caches are filled in epoch 0, so every worker holds exactly ``capacity`` samples
+from then on (with ``even``, occasionally a few less). If the capacity is no larger than the largest share, there is no
+excess and every worker holds only its share.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ from dshuffle.planning.types import Holders, Ranks, Samples
 
 
 class CachingPolicy(Protocol):
-    """The life of the caches of one shuffle."""
+    """Protocol of the policies, which manage the caches of one shuffle."""
 
     def first(self, assignment: Ranks) -> Holders:
-        """The holders of epoch 0."""
+        """Return the holders of epoch 0."""
         ...
 
     def evolve(self, holders: Holders, assignment: Ranks, epoch: int) -> Holders:
-        """The holders after the exchange for ``epoch``, whose assignment is given, as a new array.
+        """Return the holders after the exchange for ``epoch``, as a new array.
 
-        Every worker holds its new share, nothing that it neither held nor received, and no more than the
-        capacity.
+        ``assignment`` is the assignment of ``epoch``. Every worker holds its new share, no sample that it neither held
+        nor received, and no more samples than the capacity.
         """
         ...
 
 
 def first_holders(assignment: ArrayLike, n_workers: int, capacity: int, *, seed: int) -> Holders:
-    """The holders of epoch 0: every worker's share, and uniformly random excess up to exactly the capacity.
+    """Draw the holders of epoch 0: each worker's share, and random excess.
+
+    The excess is uniformly random and fills every cache exactly to the capacity.
 
     Parameters
     ----------
     assignment
-        ``(q,)`` integers.
+        ``(q,)`` integers, the worker that trains on each sample.
     capacity
-        Samples a worker may hold, at least the largest partition. Without room beyond that there is no
+        Number of samples that a worker may hold, at least the largest share. If it is no larger than that, there is no
         excess.
 
     Examples
@@ -73,8 +75,9 @@ class Uniform:
 
     References
     ----------
-    Paper 000 says that a node caches up to ``s = floor(alpha q)`` data points (section 2), and not which ones
-    it gives up. Its rates are those of caches of uniformly random content, which this policy keeps up.
+    Chung et al. (2017), section 2; see docs/papers.md. The paper lets a node cache up to ``s = floor(alpha q)`` data
+    points and does not say which ones it evicts. Its rates assume caches of uniformly random content, which this policy
+    maintains.
     """
 
     n_workers: int
@@ -102,17 +105,20 @@ class Uniform:
         return evolved
 
     def evict(self, excess: Samples, count: int, worker: int, epoch: int) -> Samples:
-        """The ``count`` samples, of those that the worker holds outside its new share, that it gives up."""
+        """Choose ``count`` samples to evict.
+
+        ``excess`` are the samples that the worker holds outside its new share.
+        """
         return choose(excess, count, "evict", self.seed, epoch, worker)
 
 
 @dataclass
 class Recent(Uniform):
-    """Keep the samples that this worker trained on most recently; ties are random.
+    """Keep the samples that the worker trained on most recently; ties are random.
 
-    What many workers trained on lately stays held by many, which coded deliveries can use: 4 to 7 % fewer
-    packets at a million samples than with ``uniform``. Its state is one byte for every worker and sample, the
-    number of epochs since the worker trained on the sample (255 at the most, and for never).
+    Samples that many workers trained on recently stay cached by many workers, which helps coded deliveries: they need 4
+    to 7 % fewer packets than with ``uniform`` at a million samples. The state is one byte per worker and sample: the
+    number of epochs since the worker trained on the sample. It is at most 255, which also means never.
     """
 
     ages: NDArray[np.uint8] = field(init=False, repr=False)
@@ -133,7 +139,7 @@ class Recent(Uniform):
         return super().evolve(holders, assignment, epoch)
 
     def evict(self, excess: Samples, count: int, worker: int, epoch: int) -> Samples:
-        """The oldest ``count`` samples of the excess."""
+        """Choose the ``count`` samples of the excess that the worker trained on least recently."""
         mixed = excess[permutation(len(excess), "evict", self.seed, epoch, worker)]
         youngest_first = mixed[np.argsort(self.ages[worker, mixed], kind="stable")]
         return youngest_first[len(excess) - count :]
@@ -141,10 +147,10 @@ class Recent(Uniform):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Keep nothing but the share: what every policy comes to where caches have no room for more.
+    """Keep only the share, for caches without room for excess.
 
-    A policy cannot tell that from its capacity where shares are not all of one size, as with ``chunks``: the larger
-    ones leave room in the caches of those that have the smaller ones this time.
+    The other policies cannot recognize this case by the capacity if shares differ in size, as with ``chunks``: a worker
+    with a smaller share in this epoch has room left in its cache.
     """
 
     n_workers: int
@@ -159,4 +165,4 @@ class Shares:
 
 
 CACHINGS: dict[str, Callable[[int, int, int], CachingPolicy]] = {"uniform": Uniform, "recent": Recent, "even": Even}
-"""Caching policies: name -> maker from (n_workers, capacity, seed)."""
+"""Caching policies: name -> constructor, called with (n_workers, capacity, seed)."""

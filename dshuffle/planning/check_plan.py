@@ -1,4 +1,4 @@
-"""The last look at a plan before it is sent: does every worker get what it needs, exactly once?"""
+"""Check that a plan delivers every needed sample exactly once."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from dshuffle.planning.plan import SERVER, STORE, Plan
 def check_plan(
     plan: Plan, holders: ArrayLike, destinations: ArrayLike, n_workers: int, *, capacity: int | None = None
 ) -> None:
-    """Refuse a plan that does not deliver every demanded sample exactly once.
+    """Raise an error unless a plan delivers every needed sample exactly once.
 
-    A component whose destination does not train on the sample is allowed only where it helps: the destination
-    needs that sample to decode another packet (paper 001's leftover coding decodes in two such steps).
+    A component may also deliver a sample to a worker that does not train on it, but only if the worker needs the
+    sample to decode another packet. Leftover coding decodes in two such steps (Attia and Tandon, 2016).
 
     Parameters
     ----------
     plan
-        The plan to check.
+        Plan to check.
     holders
-        ``(q, words)`` masks before the exchange.
+        ``(q, words)`` masks of the workers that hold each sample before the exchange.
     destinations
-        ``(q,)`` worker that is to train on each sample.
+        ``(q,)`` integers, the worker that will train on each sample.
     capacity
-        If given, no worker may hold, or be assigned, more samples than this.
+        Maximum number of samples that a worker may hold or be assigned; None for no limit.
 
     Raises
     ------
     PlanError
-        Naming the first sample, worker and packet at fault.
+        If the plan has a fault. The message names the first sample, worker and packet at fault.
     """
     masks = as_holders(holders, n_workers)
     ranks = as_ranks("destinations", destinations, n_workers)
     if len(masks) != len(ranks):
-        raise PlanError(f"holders of {len(masks)} samples do not match destinations of {len(ranks)}")
+        raise PlanError(f"holders has {len(masks)} samples, but destinations has {len(ranks)}")
     if capacity is not None:
         _check_capacity("holds", count_held(masks, n_workers), capacity)
         _check_capacity("is assigned", np.bincount(ranks, minlength=n_workers), capacity)
@@ -50,11 +50,11 @@ def check_plan(
     if fault == _SOUND:
         return
     if fault == _MISSING:
-        raise PlanError(f"sample {entry} is not delivered to worker {ranks[entry]}, which needs it: no packet has it")
+        raise PlanError(f"sample {entry} is not delivered to worker {ranks[entry]}, which needs it")
     if fault == _SENDER_UNKNOWN:
         raise PlanError(
-            f"packet {packet} is sent by {plan.senders[packet]}, which is neither one of the workers "
-            f"0 to {n_workers - 1} nor SERVER ({SERVER}) nor STORE ({STORE})"
+            f"packet {packet} is sent by {plan.senders[packet]}, which is neither a worker "
+            f"in [0, {n_workers}) nor SERVER ({SERVER}) nor STORE ({STORE})"
         )
     sample, worker = int(plan.samples[entry]), int(plan.destinations[entry])
     told = _FAULTS[fault].format(
@@ -79,21 +79,21 @@ _SOUND, _MISSING, _SENDER_UNKNOWN, _OUT_OF_RANGE, _NO_WORKER, _TO_ITSELF, _SENDE
 _HELD, _TWICE, _SAME_PACKET, _LACKS, _CIRCULAR, _NOT_WANTED = range(7, 13)
 
 _FAULTS = {
-    _OUT_OF_RANGE: "packet {packet} for worker {worker} has sample {sample}, outside 0 to {q} - 1",
-    _NO_WORKER: "packet {packet} takes sample {sample} to worker {worker}, outside 0 to {n} - 1",
+    _OUT_OF_RANGE: "packet {packet} for worker {worker} has sample {sample}, which is not in [0, {q})",
+    _NO_WORKER: "packet {packet} delivers sample {sample} to worker {worker}, which is not in [0, {n})",
     _TO_ITSELF: "packet {packet} with sample {sample} is sent by worker {worker} to itself",
-    _SENDER_LACKS: "packet {packet} for worker {worker} has sample {sample}, which its sender {sender} lacks",
-    _HELD: "packet {packet} delivers sample {sample} to worker {worker}, which holds it already",
+    _SENDER_LACKS: "packet {packet} for worker {worker} has sample {sample}, which its sender {sender} does not hold",
+    _HELD: "packet {packet} delivers sample {sample} to worker {worker}, which already holds it",
     _TWICE: "packet {packet} delivers sample {sample} to worker {worker} again, after packet {other}",
-    _SAME_PACKET: "packet {packet} has samples {other} and {sample} for worker {worker}: one too many",
+    _SAME_PACKET: "packet {packet} has samples {other} and {sample} for worker {worker}; it can decode only one",
     _LACKS: "worker {worker} cannot decode sample {sample} from packet {packet}: it lacks sample {other}",
     _CIRCULAR: (
         "worker {worker} cannot decode sample {sample} from packet {packet}: "
-        "it needs sample {other} first, and cannot get that before"
+        "it needs sample {other} first, which it cannot decode earlier"
     ),
     _NOT_WANTED: (
         "packet {packet} delivers sample {sample} to worker {worker}, "
-        "which neither trains on it nor needs it to decode another"
+        "which neither trains on it nor needs it to decode another sample"
     ),
 }
 
@@ -102,9 +102,9 @@ _FAULTS = {
 def _find_fault(  # type: ignore[no-untyped-def]
     offsets, samples, destinations, senders, holders, wanted, n_workers
 ):
-    """The first fault as (kind, packet, component, other sample or packet)."""
+    """Return the first fault as (kind, packet, component, other sample or packet)."""
     q, n_packets, n_entries = wanted.size, senders.size, samples.size
-    # Components of one sample form a linked list, to find (sample, worker) pairs again.
+    # The components of a sample form a linked list for looking up (sample, worker) pairs.
     last = np.full(q, -1, dtype=np.int64)
     before = np.empty(n_entries, dtype=np.int64)
     packet_of = np.empty(n_entries, dtype=np.int64)
@@ -134,7 +134,7 @@ def _find_fault(  # type: ignore[no-untyped-def]
             before[e] = last[j]
             last[j] = e
 
-    # Peeling: a component is decoded once its destination has all other samples of the packet.
+    # A component is decoded once its destination has all other samples of the packet.
     decoded = np.zeros(n_entries, dtype=np.bool_)
     helps = np.zeros(n_entries, dtype=np.bool_)
     waiting = np.arange(n_entries)
@@ -177,7 +177,7 @@ def _find_fault(  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _entry(sample, worker, last, before, destinations):  # type: ignore[no-untyped-def]
-    """The component that delivers ``sample`` to ``worker``, or -1."""
+    """Return the component that delivers ``sample`` to ``worker``, or -1."""
     e = last[sample]
     while e >= 0 and destinations[e] != worker:
         e = before[e]

@@ -1,4 +1,4 @@
-"""The plan of one epoch, and each worker's part of it."""
+"""The plan of one epoch and each worker's part of it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from dshuffle.planning.types import Holders, Ranks, Samples
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerPlan:
-    """One worker's part of an epoch.
+    """One worker's part of an epoch plan.
 
     Parameters
     ----------
     rank
-        The worker, or :data:`SERVER`.
+        Rank of the worker, or :data:`SERVER`.
     epoch
-        The epoch that the exchange leads to.
+        Epoch that the exchange leads to.
     own
-        Ascending int64, the samples that it trains on.
+        Ascending int64, the samples that the worker trains on.
     permutation
-        ``(own,)`` int64, positions in ``own`` in the order of training.
+        ``(own,)`` int64, positions in ``own`` in training order.
     held
-        Ascending int64, the samples that it holds once the exchange is committed, its own included.
+        Ascending int64, the samples that the worker holds after the exchange is committed, including ``own``.
     receives
-        Source (a rank, :data:`SERVER` or :data:`STORE`) -> int64 samples in the order of the plan. Empty if the plan
-        is coded: how packets travel is for :func:`~dshuffle.planning.route` to say.
+        Source (a rank, :data:`SERVER` or :data:`STORE`) -> int64 samples in plan order. Empty if the plan is coded;
+        use :func:`~dshuffle.planning.route` to find how its packets travel.
     sends
-        Destination rank -> int64 samples in the order of the plan: the same array as that worker's
-        ``receives``.
+        Destination rank -> int64 samples in plan order, the same array as in the destination's ``receives``.
     """
 
     rank: int
@@ -49,28 +48,28 @@ class WorkerPlan:
 
     @property
     def order(self) -> Samples:
-        """``(own,)`` int64, the samples that it trains on, in training order."""
+        """``(own,)`` int64, the samples of ``own`` in training order."""
         return self.own[self.permutation]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochPlan:
-    """The exchange that leads to an epoch.
+    """Plan of the exchange that leads to an epoch.
 
     Parameters
     ----------
     epoch
-        From 0, whose exchange is the loading from the store.
+        Number of the epoch, from 0. The exchange for epoch 0 loads rows from the store.
     seed, n_workers
-        The specification's.
+        Seed and number of workers of the specification.
     assignment
-        ``(q,)`` int32, the worker that trains on each sample; -1 for those that all do.
+        ``(q,)`` int32, the worker that trains on each sample; -1 for samples that all workers train on.
     holders
-        ``(q, words)`` uint64, once the exchange is committed.
+        ``(q, words)`` uint64 masks of the workers that hold each sample after the exchange is committed.
     plan
-        The packets.
+        Packets of the exchange.
     n_needed
-        Samples that some worker is to train on and did not hold.
+        Number of samples that were missing from their worker's partition before the exchange.
     broadcast
         Ascending int64, the samples that all workers train on.
     """
@@ -86,13 +85,16 @@ class EpochPlan:
 
     @property
     def shares(self) -> tuple[int, int]:
-        """Samples of the workers with the fewest and the most."""
-        # From -1 on: those that all train on are in no share.
+        """Smallest and largest number of samples that a worker trains on."""
+        # Skip key -1 (broadcast samples): every worker trains on all of them.
         counts = count_keys(self.assignment, -1, self.n_workers)[1:] + len(self.broadcast)
         return int(counts.min()), int(counts.max())
 
     def with_broadcast(self, broadcast: Samples, dealt: Samples) -> EpochPlan:
-        """The plan of all samples, of one that numbers only those that are dealt out (ascending, ``dealt``)."""
+        """Return the plan of all samples, if this plan is for the samples that are not broadcast.
+
+        Sample j of this plan is ``dealt[j]``; ``dealt`` is ascending.
+        """
         n_samples = len(broadcast) + len(dealt)
         assignment = np.full(n_samples, -1, dtype=np.int32)
         assignment[dealt] = self.assignment
@@ -106,7 +108,7 @@ class EpochPlan:
         return EpochPlan(self.epoch, self.seed, self.n_workers, assignment, holders, plan, n_needed, broadcast)
 
     def digest(self) -> int:
-        """A checksum of all that was decided, by which members can tell that they made the same plan."""
+        """Return a checksum of the assignment and the packets, to compare plans between processes."""
         value = 0
         plan = self.plan
         for array in (self.assignment, plan.offsets, plan.samples, plan.destinations, plan.senders):
@@ -114,9 +116,9 @@ class EpochPlan:
         return value
 
     def for_worker(self, rank: int) -> WorkerPlan:
-        """What one worker, or the server, has to know."""
+        """Return the part of one worker, or of the server."""
         plan = self.plan
-        # Rows of their own; of a coded plan none.
+        # Only uncoded plans have packets of single rows to list.
         rows = slice(0 if plan.coded else plan.n_packets)
         outgoing = np.flatnonzero(plan.senders[rows] == rank)
         sends = _split(plan.samples[outgoing], plan.destinations[outgoing], self.n_workers)
@@ -139,7 +141,7 @@ class EpochPlan:
 
 
 def loading(holders: Holders, n_workers: int) -> Plan:
-    """Every worker reads what it is to hold from the store, in ascending order."""
+    """Plan that every worker reads the samples that it will hold from the store, in ascending order."""
     held = [np.flatnonzero(held_by(holders, worker)) for worker in range(n_workers)]
     samples = np.concatenate(held)
     return Plan.uncoded(
@@ -148,7 +150,7 @@ def loading(holders: Holders, n_workers: int) -> Plan:
 
 
 def _split(samples: Samples, keys: Ranks, n_workers: int) -> dict[int, Samples]:
-    """Samples by key (a rank, SERVER or STORE), in the order given."""
+    """Group samples by key (a rank, SERVER or STORE), in the given order."""
     order, offsets = group_by(keys - STORE, n_workers - STORE)
     grouped = samples[order]
     return {key + STORE: grouped[offsets[key] : offsets[key + 1]] for key in np.flatnonzero(np.diff(offsets)).tolist()}

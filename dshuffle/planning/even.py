@@ -1,7 +1,8 @@
-"""``even``: every sample is cached by the same number of workers, and every set of workers by as many samples.
+"""The caching policy ``even``, which keeps the holder sets equally frequent.
 
-Coded packets are full where the tables of holder sets are even. Chance leaves them uneven, by the square root of
-what is in them; this policy fills them evenly instead, and stays random in everything that does not show in counts.
+Every sample is cached by the same number of workers, and every set of workers caches the same number of samples. Coded
+packets are full if the tables of holder sets are even. Random eviction leaves the table entries uneven, by about their
+square root. This policy evens them out, and everything that the counts do not show stays random.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from dshuffle.planning.types import Holders, Ranks, Words
 
 @dataclass
 class Even:
-    """Keep the number of holders of every sample, and let the holder leave whose going makes sets most even.
+    """Keep the number of holders of each sample, and evict so that the holder sets become most even.
 
-    With c = n * capacity / q, every sample has c holders; where c is no integer, some have floor(c) and the others
-    ceil(c), so that the caches are full all the same. When a sample moves to a worker that does not hold it, that
-    worker joins its holders and one of the old ones leaves: one whose cache is too full and, among those, the one that
-    leaves the sample with the rarest set of holders, at random if there are several.
+    With c = n * capacity / q, every sample has c holders. If c is not an integer, some samples have floor(c) holders
+    and the others ceil(c), so that the caches are full. When a sample moves to a worker that does not hold it, that
+    worker becomes a holder and one of the old holders drops the sample. The policy prefers holders whose caches are too
+    full and, among those, the one whose removal leaves the sample with the rarest set of holders. Ties are random.
 
-    No worker ever holds more than the capacity: in the end a worker that is too full changes places with one that left
-    another sample, or gives a sample up without replacement (a handful an epoch, if any; such a sample keeps all
-    holders when it next moves).
+    No worker ever holds more than the capacity. If a worker is too full in the end, it drops a sample in place of
+    another worker that has dropped that sample and has room, or it drops a sample without replacement. The latter
+    affects a handful of samples per epoch, if any. Such samples keep all their holders when they next move.
 
     References
     ----------
-    Ours; papers 000 and 001 leave the choice of what to evict open.
+    This policy is ours. Chung et al. (2017) and Attia and Tandon (2016) do not say what to evict; see docs/papers.md.
     """
 
     n_workers: int
@@ -43,7 +44,7 @@ class Even:
     seed: int
 
     def first(self, assignment: Ranks) -> Holders:
-        """See :class:`CachingPolicy`. Caches fill in rounds, in each of which every sample gets one more holder."""
+        """See :class:`CachingPolicy`. Caches fill in rounds; each round gives every sample one more holder."""
         ranks = as_ranks("assignment", assignment, self.n_workers)
         holders = holders_of(ranks, self.n_workers)
         if not has_excess(len(ranks), self.n_workers, self.capacity):
@@ -78,9 +79,9 @@ class Even:
 
 
 def _counters(n_samples: int) -> NDArray[np.int32]:
-    """Counters of samples by the lowest bits of the name of their set.
+    """Counters of samples, indexed by the lowest bits of the names of their holder sets.
 
-    Two sets that share a counter, which few do, are told apart by nobody: they just count as one.
+    Few sets share a counter. Those that do are counted as one set.
     """
     return np.zeros(1 << max((4 * n_samples).bit_length(), 16), dtype=np.int32)
 
@@ -103,7 +104,7 @@ def _toggle(holders, sample, worker):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _add_round(holders, order, capacity, n_workers, names, counters, state):  # type: ignore[no-untyped-def]
-    """Give every sample one more holder, of a few that are drawn the one that makes the rarest set."""
+    """Give every sample one more holder: of a few random workers, the one that makes the rarest set."""
     room = capacity - count_held(holders, n_workers)
     open_workers = np.flatnonzero(room > 0)
     n_open = open_workers.size
@@ -114,7 +115,7 @@ def _add_round(holders, order, capacity, n_workers, names, counters, state):  # 
         for i in range(8):
             if n_open == 0:
                 return
-            # Eight at random, or all where there are no more.
+            # Try eight random workers, or all if there are at most eight.
             state, word = next_word(state)
             worker = open_workers[below(word, n_open) if n_open > 8 else i % n_open]
             if holds(holders, sample, worker):
@@ -133,9 +134,9 @@ def _add_round(holders, order, capacity, n_workers, names, counters, state):  # 
 
 @numba.njit(nogil=True, cache=True)
 def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # type: ignore[no-untyped-def]
-    """Let the destinations of the moved samples join and old holders leave; returns who left, or -1 for nobody.
+    """Add the destinations of the moved samples as holders and remove old holders.
 
-    ``loads`` are kept up to date.
+    Updates ``loads``. Returns the holder removed for each sample, or -1.
     """
     mask = np.uint64(counters.size - 1)
     spare = capacity * loads.size - loads.sum()
@@ -184,7 +185,7 @@ def _move(holders, ranks, moved, loads, capacity, names, counters, state):  # ty
 
 @numba.njit(nogil=True, cache=True)
 def _change_places(holders, moved, left, ranks, loads, capacity):  # type: ignore[no-untyped-def]
-    """Take back who left a sample and has room, for a holder that is too full."""
+    """Replace a holder that is too full by the holder that was removed, if that worker has room."""
     for i in range(moved.size):
         if left[i] < 0 or loads[left[i]] >= capacity:
             continue
@@ -206,7 +207,7 @@ def _change_places(holders, moved, left, ranks, loads, capacity):  # type: ignor
 
 @numba.njit(nogil=True, cache=True)
 def _give_up(holders, order, ranks, loads, capacity):  # type: ignore[no-untyped-def]
-    """Let workers that are too full drop samples that they do not train on."""
+    """Drop samples that workers with full caches hold but do not train on, until the caches fit."""
     for sample in order:
         for word in range(holders.shape[1]):
             rest = holders[sample, word]

@@ -1,4 +1,4 @@
-"""Kernels on the 64-bit words of holder masks, and the counting sort that groups samples by worker."""
+"""Kernels on the 64-bit words of holder masks, and a counting sort that groups samples by worker."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def _cttz(typingctx, word):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def popcount(word):  # type: ignore[no-untyped-def]
-    """Number of set bits of a uint64 (one machine instruction; numba has no name for it)."""
+    """Number of set bits of a uint64 (one machine instruction, which numba does not expose)."""
     return np.int64(_ctpop(word))  # type: ignore[call-arg]
 
 
 @numba.njit(nogil=True, cache=True)
 def lowest_bit(word):  # type: ignore[no-untyped-def]
-    """Index of the lowest set bit of a uint64; 64 if there is none."""
+    """Index of the lowest set bit of a uint64, or 64 if no bit is set."""
     return np.int64(_cttz(word))  # type: ignore[call-arg]
 
 
 @numba.njit(nogil=True, cache=True)
 def holds(holders, sample, worker):  # type: ignore[no-untyped-def]
-    """Whether the bit of ``worker`` is set in row ``sample`` of ``(q, words)`` holders."""
+    """Whether the bit of ``worker`` is set in row ``sample`` of the ``(q, words)`` holders."""
     return (holders[sample, worker >> 6] >> np.uint64(worker & 63)) & np.uint64(1) != 0
 
 
@@ -59,7 +59,7 @@ def count_holders(holders, sample):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def count_held(holders, n_workers):  # type: ignore[no-untyped-def]
-    """``(n_workers,)`` int64: number of samples that every worker holds."""
+    """``(n_workers,)`` int64 number of samples that each worker holds."""
     counts = np.zeros(n_workers, dtype=np.int64)
     for sample in range(holders.shape[0]):
         for word in range(holders.shape[1]):
@@ -72,9 +72,10 @@ def count_held(holders, n_workers):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def count_keys(keys, first, end):  # type: ignore[no-untyped-def]
-    """``(end - first,)`` int64: how often each integer of [``first``, ``end``) is among ``keys``, which have no others.
+    """Count each integer of [``first``, ``end``) in ``keys``; ``(end - first,)`` int64.
 
-    ``np.bincount`` makes int64 of all keys first, which takes longer than counting them.
+    ``keys`` must not contain other integers. ``np.bincount`` first converts all keys to int64, which takes longer than
+    the count.
     """
     counts = np.zeros(end - first, dtype=np.int64)
     for index in range(keys.size):
@@ -83,7 +84,7 @@ def count_keys(keys, first, end):  # type: ignore[no-untyped-def]
 
 
 def group_by(keys: NDArray[np.integer], n_keys: int) -> tuple[Samples, Samples]:
-    """Sort indices by small integer keys, equal keys in the order given.
+    """Sort indices by small integer keys; indices with equal keys keep their order.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Holder masks: which workers cache each sample, one bit a worker.
+"""Holder masks: one bit per worker for each sample, set if the worker caches the sample.
 
-Holders are a ``(q, words)`` uint64 array with ``words = ceil(n / 64)``; worker k caches sample j where bit
-``k % 64`` of ``holders[j, k // 64]`` is set.
+Holders are a ``(q, words)`` uint64 array with ``words = ceil(n / 64)``. Worker k caches sample j if bit ``k % 64`` of
+``holders[j, k // 64]`` is set.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dshuffle.planning.types import Holders
 
 
 def as_holders(holders: ArrayLike, n_workers: int) -> Holders:
-    """Holders in the one form that planning works on.
+    """Convert holders to the form that planning uses.
 
     Parameters
     ----------
     holders
-        ``(q, words)`` non-negative integers or, for up to 64 workers, ``(q,)``.
+        ``(q, words)`` non-negative integers. For up to 64 workers, ``(q,)`` is allowed too.
 
     Returns
     -------
@@ -32,7 +32,7 @@ def as_holders(holders: ArrayLike, n_workers: int) -> Holders:
     Raises
     ------
     InvalidParameter
-        If the shape or dtype is another, or a bit stands for a worker that does not exist.
+        If the shape or dtype is wrong, or a bit belongs to a worker that does not exist.
 
     Examples
     --------
@@ -49,10 +49,12 @@ def as_holders(holders: ArrayLike, n_workers: int) -> Holders:
             "holders.shape",
             masks.shape,
             f"(n_samples, {words}) for {n_workers} workers",
-            "64 workers a word.",
+            "Each word holds the bits of 64 workers.",
         )
     if not np.issubdtype(masks.dtype, np.integer) or (masks.dtype.kind == "i" and (masks < 0).any()):
-        raise InvalidParameter.of("holders.dtype", str(masks.dtype), "uint64, or non-negative integers")
+        raise InvalidParameter.of(
+            "holders.dtype", str(masks.dtype), "uint64, or an integer dtype without negative values"
+        )
     masks = np.ascontiguousarray(masks, dtype=np.uint64)
     if n_workers % 64:
         beyond = np.flatnonzero(masks[:, -1] >> np.uint64(n_workers % 64))
@@ -60,13 +62,13 @@ def as_holders(holders: ArrayLike, n_workers: int) -> Holders:
             raise InvalidParameter.of(
                 f"holders[{beyond[0]}]",
                 masks[beyond[0]].tolist(),
-                f"a mask of the workers 0 to {n_workers - 1}",
+                f"a mask of workers 0 to {n_workers - 1}",
             )
     return masks
 
 
 def holders_of(assignment: ArrayLike, n_workers: int) -> Holders:
-    """The holders when every worker caches exactly its partition.
+    """Holders if every worker caches exactly its share.
 
     Examples
     --------
@@ -93,7 +95,7 @@ def held_by(holders: Holders, worker: int) -> NDArray[np.bool_]:
 
 
 def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1) -> int:
-    """Samples of the largest partition, the same in every epoch.
+    """Number of samples in the largest share, which is the same in every epoch.
 
     Examples
     --------
@@ -106,19 +108,21 @@ def largest_share(n_samples: int, n_workers: int, chunk_rows: int = 1) -> int:
 
 
 def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int, *, chunk_rows: int = 1) -> int:
-    """How many samples a worker may hold between epochs: ``floor(alpha * q)``, and at least a partition.
+    """Number of samples that a worker may hold between epochs.
+
+    It is ``floor(alpha * q)``, but at least the largest share.
 
     Parameters
     ----------
     cache_fraction
-        alpha in [1/n, 1]; None is 1/n, no excess.
+        Cache fraction alpha in [1/n, 1]. None means no excess.
     chunk_rows
-        Samples that always have the same worker, with the assignment ``chunks``.
+        Number of samples that always go to one worker together, as with the assignment ``chunks``.
 
     Raises
     ------
     InvalidParameter
-        If alpha is no number in [1/n, 1].
+        If alpha is not a number in [1/n, 1].
 
     Examples
     --------
@@ -135,22 +139,22 @@ def cache_capacity(cache_fraction: float | None, n_samples: int, n_workers: int,
 
 
 def has_excess(n_samples: int, n_workers: int, capacity: int) -> bool:
-    """Whether workers with this capacity hold more than their shares.
+    """Whether workers with this capacity can hold more than their shares.
 
     Raises
     ------
     InvalidParameter
-        If a share is more than they may hold.
+        If the capacity is below the largest share.
     """
     partition = -(-n_samples // n_workers)
     if capacity < partition:
-        raise InvalidParameter.of("capacity", capacity, f"at least {partition}, the largest partition")
+        raise InvalidParameter.of("capacity", capacity, f"at least {partition}, the size of the largest share")
     return capacity > partition
 
 
 @numba.njit(nogil=True, cache=True)
 def add_holders(holders, ranks):  # type: ignore[no-untyped-def]
-    """Set, in place, the bit of worker ``ranks[j]`` for every sample j."""
+    """Set the bit of worker ``ranks[j]`` for every sample j, in place."""
     for sample in range(ranks.size):
         rank = ranks[sample]
         holders[sample, rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)

@@ -1,12 +1,11 @@
-"""How well a way of shuffling mixes: three figures of the order in which rows are trained on, beside pure chance.
+"""Measure how well a shuffle mixes, with three figures that are compared to pure chance.
 
-What matters to training is not which worker reads what but what stands together: a way may move few rows and mix well,
-or read everything again and leave the rows of every chunk side by side.
+Training depends on which rows are trained on together, not on which worker reads them. A shuffle may move few rows and
+mix well, or read everything again and leave the rows of every chunk next to each other.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,27 +22,27 @@ from dshuffle.planning.planner import EpochPlanner, ShufflePlanSpec
 from dshuffle.planning.types import Samples
 
 Orders = Sequence[Samples]
-"""The samples of every worker, in rank order and each in its order of training."""
+"""The samples of every worker in training order, one array per rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShuffleQuality:
-    """How well some epochs were shuffled.
+    """How well a sequence of epochs is shuffled.
 
     Parameters
     ----------
     meets_again
-        In [0, 1]: the probability that two rows of one chunk, with one worker in an epoch, are with one worker in the
-        next as well. 1 for ``local`` and ``chunks``. None if no two rows of a chunk were with one worker.
+        In [0, 1]: probability that two rows of one chunk that share a worker in an epoch also share a worker in the
+        next. 1 for ``local`` and ``chunks``. None if no two rows of a chunk shared a worker.
     by_chance
-        In [0, 1]: the same in a uniform draw, about 1 / n.
+        In [0, 1]: the same probability in a uniform draw, about 1 / n.
     neighbour_distance
-        At least 0: how far apart two rows are trained on that are neighbours in the store, relative to a uniform
-        permutation, where it is 1. Near 0 if rows are trained on as they are stored.
+        At least 0: mean distance in training order of two rows that are neighbors in the store, relative to a uniform
+        permutation, where it is 1. Near 0 if rows are trained on in stored order.
     class_spread
-        At least 0: how far the classes in a batch are from those of the whole (total variation, mean over batches),
-        relative to batches of uniformly random rows, where it is 1. Greater where batches hold few classes, below 1
-        where they are stratified. None if all rows are of one class, or no classes are known.
+        At least 0: total variation distance between the classes of a batch and those of all rows (mean over batches),
+        relative to batches of uniformly random rows, where it is 1. Larger if batches contain few classes, below 1 if
+        they are stratified. None if all rows are of one class, or the classes are unknown.
     """
 
     meets_again: float | None
@@ -62,81 +61,82 @@ class ShuffleQuality:
 def planned_quality(
     spec: ShufflePlanSpec, *, epochs: int, chunk_rows: int, batch_rows: int, classes: ArrayLike | None = None
 ) -> ShuffleQuality:
-    """The quality of the first epochs that a specification plans.
+    """Measure the first epochs that a specification plans.
 
     Parameters
     ----------
     spec
-        What to plan; its delivery makes no difference.
+        Specification of the shuffle. Its delivery makes no difference.
     epochs
-        At least two.
+        Number of epochs, at least 2.
     chunk_rows, batch_rows, classes
         See :func:`shuffle_quality`.
 
     Raises
     ------
     InvalidParameter
-        As :func:`shuffle_quality`, or if the specification broadcasts samples.
+        As in :func:`shuffle_quality`, or if the specification broadcasts samples.
 
     Examples
     --------
     >>> from dshuffle.planning import Chunks, Global, Local
     >>> for assignment in (Local(), Global(), Chunks(100)):
-    ...     spec = ShufflePlanSpec(4000, 4, 0, assignment, "peer", "random")
+    ...     spec = ShufflePlanSpec(4000, 4, Choices(assignment))
     ...     quality = planned_quality(spec, epochs=4, chunk_rows=100, batch_rows=50)
     ...     print(f"{quality.meets_again:.2f} {quality.by_chance:.2f} {quality.neighbour_distance:.1f}")
     1.00 0.25 1.0
     0.25 0.25 1.0
     1.00 0.25 1.0
     """
-    epochs = as_integer("epochs", epochs, 2, "Only the second epoch shows whether rows meet again.")
+    epochs = as_integer("epochs", epochs, 2, "At least two epochs are needed to see whether rows meet again.")
     return shuffle_quality(training_orders(spec, epochs), chunk_rows=chunk_rows, batch_rows=batch_rows, classes=classes)
 
 
 def training_orders(spec: ShufflePlanSpec, epochs: int) -> Iterator[Orders]:
-    """Who trains on what in which order, for the first epochs of a shuffle.
+    """Yield who trains on what in which order, for the first epochs of a shuffle.
 
     Raises
     ------
     InvalidParameter
-        If the sharding has samples to broadcast: every worker trains on those.
+        If the sharding broadcasts samples, because every worker trains on those.
     """
     if spec.n_broadcast:
         hint = "Give the ranks alone."
-        raise InvalidParameter.of("sharding", str(spec.sharding), "one without samples to broadcast", hint)
+        raise InvalidParameter.of("sharding", str(spec.choices.sharding), "one without samples to broadcast", hint)
     # Assignments depend on no delivery, and reading from the store needs the least planning.
-    planner = EpochPlanner(dataclasses.replace(spec, delivery="storage"), checks=False)
+    planner = EpochPlanner(spec.with_choices(delivery="storage"), checks=False)
     for epoch in range(epochs):
         plan = planner.advance() if epoch else planner.load()
         order, offsets = group_by(plan.assignment, spec.n_workers)
         owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(spec.n_workers)]
         yield [
-            own[epoch_permutation(len(own), seed=spec.seed, epoch=epoch, rank=rank)] for rank, own in enumerate(owns)
+            own[epoch_permutation(len(own), seed=spec.choices.seed, epoch=epoch, rank=rank)]
+            for rank, own in enumerate(owns)
         ]
 
 
 def shuffle_quality(
     epochs: Iterable[Orders], *, chunk_rows: int, batch_rows: int, classes: ArrayLike | None = None
 ) -> ShuffleQuality:
-    """The quality of some epochs, one after the other.
+    """Measure the quality of consecutive epochs.
 
     Parameters
     ----------
     epochs
-        For every epoch the samples of each worker in its order of training, every sample once; at least one epoch, and
-        two samples.
+        For every epoch, the samples of each worker in training order, every sample once. At least one epoch and two
+        samples.
     chunk_rows
-        Samples in a chunk: 0 to ``chunk_rows - 1`` are those of the first.
+        Number of samples per chunk. Samples 0 to ``chunk_rows - 1`` form the first chunk.
     batch_rows
-        Samples in a batch. All workers take a step on a batch of theirs at the same time, so the order of training is:
-        all first batches, all second ones, and so on.
+        Number of samples per batch. All workers train on one batch each at the same time, so the training order is all
+        first batches, then all second batches, and so on.
     classes
         ``(q,)`` integers from 0, the class of every sample.
 
     Raises
     ------
     InvalidParameter
-        Naming the parameter, its value and what is allowed.
+        If a parameter is not allowed.
 
     Examples
     --------
@@ -150,14 +150,16 @@ def shuffle_quality(
     chunk_rows = as_integer("chunk_rows", chunk_rows, 1)
     batch_rows = as_integer("batch_rows", batch_rows, 1)
     known = None if classes is None else _as_classes(classes)
-    together = np.zeros(2)  # pairs of a chunk that were with one worker, and those of them that were again
+    together = np.zeros(2)  # pairs of rows of a chunk that shared a worker, and how many of them did so again
     chances, distances, spreads = [], [], []
     before: NDArray[np.int64] | None = None
     for orders in epochs:
         sizes = np.array([len(order) for order in orders])
         samples, n_samples = np.concatenate(orders), int(sizes.sum())
         if n_samples < 2 or (known is not None and len(known) != n_samples):
-            raise InvalidParameter.of("epochs", f"{n_samples} samples", "of two at least, and as many as classes")
+            raise InvalidParameter.because(
+                "epochs", f"an epoch has {n_samples} samples", "Pass at least two samples, and one class per sample."
+            )
         ranks = np.empty(n_samples, dtype=np.int64)
         ranks[samples] = np.repeat(np.arange(len(sizes)), sizes)
         if before is not None:
@@ -169,7 +171,7 @@ def shuffle_quality(
         if known is not None:
             spreads.append(_class_spread(known[samples], _batch_offsets(sizes, batch_rows)))
     if before is None:
-        raise InvalidParameter.of("epochs", "none", "at least one epoch")
+        raise InvalidParameter.because("epochs", "it is empty", "Pass at least one epoch.")
     spread = np.sum(spreads, axis=0) if spreads else np.zeros(2)
     return ShuffleQuality(
         meets_again=float(together[1] / together[0]) if together[0] else None,
@@ -182,14 +184,15 @@ def shuffle_quality(
 def _as_classes(classes: ArrayLike) -> Samples:
     known = np.asarray(classes)
     if known.ndim != 1 or not np.issubdtype(known.dtype, np.integer) or (known < 0).any():
-        raise InvalidParameter.of("classes", f"{known.dtype} {known.shape}", "a one-dimensional array of integers >= 0")
+        hint = "Pass a one-dimensional array of integers >= 0."
+        raise InvalidParameter.because("classes", f"it has dtype {known.dtype} and shape {known.shape}", hint)
     return known.astype(np.int64)
 
 
 def _pairs_together(
     before: NDArray[np.int64], after: NDArray[np.int64], n_workers: int, chunk_rows: int
 ) -> NDArray[np.float64]:
-    """Pairs of rows of one chunk with one worker before, and with one worker before and after."""
+    """Count the pairs of rows of a chunk that share a worker before, and that do so before and after."""
     chunks = np.arange(len(before)) // chunk_rows
     once = _pairs(chunks * n_workers + before)
     return np.array([once, _pairs((chunks * n_workers + before) * n_workers + after)])
@@ -201,21 +204,21 @@ def _pairs(keys: NDArray[np.int64]) -> float:
 
 
 def _neighbour_distance(samples: Samples, steps: NDArray[np.int64]) -> float:
-    """Mean distance of samples j and j + 1 in the order of their steps, relative to (q + 1) / 3."""
+    """Mean distance of samples j and j + 1 when ordered by step, relative to (q + 1) / 3."""
     places = np.empty(len(samples), dtype=np.int64)
     places[samples[np.argsort(steps, kind="stable")]] = np.arange(len(samples))
     return float(np.abs(np.diff(places)).mean()) * 3 / (len(samples) + 1)
 
 
 def _batch_offsets(sizes: NDArray[np.int64], batch_rows: int) -> NDArray[np.int64]:
-    """Where each batch begins in the samples of all workers, one after the other; the last offset is the end."""
+    """Offset of each batch in the concatenated samples of all workers; the last offset is the end."""
     ends = np.cumsum(sizes)
     begins = [np.arange(end - size, end, batch_rows) for end, size in zip(ends, sizes, strict=True)]
     return np.append(np.concatenate(begins), ends[-1])
 
 
 def _class_spread(classes: Samples, offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sums over batches: of the deviation of their classes, and of what is to be expected of random ones."""
+    """Sums over batches of the deviation of their classes, and of the deviation of random batches."""
     totals = np.bincount(classes)
     sizes, times = np.unique(np.diff(offsets), return_counts=True)
     expected = sum(
@@ -227,7 +230,7 @@ def _class_spread(classes: Samples, offsets: NDArray[np.int64]) -> NDArray[np.fl
 
 @numba.njit(nogil=True, cache=True)
 def _deviations(classes, offsets, shares):  # type: ignore[no-untyped-def]
-    """Sum over batches and classes of how far a class's share in the batch is from that in the whole."""
+    """Sum over batches and classes of the difference between a class's share of the batch and of all rows."""
     total = 0.0
     counts = np.zeros(shares.size, dtype=np.int64)
     for batch in range(offsets.size - 1):
@@ -241,10 +244,10 @@ def _deviations(classes, offsets, shares):  # type: ignore[no-untyped-def]
 
 
 def mean_deviation(n_samples: int, n_marked: int, drawn: int) -> float:
-    """Mean absolute deviation of the number of marked samples among those drawn, without replacement.
+    """Mean absolute deviation of the number of marked samples in a draw without replacement.
 
-    ``E|X - E X| = 2 v (N - K - m + v) / N * P(X = v)`` with ``v = 1 + floor(m K / N)``, for m drawn out of N of which K
-    are marked: what De Moivre's formula for the binomial distribution is for the hypergeometric one.
+    ``E|X - E X| = 2 v (N - K - m + v) / N * P(X = v)`` with ``v = 1 + floor(m K / N)``, for m samples drawn from N, of
+    which K are marked. This is the hypergeometric counterpart of De Moivre's formula for the binomial distribution.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""In which order a worker trains on its samples: mixed anew in every epoch, whatever the assignment."""
+"""The order in which a worker trains on its samples, drawn again for every epoch under every assignment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dshuffle.planning.types import Samples
 
 
 def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
-    """The order in which a worker trains on its samples: a function of (seed, epoch, rank) and their set.
+    """Order a worker's samples for training in an epoch.
+
+    The order depends only on the seed, the epoch, the rank and the set of samples.
 
     Examples
     --------
@@ -21,28 +23,31 @@ def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Sam
 
 
 def epoch_permutation(n_own: int, *, seed: int, epoch: int, rank: int) -> Samples:
-    """:func:`epoch_order` as ``(n_own,)`` int64 positions within the ascending samples."""
+    """The order of :func:`epoch_order` as ``(n_own,)`` int64 positions in the ascending samples."""
     return permutation(n_own, "order", seed, epoch, rank)
 
 
 def row_permutation(n_rows: int, seed: int = 0) -> Samples:
-    """The permutation that :func:`dshuffle.permute` applies: row k of its result is row ``row_permutation(...)[k]``.
+    """Permutation that :func:`dshuffle.permute` applies.
+
+    Row k of the permuted dataset is row ``row_permutation(...)[k]`` of the original one.
 
     Parameters
     ----------
     n_rows
-        From 0, below 2**32.
+        Number of rows, at least 0 and below 2**32.
     seed
         Any integer.
 
     Returns
     -------
     (n_rows,) int64
+        The original row at each position.
 
     Raises
     ------
     InvalidParameter
-        If a parameter is no integer, or ``n_rows`` is out of range.
+        If a parameter is not an integer, or ``n_rows`` is out of range.
 
     Examples
     --------

@@ -1,9 +1,8 @@
-"""The plan of one epoch's exchange: which packets are sent, by whom, and what each worker gets from each.
+"""The plan of one epoch's exchange: the packets, their senders, and what each worker gets from each packet.
 
-A packet is the XOR of the rows of its components. A component is a (sample, destination) pair and says that
-the destination gets this sample out of this packet, by XORing away the rows of all other components. It
-must hold those, or have got them from other packets of the plan. An uncoded packet has one component: the
-row itself.
+A packet is the XOR of the rows of its components. A component is a (sample, destination) pair. The destination
+decodes the sample from the packet by XORing away the rows of all other components. It must hold these rows, or have
+decoded them from other packets of the plan. An uncoded packet has one component, so it is the row itself.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from dshuffle.planning.holders import as_holders
 from dshuffle.planning.types import Holders, Ranks, Samples
 
 SERVER = -1
-"""The sender of packets that the server sends."""
+"""Sender of the packets that the server sends."""
 STORE = -2
-"""The sender of rows that their destination reads from the store itself."""
+"""Sender of the rows that their destination reads from the store."""
 
 
 def name_of(participant: int) -> str:
-    """What messages to users call a participant of an exchange.
+    """Return the name of a participant of an exchange for messages to users.
 
     Examples
     --------
@@ -39,23 +38,23 @@ def name_of(participant: int) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """All packets of one epoch, in the order in which they are sent.
+    """All packets of one epoch, in sending order.
 
     Parameters
     ----------
     offsets
-        ``(P + 1,)`` int64; packet p has the components ``offsets[p]`` to ``offsets[p + 1] - 1``, one or more.
+        ``(P + 1,)`` int64. Packet p has the components ``offsets[p]`` to ``offsets[p + 1] - 1``, at least one.
     samples
         ``(E,)`` int64, the sample of each component.
     destinations
-        ``(E,)`` int32, the worker that gets the sample out of the packet.
+        ``(E,)`` int32, the worker that decodes the sample of each component.
     senders
-        ``(P,)`` int32, the rank that sends each packet, :data:`SERVER` or :data:`STORE`.
+        ``(P,)`` int32, the sender of each packet: a rank, :data:`SERVER` or :data:`STORE`.
 
     Raises
     ------
     PlanError
-        If the arrays do not fit together.
+        If an array has a wrong dtype or shape, or the arrays do not match.
 
     Examples
     --------
@@ -82,7 +81,7 @@ class Plan:
         if len(self.destinations) != len(self.samples):
             raise PlanError(f"{len(self.samples)} samples do not match {len(self.destinations)} destinations")
         if len(self.offsets) != len(self.senders) + 1:
-            raise PlanError(f"{len(self.offsets)} offsets do not match {len(self.senders)} senders; one more is due")
+            raise PlanError(f"{len(self.offsets)} offsets do not match {len(self.senders)} senders; expected one more")
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.samples):
             raise PlanError(
                 f"offsets run from {self.offsets[0]} to {self.offsets[-1]}, not from 0 to {len(self.samples)}"
@@ -92,7 +91,7 @@ class Plan:
 
     @classmethod
     def uncoded(cls, samples: ArrayLike, destinations: ArrayLike, senders: ArrayLike) -> Plan:
-        """A plan of one packet for every (sample, destination) pair."""
+        """Build a plan with one packet per (sample, destination) pair."""
         return cls(
             offsets=np.arange(np.size(samples) + 1, dtype=np.int64),
             samples=np.asarray(samples, dtype=np.int64),
@@ -102,29 +101,29 @@ class Plan:
 
     @property
     def n_packets(self) -> int:
-        """Packets sent."""
+        """Number of packets."""
         return len(self.senders)
 
     @property
     def n_components(self) -> int:
-        """Samples delivered, over all packets."""
+        """Number of components of all packets."""
         return len(self.samples)
 
     @property
     def coded(self) -> bool:
-        """Whether there is a packet of more than one sample."""
+        """Whether any packet has more than one component."""
         return self.n_components != self.n_packets
 
 
 def demand(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> Samples:
-    """The samples whose destination does not hold them, ascending; (D,) int64.
+    """Return the samples that are missing at their destination, ascending; ``(D,)`` int64.
 
     Parameters
     ----------
     holders
-        ``(q, words)`` masks, see :func:`~dshuffle.planning.as_holders`.
+        ``(q, words)`` masks of the workers that hold each sample; see :func:`~dshuffle.planning.as_holders`.
     destinations
-        ``(q,)`` worker that is to train on each sample.
+        ``(q,)`` integers, the worker that will train on each sample.
 
     Examples
     --------
@@ -136,7 +135,7 @@ def demand(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> Sampl
 
 
 def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
-    """:func:`demand` of arrays that have been checked."""
+    """Return :func:`demand` for arrays that are already checked."""
     missing = np.empty(len(destinations), dtype=np.int64)
     return missing[: _missing(holders, destinations, missing)]
 

@@ -1,9 +1,8 @@
-"""Random numbers that are a function of their path alone, equal on every machine and NumPy version.
+"""Random numbers that depend only on their path and are equal on every machine and NumPy version.
 
-NumPy promises the raw stream of ``PCG64`` and the expansion of ``SeedSequence`` for good, but not the
-methods of ``Generator``, whose results may change with any release. Workers and scheduler that recompute
-one plan from one seed must agree bit for bit, so only raw words are taken from NumPy and all draws are made
-here.
+NumPy guarantees the raw stream of ``PCG64`` and the expansion of ``SeedSequence`` permanently. It does not guarantee
+the methods of ``Generator``, whose results may change in any release. Workers and the scheduler compute the same plan
+from the same seed and must agree bit for bit. So only raw words come from NumPy, and all draws are made here.
 """
 
 from __future__ import annotations
@@ -19,27 +18,28 @@ from dshuffle.planning.types import Ranks, Samples, Words
 
 
 def random_words(count: int, *path: int | str) -> Words:
-    """Independent uniform 64-bit words for a path.
+    """Draw independent uniform 64-bit words for a path.
 
     Parameters
     ----------
     count
-        How many.
+        Number of words.
     path
-        Integers of any size and sign, and strings, such as ``("order", seed, epoch, rank)``. Different paths
-        give independent streams; the first words of a stream do not depend on ``count``.
+        Integers of any size and sign, and strings, such as ``("order", seed, epoch, rank)``. Different paths give
+        independent streams. The first words of a stream do not depend on ``count``.
 
     Returns
     -------
     (count,) uint64
+        The words.
 
     Examples
     --------
     >>> random_words(2, "example", 7)
     array([15563045205250564628, 13939520576727142184], dtype=uint64)
     """
-    # Every part is written with its kind and length, so that no two paths have the same text; the digest
-    # takes negative and huge integers, which SeedSequence does not.
+    # Each part carries its type and length, so that different paths have different texts. Hashing also allows
+    # strings and negative integers, which SeedSequence rejects.
     parts = [f"s{len(part)}:{part}" if isinstance(part, str) else f"i{operator.index(part)};" for part in path]
     digest = hashlib.sha256("".join(parts).encode()).digest()
     bits = np.random.PCG64(np.random.SeedSequence(int.from_bytes(digest, "little")))
@@ -47,7 +47,7 @@ def random_words(count: int, *path: int | str) -> Words:
 
 
 def permutation(n: int, *path: int | str) -> Samples:
-    """A uniform random permutation of ``range(n)``, as (n,) int64.
+    """Draw a uniform random permutation of ``range(n)``, as (n,) int64.
 
     Examples
     --------
@@ -65,12 +65,12 @@ def shuffle(values: Samples | Ranks, *path: int | str) -> None:
 
 
 def choose(candidates: Samples, k: int, *path: int | str) -> Samples:
-    """``k`` different entries of ``candidates``, uniformly at random and in random order; (k,) int64.
+    """Draw ``k`` different entries of ``candidates``, uniformly and in random order; (k,) int64.
 
     Raises
     ------
     InvalidParameter
-        If there are fewer than ``k`` candidates.
+        If ``k`` is negative or there are fewer than ``k`` candidates.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def choose(candidates: Samples, k: int, *path: int | str) -> Samples:
     array([84, 75, 71])
     """
     if not 0 <= k <= len(candidates):
-        raise InvalidParameter.of("k", k, f"in [0, {len(candidates)}], the number of candidates")
+        raise InvalidParameter.of("k", k, f"in [0, {len(candidates)}], at most the number of candidates")
     values = candidates.copy()
     _draw(values, k, _words_to_draw(k, len(values), path))
     return values[:k].copy()
@@ -86,13 +86,13 @@ def choose(candidates: Samples, k: int, *path: int | str) -> Samples:
 
 def _words_to_draw(count: int, n: int, path: tuple[int | str, ...]) -> Words:
     if n >= 2**32:
-        raise InvalidParameter.of("n", n, "below 2**32, the most that can be drawn from without bias")
+        raise InvalidParameter.of("n", n, "below 2**32, the limit of the random draws")
     return random_words(max(count, 0), *path)
 
 
 @numba.njit(nogil=True, cache=True)
 def _draw(values, count, words):  # type: ignore[no-untyped-def]
-    """Move a uniform ordered choice of ``count`` values to the front."""
+    """Move ``count`` values to the front, chosen uniformly and in random order."""
     for i in range(count):
         j = i + below(words[i], values.size - i)
         values[i], values[j] = values[j], values[i]
@@ -100,10 +100,10 @@ def _draw(values, count, words):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def below(word, bound):  # type: ignore[no-untyped-def]
-    """A number in [0, bound) from one random word, for bounds below 2**32.
+    """Map one random word to an integer in [0, bound), for bounds below 2**32.
 
-    The high half of the 96-bit product: no value is more likely than another by more than bound / 2**64, that
-    is 2**-32, and there is no division.
+    The result is the high part of the 96-bit product, which needs no division. The relative difference between the
+    probabilities of two values is at most bound / 2**64, which is below 2**-32.
     """
     low = (word & np.uint64(0xFFFFFFFF)) * np.uint64(bound)
     high = (word >> np.uint64(32)) * np.uint64(bound)
@@ -112,11 +112,14 @@ def below(word, bound):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def next_word(state):  # type: ignore[no-untyped-def]
-    """The next state and word of a SplitMix64 stream, for kernels that cannot know how many words they need.
+    """Advance a SplitMix64 stream and return its next state and word.
+
+    Kernels use it where they do not know in advance how many words they need.
 
     References
     ----------
-    Steele, Lea, Flood: Fast splittable pseudorandom number generators (OOPSLA 2014), figure 17's constants.
+    Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators (OOPSLA), with the constants of Figure
+    17.
     """
     state += np.uint64(0x9E3779B97F4A7C15)
     word = state
@@ -127,7 +130,10 @@ def next_word(state):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def draw_front(values, count, state):  # type: ignore[no-untyped-def]
-    """Move a uniform ordered choice of ``count`` values to the front, from a SplitMix64 stream; its next state."""
+    """Move ``count`` values to the front, chosen uniformly and in random order from a SplitMix64 stream.
+
+    Returns the next state of the stream.
+    """
     for i in range(count):
         state, word = next_word(state)
         j = i + below(word, values.size - i)

@@ -1,4 +1,4 @@
-"""Reports: tables, charts and files made from records that others measured."""
+"""Reports of comparisons: tables, charts and files."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ __all__ = [
 
 
 def write_report(comparison: Comparison, directory: str | Path) -> Path:
-    """Write ``report.html``, ``records.jsonl`` and ``summary.json``; files of these names are replaced.
+    """Write ``report.html``, ``records.jsonl`` and ``summary.json``, and replace existing files.
 
     Parameters
     ----------
     comparison
-        What was measured.
+        Measured comparison.
     directory
-        Created if need be.
+        Folder of the report; created if it does not exist.
 
     Returns
     -------
     Path
-        ``report.html``.
+        Path of ``report.html``.
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""The charts of the report, as Bokeh figures with names that the page's script themes."""
+"""Charts of the report, as Bokeh figures.
+
+Axes and grids have the names by which ``theme.js`` finds them and sets their colours.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from typing import Any
 from bokeh.models import ColumnDataSource, FactorRange, HoverTool, NumeralTickFormatter
 from bokeh.plotting import figure
 
-from dshuffle.report.summary import PHASES, Comparison, Figures, TrainingPoint, WayResult, figures
+from dshuffle.records import PHASES
+from dshuffle.report.summary import Comparison, Figures, TrainingPoint, WayResult, figures
 from dshuffle.units import human_bytes, human_error, human_seconds
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; grey stands in for its black,
-# which a dark page swallows.
+# Okabe and Ito's palette for colour-blind readers. Grey replaces its black, which is invisible on a dark page.
 BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY, YELLOW = "#CC79A7", "#56B4E9", "#8A8F98", "#F0E442"
 WAY_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, GREY)
@@ -26,7 +29,7 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure, what it is called, how to read it, and its key: (colour, meaning) pairs."""
+    """A figure with its title, caption and key of (colour, meaning) pairs."""
 
     title: str
     caption: str
@@ -35,18 +38,18 @@ class Chart:
 
 
 def charts(comparison: Comparison) -> list[Chart]:
-    """All charts of a comparison."""
+    """Draw all charts of a comparison."""
     measured = {way.label: figures(way) for way in comparison.ways}
     return [_epoch_time(measured), _phases(measured), _bytes(measured), *_errors(comparison.ways)]
 
 
 def way_colour(place: int) -> str:
-    """The colour of the way that is run in this place, the same in every chart."""
+    """Return the colour of the way at this position; it is the same in every chart."""
     return WAY_COLOURS[place % len(WAY_COLOURS)]
 
 
 def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
-    key = ((BLUE, "training"), (VERMILLION, "waiting for data"), (GREY, "the rest"))
+    key = ((BLUE, "training"), (VERMILLION, "waiting for data"), (GREY, "other"))
     chart = _horizontal(measured)
     _stack(
         chart,
@@ -54,15 +57,15 @@ def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
         {
             "training": lambda found: found.training_seconds,
             "waiting for data": lambda found: found.waited_seconds,
-            "the rest": _rest,
+            "other": _rest,
         },
         [colour for colour, _ in key],
     )
     return Chart(
-        "What an epoch costs",
-        "Wall time of a median epoch: tasks of the busiest worker, standing still because the next samples "
-        "were not there, and the rest: round trips, starting tasks, and cores shared with the exchange. "
-        "An exchange costs what its bar is longer than the local ones.",
+        "Time per epoch",
+        "Median wall time of an epoch. training: tasks of the busiest worker. waiting for data: time until the next "
+        "samples arrived. other: round trips, task starts, and processor time spent on the exchange. "
+        "The difference from the bars of local ways is the cost of the exchange.",
         key,
         chart,
     )
@@ -91,8 +94,8 @@ def _phases(measured: Mapping[str, Figures]) -> Chart:
     chart.add_tools(HoverTool(renderers=[marks], tooltips=[("whole exchange", "@text")]))
     return Chart(
         "Where an exchange spends its time",
-        "Seconds of a median exchange, each phase on its slowest worker. Phases overlap, so a bar can be "
-        "longer than the exchange took: the diamond is the measured whole.",
+        "Median seconds of an exchange; each phase is that of its slowest worker. Phases overlap, so a bar can be "
+        "longer than the exchange. The diamond is the measured time of the whole exchange.",
         (*((PHASE_COLOURS[phase], phase) for phase in PHASES), (YELLOW, "◆ whole exchange")),
         chart,
     )
@@ -121,13 +124,13 @@ def _bytes(measured: Mapping[str, Figures]) -> Chart:
     bars = chart.hbar(y="row", right="value", height=0.85, source=source, fill_color="colour", line_color=None)
     chart.add_tools(HoverTool(renderers=[bars], tooltips=[("", "@row: @text")]))
     chart.x_range.start = 0
-    chart.xaxis.axis_label = "MB an epoch"
+    chart.xaxis.axis_label = "MB per epoch"
     chart.yaxis.major_tick_line_color = None
     chart.yaxis.major_label_text_font_size = "0px"
     chart.yaxis.group_label_orientation = "horizontal"
     return Chart(
-        "Bytes an epoch",
-        "What crossed the network between workers, and what was read from the store, over all workers.",
+        "Bytes per epoch",
+        "Bytes sent between workers and bytes read from the store, summed over all workers.",
         ((BLUE, "on the wire"), (ORANGE, "from the store")),
         chart,
     )
@@ -140,14 +143,12 @@ def _errors(ways: tuple[WayResult, ...]) -> list[Chart]:
     by_epoch.xaxis.ticker.mantissas = [1, 2, 5]
     by_epoch.xaxis.ticker.min_interval = 1
     by_time = _lines(ways, lambda point: point.seconds, "seconds since the start")
-    caption = (
-        "Relative residual ‖Xw - y‖ / ‖y‖ over the whole dataset, logarithmic; lines that coincide hide each other."
-    )
+    caption = "Relative residual ‖Xw - y‖ / ‖y‖ on the whole dataset, on a logarithmic scale. Equal lines overlap."
     return [
         Chart("Error after each epoch", caption, key, by_epoch),
         Chart(
             "Error against time",
-            "The same errors over wall time, loading and measuring the error included.",
+            "The same errors against wall time, which includes loading and measuring the error.",
             key,
             by_time,
         ),

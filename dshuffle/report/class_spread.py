@@ -1,4 +1,9 @@
-"""How evenly classes are spread over shards, as a table and as a box plot (paper 002, Fig. 7)."""
+"""Spread of the classes over the shards, as a table and as a box plot.
+
+References
+----------
+Provatas et al. (2021), Figure 7; see docs/papers.md.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +21,14 @@ from dshuffle.report.charts import BLUE, GREY
 from dshuffle.units import human_count
 
 MOST_CLASSES = 60
-"""A plot shows so many classes, those with the widest spread; more boxes are too thin to see."""
-HEADINGS = ("class", "samples", "fewest a shard", "median", "most", "most - fewest")
+"""Largest number of classes in a plot. More boxes are too thin to see."""
+HEADINGS = ("class", "samples", "min per shard", "median", "max", "max - min")
 
 Counts = NDArray[np.int64]
 
 
 def widest(counts: Counts, most: int) -> NDArray[np.int64]:
-    """Positions of the classes whose counts differ the most from shard to shard, in ascending order.
+    """Select the classes whose counts differ the most between shards, in ascending order.
 
     Examples
     --------
@@ -34,7 +39,7 @@ def widest(counts: Counts, most: int) -> NDArray[np.int64]:
 
 
 def class_rows(counts: Counts, classes: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """The cells of a table: classes by shards in, one row for each of the widest spread classes out.
+    """Format the ``(classes, n_workers)`` counts as table rows, for the classes with the widest spread.
 
     Examples
     --------
@@ -50,16 +55,16 @@ def class_rows(counts: Counts, classes: Sequence[str], most: int) -> list[tuple[
 
 
 def box_plot_page(counts: Counts, classes: Sequence[str], title: str) -> str:
-    """An HTML page, which loads nothing, with a box for each class over its counts in the shards.
+    """Draw a box plot of the counts per shard for each class, as a self-contained HTML page.
 
     Parameters
     ----------
     counts
-        ``(classes, n_workers)``.
+        ``(classes, n_workers)`` numbers of samples.
     classes
-        Their names.
+        Names of the classes.
     title
-        What was sharded, and how.
+        Title of the plot.
     """
     places = widest(counts, MOST_CLASSES)
     low, first, median, third, high = np.percentile(counts[places], [0, 25, 50, 75, 100], axis=1)
@@ -67,7 +72,9 @@ def box_plot_page(counts: Counts, classes: Sequence[str], title: str) -> str:
     source = ColumnDataSource(
         {"class": names, "low": low, "first": first, "median": median, "third": third, "high": high}
     )
-    shown = "" if len(places) == len(counts) else f" ({len(places)} of {len(counts)} classes, the widest)"
+    shown = (
+        "" if len(places) == len(counts) else f" ({len(places)} of {len(counts)} classes, those with the widest spread)"
+    )
     chart = figure(
         x_range=FactorRange(factors=names),
         title=title + shown,
@@ -75,7 +82,7 @@ def box_plot_page(counts: Counts, classes: Sequence[str], title: str) -> str:
         sizing_mode="stretch_width",
         toolbar_location=None,
         x_axis_label="class",
-        y_axis_label="samples of the class in a shard: fewest, quartiles, most",
+        y_axis_label="samples per shard: minimum, quartiles, maximum",
     )
     chart.segment("class", "low", "class", "first", source=source, color=GREY)
     chart.segment("class", "third", "class", "high", source=source, color=GREY)

@@ -1,4 +1,4 @@
-"""``report.html``: one file that opens without a network, on a wide screen or a phone, light or dark."""
+"""``report.html``: one self-contained file for wide and narrow screens, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ THEME = (Path(__file__).parent / "theme.js").read_text(encoding="utf-8")
 
 
 def render_html(comparison: Comparison) -> str:
-    """The whole report as one HTML document; nothing in it is loaded from anywhere else."""
+    """Render the report as one HTML document that loads nothing from elsewhere."""
     drawn = charts(comparison)
     script, divisions = components([chart.figure for chart in drawn])
-    # Only Bokeh's core: without widgets and tables the file is a third as large.
+    # Bokeh's core alone makes the file a third as large as with its widgets and tables.
     library = Resources(mode="inline", components=["bokeh"]).render()
     epochs = epochs_of(comparison)
 
@@ -63,14 +63,14 @@ def render_html(comparison: Comparison) -> str:
 <main>
 <header>
 <p class="name">dshuffle compare</p>
-<h1>Which way of shuffling is the fastest here?</h1>
+<h1>Which way of shuffling is fastest here?</h1>
 {sentences}
 <p class="facts">{escape(_headline(comparison))}</p>{_emulated(comparison.emulated)}
 </header>
 <section>
-<h2>What each way took</h2>
+<h2>Time</h2>
 {table((*TIME_HEADINGS, "last error"), lambda way: (*time_cells(way), *error_cells(way, epochs[-1:])))}
-<h2>What each way moved in an epoch</h2>
+<h2>Traffic per epoch</h2>
 {table((*TRAFFIC_HEADINGS, *STORE_HEADINGS), lambda way: (*traffic_cells(way), *store_cells(way)))}
 <p class="caption">{escape(CAPTION)}</p>
 </section>
@@ -78,16 +78,16 @@ def render_html(comparison: Comparison) -> str:
 {figures}
 </section>
 <section>
-<h2>How well they mix</h2>
+<h2>Mixing</h2>
 {table(QUALITY_HEADINGS, quality_cells)}
 <p class="caption">{escape(QUALITY_CAPTION)}</p>
 </section>
 <section>
-<h2>The errors in numbers</h2>
+<h2>Error after each epoch, in numbers</h2>
 {table(tuple(map(str, epochs)), lambda way: error_cells(way, epochs))}
 </section>
 <section>
-<h2>To run it again</h2>
+<h2>How to repeat this run</h2>
 <pre>{escape(comparison.command)}</pre>
 <div class="facts-grid">
 {_facts("Settings", {"seed": comparison.seed, "step": comparison.step})}
@@ -96,8 +96,8 @@ def render_html(comparison: Comparison) -> str:
 {_facts("Machine", comparison.machine)}
 {_facts("Versions", comparison.versions)}
 </div>
-<p class="caption">One record for every epoch of every way stands in records.jsonl beside this file,
-the figures in summary.json.</p>
+<p class="caption">Beside this file, records.jsonl has one record for each epoch of each way, and summary.json has the
+figures.</p>
 </section>
 </main>
 {script}
@@ -114,14 +114,14 @@ def _emulated(text: str) -> str:
 
 
 def _headline(comparison: Comparison) -> str:
-    """The shape of the job in one line, from the records."""
+    """Describe the job in one line."""
     records = [record for way in comparison.ways for record in way.records]
     if not records:
         return "No epoch was recorded."
     first = records[0]
     return (
         f"{human_count(first.n_samples)} samples of {human_bytes(first.row_nbytes)} on {first.n_workers} "
-        f"workers, {len(epochs_of(comparison))} epochs a way, seed {comparison.seed}."
+        f"workers, {len(epochs_of(comparison))} epochs per way, seed {comparison.seed}."
     )
 
 
@@ -153,7 +153,7 @@ def _key(key: Key) -> str:
 
 
 def _unbroken(text: str) -> str:
-    # No line break within 1.2e-07.
+    # Prevent a line break within numbers such as 1.2e-07.
     return text.replace("e-", "e&#8209;")
 
 

@@ -1,4 +1,4 @@
-"""Progress on the standard error: a live bar on a terminal, a plain line elsewhere."""
+"""Progress on standard error: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Advance = Callable[[int, int, str], None]
 
 @contextmanager
 def progress_bar() -> Iterator[Advance]:
-    """Yield ``advance(done, total, text)``; where there is no terminal, each new text becomes a line."""
+    """Yield ``advance(done, total, text)``; without a terminal, it prints one line for each new text."""
     console = Console(stderr=True)
     if not console.is_terminal:
         said = ""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import ShuffleQuality
-from dshuffle.records import EpochRecord
+from dshuffle.planning import Choices, ShuffleQuality
+from dshuffle.records import PHASES, EpochRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +49,9 @@ class WayResult:
     """
 
     label: str
-    assignment: str
-    delivery: str
-    sharding: str
+    choices: Choices
     records: tuple[EpochRecord, ...]
     history: tuple[TrainingPoint, ...]
-    balance: str = ""
     predicted_seconds: float | None = None
     quality: ShuffleQuality | None = None
 
@@ -143,16 +140,6 @@ class Figures:
 CPU_BOUND = 0.15
 """With a smaller share of idle processors, a time says nothing about the network or the store."""
 
-PHASES = {
-    "plan": "plan_seconds",
-    "gather or encode": "gather_seconds",
-    "transfer": "transfer_seconds",
-    "scatter or decode": "scatter_seconds",
-    "store": "store_seconds",
-    "commit": "commit_seconds",
-}
-"""What a phase of an exchange is called -> the field of a record that has its seconds."""
-
 
 def figures(way: WayResult) -> Figures:
     """The figures of one way: medians over its epochs from 1 on."""
@@ -210,10 +197,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
         "ways": [
             {
                 "label": way.label,
-                "assignment": way.assignment,
-                "delivery": way.delivery,
-                "sharding": way.sharding,
-                "balance": way.balance,
+                **way.choices.to_dict(),
                 "figures": asdict(figures(way)),
                 "predicted_seconds": way.predicted_seconds,
                 "quality": None if way.quality is None else asdict(way.quality),

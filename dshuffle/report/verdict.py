@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dshuffle.planning import Global
 from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, WayResult, figures
 from dshuffle.units import human_error, human_ratio, human_seconds
 
@@ -26,7 +27,7 @@ def _speed(measured: list[tuple[WayResult, Figures]]) -> str:
     whole = [
         (found.shuffle_seconds, way)
         for way, found in measured
-        if way.assignment == "global" and found.shuffle_seconds is not None
+        if way.choices.assignment == Global() and found.shuffle_seconds is not None
     ]
     if not whole:
         return "No way with the assignment “global” was run for two epochs or more: none can be called the fastest."
@@ -56,7 +57,7 @@ def _doubt(measured: list[tuple[WayResult, Figures]]) -> str:
     known = [
         (way, found.cpu_idle)
         for way, found in measured
-        if way.assignment == "global" and found.shuffle_seconds is not None and found.cpu_idle is not None
+        if way.choices.assignment == Global() and found.shuffle_seconds is not None and found.cpu_idle is not None
     ]
     busy = [f"“{way.label}”" for way, idle in known if idle < CPU_BOUND]
     if not busy:
@@ -76,7 +77,7 @@ def _by_chunks(measured: list[tuple[WayResult, Figures]]) -> str:
     found = [
         (measures.shuffle_seconds.median, way, measures)
         for way, measures in measured
-        if way.assignment.startswith("chunks") and measures.shuffle_seconds is not None
+        if way.choices.assignment.in_chunks and measures.shuffle_seconds is not None
     ]
     if not found:
         return ""
@@ -91,7 +92,9 @@ def _cost(measured: list[tuple[WayResult, Figures]], fastest: WayResult) -> str:
     """What the exchange cost the training that it ran beside."""
     found = next(found for way, found in measured if way is fastest)
     without = [
-        other.epoch_seconds for way, other in measured if way.assignment == "local" and other.epoch_seconds is not None
+        other.epoch_seconds
+        for way, other in measured
+        if not way.choices.assignment.moves and other.epoch_seconds is not None
     ]
     if without and found.epoch_seconds is not None:
         # Waiting alone would hide that exchange and training share cores.
@@ -101,10 +104,10 @@ def _cost(measured: list[tuple[WayResult, Figures]], fastest: WayResult) -> str:
 
 def _worth(measured: list[tuple[WayResult, Figures]]) -> str:
     errors = [(way, found.last_error) for way, found in measured if found.last_error is not None]
-    whole = [(way, error) for way, error in errors if way.assignment == "global"]
-    fixed = [(way, error) for way, error in errors if way.assignment == "local"]
-    once = next((pair for pair in fixed if pair[0].sharding == "random"), None)
-    never = next((pair for pair in fixed if pair[0].sharding == "contiguous"), None)
+    whole = [(way, error) for way, error in errors if way.choices.assignment == Global()]
+    fixed = [(way, error) for way, error in errors if not way.choices.assignment.moves]
+    once = next((pair for pair in fixed if pair[0].choices.sharding == "random"), None)
+    never = next((pair for pair in fixed if pair[0].choices.sharding == "contiguous"), None)
     if not whole or not (once or never):
         return ""
     reached = min(error for _, error in whole)

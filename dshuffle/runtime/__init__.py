@@ -1,4 +1,4 @@
-"""Running on Dask: the scheduler and worker plugins, and what users hold."""
+"""Shuffling on a Dask cluster: the scheduler and worker plugins and the user-facing classes."""
 
 from dshuffle.runtime.collective import Group
 from dshuffle.runtime.epoch import Epoch, gathered

@@ -1,10 +1,8 @@
-"""Which Dask clients dshuffle can work with, and what they know of their cluster.
-
-Which workers take part in a session, which rank each gets, and which one serves.
-"""
+"""Check the Dask client, query the cluster, and choose a session's ranks and server."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,54 +10,54 @@ from distributed import Client, Scheduler
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning import DELIVERIES, SERVER, UNCODED, ShufflePlanSpec
+from dshuffle.planning import SERVER, ShufflePlanSpec, get_delivery
 from dshuffle.runtime.session_spec import SessionSpec, ShuffleOrder
 
 
 def check_client(client: Any) -> None:
-    """Raise unless the client is a synchronous one that is connected."""
+    """Raise unless the client is synchronous and connected."""
     if not isinstance(client, Client):
         raise InvalidParameter.of("client", client, "a dask.distributed Client")
     if client.asynchronous:
-        raise InvalidParameter.of("client", client, "a synchronous Client", "Call dshuffle from a thread of its own.")
+        raise InvalidParameter.of("client", client, "a synchronous Client", "Call dshuffle from a separate thread.")
     if client.status != "running":
         raise ClusterError(f"the Dask client is {client.status}; make a new one")
 
 
 def cluster_info(client: Client) -> dict[str, Any]:
-    """What the scheduler says of itself and, under ``"workers"``, of all its workers by address.
+    """Ask the scheduler for its information, with all workers by address under ``"workers"``.
 
-    ``Client.scheduler_info`` answers from an attribute that the client itself refreshes every few seconds, without any
-    workers, so that now and then there seem to be none.
+    ``Client.scheduler_info`` is not reliable for this: it returns an attribute that the client refreshes every few
+    seconds without the workers, so sometimes there seem to be none.
     """
     assert client.scheduler is not None
     return dict(client.sync(client.scheduler.identity, n_workers=-1))
 
 
 SERVER_RESOURCE = "dshuffle-server"
-"""A worker with this Dask resource serves and does not train."""
-
-NEEDS_SERVER = DELIVERIES.keys() - {"storage", "peer"}
-"""Deliveries that one worker sends."""
+"""Dask resource of a worker that serves and does not train."""
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """A session's ranks and its server."""
+    """The participants of a session, and the role of its server.
+
+    ``server_role`` is ``"dedicated"``, ``"beside rank R"``, or empty if the session does not have a server.
+    """
 
     spec: SessionSpec
     server_role: str
 
 
 def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
-    """Give out ranks by worker name, so that the same cluster gets the same ranks again.
+    """Assign ranks in the order of worker names, so that the same cluster always gets the same ranks.
 
     Raises
     ------
     ClusterError
         If no worker is left to train.
     InvalidParameter
-        If ``server`` names no worker, or there are more workers than samples.
+        If ``server`` is not the address or name of a worker, or there are more workers than samples.
     """
     workers = sorted(scheduler.workers.values(), key=_by_name)
     server = _find_server(workers, order.server)
@@ -67,26 +65,17 @@ def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
         worker for worker in workers if worker is not server and SERVER_RESOURCE not in (worker.resources or {})
     ]
     if not training and server is not None and order.server is not None:
-        training = [server]  # the only worker was named as the server: it does both
+        training = [server]  # the user named the only worker as the server, so it also trains
     if not training:
         raise ClusterError(
-            f"none of the {len(workers)} workers is left to train: all have the resource {SERVER_RESOURCE!r}"
+            f"none of the {len(workers)} workers can train: all have the resource {SERVER_RESOURCE!r}. Add a worker "
+            "without it"
         )
-    plan = ShufflePlanSpec(
-        n_samples=order.dataset.n_samples,
-        n_workers=len(training),
-        seed=order.seed,
-        assignment=order.assignment,
-        delivery=max(order.deliveries, key=_demands),
-        sharding=order.sharding,
-        caching=order.caching,
-        cache_fraction=order.cache_fraction,
-        relay=order.relay,
-        balance=order.balance,
-    )
+    choices = dataclasses.replace(order.choices, delivery=max(order.deliveries, key=_demands))
+    plan = ShufflePlanSpec(order.dataset.n_samples, len(training), choices)
     addresses = {rank: worker.address for rank, worker in enumerate(training)}
     role = ""
-    if order.deliveries.keys() & NEEDS_SERVER:
+    if any(get_delivery(name).needs_server for name in order.deliveries):
         serving = server if server is not None else training[0]
         addresses[SERVER] = serving.address
         role = "dedicated" if serving not in training else f"beside rank {training.index(serving)}"
@@ -104,14 +93,15 @@ def _find_server(workers: list[WorkerState], wanted: str | None) -> WorkerState 
         if wanted in (worker.address, str(worker.name)):
             return worker
     names = ", ".join(f"{worker.name} ({worker.address})" for worker in workers)
-    raise InvalidParameter.of("server", wanted, f"the address or name of a worker: {names}")
+    raise InvalidParameter.of("server", wanted, f"the name or address of one of these workers: {names}")
 
 
 def _demands(delivery: str) -> tuple[bool, bool]:
-    return delivery not in UNCODED, delivery in NEEDS_SERVER
+    found = get_delivery(delivery)
+    return found.coded, found.needs_server
 
 
 def _by_name(worker: WorkerState) -> tuple[bool, int, str, str]:
-    """Numbers by value, before all other names; addresses settle ties."""
+    """Sort key: numeric names by value, then other names; the address breaks ties."""
     name = str(worker.name)
     return not name.isdecimal(), int(name) if name.isdecimal() else 0, name, worker.address

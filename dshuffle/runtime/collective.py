@@ -1,6 +1,7 @@
-"""Where all ranks of a session bring an array each, step by step, and get the mean of all: on rank 0's event loop.
+"""Collective mean over all ranks of a session.
 
-A task's handle on the tasks of the other ranks, for steps that all take together.
+Each rank sends an array to rank 0's worker, which averages the arrays on its event loop and returns the mean to every
+rank. :class:`Group` is the interface for tasks.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from dshuffle.runtime.replies import unwrap
 Array = NDArray[Any]
 
 OFFLOAD_BYTES = 2**20
-"""Arrays of more bytes, over all ranks, are summed in a thread: the event loop has messages to answer."""
+"""Arrays with more bytes than this in total over all ranks are averaged in a thread, to keep the event loop free."""
 
 
 class Meeting:
-    """The steps of one call of :meth:`dshuffle.Epoch.together`. At most one of them is open at any time.
+    """The averaging steps of one call of :meth:`dshuffle.Epoch.together`. At most one step is open at any time.
 
     Parameters
     ----------
     number
-        Later meetings of a session have higher numbers.
+        Number of the call. Later calls in a session have higher numbers.
     """
 
     def __init__(self, number: int) -> None:
@@ -44,19 +45,19 @@ class Meeting:
         self._reason = ""
 
     async def mean(self, *, size: int, step: int, rank: int, values: Array, weight: float) -> Array:
-        """The weighted mean of all ranks' values, once all have come.
+        """Wait for the values of all ranks and return their weighted mean.
 
-        The sum is taken in rank order, whoever comes first: the result is the same to the last bit in every run.
+        The values are added in rank order, not in order of arrival, so the result is reproducible to the last bit.
 
         Raises
         ------
         PeerFailed
-            A rank has failed, or does so while others wait.
+            If a rank has failed, or fails while others wait.
         """
         if self._reason:
             raise PeerFailed(self._reason)
         if step != self._step or rank in self._arrived:
-            self.fail(f"rank {rank} came to step {step} when the others were at step {self._step}")
+            self.fail(f"rank {rank} called mean for step {step} while the others were at step {self._step}")
             raise PeerFailed(self._reason)
         self._arrived[rank] = values, weight
         mean = self._mean
@@ -69,7 +70,7 @@ class Meeting:
                     result = await asyncio.get_running_loop().run_in_executor(None, weighted_mean, arrived)
                 else:
                     result = weighted_mean(arrived)
-            except Exception as error:  # whatever it is: the others wait for this sum
+            except Exception as error:  # any error must reach the other ranks, which wait for this mean
                 reason = str(error) if isinstance(error, InvalidParameter) else f"{type(error).__name__}: {error}"
                 _reject(mean, reason)
                 self.fail(reason)
@@ -78,26 +79,26 @@ class Meeting:
         return await asyncio.shield(mean)
 
     def fail(self, reason: str) -> None:
-        """Send everybody home who waits, and who comes later; the first reason counts."""
+        """Fail all current and future waiters. Only the first reason is kept."""
         self._reason = self._reason or reason
         self._arrived.clear()
         _reject(self._mean, self._reason)
 
 
 def weighted_mean(arrived: list[tuple[Array, float]]) -> Array:
-    """The mean of some arrays of one shape by their weights.
+    """Weighted mean of arrays of the same shape.
 
     Raises
     ------
     InvalidParameter
-        The shapes differ, or the weights have no positive and finite sum.
+        If the shapes differ, or the sum of the weights is not positive and finite.
     """
     shapes = {values.shape for values, _ in arrived}
     if len(shapes) > 1:
         raise InvalidParameter.of("values.shape", sorted(shapes), "the same on all ranks")
     total = sum(weight for _, weight in arrived)
     if not 0 < total < math.inf:
-        raise InvalidParameter.of("weight", total, "positive and finite over all ranks")
+        raise InvalidParameter.of("weight", total, "positive and finite when summed over all ranks")
     first, weight = arrived[0]
     mean = np.asarray(first * (weight / total))
     for values, weight in arrived[1:]:
@@ -108,12 +109,12 @@ def weighted_mean(arrived: list[tuple[Array, float]]) -> Array:
 def _reject(future: asyncio.Future[Array], reason: str) -> None:
     if not future.done():
         future.set_exception(PeerFailed(reason))
-        future.exception()  # perhaps nobody waits
+        future.exception()  # marks it as retrieved, in case nobody waits
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the ranks of a session meet: rank 0's worker, and the number of the meeting."""
+    """Address at which the ranks of a session average (rank 0's worker), and the number of the call."""
 
     session_id: str
     number: int
@@ -122,12 +123,12 @@ class Place:
 
 
 class Group:
-    """All ranks, while they run one function at the same time (see :meth:`dshuffle.Epoch.together`).
+    """All ranks that run one function at the same time (see :meth:`dshuffle.Epoch.together`).
 
     Attributes
     ----------
     rank, size
-        This rank, and how many there are.
+        This rank, and the number of ranks.
     """
 
     def __init__(self, place: Place, rank: int) -> None:
@@ -137,30 +138,31 @@ class Group:
         self._step = 0
 
     def mean(self, values: ArrayLike, weight: float = 1.0) -> NDArray[Any]:
-        """The weighted mean of all ranks' arrays, once all ranks have come this far.
+        """Wait for all ranks to make the same call and return the weighted mean of their arrays.
 
         Parameters
         ----------
         values
-            Numbers; the same shape on all ranks.
+            Array of numbers, with the same shape on all ranks.
         weight
-            Of this rank's values: finite, at least 0, and not 0 on all ranks.
+            Weight of this rank's values: finite and at least 0. At least one rank needs a positive weight.
 
         Returns
         -------
         numpy.ndarray
-            The same on all ranks, to the last bit. Other ranks in this process may share its memory: do not write.
+            The mean, identical on all ranks to the last bit. Do not write to it: other ranks in this process may share
+            its memory.
 
         Raises
         ------
         InvalidParameter
-            These are no numbers, or no weight.
+            If ``values`` are not numbers, or ``weight`` is not allowed.
         PeerFailed
-            Another rank has failed or has returned, or shapes or weights do not fit together.
+            If another rank has failed or returned, or the shapes or weights of the ranks do not fit together.
         """
         array, weight = np.asarray(values), float(weight)
         if array.dtype.kind not in "biufc":
-            raise InvalidParameter.of("values.dtype", str(array.dtype), "one of numbers")
+            raise InvalidParameter.of("values.dtype", str(array.dtype), "a numeric dtype")
         if not 0 <= weight < math.inf:
             raise InvalidParameter.of("weight", weight, "a finite number >= 0")
         worker = get_worker()
@@ -170,7 +172,7 @@ class Group:
         return mean
 
     def fail(self, reason: str) -> None:
-        """Tell the others that this rank will not come."""
+        """Tell the other ranks that this rank has failed."""
         worker = get_worker()
         sync(worker.loop, self._disband, worker, reason)
 
@@ -187,14 +189,14 @@ class Group:
         place = self._place
         try:
             await disband(worker, place.address, session_id=place.session_id, number=place.number, reason=reason)
-        except (OSError, ClusterError):  # then nobody waits there
+        except (OSError, ClusterError):  # rank 0 or its session is gone, so nobody waits there
             return
 
 
 def run_together(partition: Partition, place: Place, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The task behind :meth:`dshuffle.Epoch.together`: no rank waits for one that has failed."""
-    # Tasks that wait for each other must all run. Where two sessions share workers of one thread, each might hold
-    # threads that the other waits for; so none of these tasks counts as one of its worker's.
+    """Run the task behind :meth:`dshuffle.Epoch.together` and report its failure to the other ranks."""
+    # Tasks that wait for each other must all run. If two sessions share single-threaded workers, each could hold
+    # threads that the other waits for. Seceding keeps these tasks out of the worker's thread pool.
     secede()
     group = Group(place, partition.rank)
     try:

@@ -1,6 +1,6 @@
-"""How many rows the chunks have that the assignment ``chunks`` deals out.
+"""Inputs of a plan that come from the dataset: chunk sizes, labels and stored shardings.
 
-What plans need of a dataset, its labels and stored shardings: found by every member of a session for itself.
+Each participant of a session reads labels and shardings itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dshuffle.errors import InvalidParameter, ShardingWarning
 from dshuffle.planning import (
     SHARDINGS,
     Assignment,
-    Chunks,
+    Choices,
     Classes,
     GivenSharding,
     ShufflePlanSpec,
@@ -27,17 +27,33 @@ from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, read_array, read_broadcast, read_sharding, stored_shardings
 
 
+def resolved(dataset: Dataset, choices: Choices) -> Choices:
+    """Look up in a dataset what the choices leave open: the size of its chunks, and named shardings and labels.
+
+    Raises
+    ------
+    InvalidParameter
+        If the dataset has no such sharding or labels.
+    """
+    return dataclasses.replace(
+        choices,
+        assignment=with_chunks_of(dataset, choices.assignment),
+        sharding=wanted_sharding(dataset, choices.sharding),
+        balance=wanted_balance(dataset, choices.balance),
+    )
+
+
 def with_chunks_of(dataset: Dataset, assignment: Assignment) -> Assignment:
-    """The assignment, with the dataset's chunks where it is ``chunks`` and says nothing of their size."""
-    return Chunks(unit_rows(dataset)) if assignment == Chunks() else assignment
+    """Fill in the dataset's chunk size if the assignment moves chunks and has no size."""
+    return assignment.with_unit(unit_rows(dataset)) if assignment.unit is None else assignment
 
 
 def unit_rows(dataset: Dataset) -> int:
-    """Samples in a chunk of the array with the widest rows; of several such arrays the most.
+    """Number of samples per chunk of the array with the widest rows. If several are equally wide, take the largest.
 
-    It is nearly all of what is read. Other arrays may be in other chunks (a column of labels is often a single one):
-    those of their chunks that belong to several workers are read by each, which costs little where rows are narrow.
-    Of a sharded array the inner chunks count, since they can be read one by one.
+    This array is most of the data that is read. Other arrays may have other chunks (labels are often a single chunk).
+    If one of their chunks belongs to several workers, each of them reads it, which is cheap for narrow rows. For a
+    sharded array the inner chunks count, because they can be read one by one.
 
     Examples
     --------
@@ -55,21 +71,23 @@ def unit_rows(dataset: Dataset) -> int:
 
 
 STRATIFIED = "stratified:"
-"""With what the name begins of a sharding by labels; it ends with the name of their array."""
+"""Prefix of the name of a sharding by labels. The name of the label array follows."""
 
 
-def wanted_sharding(dataset: Dataset, sharding: str | Sharding | ArrayLike) -> str | GivenSharding:
-    """What a user asked for, checked as far as the client can without reading labels.
+def wanted_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding | ArrayLike) -> str | GivenSharding:
+    """Check the requested sharding as far as possible without reading labels.
 
-    Ranks stored beside the dataset are read here once, for their shape and checksum, and travel by name.
+    Stored ranks are read here once, for their shape and checksum. Only their name is sent to the workers.
 
     Raises
     ------
     InvalidParameter
-        If there is no such sharding, or no such labels, or ranks are no balanced assignment.
+        If the sharding or its labels do not exist, or the given ranks are not balanced.
     """
     if not isinstance(sharding, str):
-        if isinstance(sharding, Sharding):
+        if isinstance(sharding, GivenSharding):
+            given = sharding
+        elif isinstance(sharding, Sharding):
             given = GivenSharding.of("given", sharding.ranks, sharding.broadcast)
         else:
             given = GivenSharding.of("given", sharding)
@@ -85,78 +103,80 @@ def wanted_sharding(dataset: Dataset, sharding: str | Sharding | ArrayLike) -> s
     if sharding in stored:
         ranks, broadcast = read_sharding(dataset, sharding), read_broadcast(dataset, sharding)
         return GivenSharding.of(sharding, ranks, broadcast).by_name()
-    hint = "Make one with 'dshuffle shard --write', or give 'stratified:LABELS' or an array of ranks."
+    hint = "Make a sharding with 'dshuffle shard --write', or give 'stratified:LABELS' or an array of ranks."
     raise InvalidParameter.of("sharding", sharding, f"one of {[*sorted(SHARDINGS), *stored]}", hint)
 
 
-def wanted_balance(dataset: Dataset, balance: str | None) -> Classes | None:
-    """The classes that a user wants to stay in equal parts.
+def wanted_balance(dataset: Dataset, balance: Classes | None) -> Classes | None:
+    """Check the labels for ``balance`` and return their classes.
 
-    Labels are read here once, to be checked and for their checksum; like ranks they travel by name.
+    The labels are read here once, to check them and for their checksum. Only their name is sent to the workers.
 
     Raises
     ------
     InvalidParameter
-        If there are no such labels, or they are no classes.
+        If the labels do not exist, or cannot be used as classes.
     """
     if balance is None:
         return None
-    if balance not in (labels := _label_arrays(dataset)):
-        hint = "Labels are an array of one integer a sample" + ("." if labels else ", and this dataset has none.")
-        raise InvalidParameter.of("balance", balance, f"None, or one of {labels}" if labels else "None", hint)
-    return Classes.of(balance, read_labels(dataset, balance), dataset.n_samples)
+    name = balance.name
+    if name not in (labels := _label_arrays(dataset)):
+        hint = "Labels are an array with one integer per sample" + ("." if labels else "; this dataset has none.")
+        raise InvalidParameter.of("balance", name, f"None, or one of {labels}" if labels else "None", hint)
+    return Classes.of(name, read_labels(dataset, name), dataset.n_samples)
 
 
 def warn_of_small_classes(classes: Classes, n_workers: int, stacklevel: int = 2) -> None:
-    """Say how many classes are too small for every worker to get some of them."""
+    """Warn if classes have too few samples for every worker to get one."""
     sizes = np.diff(classes.members()[1])
     small = sizes[sizes < n_workers]
     if len(small):
         warnings.warn(
             f"balance={classes.name!r}: {len(small)} of {len(sizes)} classes have fewer samples than there are workers "
-            f"({n_workers}), some of which get none of them in an epoch; the smallest has {small.min()}",
+            f"({n_workers}), so some workers do not get any of them in an epoch; the smallest has {small.min()} "
+            "samples",
             ShardingWarning,
             stacklevel=stacklevel + 1,
         )
 
 
 def with_data(plan: ShufflePlanSpec, dataset: Dataset) -> ShufflePlanSpec:
-    """The plan, with labels, and with the ranks of its first epoch, where it had their names only.
+    """Read the labels and the first epoch's ranks that the plan only names.
 
     Raises
     ------
     InvalidParameter
-        If labels are no classes, they or stored ranks are not those any more that the client saw, or the first
-        assignment does not have the balance that is wanted.
+        If labels cannot be used as classes, labels or stored ranks have changed since the client read them, or the
+        first assignment does not have the requested balance.
     """
-    labels = functools.cache(lambda name: read_labels(dataset, name))  # the same array may be wanted twice
-    balance = plan.balance
+    labels = functools.cache(lambda name: read_labels(dataset, name))  # balance and sharding may use the same array
+    choices = plan.choices
+    balance, given = choices.balance, choices.sharding
     if balance is not None:
-        plan = dataclasses.replace(plan, balance=balance.found(labels(balance.name), plan.n_samples))
-    given = plan.sharding
+        plan = plan.with_choices(balance=balance.found(labels(balance.name), plan.n_samples))
     if isinstance(given, GivenSharding) and given.ranks is None:
         if given.name.startswith(STRATIFIED):
             found = labels(given.name.removeprefix(STRATIFIED))
-            ranks = stratified_assignment(found, plan.n_workers, seed=plan.seed, n_samples=plan.n_samples)
+            ranks = stratified_assignment(found, plan.n_workers, seed=choices.seed, n_samples=plan.n_samples)
             given = given.found(ranks)
         else:
             given = given.found(read_sharding(dataset, given.name), read_broadcast(dataset, given.name))
-        plan = dataclasses.replace(plan, sharding=given)
+        plan = plan.with_choices(sharding=given)
     if balance is not None:
-        plan.of_dealt().first_assignment()  # refused now, not when the first epoch is planned
+        plan.of_dealt().first_assignment()  # refuse it now, not when the first epoch is planned
     return plan
 
 
 def read_labels(dataset: Dataset, name: str) -> NDArray[np.generic]:
-    """``(q,)``: one of a dataset's arrays, whole."""
+    """Read a whole array of labels, of shape ``(q,)``."""
     return read_array(dataset, name)[: dataset.n_samples]
 
 
 def _check_labels(dataset: Dataset, sharding: str) -> None:
     if sharding.removeprefix(STRATIFIED) not in _label_arrays(dataset):
         known = _label_arrays(dataset)
-        hint = f"Labels are an array of one integer a sample{'' if known else ', and this dataset has none'}."
-        raise InvalidParameter.of("sharding", sharding, f"'stratified:' and one of {known}", hint)
+        hint = f"Labels are an array with one integer per sample{'' if known else '; this dataset has none'}."
+        raise InvalidParameter.of("sharding", sharding, f"'stratified:' followed by one of {known}", hint)
 
 
 def _label_arrays(dataset: Dataset) -> list[str]:

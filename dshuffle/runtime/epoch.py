@@ -1,8 +1,7 @@
-"""Tasks on partitions: sent to all workers at once, and their results fetched at once.
+"""The user's view of an epoch, whose tasks run on the workers that hold the samples.
 
-With one submission a task, and one request a result, a round of 8 processes took one and a half times as long.
-
-One epoch, as users hold it: tasks run where its samples are.
+Tasks are submitted to all workers in one message, and their results are fetched in one request. With one message per
+task and one request per result, a round of 8 processes took 1.5 times as long.
 """
 
 from __future__ import annotations
@@ -34,32 +33,32 @@ def submit_to_all(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> list[Future[Any]]:
-    """One task on each worker, ``fn(partition, *args, **kwargs)``, if possible in one message to the scheduler.
+    """Submit one task ``fn(partition, *args, **kwargs)`` to each worker, if possible in one message to the scheduler.
 
     Parameters
     ----------
     addresses
-        Of the workers, by rank.
+        Addresses of the workers, by rank.
     call
-        Which of the epoch's calls it is.
+        Number of this call within the epoch.
     args, kwargs
-        A :class:`PerRank` among them has one value for each worker.
+        Arguments of ``fn``. A :class:`PerRank` has one value for each worker.
 
     Raises
     ------
     InvalidParameter
-        If it has more or fewer.
+        If a :class:`PerRank` does not have one value per worker.
     """
     ranks = range(len(addresses))
     for value in (*args, *kwargs.values()):
         if isinstance(value, PerRank) and len(value.values) != len(ranks):
-            raise InvalidParameter.of("PerRank.values", len(value.values), f"{len(ranks)}, one a worker")
+            raise InvalidParameter.of("len(PerRank.values)", len(value.values), f"{len(ranks)}, one value per worker")
     values = [value.values for value in (*args, *kwargs.values()) if isinstance(value, PerRank)]
-    # Tasks of one message share the objects that they are given, if no network is between scheduler and workers; and
-    # Dask warns of a message from 10 MiB on, whether that is for one worker or in parts for all.
+    # Tasks in one message share their arguments if the scheduler and the workers are in one process. Dask also warns
+    # about any message of 10 MiB or more, even if it has a separate part for each worker.
     apart = addresses[0].startswith("inproc://") or not all(isinstance(one, Future) for each in values for one in each)
     futures: list[Future[Any]] = []
-    # ``client.map`` has one set of workers for all tasks; the scheduler asks a function for those of each.
+    # ``client.map`` takes one set of workers for all tasks. The scheduler calls this function for each task instead.
     with dask.annotate(workers=functools.partial(worker_of, tuple(addresses))):  # type: ignore[attr-defined]
         for group in [[rank] for rank in ranks] if apart else [list(ranks)]:
             futures += client.map(
@@ -77,7 +76,7 @@ def submit_to_all(
 
 
 def worker_of(addresses: Sequence[str], key: str) -> list[str]:
-    """Where a task may run, by the rank at the end of its key; called by the scheduler.
+    """Workers on which a task may run, from the rank at the end of its key. The scheduler calls this function.
 
     Examples
     --------
@@ -88,7 +87,7 @@ def worker_of(addresses: Sequence[str], key: str) -> list[str]:
 
 
 def gathered(futures: Sequence[Future[Any]]) -> list[Any]:
-    """The results of tasks, one a worker, fetched at once; of several errors that of the lowest rank, in every run."""
+    """Fetch the results of one task per worker in one request. If tasks failed, raise the error of the lowest rank."""
     try:
         results: list[Any] = futures[0].client.gather(list(futures))
     except Exception:
@@ -99,12 +98,12 @@ def gathered(futures: Sequence[Future[Any]]) -> list[Any]:
 
 
 class Epoch:
-    """One epoch: every worker holds its partition, and tasks run where the data are.
+    """One epoch, in which every worker holds its partition and tasks run on the worker that holds their samples.
 
     Attributes
     ----------
     number
-        The epoch, from 0.
+        Number of the epoch, from 0.
     """
 
     def __init__(self, shuffler: Shuffler, number: int) -> None:
@@ -122,15 +121,15 @@ class Epoch:
         Parameters
         ----------
         fn
-            Gets the worker's :class:`Partition`, valid until it returns.
+            Function to call with the worker's :class:`Partition`, which is valid until the function returns.
         *args, **kwargs
-            Passed on; futures among them arrive as their results, and of a :class:`PerRank` each worker gets its own
-            value.
+            Further arguments of ``fn``. Futures are replaced by their results. For a :class:`PerRank`, each worker gets
+            its own value.
 
         Returns
         -------
         list of distributed.Future
-            In rank order. A task that raises carries its original traceback.
+            One future per worker, in rank order. If a task raises, its future has the original traceback.
 
         Raises
         ------
@@ -145,29 +144,30 @@ class Epoch:
         Parameters
         ----------
         fn
-            Gets the worker's :class:`Partition`, and the :class:`~dshuffle.runtime.Group` of all ranks, whose
-            ``group.mean(array, weight)`` averages an array over them. All ranks must call it equally often: who
-            waits for one whose ``fn`` has returned gets ``PeerFailed``.
+            Function to call with the worker's :class:`Partition` and the :class:`~dshuffle.runtime.Group` of all ranks.
+            ``group.mean(array, weight)`` averages an array over the ranks. All ranks must call it the same number of
+            times. A rank that waits for another whose ``fn`` has returned gets ``PeerFailed``.
         *args, **kwargs
-            As in :meth:`map`.
+            Further arguments of ``fn``, as in :meth:`map`.
 
         Returns
         -------
         list
-            What ``fn`` returned, in rank order.
+            Return values of ``fn``, in rank order.
 
         Raises
         ------
         ClusterError
             If this epoch has ended.
         PeerFailed
-            If a rank came to more steps than another.
+            If a rank called ``group.mean`` more often than another.
 
         Notes
         -----
-        If ``fn`` raises on a rank, or a worker is lost, the others stop waiting, and its error is raised here. The
-        arrays meet on the worker of rank 0, whose link carries all of them in and all means out: good for models of up
-        to a million numbers or so. Larger ones want an all-reduce (:mod:`dshuffle.training.torch_ddp`).
+        If ``fn`` raises on a rank, or a worker is lost, the other ranks stop waiting and its error is raised here. The
+        arrays are averaged on the worker of rank 0, whose link carries all arrays in and all means out. This works well
+        for models of up to about a million numbers. Use an all-reduce for larger ones
+        (:mod:`dshuffle.training.torch_ddp`).
 
         Examples
         --------
@@ -188,14 +188,14 @@ class Epoch:
             with shuffler._client.as_current():
                 first = next(iter(as_completed(futures, loop=shuffler._client.loop)))
                 rank, failed = futures.index(first), first.status != "finished"
-                # Whoever has returned comes to no further mean, and all of the last one's are known by then: nobody
-                # loses anything that is still to come. A rank that raises has told the others itself, unless its worker
-                # is no more. (If that was where they meet, they know.)
+                # A rank that has returned does not take part in another mean, and all means that it took part in are
+                # complete. So no rank loses a result. A rank that raises has told the others itself, unless its worker
+                # is lost. (If rank 0's worker is lost, the others notice that themselves.)
                 if rank or not failed or not isinstance(first.exception(), WorkerLost):
                     shuffler._disband(place, f"the task of rank {rank} has {'failed' if failed else 'ended'}")
                 wait(futures)
         except BaseException:
-            shuffler._disband(place, "the client does not wait any more")
+            shuffler._disband(place, "the client has stopped waiting")
             raise
         errors = [future.exception() for future in futures if future.status == "error"]
         for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):

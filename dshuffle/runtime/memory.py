@@ -1,4 +1,4 @@
-"""Whether a cache partition fits a worker, said before anything is allocated and with a way out."""
+"""Check that a cache partition fits a worker before anything is allocated."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from dask.utils import parse_bytes
 
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.planning import UNCODED, ShufflePlanSpec
-from dshuffle.planning.delivery import MOST_FOR_TABLES
+from dshuffle.planning import ShufflePlanSpec, get_delivery
 from dshuffle.rows import RowLayout
 
 
 def parse_memory_limit(memory_limit: int | str | None) -> int | None:
-    """Bytes, if a user gives a limit.
+    """Parse a memory limit into bytes; ``None`` stays ``None``.
 
     Raises
     ------
     InvalidParameter
-        If that is no number of bytes.
+        If the limit is not a positive number of bytes.
 
     Examples
     --------
@@ -33,7 +32,7 @@ def parse_memory_limit(memory_limit: int | str | None) -> int | None:
     except (ValueError, TypeError):
         parsed = 0
     if parsed < 1:
-        raise InvalidParameter.of("memory_limit", memory_limit, 'a number of bytes, such as "2 GiB" or 2**31')
+        raise InvalidParameter.of("memory_limit", memory_limit, 'a positive number of bytes, such as "2 GiB" or 2**31')
     return parsed
 
 
@@ -43,48 +42,50 @@ def check_budget(plan: ShufflePlanSpec, layout: RowLayout, limit: int | None) ->
     Raises
     ------
     CacheBudgetError
-        Saying how many bytes are needed, and how many workers would do.
+        If a partition exceeds the limit. The message gives the bytes that are needed, and the number of workers that
+        would be enough.
     """
     needed = partition_nbytes(plan, layout)
     if limit is None or needed <= limit:
         return
     workers = _workers_that_fit(plan, layout, limit)
     if workers is None:
-        way_out = "no number of workers would do"
-        if plan.cache_fraction is not None:
-            way_out += f" with cache_fraction={plan.cache_fraction}; lower it or raise memory_limit"
+        way_out = "Raise memory_limit; more workers would not help"
+        if plan.choices.cache_fraction is not None:
+            way_out += f" with cache_fraction={plan.choices.cache_fraction}, but a lower cache_fraction may"
     else:
-        way_out = f"{workers} workers would do, or a memory_limit of {needed} bytes"
-    relayed = f", and for {_relayed(plan)} packets to hand on" if _relayed(plan) else ""
+        way_out = f"Use {workers} workers, or a memory_limit of {needed} bytes"
+    relayed = f", and for {_relayed(plan)} packets to relay" if _relayed(plan) else ""
     raise CacheBudgetError(
         f"a cache partition needs {needed} bytes on each of {plan.n_workers} workers ({plan.capacity} rows of "
-        f"{layout.nbytes} bytes and room for {plan.max_incoming} incoming ones{relayed}) and memory_limit allows "
-        f"{limit}; {way_out}"
+        f"{layout.nbytes} bytes and room for {plan.max_incoming} incoming ones{relayed}); memory_limit allows "
+        f"{limit} bytes. {way_out}"
     )
 
 
 def partition_nbytes(plan: ShufflePlanSpec, layout: RowLayout) -> int:
-    """Bytes that a worker may come to need for its rows, incoming ones, and packets that it hands on."""
+    """Maximum bytes that a worker needs for its rows, for incoming rows, and for packets that it relays."""
     return CachePartition.nbytes_for(layout, plan.capacity + plan.max_incoming + _relayed(plan))
 
 
 def _relayed(plan: ShufflePlanSpec) -> int:
-    """Packets that a worker may have to hand on: none that it does not get a sample out of."""
-    return 0 if plan.delivery in UNCODED or plan.relay == "unicast" else plan.max_incoming
+    """Maximum number of packets that a worker relays. It only relays packets from which it decodes a sample."""
+    return 0 if not plan.choices.coded or plan.choices.relay == "unicast" else plan.max_incoming
 
 
 def _workers_that_fit(plan: ShufflePlanSpec, layout: RowLayout, limit: int) -> int | None:
-    """The fewest workers whose partitions fit, by bisection: more workers never need more each."""
+    """Smallest number of workers whose partitions fit. Bisection works: more workers never need more memory each."""
 
     def fits(n_workers: int) -> bool:
         try:
             return partition_nbytes(dataclasses.replace(plan, n_workers=n_workers), layout) <= limit
-        except InvalidParameter:  # a cache fraction below 1/n is not allowed: too few workers
+        except InvalidParameter:  # too few workers: the cache fraction must be at least 1/n
             return False
 
     low, high = plan.n_workers, plan.most_workers
-    if not fits(high):
-        high = min(high, MOST_FOR_TABLES)  # some deliveries serve no more
+    supported = get_delivery(plan.choices.delivery).most_workers
+    if supported is not None:
+        high = min(high, supported)
     if high <= low or not fits(high):
         return None
     while low < high:

@@ -1,4 +1,4 @@
-"""A worker's samples of one epoch, as training tasks see them."""
+"""The samples of one worker in one epoch, as seen by training tasks."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 
 class Partition:
-    """The samples that one worker trains on in one epoch, in this epoch's order.
+    """The samples that one worker trains on in one epoch, in training order.
 
-    It is valid within the task that received it; what it returns are copies and stay valid.
+    A partition is valid only within the task that received it. The arrays that it returns are copies and stay valid.
 
     Parameters
     ----------
     layout, rows
         Row layout and the worker's rows.
     slots
-        ``(n,)`` row of every sample, in training order.
+        ``(n,)`` row of each sample, in training order.
     sample_ids
-        ``(n,)`` int64 samples, in training order.
+        ``(n,)`` int64 sample ids, in training order.
     rank, epoch
-        Whose samples they are, and when.
+        Rank of the worker, and the epoch.
     shares
-        Samples of the workers with the fewest and the most in this epoch; by default all have ``n``.
+        Smallest and largest number of samples on any worker in this epoch. By default every worker has ``n``.
     broadcast
-        Ascending samples, among these, that every worker has; by default none.
+        Ascending ids of the samples in this partition that every worker has. Empty by default.
 
     Examples
     --------
@@ -95,16 +95,16 @@ class Partition:
 
     @property
     def sample_ids(self) -> NDArray[np.int64]:
-        """``(n,)`` int64 samples, in training order (read-only)."""
+        """``(n,)`` int64 sample ids, in training order (read-only)."""
         view = self._sample_ids.view()
         view.flags.writeable = False
         return view
 
     @property
     def broadcast_ids(self) -> NDArray[np.int64]:
-        """Ascending int64 samples that every worker trains on in each epoch (read-only); mostly none.
+        """Ascending int64 ids of the samples that every worker trains on in each epoch (read-only); usually empty.
 
-        They stand among :attr:`sample_ids` like all others. All else is with one worker in an epoch.
+        They are also part of :attr:`sample_ids`. Each of the other samples belongs to one worker per epoch.
         """
         view = self._broadcast.view()
         view.flags.writeable = False
@@ -112,31 +112,31 @@ class Partition:
 
     @property
     def shares(self) -> tuple[int, int]:
-        """Samples of the workers with the fewest and the most in this epoch; the same on every worker."""
+        """Smallest and largest number of samples on any worker in this epoch; the same pair on every worker."""
         return self._shares
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        """One array of all samples, in training order: ``(n, *per-sample shape)``, a copy."""
+        """Copy of one array for all samples, in training order: ``(n, *per-sample shape)``."""
         return self._column(name)[self._slots]
 
     def rows(self, name: str) -> tuple[NDArray[Any], int, NDArray[np.int64]]:
-        """One array without any copy, for kernels that look their samples up themselves.
+        """One array without a copy, for kernels that index the rows themselves.
 
         Parameters
         ----------
         name
-            An array of numbers.
+            Name of a numeric array.
 
         Returns
         -------
         array, first, slots
-            The i-th sample in training order has its values, flat, in row ``slots[i]`` of the 2-D ``array``, from
-            column ``first`` on. Read-only, and valid until the task returns.
+            The flattened values of the i-th sample in training order start at column ``first`` of row ``slots[i]`` of
+            the 2-D ``array``. The array is read-only and valid until the task returns.
 
         Raises
         ------
         KeyError
-            If there is no such array.
+            If the dataset does not have this array.
 
         Examples
         --------
@@ -149,7 +149,7 @@ class Partition:
         >>> array[slots, first]
         array([6., 5.], dtype=float32)
         """
-        self._column(name)  # says what is wrong
+        self._column(name)  # raises if the name is unknown or the partition is no longer valid
         assert self._rows is not None
         array, first = self._layout.matrix(self._rows, name)
         array.flags.writeable = False
@@ -161,7 +161,7 @@ class Partition:
         return column.dtype, column.shape[1:]
 
     def as_stored(self) -> Partition:
-        """The same samples in the dataset's order instead of the epoch's: for comparisons with no shuffling at all.
+        """The same samples in the dataset's order instead of training order, as a baseline without shuffling.
 
         Examples
         --------
@@ -172,7 +172,7 @@ class Partition:
         >>> stored.sample_ids, stored["x"]
         (array([50, 70]), array([0., 2.], dtype=float32))
         """
-        self._column(self.names[0])  # it is still valid
+        self._column(self.names[0])  # raises if the partition is no longer valid
         assert self._rows is not None
         order = np.argsort(self._sample_ids, kind="stable")
         return Partition(
@@ -187,14 +187,14 @@ class Partition:
         )
 
     def batches(self, batch_size: int, *, drop_last: bool = False) -> Iterator[dict[str, NDArray[Any]]]:
-        """Batches in training order; only one batch is copied at a time.
+        """Iterate over batches in training order. Only one batch is copied at a time.
 
         Parameters
         ----------
         batch_size
-            Samples a batch.
+            Number of samples per batch.
         drop_last
-            Leave out a last batch that is smaller.
+            Whether to drop the last batch if it is smaller.
 
         Yields
         ------
@@ -204,75 +204,76 @@ class Partition:
         Raises
         ------
         InvalidParameter
-            If ``batch_size`` is not an integer of at least 1, or ``drop_last`` would leave out everything.
+            If ``batch_size`` is not an integer of at least 1, or ``drop_last`` would drop the only batch.
 
         Notes
         -----
-        A batch's arrays are gathered once, straight out of the exchange's buffers, and are yours: they may be kept and
-        changed. Whatever takes NumPy arrays or DLPack uses them without another copy: ``torch.from_numpy(batch["x"])``,
-        ``jax.dlpack.from_dlpack(batch["x"])``.
+        The arrays of a batch are gathered once, directly from the exchange's buffers. The caller owns them and may keep
+        or change them. Libraries that accept NumPy arrays or DLPack can use them without another copy:
+        ``torch.from_numpy(batch["x"])``, ``jax.dlpack.from_dlpack(batch["x"])``.
         """
         batch_size = as_integer("batch_size", batch_size, 1)
         if drop_last and batch_size > len(self):
-            hint = "With drop_last there would be no batch."
-            raise InvalidParameter.of("batch_size", batch_size, f"in [1, {len(self)}], the partition's samples", hint)
+            hint = "With drop_last=True there would be no batch."
+            raise InvalidParameter.of("batch_size", batch_size, f"in [1, {len(self)}], the size of the partition", hint)
         return self._batches(batch_size, drop_last)
 
     def to_torch(self, batch_size: int, *, mode: str = "drop", arrays: Sequence[str] | None = None) -> PartitionBatches:
-        """Batches of tensors, equally many on every rank, as a ``torch.utils.data.IterableDataset``.
+        """Batches of tensors as a ``torch.utils.data.IterableDataset``, with the same number of batches on every rank.
 
         Parameters
         ----------
         batch_size
-            Samples a batch; at most as many as the smallest partition has.
+            Number of samples per batch; at most the size of the smallest partition.
         mode
-            ``"drop"``: full batches, as many as the smallest partition has; ``"pad"``: full batches, as many as the
-            largest partition needs, filled up with samples that are trained on twice; ``"uneven"``: as many, but every
-            sample once, in batches that differ by one sample. ``len()`` is the number of batches.
+            How to get the same number of batches on every rank. ``"drop"``: as many full batches as the smallest
+            partition has. ``"pad"``: as many full batches as the largest partition needs; smaller partitions repeat
+            samples. ``"uneven"``: the same number of batches as ``"pad"``, each sample once, in batches whose sizes
+            differ by one sample. ``len()`` is the number of batches.
         arrays
-            Names, for batches that are tuples in this order; by default they are dicts of all arrays.
+            Names of arrays: batches are tuples in this order. By default batches are dicts of all arrays.
 
         Returns
         -------
         dshuffle.integrations.torch.PartitionBatches
-            With ``set_epoch``, ``state_dict`` and ``load_state_dict``. Tensors share memory with the arrays that
-            :meth:`batches` gives.
+            The dataset, with ``set_epoch``, ``state_dict`` and ``load_state_dict``. Its tensors share memory with the
+            arrays that :meth:`batches` returns.
 
         Raises
         ------
         ImportError
             If PyTorch is not installed (extra ``torch``).
         InvalidParameter
-            If the batch size is larger than the smallest partition, the mode is unknown, or an array has a
-            dtype that PyTorch lacks.
+            If the batch size is larger than the smallest partition, the mode is unknown, or PyTorch does not support
+            the dtype of an array.
         KeyError
-            If there is no such array.
+            If the dataset does not have one of the arrays.
         """
-        adapter = importlib.import_module("dshuffle.integrations.torch")  # an optional extra, loaded when asked for
+        adapter = importlib.import_module("dshuffle.integrations.torch")  # an optional extra, loaded on demand
         batches: PartitionBatches = adapter.PartitionBatches(self, batch_size, mode=mode, arrays=arrays)
         return batches
 
     def take(
         self, positions: NDArray[np.integer] | slice, names: Sequence[str] | None = None
     ) -> dict[str, NDArray[Any]]:
-        """Samples at some positions of the training order.
+        """Copy the samples at the given positions of the training order.
 
         Parameters
         ----------
         positions
             ``(k,)`` integers in [0, n), or a slice.
         names
-            The arrays; by default all.
+            Names of the arrays; by default all.
 
         Returns
         -------
         dict
-            Name -> ``(k, *per-sample shape)``, a copy.
+            Name -> array of shape ``(k, *per-sample shape)``.
 
         Raises
         ------
         KeyError
-            If there is no such array.
+            If the dataset does not have one of the arrays.
         """
         slots = self._slots[positions]
         return {name: self._column(name)[slots] for name in (self.names if names is None else names)}
@@ -286,15 +287,15 @@ class Partition:
         if self._records is None:
             raise StaleEpoch(
                 f"the partition of rank {self._rank}, epoch {self._epoch} was used after its task had ended; "
-                "copy what you need out of it"
+                "copy the arrays that you need before the task returns"
             )
         if name not in self.names:
             raise KeyError(f"no array {name!r} in this dataset; it has {sorted(self.names)}")
         return self._records[name]
 
     def close(self) -> None:
-        """End the partition's validity (called when its task has ended)."""
+        """Invalidate the partition; called when its task has ended."""
         self._records = self._rows = None
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Partition lives on its worker and cannot be sent; return arrays instead")
+        raise TypeError("a Partition cannot be sent to another process; return arrays instead")

@@ -1,7 +1,7 @@
-"""``permute``: all rows of a Dask array or dataset, once, in a random order. For users who want nothing else.
+"""Permute all rows of a Dask array or dataset once (:func:`permute`), without a session.
 
-Every worker's rows go through one task, which packs those for each group of output chunks into a buffer, and every
-group is put together by another: as many transfers as there are workers times groups, whatever the number of chunks.
+On each worker one task splits the rows and packs them into one buffer per group of output chunks. One task per group
+merges the buffers. The number of transfers is workers times groups, independent of the number of chunks.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.store import Dataset
 
 GROUP_BYTES = 64 * 2**20
-"""Bytes of output that one task puts together, or one chunk if that is larger."""
+"""Bytes of output that one task merges, or one chunk if that is larger."""
 CHUNK_BYTES = 128 * 2**20
-"""Bytes in a chunk of a permuted dataset, at most; Dask's own default."""
+"""Maximum bytes in a chunk of a permuted dataset; the same as Dask's default."""
 
 ARRAY = "array"
-"""What a Dask array is called where arrays have names."""
+"""Name of a Dask array in a row layout."""
 
 Ranges = list[tuple[int, int]]
 Key = Any
 
 
 class Piece(NamedTuple):
-    """Rows on their way from one part of the input to one group of output chunks.
+    """Rows sent from one part of the input to one group of output chunks.
 
-    ``rows[offsets[k] : offsets[k + 1]]`` belong at ``places[offsets[k] : offsets[k + 1]]`` of the group's chunk k.
+    ``rows[offsets[k] : offsets[k + 1]]`` go to rows ``places[offsets[k] : offsets[k + 1]]`` of the group's chunk k.
     """
 
     offsets: NDArray[np.int64]
@@ -56,16 +56,16 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Rows of the input that one task takes apart.
+    """Rows of the input that one task splits.
 
     Parameters
     ----------
     worker
-        Address of the worker that has them, or reads them.
+        Address of the worker that holds or reads the rows.
     ranges
-        First and last (exclusive) row of each of its chunks.
+        First and last (exclusive) row of each chunk of the part.
     source
-        The chunks, as futures, or the dataset that they are read from.
+        The chunks as futures, or the dataset to read them from.
     """
 
     worker: str
@@ -74,41 +74,43 @@ class Part:
 
 
 def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> Any:
-    """All rows in a random order: every row exactly once, all orders equally likely.
+    """Permute all rows of a Dask array or dataset. All orders are equally likely.
 
-    Row k of the result is row ``dshuffle.row_permutation(n_rows, seed)[k]`` of the input: the seed and the number of
-    rows fix it, whatever the chunks and the workers.
+    Row k of the result is row ``dshuffle.row_permutation(n_rows, seed)[k]`` of the input. The permutation depends only
+    on the seed and the number of rows, not on the chunks or the workers.
 
     Parameters
     ----------
     client
         A synchronous Dask client.
     data
-        A Dask array of NumPy chunks, lazy or persisted, whose first axis is permuted; along other axes chunks are
-        merged. Or a :class:`Dataset`, all of whose arrays are permuted alike.
+        A Dask array of NumPy chunks, lazy or persisted: its first axis is permuted, and its chunks are merged along all
+        other axes. Or a :class:`Dataset`: all of its arrays are permuted in the same way.
     seed
         Any integer.
 
     Returns
     -------
     dask.array.Array or dict
-        An array of the same shape, dtype and chunks along the first axis, whose chunks are computed on the workers and
-        stay there, like those of ``client.persist``. For a dataset such an array for each of its arrays, by name, in
-        chunks of at most 128 MiB of samples and at least one for each worker.
+        Array of the same shape and dtype, with the same chunks along the first axis. Its chunks are computed on the
+        workers and stay there, as with ``client.persist``. For a dataset, a dict of name -> array, in chunks of at most
+        128 MiB of samples and at least one chunk per worker.
 
     Raises
     ------
     InvalidParameter
-        If the array has no axes, unknown chunk sizes, chunks that are no NumPy arrays, or objects as items.
+        If the array does not have an axis, its chunk sizes are unknown, its chunks are not NumPy arrays, or its items
+        are objects.
     ClusterError
-        If there are no workers.
+        If the cluster does not have any workers.
 
     Notes
     -----
-    A lazy array is computed first; the call returns once that is done and the shuffle is under way. Beside the input,
-    which is freed on the way unless somebody else holds it, the workers together need about twice its size, the result
-    included, and 64 MiB of pieces for each task that runs, and one of them 16 bytes a row for a moment, for the
-    permutation. A worker that is lost is made up for by Dask, if the input can be computed again.
+    A lazy array is computed first. The call returns once that is done and the shuffle has started. In addition to the
+    input, all workers together need about twice its size, including the result, and 64 MiB of pieces per running task.
+    One worker needs another 16 bytes per row for a short time, to draw the permutation. The input is freed on the way
+    unless something else holds a reference to it. If a worker is lost, Dask recovers its chunks, provided that the
+    input can be computed again.
 
     Examples
     --------
@@ -126,7 +128,7 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
     workers = sorted(cluster_info(client)["workers"])
     if not workers:
         raise ClusterError(
-            "the Dask cluster has no workers; start some, and wait for them with client.wait_for_workers"
+            "the Dask cluster does not have any workers; start some and wait for them with client.wait_for_workers"
         )
     if isinstance(data, Dataset):
         chunk_rows = _even_chunks(data, len(workers))
@@ -142,17 +144,19 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
 
 def _checked(array: Any) -> dask.array.Array:
     if not isinstance(array, dask.array.Array):
-        hint = "Use dask.array.from_array for what is in memory, and open_dataset for a URL."
-        raise InvalidParameter.of("data", type(array).__name__, "a dask.array.Array or a dshuffle.Dataset", hint)
+        hint = "Use dask.array.from_array for an array in memory, and dshuffle.open_dataset for a URL."
+        reason = f"it is of type {type(array).__name__}, not a dask.array.Array or a dshuffle.Dataset"
+        raise InvalidParameter.because("data", reason, hint)
     if array.ndim == 0:
-        raise InvalidParameter.of("data.shape", array.shape, "that of an array with rows")
+        raise InvalidParameter.of("data.shape", array.shape, "a shape with at least one axis")
     if any(math.isnan(size) for size in itertools.chain.from_iterable(array.chunks)):
         raise InvalidParameter.of("data.chunks", array.chunks, "known sizes", "Call data.compute_chunk_sizes() first.")
     if type(array._meta) is not np.ndarray:
         kind = type(array._meta).__name__
-        raise InvalidParameter.of("data", f"chunks of {kind}", "chunks that are NumPy arrays", "Convert them.")
+        reason = f"its chunks are of type {kind}, not NumPy arrays"
+        raise InvalidParameter.because("data", reason, "Convert them to NumPy arrays first.")
     if array.dtype.hasobject:
-        hint = "Cast it, or encode it as numbers."
+        hint = "Cast the array, or encode its items as numbers."
         raise InvalidParameter.of("data.dtype", str(array.dtype), "a dtype of fixed size", hint)
     return array
 
@@ -163,7 +167,7 @@ def _even_chunks(dataset: Dataset, n_workers: int) -> tuple[int, ...]:
 
 
 def _parts_of_dataset(dataset: Dataset, workers: list[str]) -> list[Part]:
-    """Equal shares in whole chunks, so that no chunk of the widest array is read twice."""
+    """Split a dataset evenly in whole chunks, so that no chunk of the widest array is read twice."""
     rows = unit_rows(dataset)
     n_chunks = -(-dataset.n_samples // rows)
     bounds = [min(dataset.n_samples, n_chunks * k // len(workers) * rows) for k in range(len(workers) + 1)]
@@ -175,7 +179,7 @@ def _parts_of_dataset(dataset: Dataset, workers: list[str]) -> list[Part]:
 
 
 def _parts_of_array(client: Client, array: dask.array.Array) -> list[Part]:
-    """A part for each worker, with the chunks that are there."""
+    """Make one part per worker, with the chunks that the worker holds."""
     futures = {future.key: future for future in futures_of(array)}
     wait(list(futures.values()))
     for future in futures.values():
@@ -187,7 +191,7 @@ def _parts_of_array(client: Client, array: dask.array.Array) -> list[Part]:
     bounds = itertools.pairwise(itertools.accumulate(array.chunks[0], initial=0))
     for number, (first, last) in enumerate(bounds):
         key = (array.name, number, *(0 for _ in array.shape[1:]))
-        # Of several workers that have it the one with the least to do.
+        # If several workers have the chunk, take the one with the fewest chunks so far.
         worker = min(places[key], key=lambda address: len(chunks[address]))
         chunks[worker].append(futures[key])
         ranges[worker].append((first, last))
@@ -197,7 +201,7 @@ def _parts_of_array(client: Client, array: dask.array.Array) -> list[Part]:
 def _permute(
     client: Client, layout: RowLayout, chunk_rows: Sequence[int], parts: list[Part], workers: list[str], seed: int
 ) -> dict[str, dask.array.Array]:
-    """Start the tasks, each where its rows are or belong."""
+    """Start the tasks, each on the worker that holds its input or output."""
     token = f"dshuffle-permute-{uuid.uuid4().hex}"
     index, columns = f"{token}-index", {name: f"{token}-column-{name}" for name in layout.names}
     n_rows, starts = sum(chunk_rows), np.concatenate([[0], np.cumsum(chunk_rows)])
@@ -240,17 +244,17 @@ def _permute(
         )
         for name, _, shape in layout.fields
     ]
-    # Optimizing would fuse tasks that belong to different workers.
+    # Graph optimization would fuse tasks of different workers.
     return dict(zip(layout.names, client.persist(arrays, optimize_graph=False), strict=True))
 
 
 def _pinned(tasks: dict[Key, Any], worker: str) -> MaterializedLayer:
-    # Should the worker be lost, any other may do it.
+    # If the worker is lost, any other worker may run the tasks.
     return MaterializedLayer(tasks, annotations={"workers": [worker], "allow_other_workers": True})
 
 
 def _destinations(n_rows: int, seed: int, parts: list[Ranges]) -> list[NDArray[np.uint32]]:
-    """For each part the rows of the result that its rows become."""
+    """For each part, the output row of each of its rows."""
     destinations = np.empty(n_rows, dtype=np.uint32)
     destinations[row_permutation(n_rows, seed)] = np.arange(n_rows, dtype=np.uint32)
     return [np.concatenate([destinations[first:last] for first, last in ranges]) for ranges in parts]
@@ -265,7 +269,7 @@ def _split(
     starts: NDArray[np.int64],
     cuts: list[int],
 ) -> list[Piece]:
-    """A part's rows, packed for each group of output chunks."""
+    """Pack the rows of a part, one piece per group of output chunks."""
     if isinstance(source, Dataset):
         [(first, last)] = ranges
         chunks = [layout.empty(last - first)]
@@ -274,7 +278,7 @@ def _split(
         chunks = [_as_rows(chunk, layout) for chunk in source]
     bounds = list(itertools.accumulate((len(chunk) for chunk in chunks), initial=0))
     targets = np.searchsorted(starts, destinations, side="right") - 1
-    # Ascending within each target, so that what comes from one chunk lies together.
+    # Ascending within each target, so that rows from the same chunk are contiguous.
     order, offsets = group_by(targets, len(starts) - 1)
     pieces = []
     for first, last in itertools.pairwise(cuts):
@@ -291,13 +295,13 @@ def _split(
 
 
 def _as_rows(chunk: NDArray[Any], layout: RowLayout) -> ByteMatrix:
-    # Where Dask merges chunks they become native, whatever byte order it says they have; all else is an error.
+    # When Dask merges chunks, their byte order becomes native even if the dtype says otherwise. Any other cast fails.
     chunk = chunk.astype(layout.dtype[ARRAY].base, casting="equiv", copy=False)
     return np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).reshape(len(chunk), layout.nbytes)
 
 
 def _merge(layout: RowLayout, chunk_rows: Sequence[int], pieces: list[Piece]) -> list[ByteMatrix]:
-    """The rows of each chunk of a group, from the pieces of all parts."""
+    """Merge the pieces of all parts into the chunks of one group."""
     chunks = []
     for number, n_rows in enumerate(chunk_rows):
         rows = layout.empty(n_rows)
@@ -309,5 +313,5 @@ def _merge(layout: RowLayout, chunk_rows: Sequence[int], pieces: list[Piece]) ->
 
 
 def _column(layout: RowLayout, name: str, number: int, chunks: list[ByteMatrix]) -> NDArray[Any]:
-    # Of several arrays a copy, or each would keep the others' bytes in memory.
+    # A dataset with several arrays needs a copy here: a view would keep the bytes of the other arrays in memory.
     return np.ascontiguousarray(layout.column(chunks[number], name))

@@ -1,7 +1,7 @@
-"""Replies of dshuffle's handlers: always with a status, errors inside.
+"""Replies of dshuffle's handlers: dictionaries with a status, and the error if there is one.
 
-Dask answers an unknown operation with ``None`` and hands errors of handlers through the scheduler as bare text; so
-every handler of ours returns a dictionary with a status, and who asks unwraps it.
+Dask answers an unknown operation with ``None``, and the scheduler forwards errors of handlers as plain text. Therefore
+every dshuffle handler returns a dictionary with a status, which the caller unwraps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Reply = dict[str, Any]
 
 
 def replying(handler: Callable[..., Awaitable[Reply | None]]) -> Callable[..., Awaitable[Reply]]:
-    """Make a handler reply with its error rather than raise it."""
+    """Make a handler reply with its error instead of raising it."""
 
     @functools.wraps(handler)
     async def reply(*args: Any, **kwargs: Any) -> Reply:
@@ -37,15 +37,15 @@ def replying(handler: Callable[..., Awaitable[Reply | None]]) -> Callable[..., A
 
 
 def unwrap(reply: Any, who: str) -> Reply:
-    """The reply, if it is one; its error otherwise.
+    """Return a reply, or raise the error that it contains.
 
     Raises
     ------
     DShuffleError
-        The error that the handler met, or ClusterError when nothing of ours answered.
+        The error of the handler, or ClusterError if the answer did not come from a dshuffle handler.
     """
     if not isinstance(reply, dict) or "status" not in reply:
-        raise ClusterError(f"{who} does not know dshuffle (its reply was {reply!r})")
+        raise ClusterError(f"dshuffle is not set up on {who}: the reply was {reply!r}. Make a new Shuffler")
     if reply["status"] == "OK":
         return reply
     error = reply["error"]

@@ -1,6 +1,6 @@
-"""Settings from ``dask.config`` (keys ``dshuffle.*``), read once on the client and sent along with the session.
+"""Description of a session, shared by all of its participants.
 
-What a session is, as all of its participants know it.
+The settings come from ``dask.config`` (keys ``dshuffle.*``). The client reads them once and sends them along.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dask.utils import parse_bytes, parse_timedelta
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning import Assignment, Classes, GivenSharding, ShufflePlanSpec
+from dshuffle.planning import Choices, ShufflePlanSpec
 from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
 from dshuffle.rows import RowLayout
 from dshuffle.store import Dataset
@@ -23,20 +23,20 @@ from dshuffle.store import Dataset
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the exchange uses memory and time.
+    """Memory and time limits of the exchange.
 
     Parameters
     ----------
     message_bytes
-        Size of a full message. Below 4 MiB the cost of a message shows; above 10 MiB Dask hands it to its one
-        offload thread.
+        Size of a full message. Below 4 MiB the fixed cost per message becomes noticeable; above 10 MiB Dask handles the
+        message in its single offload thread.
     window_bytes
-        Bytes that a worker has asked for and not yet unpacked, and bytes packed and not yet acknowledged: each at
-        most so many. With coded deliveries at least one message of a row for every worker.
+        Limit for the bytes that a worker has requested and not yet unpacked, and also for the bytes that it has packed
+        and that are not yet acknowledged. With coded deliveries it always allows one message of one row per worker.
     timeout
-        Seconds after which a request for a message counts as failed, and for which workers are waited for.
+        Seconds after which a request for a message counts as failed. Also the time to wait for workers.
     memory_fraction
-        Share of a worker's memory limit that its cache partition may take when ``memory_limit`` is not given.
+        Fraction of a worker's memory limit that its cache partition may take if ``memory_limit`` is not given.
     """
 
     message_bytes: int = MESSAGE_BYTES
@@ -76,21 +76,21 @@ class Settings:
 
 
 PLUGIN = "dshuffle"
-"""Name of the scheduler plugin, of the worker plugin and prefix of all handlers."""
+"""Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
 TASK_PREFIX = "dshuffle-partition-"
-"""With what the keys begin of the tasks that run on a partition; they end with its rank."""
+"""Prefix of the keys of partition tasks. The keys end with the rank."""
 
 PROTOCOL = 6
-"""Raised whenever messages between processes change; a worker of another protocol is refused."""
+"""Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetReference:
-    """A dataset as it travels: its shape in the open, the way to open it sealed.
+    """A dataset in a form that can be sent: its shape in plain fields, the dataset itself as a nested pickle.
 
-    Unpickling a :class:`Dataset` opens it, which reads from the store. The scheduler may have no access to that and
-    must not wait for it, and a worker must not do it on its event loop; so only :meth:`open` does.
+    Unpickling a :class:`Dataset` opens it, which reads from the store. The scheduler may not have access to the store
+    and must not wait for it. A worker must not read on its event loop. Therefore only :meth:`open` unpickles it.
     """
 
     n_samples: int
@@ -99,39 +99,39 @@ class DatasetReference:
 
     @classmethod
     def of(cls, dataset: Dataset) -> DatasetReference:
-        """Refer to an open dataset."""
+        """Make a reference to an open dataset."""
         return cls(dataset.n_samples, dataset.layout, dumps(dataset))
 
     def open(self) -> Dataset:
-        """Open it in this process."""
+        """Open the dataset in this process.
+
+        Raises
+        ------
+        ClusterError
+            If this process sees a different dataset than the client.
+        """
         dataset = loads(self.sealed)
         assert isinstance(dataset, Dataset)
         if dataset.n_samples != self.n_samples or dataset.layout != self.layout:
             raise ClusterError(
-                f"the dataset at {dataset.url} is another here than on the client: {dataset!r}. Does every worker see "
-                "the same storage?"
+                f"the dataset at {dataset.url} differs from the one on the client: {dataset!r}. Make sure that all "
+                "workers see the same storage"
             )
         return dataset
 
 
 @dataclass(frozen=True, slots=True)
 class ShuffleOrder:
-    """What a client asks the scheduler for: a wish, before ranks are given out.
+    """Request of a client for a session, before ranks are assigned.
 
-    ``deliveries`` are those to choose from in each epoch, with the seconds that an exchange is expected to take.
+    ``deliveries`` maps the deliveries to choose from in each epoch to the expected seconds of an exchange.
     """
 
     session_id: str
     client_id: str
     dataset: DatasetReference
-    assignment: Assignment
+    choices: Choices
     deliveries: dict[str, float]
-    caching: str
-    sharding: str | GivenSharding
-    cache_fraction: float | None
-    relay: str
-    balance: Classes | None
-    seed: int
     memory_limit: int | None
     server: str | None
     settings: Settings
@@ -139,14 +139,15 @@ class ShuffleOrder:
 
 @dataclass(frozen=True, slots=True)
 class SessionSpec:
-    """A session after ranks were given out; the same object on every participant.
+    """A session after ranks were assigned; the same object on every participant.
 
     Parameters
     ----------
     plan
-        All that plans depend on. Its delivery is the one that needs the most memory, if epochs have different ones.
+        Everything that plans depend on. If epochs may use different deliveries, it names the one that needs the most
+        memory.
     deliveries
-        Those that epochs may have.
+        Deliveries that epochs may use.
     addresses
         Address of every rank, and of the server under :data:`dshuffle.planning.SERVER` if a delivery needs one.
     """
@@ -160,17 +161,17 @@ class SessionSpec:
     addresses: dict[int, str] = field(default_factory=dict)
 
     def with_plan(self, plan: ShufflePlanSpec) -> SessionSpec:
-        """The same session, once this member has found what it needs of the dataset."""
+        """The same session with another plan specification."""
         return dataclasses.replace(self, plan=plan)
 
     def with_memory_limit(self, memory_limit: int) -> SessionSpec:
-        """The same session under another byte budget (a worker's own, where the user gave none)."""
+        """The same session with another byte budget (derived from the worker's own limit if the user gave none)."""
         return dataclasses.replace(self, memory_limit=memory_limit)
 
 
 @dataclass(frozen=True, slots=True)
 class PerRank:
-    """An argument of :meth:`Epoch.map` that is another one for each worker: its values in rank order.
+    """An argument of :meth:`Epoch.map` with a different value for each worker, in rank order.
 
     Examples
     --------
@@ -182,5 +183,5 @@ class PerRank:
 
     @staticmethod
     def of(value: Any, rank: int) -> Any:
-        """What the worker of a rank gets for an argument."""
+        """Value of an argument for one rank."""
         return value.values[rank] if isinstance(value, PerRank) else value

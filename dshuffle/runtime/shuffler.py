@@ -1,7 +1,8 @@
-"""What users hold: a :class:`Shuffler` over a Dask client and a dataset."""
+"""The user interface: a :class:`Shuffler` for a Dask client and a dataset."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import os
@@ -19,20 +20,18 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.planning import (
     AUTO,
-    CACHINGS,
-    DELIVERIES,
-    RELAYS,
     SERVER,
     Assignment,
+    Choices,
     Classes,
     GivenSharding,
     parse_assignment,
 )
 from dshuffle.planning.cost import Cluster
-from dshuffle.records import EpochRecord
+from dshuffle.records import EpochRecord, Measures
 from dshuffle.runtime.cluster_view import check_client
 from dshuffle.runtime.collective import Place
-from dshuffle.runtime.dataset_inputs import wanted_balance, wanted_sharding, warn_of_small_classes, with_chunks_of
+from dshuffle.runtime.dataset_inputs import resolved, wanted_sharding, warn_of_small_classes
 from dshuffle.runtime.epoch import Epoch, submit_to_all
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.memory import parse_memory_limit
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class Shuffler:
-    """Every epoch, another distribution of a dataset's samples over the workers of a Dask cluster.
+    """Distribute the samples of a dataset over the workers of a Dask cluster, differently in every epoch.
 
     Parameters
     ----------
@@ -55,63 +54,62 @@ class Shuffler:
     dataset
         A :class:`Dataset`, or the URL of one that the workers can open.
     assignment
-        Which worker trains on which sample: ``"global"`` (a new random partition each epoch), ``"partial:Q"`` or
-        ``Partial(Q)`` (each worker exchanges the fraction Q of its samples), ``"local"`` (none). ``"aligned"`` is a
-        random partition drawn so that coded deliveries pack well. ``"chunks"`` gives every chunk of the dataset to a
-        random worker, which mixes the rows of all its chunks: reading again without reading twice, but less random
-        (``"chunks:ROWS"`` for another unit than the dataset's chunks).
+        Rule for which worker trains on which sample. ``"global"``: a new random assignment each epoch. ``"partial:Q"``
+        or ``Partial(Q)``: each worker exchanges the fraction Q of its samples. ``"local"``: no exchange. ``"aligned"``:
+        a random assignment drawn so that coded deliveries pack well. ``"chunks"``: every chunk of the dataset goes to a
+        random worker, which mixes the rows of all its chunks. No chunk is then read twice in an epoch, but the
+        assignment is less random. ``"chunks:ROWS"`` uses units of ROWS samples instead of the dataset's chunks.
     delivery
-        How a worker gets the samples that it lacks: ``"peer"`` (from the least loaded worker that holds them),
-        ``"server"`` (from one worker that can read everything), ``"storage"`` (read again from the dataset). Coded,
-        from a server that holds all rows, several samples to a packet: ``"clique"``, ``"coded"``, ``"ubershuffle"``,
-        and ``"leftover"`` for caches without excess. ``"auto"`` takes another one for each epoch: first the one that
-        the cost model says is the fastest here, then by what exchanges have really taken.
+        How a worker gets the samples that it does not hold. ``"peer"``: from the least loaded worker that holds them.
+        ``"server"``: from one worker that can read everything. ``"storage"``: read again from the dataset. Coded
+        deliveries combine several samples in a packet, from a server that holds all rows: ``"clique"``, ``"coded"``,
+        ``"ubershuffle"``, and ``"leftover"`` for caches without excess. ``"auto"`` chooses one for each epoch: first
+        the fastest according to the cost model, then according to the measured times of the exchanges.
     caching
         What a worker keeps beyond its share: ``"uniform"``, ``"recent"`` or ``"even"``.
     cache_fraction
-        Fraction of the dataset that each worker holds, within [1/n, 1]; ``None`` for its share alone.
+        Fraction of the dataset that each worker holds, within [1/n, 1]; ``None`` for its share only.
     relay
-        How packets of several samples travel: ``"pipelined"`` (from the server to one of the workers that they are
-        for, which hands them to the others), ``"ring"`` (scattered over these workers, then passed around), or
-        ``"unicast"`` (from the server to each of them).
+        How packets of several samples travel. ``"pipelined"``: from the server to one of their destinations, which
+        relays them to the others. ``"ring"``: scattered over the destinations, then passed around. ``"unicast"``: from
+        the server to each destination.
     sharding
-        The first assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``; of whole chunks with the assignment
-        ``"chunks"``. With the others also ``"stratified:y"`` (each class of the labels ``y`` in equal parts), the name
-        of one stored beside the dataset (``dshuffle shard --write``), a :class:`~dshuffle.sharding.Sharding`, or
-        ``(q,)`` ranks. Samples that a sharding broadcasts are held and trained on by every worker in every epoch, and
-        have no part in the exchange; that is the one exception to training on each sample exactly once. Give its ranks
-        alone for no exception.
+        The first assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``. With the assignment ``"chunks"`` it
+        applies to whole chunks. With other assignments it may also be ``"stratified:y"`` (each class of the labels
+        ``y`` in equal parts), the name of a sharding stored beside the dataset (``dshuffle shard --write``), a
+        :class:`~dshuffle.sharding.Sharding`, or ``(q,)`` ranks. Every worker holds the samples that a sharding
+        broadcasts and trains on them in every epoch; they are not exchanged. All other samples are trained on exactly
+        once per epoch. Give only the ranks of a sharding to ignore its broadcast samples.
     balance
-        The name of an array of labels, one integer a sample: in every epoch, the first included, each worker trains on
-        equally many samples of each class, or one more. With ``"global"``, ``"partial:Q"`` (every worker still
-        exchanges exactly as many samples) and ``"local"``. The sharding ``"random"`` is then drawn so; any other one
-        must have that balance, as ``"stratified:y"`` has.
+        Name of an array of labels, one integer per sample. In every epoch, including the first, each worker trains on
+        the same number of samples of each class, or one more. Works with ``"global"``, ``"partial:Q"`` (all workers
+        still exchange the same number of samples) and ``"local"``. The sharding ``"random"`` is then drawn with this
+        balance; any other sharding must have it, as ``"stratified:y"`` does.
     seed
-        Together with the epoch and the workers it fixes every random choice.
+        Random seed. Together with the epoch and the workers it determines every random choice.
     memory_limit
-        Bytes that a worker's cache partition may take (``"2 GiB"`` or an integer), with the packets that it hands on,
-        and on the server the rows that it serves; by default 60 % of the worker's own memory limit.
+        Maximum size of a worker's cache partition (``"2 GiB"`` or an integer), including the packets that it relays
+        and, on the server, the rows that it serves. By default 60 % of the worker's own memory limit.
     server
-        Address or name of the worker that serves, for ``"server"`` and coded deliveries. By default one with the Dask
-        resource ``dshuffle-server``; either does not train. Without one, rank 0 serves beside training.
+        Address or name of the worker that serves, for ``"server"`` and coded deliveries. By default a worker with the
+        Dask resource ``dshuffle-server``. This worker does not train. If there is none, rank 0 trains and serves.
     cluster
-        For ``"auto"``: how fast links, storage and processors are. By default that is measured, which takes a few
-        seconds.
+        Speed of links, storage and processors, for ``"auto"``. By default it is measured, which takes a few seconds.
 
     Raises
     ------
     InvalidParameter
-        If a parameter has a value that is not allowed, or there are fewer samples, or with ``"chunks"`` fewer chunks,
-        than workers.
+        If the value of a parameter is not allowed, or there are more workers than samples (or chunks, with
+        ``"chunks"``).
     CacheBudgetError
-        If a worker's cache partition does not fit; the message says how many bytes and workers would do.
+        If a worker's cache partition does not fit. The message says how many bytes or workers would be enough.
     ClusterError
-        If there are no workers, or one cannot be set up.
+        If there are no workers, or a worker cannot be set up.
 
     Warns
     -----
     ShardingWarning
-        If a class to keep in equal parts has fewer samples than there are workers, some of which then get none of it.
+        If a class of ``balance`` has fewer samples than there are workers, so that some workers do not get any of them.
 
     Examples
     --------
@@ -149,52 +147,50 @@ class Shuffler:
         cluster: Cluster | None = None,
     ) -> None:
         check_client(client)
-        for name, value, known in (
-            ("delivery", delivery, {*DELIVERIES, AUTO}),
-            ("relay", relay, RELAYS),
-            ("caching", caching, CACHINGS),
-        ):
-            if not isinstance(value, str) or value not in known:
-                raise InvalidParameter.of(name, value, f"one of {sorted(known)}")
+        choices = Choices(
+            assignment=parse_assignment(assignment),
+            delivery=delivery,
+            caching=caching,
+            cache_fraction=cache_fraction,
+            relay=relay,
+            balance=None if balance is None else Classes(balance),
+            seed=seed,
+        )
         self.records: list[EpochRecord] = []
         self._client = client
         self.dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
         if cluster is not None and delivery != AUTO:
-            raise InvalidParameter.of("cluster", cluster, f"absent with delivery={delivery!r}", "Only 'auto' predicts.")
+            raise InvalidParameter.of(
+                "cluster", cluster, f"None with delivery={delivery!r}", "Only delivery='auto' uses it."
+            )
+        choices = dataclasses.replace(choices, sharding=wanted_sharding(self.dataset, sharding))
+        choices = resolved(self.dataset, choices)
         settings = Settings.from_config()
-        wanted = with_chunks_of(self.dataset, parse_assignment(assignment))
+        server = None if server is None else str(server)
         deliveries = {delivery: 0.0}
         if delivery == AUTO:
             deliveries = expected_seconds(
                 client,
                 self.dataset,
-                cluster,
-                assignment=wanted,
-                caching=caching,
-                cache_fraction=cache_fraction,
-                relay=relay,
-                server=None if server is None else str(server),
+                choices,
+                cluster=cluster,
+                server=server,
                 memory_fraction=settings.memory_fraction,
             )
-        self._delivery = delivery
-        classes = wanted_balance(self.dataset, balance)
+        classes = choices.balance
+        if classes is not None:  # labels travel by name
+            choices = dataclasses.replace(choices, balance=Classes(classes.name, classes.checksum))
         self._order = ShuffleOrder(
             session_id=uuid.uuid4().hex[:12],
             client_id=client.id,
             dataset=DatasetReference.of(self.dataset),
-            assignment=wanted,
+            choices=choices,
             deliveries=deliveries,
-            caching=caching,
-            sharding=wanted_sharding(self.dataset, sharding),
-            cache_fraction=cache_fraction,
-            relay=relay,
-            balance=None if classes is None else Classes(classes.name, classes.checksum),
-            seed=as_integer("seed", seed),
             memory_limit=parse_memory_limit(memory_limit),
-            server=None if server is None else str(server),
+            server=server,
             settings=settings,
         )
-        self._closed = True  # until it is open
+        self._closed = True  # until the session is open
         self._epoch: Epoch | None = None
         self._next = 0
         self._meetings = itertools.count(1)
@@ -202,7 +198,7 @@ class Shuffler:
         client.register_plugin(DShuffleScheduler())
         try:
             opened = self._ask("dshuffle_open", order=ToPickle(self._order))
-        except KeyboardInterrupt:  # the scheduler does not know of it, and would keep the session
+        except KeyboardInterrupt:  # the scheduler does not notice it and would keep the session
             self._ask("dshuffle_close", session_id=self._order.session_id)
             raise
         self._closed = False
@@ -212,24 +208,29 @@ class Shuffler:
         if classes is not None:
             try:
                 warn_of_small_classes(classes, self.n_workers)
-            except BaseException:  # where warnings are errors
+            except BaseException:  # if warnings are turned into errors
                 self.close()
                 raise
 
     @property
     def client(self) -> Client:
-        """The Dask client, for what trainers run beside :meth:`Epoch.map`."""
+        """The Dask client, for trainers that need more than :meth:`Epoch.map`."""
         return self._client
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of the workers that train, in rank order."""
+        """Addresses of the workers that train, in rank order."""
         return tuple(self._addresses[rank] for rank in range(self.n_workers))
 
     def __repr__(self) -> str:
-        order = self._order
-        balance = "" if order.balance is None else f", balance={order.balance.name!r},"
-        return f"<Shuffler {order.assignment} x {self._delivery}{balance} of {self.dataset.url}>"
+        choices = self.choices
+        balance = "" if choices.balance is None else f", balance={choices.balance.name!r},"
+        return f"<Shuffler {choices.assignment} x {choices.delivery}{balance} of {self.dataset.url}>"
+
+    @property
+    def choices(self) -> Choices:
+        """The way of shuffling."""
+        return self._order.choices
 
     def __enter__(self) -> Self:
         return self
@@ -238,21 +239,21 @@ class Shuffler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and self._epoch is not None and self._client.status == "running":
-            # Whoever leaves by an error, or by Ctrl-C, does not want to wait for the tasks of this epoch.
+            # After an error or Ctrl-C, do not wait for the tasks of this epoch.
             self._client.cancel(self._epoch._futures)
             self._epoch._futures.clear()
         self.close()
 
     def epochs(self, count: int) -> Iterator[Epoch]:
-        """The next ``count`` epochs, one after the other.
+        """Iterate over the next ``count`` epochs.
 
-        While an epoch is trained on, the next one's samples are exchanged. Moving on waits for all tasks of the
-        present epoch. The epochs of a second call go on where those of the first ended.
+        The samples of the next epoch are exchanged during training. Moving on waits for all tasks of the current epoch.
+        Another call continues where the previous one ended.
 
         Parameters
         ----------
         count
-            Epochs to go through.
+            Number of epochs.
 
         Yields
         ------
@@ -263,12 +264,12 @@ class Shuffler:
         InvalidParameter
             If ``count`` is not an integer of at least 1.
         ExchangeError, WorkerLost
-            If an exchange fails for good, or a worker has left the cluster.
+            If an exchange fails, or a worker has left the cluster.
         """
         return self._epochs(as_integer("count", count, 1))
 
     def close(self) -> None:
-        """Free the cache partitions on all workers. Idempotent; the dataset is untouched."""
+        """Free the cache partitions on all workers. Idempotent. The dataset is not changed."""
         if self._closed:
             return
         try:
@@ -292,7 +293,7 @@ class Shuffler:
         self._finish_epoch()
 
     def _finish_epoch(self) -> None:
-        """Wait for the present epoch's tasks and record it."""
+        """Wait for the current epoch's tasks and record it."""
         if self._epoch is None:
             return
         self._wait_for_tasks()
@@ -300,7 +301,7 @@ class Shuffler:
             try:
                 reply = self._ask("dshuffle_training", session_id=self._order.session_id)
             except DShuffleError as error:
-                logger.warning("dshuffle: no record of epoch %d: %s", self._epoch.number, error)
+                logger.warning("dshuffle: epoch %d could not be recorded: %s", self._epoch.number, error)
                 self._measured = {}
             else:
                 self._record(reply["training_seconds"])
@@ -310,33 +311,27 @@ class Shuffler:
             return
         pending = [future for future in self._epoch._futures if not future.done()]
         if pending:
-            with self._client.as_current():  # not whichever client was made last
+            with self._client.as_current():  # the default would be the client created last
                 wait(pending)
         self._epoch._futures.clear()
 
     def _record(self, training_seconds: list[float]) -> None:
-        """Put the record of the epoch that has ended together from what was measured before and during it."""
+        """Append the record of the epoch that has ended, from the measurements before and during it."""
         measured, self._measured = self._measured, {}
         if not measured:
             return
-        order = self._order
-        n_samples, row_nbytes = self.dataset.n_samples, self.dataset.row_nbytes
-        for name in ("wire_sent_bytes", "wire_received_bytes"):
-            measured[name] = tuple(measured[name])
+        choices = dataclasses.replace(self.choices, delivery=measured.pop("delivery"))
+        sharding = choices.sharding
         self.records.append(
             EpochRecord(
-                assignment=str(order.assignment),
-                caching=order.caching,
-                sharding=str(order.sharding),
-                broadcast_samples=order.sharding.n_broadcast if isinstance(order.sharding, GivenSharding) else 0,
-                balance="" if order.balance is None else order.balance.name,
+                choices=choices.by_name(),
+                broadcast_samples=sharding.n_broadcast if isinstance(sharding, GivenSharding) else 0,
                 n_workers=self.n_workers,
-                n_samples=n_samples,
-                row_nbytes=row_nbytes,
-                cache_fraction=order.cache_fraction if order.cache_fraction is not None else 1 / self.n_workers,
-                coded_load_bytes=measured["packets"] * row_nbytes if measured["epoch"] else 0,
+                n_samples=self.dataset.n_samples,
+                row_nbytes=self.dataset.row_nbytes,
                 server=self._server_role,
                 training_seconds=max(training_seconds),
+                **Measures.from_dict(measured.pop("measures")).to_dict(),
                 **measured,
             )
         )
@@ -356,7 +351,7 @@ class Shuffler:
         return Place(self._order.session_id, next(self._meetings), self.n_workers, self._addresses[0])
 
     def _disband(self, place: Place, reason: str) -> None:
-        """Let no rank wait any longer for one that has failed."""
+        """Fail all ranks that still wait for a mean of this call."""
         if self._client.status != "running":
             return
         message = {"op": "dshuffle_disband", "session_id": place.session_id, "number": place.number, "reason": reason}
@@ -367,12 +362,12 @@ class Shuffler:
 
         try:
             self._client.sync(proxy)
-        except OSError as error:  # nobody can wait there
+        except OSError as error:  # rank 0's worker is gone, so nobody waits there
             logger.debug("dshuffle: %s could not be told that %s: %s", place.address, reason, error)
 
     def _ask(self, op: str, **message: Any) -> Reply:
         if self._client.status != "running":
-            raise ClusterError(f"the Dask client is {self._client.status}; this shuffler cannot go on")
+            raise ClusterError(f"the Dask client is {self._client.status}. Make a new Client and a new Shuffler")
 
         async def ask() -> Any:
             return await getattr(self._client.scheduler, op)(**message)

@@ -1,6 +1,6 @@
-"""Sharding: first assignments made from labels and features, offline, before there is a session.
+"""First assignments computed offline from labels and features, before a session starts.
 
-``distribution_aware`` loads on first use: sessions know of shardings, and need no scikit-learn for that.
+``distribution_aware`` is imported on first use, because sessions import this package but do not need scikit-learn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Features read slab by slab: flat, as floats, and checked.
-
-Distribution-aware sharding: the same neighbourhoods of the feature space on every worker.
-"""
+"""Distribution-aware sharding: spread each neighbourhood of the feature space over all workers."""
 
 from __future__ import annotations
 
@@ -25,22 +22,22 @@ Floats = NDArray[np.float32] | NDArray[np.float64]
 Progress = Callable[[int, int, str], None]
 
 SLAB_NBYTES = 16 << 20
-"""Features are read in slabs of about so many bytes."""
+"""Approximate size of a slab of features, in bytes."""
 
 
 class Sliceable(Protocol):
-    """A NumPy or Dask array, or whatever gives rows ``[start:stop]`` as an array."""
+    """A NumPy or Dask array, or any object that returns rows ``[start:stop]`` as an array."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """``(q, ...)``."""
+        """Shape of the array, ``(q, ...)``."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Numbers."""
+        """Item type, a dtype of real numbers."""
 
     def __getitem__(self, rows: slice, /) -> Any:
-        """Consecutive rows."""
+        """The rows of a slice."""
 
 
 class Features:
@@ -49,18 +46,18 @@ class Features:
     Parameters
     ----------
     source
-        ``(q, ...)`` numbers. Rows are flattened; what is not float64 becomes float32.
+        ``(q, ...)`` numbers. Rows are flattened. All dtypes except float64 are converted to float32.
 
     Raises
     ------
     InvalidParameter
-        If it has no rows, or items that are no real numbers.
+        If an axis has length 0, or the items are not real numbers.
     """
 
     def __init__(self, source: Sliceable) -> None:
         shape, dtype = source.shape, np.dtype(source.dtype)
         if not shape or any(math.isnan(size) for size in shape) or math.prod(shape) == 0:
-            raise InvalidParameter.of("features.shape", shape, "(n_samples, ...), none of them 0")
+            raise InvalidParameter.of("features.shape", shape, "(n_samples, ...) with known sizes above 0")
         if dtype.kind not in "fiub":
             raise InvalidParameter.of("features.dtype", str(dtype), "a dtype of real numbers")
         self._source = source
@@ -69,12 +66,12 @@ class Features:
         self.dtype = np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
     def slabs(self, least: int, text: str, progress: Progress | None) -> Iterator[tuple[int, Floats]]:
-        """``(first sample, (rows, width) floats)``, of at least ``least`` rows if there are so many.
+        """Yield ``(first sample, (rows, width) floats)``, with at least ``least`` rows if the array has that many.
 
         Raises
         ------
         InvalidParameter
-            Naming the first sample that has a feature which is not finite.
+            If a feature is not finite; the message names the first such sample.
         """
         rows = max(least, SLAB_NBYTES // (self.width * self.dtype.itemsize), 1)
         count = max(1, self.n_samples // rows)
@@ -83,11 +80,10 @@ class Features:
             slab = np.asarray(self._source[start:stop]).reshape(stop - start, -1).astype(self.dtype, copy=False)
             bad = ~np.isfinite(slab).all(axis=1)
             if bad.any():
-                raise InvalidParameter.of(
+                raise InvalidParameter.because(
                     f"features[{start + int(bad.argmax())}]",
-                    "a sample with features that are not finite",
-                    "finite",
-                    f"There are {np.count_nonzero(bad)} such samples among {start} to {stop - 1}; drop or fill them.",
+                    "it has values that are not finite",
+                    f"{np.count_nonzero(bad)} of samples {start} to {stop - 1} have such values; drop or fill them.",
                 )
             yield start, slab
             if progress is not None:
@@ -99,7 +95,7 @@ STARTS = 3
 MOST_COMPONENTS = 64
 VARIANCE_KEPT = 0.95
 SAMPLE_NBYTES = 64 << 20
-"""K-means runs on a random sample of the dataset of about so many bytes after PCA, which is mostly all of it."""
+"""Approximate size in bytes, after PCA, of the samples that k-means runs on; larger datasets are subsampled."""
 
 
 def distribution_aware(
@@ -112,50 +108,51 @@ def distribution_aware(
     broadcast_cap: float = 0.05,
     progress: Progress | None = None,
 ) -> Sharding:
-    """Find neighbourhoods by PCA and k-means, and deal each out to the workers in turn.
+    """Find neighbourhoods with PCA and k-means, and deal the samples of each to the workers in turn.
 
-    Features are read two or three times, slab by slab, and may be larger than memory. K-means (at most 150 iterations)
-    works on the principal components, at most 64 and as many as keep 95 % of the variance: of all samples if those fit
-    64 MiB, else of a random sample that does, whose centres then decide for the rest.
+    Features are read two or three times in slabs and may be larger than memory. PCA keeps enough components for 95 %
+    of the variance, at most 64. K-means runs at most 150 iterations on these components. It uses all samples if they
+    fit in 64 MiB. Otherwise it uses a random subset that fits, and every sample joins the nearest centre.
 
     Parameters
     ----------
     features
-        ``(q, ...)`` numbers: a NumPy or Dask array, or what gives rows ``[start:stop]``. Rows are flattened.
+        ``(q, ...)`` numbers: a NumPy or Dask array, or any object that returns rows ``[start:stop]``. Rows are
+        flattened.
     labels
-        ``(q,)`` integers; they only decide the default of ``clusters``.
+        ``(q,)`` integers, used only for the default of ``clusters``.
     n_workers
-        At most q.
+        Number of workers, at most q.
     clusters
-        Neighbourhoods to look for, at most q; by default twice the number of classes, as the paper recommends.
+        Number of neighbourhoods, at most q. By default twice the number of classes, as the paper recommends.
     seed
-        Any integer.
+        Seed of k-means and of the random order, any integer.
     broadcast_cap
-        The part of the dataset that may be broadcast, in [0, 1].
+        Largest fraction of the dataset that may be broadcast, in [0, 1].
     progress
         Called as ``progress(samples read, samples, text)``.
 
     Returns
     -------
     Sharding
-        Of each neighbourhood, and of all samples, workers get equally many or one more. To broadcast are those
-        neighbourhoods that have no more samples than there are workers.
+        The number of samples per worker differs by at most one, for each neighbourhood and in total. Neighbourhoods
+        with at most ``n_workers`` samples are broadcast.
 
     Raises
     ------
     InvalidParameter
-        If features are not finite (the message names the sample), labels have another length or are no classes,
-        ``clusters`` is larger than q, or more would be broadcast than the cap allows (the message says which
-        ``clusters`` to choose).
+        If features are not finite (the message names the sample), labels have another length or are not classes,
+        ``clusters`` is larger than q, or more samples would be broadcast than the cap allows (the message suggests a
+        value of ``clusters``).
 
     Warns
     -----
     ShardingWarning
-        If some neighbourhoods are to be broadcast; the message counts them.
+        If some neighbourhoods are broadcast; the message gives their number.
 
     References
     ----------
-    Paper 002, section III-B and Fig. 6; section IV-D on how many neighbourhoods to choose.
+    Provatas et al. (2021), section III-B and Fig. 6; section IV-D on the number of neighbourhoods. See docs/papers.md.
 
     Examples
     --------
@@ -181,12 +178,12 @@ def distribution_aware(
     _check_broadcast(len(broadcast), sizes, clusters, n_workers, broadcast_cap)
     if len(broadcast):
         warnings.warn(
-            f"{np.count_nonzero(sparse)} of {clusters} neighbourhoods have no more samples than there are workers "
-            f"({n_workers}): {len(broadcast)} samples are to be broadcast",
+            f"{np.count_nonzero(sparse)} of {clusters} neighbourhoods have at most {n_workers} samples, the number of "
+            f"workers: {len(broadcast)} samples will be broadcast",
             ShardingWarning,
             stacklevel=2,
         )
-    # Those to broadcast come last, so that partition sizes without them differ by one at most as well.
+    # Broadcast samples are dealt last, so that partition sizes without them also differ by at most one.
     turns = np.argsort(np.argsort(sparse, kind="stable"), kind="stable").astype(np.int32)
     ranks = deal_groups(turns[neighbourhoods], clusters, n_workers, "distribution-aware", seed)
     return Sharding(ranks, n_workers, broadcast, np.sort(sizes)[::-1])
@@ -196,7 +193,7 @@ def _n_clusters(clusters: int | None, labels: ArrayLike | None, n_samples: int) 
     codes_and_classes = None if labels is None else label_codes(labels, n_samples)
     if clusters is None:
         if codes_and_classes is None:
-            raise InvalidParameter.of("clusters", None, "an integer >= 1 without labels", "Labels give a default.")
+            raise InvalidParameter.of("clusters", None, "an integer >= 1", "Give labels to get a default.")
         return min(2 * len(codes_and_classes[1]), n_samples)
     clusters = as_integer("clusters", clusters, 1)
     if clusters > n_samples:
@@ -205,10 +202,10 @@ def _n_clusters(clusters: int | None, labels: ArrayLike | None, n_samples: int) 
 
 
 def _reduce(data: Features, progress: Progress | None) -> tuple[IncrementalPCA, int]:
-    """PCA in one pass, and how many components are worth keeping."""
+    """Fit PCA in one pass; return it with the number of components to keep."""
     most = min(MOST_COMPONENTS, data.width, data.n_samples)
     pca = IncrementalPCA(n_components=most)
-    with np.errstate(divide="ignore", invalid="ignore"):  # of a single row, or of rows that are all the same
+    with np.errstate(divide="ignore", invalid="ignore"):  # a single row, or identical rows
         for _, slab in data.slabs(most, "samples read for PCA", progress):
             pca.partial_fit(slab)
     kept = np.cumsum(np.nan_to_num(pca.explained_variance_ratio_))
@@ -218,7 +215,7 @@ def _reduce(data: Features, progress: Progress | None) -> tuple[IncrementalPCA, 
 def _neighbourhoods(
     data: Features, pca: IncrementalPCA, n_components: int, clusters: int, seed: int, progress: Progress | None
 ) -> NDArray[np.int32]:
-    """``(q,)``: the nearest of the centres that k-means finds on as many samples as fit."""
+    """``(q,)``: the neighbourhood (nearest k-means centre) of each sample."""
     axes = np.ascontiguousarray(pca.components_[:n_components].T, dtype=data.dtype)
     mean = pca.mean_.astype(data.dtype)
 
@@ -236,19 +233,19 @@ def _neighbourhoods(
     sample = np.concatenate(pieces)
     del pieces
     if len(sample) < clusters:
-        hint = "K-means works on a random sample of a dataset of this size."
+        hint = "K-means runs on a random subset of a dataset of this size."
         raise InvalidParameter.of("clusters", clusters, f"at most {len(sample) // 2}", hint)
     kmeans = KMeans(
         clusters, max_iter=MOST_ITERATIONS, n_init=STARTS, random_state=int(random_words(1, "k-means", seed)[0] >> 32)
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fewer distinct samples than clusters: some neighbourhoods stay empty
+        warnings.simplefilter("ignore")  # with fewer distinct samples than clusters some neighbourhoods stay empty
         kmeans.fit(sample)
     if len(sample) == data.n_samples:
         return np.asarray(kmeans.labels_, dtype=np.int32)
     del sample
     neighbourhoods = np.empty(data.n_samples, dtype=np.int32)
-    for start, slab in data.slabs(1, "samples given to neighbourhoods", progress):
+    for start, slab in data.slabs(1, "samples assigned to neighbourhoods", progress):
         neighbourhoods[start : start + len(slab)] = kmeans.predict(reduced(slab))
     return neighbourhoods
 
@@ -259,13 +256,13 @@ def _check_broadcast(
     n_samples = int(sizes.sum())
     if n_broadcast <= broadcast_cap * n_samples:
         return
-    # As many as are dense now, but not so many that an average one has less than two samples for each worker.
+    # The number of dense clusters now, limited so that the average cluster has at least two samples per worker.
     dense = int(np.count_nonzero(sizes > n_workers))
     better = max(1, min(dense, clusters - 1, n_samples // (2 * n_workers)))
     raise InvalidParameter.of(
         "clusters",
         clusters,
-        f"such that at most {broadcast_cap:.3g} of the {n_samples} samples are broadcast",
-        f"{n_broadcast} would be: {clusters - dense} neighbourhoods have no more samples than there are workers "
-        f"({n_workers}). Try clusters={better}, or fewer; or raise broadcast_cap.",
+        f"small enough that at most {broadcast_cap:.3g} of the {n_samples} samples are broadcast",
+        f"{n_broadcast} samples would be broadcast: {clusters - dense} neighbourhoods have at most {n_workers} "
+        f"samples, the number of workers. Try clusters={better}, or fewer, or raise broadcast_cap.",
     )

@@ -1,7 +1,4 @@
-"""What a sharding is: ranks, what is broadcast, and how many samples of each class every shard has.
-
-Stratified sharding: the same classes on every worker.
-"""
+"""The :class:`Sharding` type, class counts per shard, and stratified sharding."""
 
 from __future__ import annotations
 
@@ -19,21 +16,26 @@ from dshuffle.planning.types import Ranks, Samples
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sharding:
-    """An assignment made offline.
+    """A first assignment computed offline.
 
     Parameters
     ----------
     ranks
-        ``(q,)`` int32: the worker of each sample. Partition sizes differ by at most one, with and without the samples
-        to broadcast.
+        ``(q,)`` int32: the worker of each sample. Partition sizes differ by at most one, with and without the
+        broadcast samples.
     n_workers
-        Their number.
+        Number of workers.
     broadcast
-        Ascending int64: the samples that every worker trains on, as paper 002 has it. In a session
-        (``Shuffler(sharding=...)`` with this, or with its name once it is stored) they are with every worker in every
-        epoch: the one exception to exactly once. Each has a rank too: give ``ranks`` alone to have none.
+        Ascending int64: the samples that every worker trains on. In a session (``Shuffler(sharding=...)`` with this
+        object or with the name of a stored sharding) every worker holds them in every epoch. They are the only
+        exception to training on each sample exactly once. Each of them has a rank as well; pass ``ranks`` alone to
+        broadcast nothing.
     neighbourhoods
-        ``(k,)`` int64, descending: samples in each neighbourhood, if that is by what they were dealt.
+        ``(k,)`` int64, descending: number of samples in each neighbourhood, for a distribution-aware sharding.
+
+    References
+    ----------
+    Provatas et al. (2021), section III-B, on broadcast samples; see docs/papers.md.
 
     Examples
     --------
@@ -55,12 +57,12 @@ class Sharding:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """``(n_workers,)``: samples in each shard, broadcast ones included."""
+        """``(n_workers,)``: number of samples in each shard, including broadcast samples."""
         own = np.bincount(self.ranks, minlength=self.n_workers)
         return own - np.bincount(self.ranks[self.broadcast], minlength=self.n_workers) + len(self.broadcast)
 
     def counts(self, labels: ArrayLike) -> NDArray[np.int64]:
-        """``(classes, n_workers)``: samples of each class in each shard, broadcast ones included."""
+        """``(classes, n_workers)``: number of samples of each class in each shard, including broadcast samples."""
         codes, classes = label_codes(labels, len(self.ranks))
         n_classes = len(classes)
         counts = class_counts(codes, self.ranks, n_classes, self.n_workers)
@@ -74,7 +76,7 @@ class Sharding:
 def class_counts(
     codes: NDArray[np.int32], ranks: NDArray[np.int32], n_classes: int, n_workers: int
 ) -> NDArray[np.int64]:
-    """``(n_classes, n_workers)``: samples of each class that each worker has.
+    """``(n_classes, n_workers)``: number of samples of each class on each worker.
 
     Examples
     --------
@@ -87,35 +89,36 @@ def class_counts(
 
 
 def stratified(labels: ArrayLike, n_workers: int, *, seed: int = 0) -> Ranks:
-    """Deal every class out to the workers in turn.
+    """Deal the samples of each class to the workers in turn.
 
     Parameters
     ----------
     labels
         ``(q,)`` integers, the class of each sample.
     n_workers
-        At most q.
+        Number of workers, at most q.
     seed
-        Any integer.
+        Seed of the random order, any integer.
 
     Returns
     -------
     (q,) int32
-        The worker of each sample. Of each class, and of all samples, workers get equally many or one more.
+        The worker of each sample. The number of samples per worker differs by at most one, for each class and in
+        total.
 
     Raises
     ------
     InvalidParameter
-        If labels are not one-dimensional, not integral or all distinct, or there are fewer samples than workers.
+        If labels are not one-dimensional, not integers or all distinct, or if there are fewer samples than workers.
 
     Warns
     -----
     ShardingWarning
-        If a class has fewer samples than there are workers, some of which then get none of it.
+        If a class has fewer samples than there are workers, so that some workers do not get any of them.
 
     References
     ----------
-    Paper 002, section III-A and Fig. 4.
+    Provatas et al. (2021), section III-A and Fig. 4; see docs/papers.md.
 
     Examples
     --------
@@ -129,8 +132,8 @@ def stratified(labels: ArrayLike, n_workers: int, *, seed: int = 0) -> Ranks:
     if len(small):
         least = small[sizes[small].argmin()]
         warnings.warn(
-            f"{len(small)} of {len(classes)} classes have fewer samples than there are workers ({n_workers}), some of "
-            f"which get none of them; the smallest is {classes[least]} with {sizes[least]}",
+            f"{len(small)} of {len(classes)} classes have fewer samples than there are workers ({n_workers}), so some "
+            f"workers get no samples of them; the smallest is {classes[least]} with {sizes[least]} samples",
             ShardingWarning,
             stacklevel=2,
         )

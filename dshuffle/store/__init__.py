@@ -1,4 +1,4 @@
-"""Datasets in Zarr: create, open, read rows chunk by chunk, verify. The only package that imports zarr."""
+"""Create, open, read and verify datasets in Zarr. Only this package imports zarr."""
 
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset, open_dataset

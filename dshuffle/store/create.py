@@ -1,4 +1,4 @@
-"""Writing a dataset: all is checked before a byte is written, and what stood there stays until the end."""
+"""Write a dataset. All inputs are checked first, and on local paths an existing dataset is kept until the end."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from dshuffle.store.dataset import MARK, Dataset, open_dataset
 from dshuffle.store.sources.source import RowSource
 
 _CHUNK_NBYTES = 4 << 20
-# NumPy arrays are handed to zarr in pieces of so many bytes: enough chunks to write several at a time.
+# NumPy arrays are passed to zarr in slabs of this many bytes, enough to write several chunks at a time.
 _SLAB_NBYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How many samples are in a chunk, and in a shard of chunks; ``None`` for the default."""
+    """Number of samples in a chunk and in a shard of chunks; ``None`` for the default."""
 
     chunk_rows: int | None = None
     shard_rows: int | None = None
@@ -45,7 +45,7 @@ class Cut:
         Raises
         ------
         InvalidParameter
-            If one of them is no positive integer, or a shard does not consist of whole chunks.
+            If one of them is not a positive integer, or a shard does not consist of whole chunks.
         """
         chunk = _positive("chunk_rows", chunk_rows, "chunks of about 4 MiB")
         shard = _positive("shard_rows", shard_rows, "no shards")
@@ -59,7 +59,7 @@ class Cut:
         return cls(chunk, shard)
 
     def for_array(self, n_samples: int, row_nbytes: int) -> tuple[int, int | None]:
-        """Samples in a chunk and in a shard of an array, neither larger than it needs."""
+        """Return the samples in a chunk and in a shard of an array, limited to the length of the array."""
         chunk = min(self.chunk_rows or max(1, _CHUNK_NBYTES // max(1, row_nbytes)), n_samples)
         if self.shard_rows is None:
             return chunk, None
@@ -83,39 +83,40 @@ def create_dataset(
     overwrite: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
-    """Write arrays that share their first axis as a dataset: a Zarr v3 group, which any Zarr reader opens.
+    """Write arrays that share their first axis as a dataset: a Zarr v3 group that any Zarr reader can open.
 
-    On a local path the dataset is written beside its place and moved there when it is whole. On other stores
-    it is written in place and marked as complete at the end; what is not complete does not open.
+    On a local path the dataset is written to a temporary folder beside the target and renamed when it is complete. On
+    other stores it is written in place and marked as complete at the end. An incomplete dataset cannot be opened.
 
     Parameters
     ----------
     url
-        A local path (of a mounted file system, too) or ``file://``, ``s3://bucket/prefix``,
-        ``nfs://server/export/path``, ``memory://name`` (this process only), or what fsspec knows.
+        A local path (including mounted file systems) or a URL: ``file://``, ``s3://bucket/prefix``,
+        ``nfs://server/export/path``, ``memory://name`` (this process only), or any scheme that fsspec knows.
     arrays
-        Name -> NumPy or Dask array, or what :func:`numpy.asarray` takes; ``(n_samples, ...)`` of any dtype of
-        fixed size. Values are kept; Zarr v3 knows neither big-endian items nor padding between the fields of
-        a structured dtype, so both are dropped. Dask arrays are written chunk by chunk by the Dask scheduler
-        in use, whose workers must reach the URL. A :class:`~dshuffle.store.sources.source.RowSource` (see
-        :func:`~dshuffle.store.read_sources`) is read slab by slab, 32 MiB or one chunk at a time.
+        Name -> NumPy or Dask array, or anything that :func:`numpy.asarray` accepts; ``(n_samples, ...)`` of any dtype
+        of fixed size. Values are kept. Zarr v3 does not support big-endian items or padding between the fields of a
+        structured dtype, so dtypes are made little-endian and packed. Dask arrays are written chunk by chunk by the
+        Dask scheduler in use, whose workers must be able to reach the URL. A
+        :class:`~dshuffle.store.sources.source.RowSource` (see :func:`~dshuffle.store.read_sources`) is read in slabs
+        of 32 MiB or one chunk.
     chunk_rows
         Samples in a chunk. By default each array's chunks hold about 4 MiB.
     shard_rows
-        Samples in a shard, a multiple of ``chunk_rows``: one file or object of many chunks, each of which can be
-        read by itself. By default each chunk is a file or object.
+        Samples in a shard, a multiple of ``chunk_rows``. A shard is one file or object of many chunks, each of which
+        can be read separately. By default each chunk is a file or object.
     overwrite
         Replace an existing Zarr group. Nothing else is ever replaced.
     storage_options
-        As for :func:`~dshuffle.store.open_dataset`.
+        Options of the store, as for :func:`~dshuffle.store.open_dataset`.
 
     Raises
     ------
     InvalidParameter
-        If arrays differ in length, have no samples, or a name, dtype, ``chunk_rows`` or ``shard_rows`` that cannot
-        be written. Nothing has been written then.
+        If arrays differ in length or have no samples, or if a name, dtype, ``chunk_rows`` or ``shard_rows`` cannot be
+        written. Nothing is written in this case.
     DatasetExists
-        If something stands at the URL that may not be replaced.
+        If something exists at the URL that may not be replaced.
 
     Examples
     --------
@@ -141,7 +142,7 @@ def create_dataset(
                     in_process=is_memory(url),
                 )
             except DatasetError:
-                raise  # of the source, some of which are OSErrors too
+                raise  # raised by the source; some are also OSErrors
             except OSError as exc:
                 raise DatasetError(f"cannot write to {url}: {type(exc).__name__}: {exc}") from exc
     return open_dataset(url, storage_options=storage_options)
@@ -153,9 +154,11 @@ def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:
     checked = {name: _checked_array(name, value) for name, value in arrays.items()}
     lengths = {name: len(array) for name, array in checked.items()}
     if len(set(lengths.values())) > 1:
-        raise InvalidParameter.of("arrays", lengths, "arrays of one length", "The first axis is that of the samples.")
+        raise InvalidParameter.because(
+            "arrays", f"their lengths differ: {lengths}", "The first axis of every array must be the samples."
+        )
     if 0 in lengths.values():
-        raise InvalidParameter.of("arrays", lengths, "arrays of at least one sample")
+        raise InvalidParameter.because("arrays", f"their lengths are {lengths}", "Give at least one sample.")
     return checked
 
 
@@ -164,7 +167,7 @@ def _checked_array(name: object, value: Any) -> Any:
         raise InvalidParameter.of("array name", name, "a string without '/' that does not start with '__' or '.'")
     label = f"arrays[{name!r}]"
     if isinstance(value, np.ma.MaskedArray):
-        raise InvalidParameter.of(label, "a masked array", "without a mask", "Use its .filled() values.")
+        raise InvalidParameter.because(label, "it is a masked array", "Use its .filled() values.")
     if isinstance(value, da.Array):
         if any(math.isnan(size) for size in value.shape):
             raise InvalidParameter.of(
@@ -174,19 +177,23 @@ def _checked_array(name: object, value: Any) -> Any:
         try:
             value = np.asarray(value)
         except ValueError as exc:
-            raise InvalidParameter.of(label, type(value).__name__, "an array", f"NumPy says: {exc}.") from exc
+            raise InvalidParameter.because(
+                label,
+                f"NumPy cannot convert this {type(value).__name__} to an array ({exc})",
+                "All samples must have the same shape.",
+            ) from exc
     if value.ndim == 0:
-        raise InvalidParameter.of(f"{label}.shape", (), "at least one axis, that of the samples")
+        raise InvalidParameter.of(f"{label}.shape", (), "(n_samples, ...)")
     dtype = _storable(f"{label}.dtype", value.dtype)
-    # NumPy arrays are converted while they are written, so that no copy of the whole is made.
+    # NumPy arrays are converted while they are written, to avoid copying the whole array.
     return value.astype(dtype) if isinstance(value, da.Array) and value.dtype != dtype else value
 
 
 def _storable(label: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype that Zarr v3 stores for one of NumPy's, tried out: what it cannot it may store wrongly."""
+    """Return the dtype in which Zarr v3 stores a NumPy dtype, after a trial: Zarr may store some dtypes wrongly."""
     allowed = "a dtype of fixed size that Zarr v3 can store"
     if dtype.hasobject or dtype.kind in "OT":
-        raise InvalidParameter.of(label, str(dtype), allowed, "Cast it to numbers or fixed strings.")
+        raise InvalidParameter.of(label, str(dtype), allowed, "Cast it to numbers or fixed-length strings.")
     stored = _packed_little_endian(dtype)
     try:
         with _unstable_dtypes_allowed():
@@ -200,7 +207,7 @@ def _storable(label: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
             label,
             str(dtype),
             allowed,
-            "Zarr would change it; fields that are arrays must become arrays of their own.",
+            "Zarr would change it; store fields that are arrays as separate arrays.",
         )
     return stored
 
@@ -215,16 +222,18 @@ def _packed_little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _refuse_what_stands_there(url: str, overwrite: bool, storage_options: Mapping[str, Any] | None) -> None:
     found = standing_at(url, storage_options)
     if found == GROUP and not overwrite:
-        raise DatasetExists(f"{url} exists already; replace it with overwrite=True (--overwrite)")
+        raise DatasetExists(f"{url} already exists; replace it with overwrite=True (--overwrite)")
     if found not in ("", GROUP, "an empty folder"):
-        raise DatasetExists(f"{url} is {found}; only a Zarr group is ever replaced, so choose another place")
+        raise DatasetExists(f"{url} is {found}; only a Zarr group can be replaced, so choose another URL")
 
 
 def _refuse_own_source(url: str, arrays: Mapping[str, Any]) -> None:
-    # A local dataset is written beside its place; elsewhere the source would be gone before it is read.
+    # A local dataset is written to a temporary folder. On other stores the source would be deleted before it is read.
     for name, array in arrays.items():
         if not is_local(url) and isinstance(array, RowSource) and (array.origin + "/").startswith(url + "/"):
-            raise InvalidParameter.of("url", url, f"another place than that of its source, array {name!r}")
+            raise InvalidParameter.of(
+                "url", url, f"different from the source of array {name!r}", "Write the dataset to another URL."
+            )
 
 
 def _write_beside(target: str, arrays: Mapping[str, Any], cut: Cut, overwrite: bool) -> None:
@@ -243,7 +252,7 @@ def _write_beside(target: str, arrays: Mapping[str, Any], cut: Cut, overwrite: b
             raise
         shutil.rmtree(beside + ".replaced", ignore_errors=True)
     except DatasetError:
-        raise  # of the source, some of which are OSErrors too
+        raise  # raised by the source; some are also OSErrors
     except OSError as exc:
         raise DatasetError(f"cannot write to {target}: {type(exc).__name__}: {exc}") from exc
     finally:
@@ -261,7 +270,7 @@ def _write(store: Store, arrays: Mapping[str, Any], cut: Cut, *, in_process: boo
         target = _create_array(group, name, array.shape, dtype, chunk, shard)
         rows = shard or chunk
         if isinstance(array, da.Array):
-            # One Dask block for every object: no two tasks write to the same one.
+            # One Dask block per stored object, so that no two tasks write to the same object.
             sources.append(array.rechunk({0: rows, **dict.fromkeys(range(1, array.ndim), -1)}))
             targets.append(target)
             continue
@@ -269,7 +278,7 @@ def _write(store: Store, arrays: Mapping[str, Any], cut: Cut, *, in_process: boo
         for start in range(0, len(array), slab):
             target[start : start + slab] = array[start : start + slab].astype(dtype, copy=False)
     if sources:
-        # A store in memory is this process's: workers of a cluster would each fill their own.
+        # A memory store exists in this process only: workers of a cluster would each fill their own.
         with dask.config.set(scheduler="threads") if in_process else contextlib.nullcontext():
             da.store(sources, targets, lock=False)
     group.attrs[MARK] = {"version": 1, "complete": True}
@@ -290,19 +299,20 @@ def _create_array(
         dtype=dtype,
         chunks=(chunk_rows, *across),
         shards=None if shard_rows is None else (shard_rows, *across),
-        # Rows of floats hardly compress and re-reading them is the hot path, so they are stored as they are;
-        # the checksum turns a flipped bit or a cut-off file into an error.
+        # Floats hardly compress and re-reading them is the hot path, so rows are stored uncompressed. The checksum
+        # turns a flipped bit or a truncated file into an error.
         filters=(),
         serializer=BytesCodec(),
         compressors=(Crc32cCodec(),),
-        # Chunks of zeros are written too, so that a chunk which is not there has been lost.
+        # Chunks of zeros are written too, so that a missing chunk is known to be lost.
         config={"write_empty_chunks": True},
     )
 
 
 @contextlib.contextmanager
 def _unstable_dtypes_allowed() -> Iterator[None]:
-    # Fixed strings and structs have no Zarr v3 specification yet; the documentation says so, not every write.
+    # Fixed-length strings and structs do not have a Zarr v3 specification yet. The documentation says so, so do not
+    # warn at every write.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnstableSpecificationWarning)
         yield

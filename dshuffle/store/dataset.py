@@ -22,27 +22,27 @@ from dshuffle.store.backends.chunk_cache import ChunkCache, cache_nbytes
 from dshuffle.store.backends.metered import Meter, MeteredStore
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 
-#: The group attribute that marks what dshuffle wrote.
+#: Group attribute that marks a group written by dshuffle.
 MARK = "dshuffle"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Dataset:
-    """Arrays in a store that share their first axis; made by :func:`open_dataset` or :func:`create_dataset`.
+    """Arrays in a store that share their first axis, from :func:`open_dataset` or :func:`create_dataset`.
 
-    It may be used from several threads at once. Pickled, it is its URL and storage options, and opens them
-    again.
+    A dataset may be used from several threads at once. Its pickle holds the URL and the storage options, and
+    unpickling opens the dataset again.
 
     Parameters
     ----------
     url
-        Where it stands; local paths are absolute.
+        URL of the dataset; local paths are absolute.
     n_samples
         Length of the first axis.
     arrays
         Name -> dtype, shape of one sample, samples in a chunk.
     layout
-        Where each array stands in a row.
+        Position of each array in a row.
     """
 
     url: str
@@ -56,32 +56,32 @@ class Dataset:
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of one sample over all arrays."""
+        """Bytes of one sample, summed over all arrays."""
         return self.layout.nbytes
 
     @property
     def read_by(self) -> dict[str, str]:
         """Name -> ``"direct"`` for arrays whose chunks are read without zarr's codec pipeline, else ``"zarr"``.
 
-        Direct are those whose chunks (inner chunks, if sharded) span all axes but the first, without codecs or with
-        crc32c, zstd, gzip or blosc alone.
+        An array is read directly if its chunks (inner chunks, if sharded) span all axes except the first, and if its
+        only codecs are crc32c, zstd, gzip and blosc.
         """
         return {name: "zarr" if source.direct is None else "direct" for name, source in self._sources.items()}
 
     @property
     def traffic(self) -> StoreTraffic:
-        """What reading through this object has cost so far; the difference of two is what lies between."""
+        """Traffic of this object so far; subtract two values for the traffic between them."""
         return self._meter.traffic
 
     def read_rows(self, ids: ArrayLike, *, memory_budget: int = reader.MEMORY_BUDGET) -> dict[str, NDArray[Any]]:
-        """Read samples, each chunk that holds any of them once.
+        """Read samples; each chunk that holds any of them is read once.
 
         Parameters
         ----------
         ids
-            ``(n,)`` integers in ``[0, n_samples)``: any order, repeated or not.
+            ``(n,)`` integers in ``[0, n_samples)``, in any order; they may repeat.
         memory_budget
-            Bytes of chunks in flight at a time; a larger chunk still goes through, alone.
+            Bytes of chunks in flight at a time. A larger chunk is read alone.
 
         Returns
         -------
@@ -91,7 +91,7 @@ class Dataset:
         Raises
         ------
         InvalidParameter
-            If an id is no sample.
+            If an id is out of range.
         CorruptChunk
             If a chunk is missing, truncated or fails its checksum.
 
@@ -122,10 +122,10 @@ class Dataset:
         memory_budget: int = reader.MEMORY_BUDGET,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        """Read samples ``ids`` into ``rows[slots]`` of a packed byte matrix, each chunk once.
+        """Read samples ``ids`` into ``rows[slots]`` of a packed byte matrix; each chunk is read once.
 
-        What this needs beside ``rows`` stays within the budget. After an error some of ``rows[slots]`` may
-        have been written, and nothing writes to them any more.
+        Memory use beyond ``rows`` stays within the budget. After an error some of ``rows[slots]`` may have been
+        written, but nothing writes to them once this method has raised.
 
         Parameters
         ----------
@@ -136,14 +136,14 @@ class Dataset:
         ids
             ``(n,)`` integers in ``[0, n_samples)``.
         memory_budget
-            Bytes of chunks in flight at a time; a larger chunk still goes through, alone.
+            Bytes of chunks in flight at a time. A larger chunk is read alone.
         stop
-            Asked before each chunk; once it says yes, no more are read.
+            Called before each read; reading ends once it returns true.
 
         Raises
         ------
         DatasetError
-            If ``stop`` said yes.
+            If ``stop`` returned true.
         InvalidParameter
             If the matrix does not fit the layout, or a slot or an id does not exist.
         CorruptChunk
@@ -158,17 +158,19 @@ class Dataset:
             and rows.flags.writeable
         ):
             found = f"{type(rows).__name__} {getattr(rows, 'dtype', '')} {getattr(rows, 'shape', '')}".strip()
-            raise InvalidParameter.of(
-                "rows", found, f"a writeable, C-contiguous (capacity, {self.row_nbytes}) uint8 matrix"
+            raise InvalidParameter.because(
+                "rows",
+                f"it is not a writeable, C-contiguous (capacity, {self.row_nbytes}) uint8 matrix (found {found})",
+                "Allocate it with the layout's empty().",
             )
         samples = self._checked_ids(ids)
         places = _checked_indices("slots", slots, len(rows), "slots of rows")
         if places.size != samples.size:
-            raise InvalidParameter.of("slots", f"{places.size} slots", f"as many as ids ({samples.size})")
+            raise InvalidParameter.of("len(slots)", places.size, f"the number of ids ({samples.size})")
         taken = np.zeros(len(rows), dtype=np.bool_)
         taken[places] = True
         if np.count_nonzero(taken) != places.size:
-            raise InvalidParameter.of("slots", f"{places.size} slots with repeats", "distinct slots")
+            raise InvalidParameter.because("slots", "some slots are repeated", "Give distinct slots.")
         fields = self.layout.dtype.fields
         assert fields is not None
         sinks = [reader.Sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
@@ -197,7 +199,7 @@ class Dataset:
         return _checked_indices("ids", ids, self.n_samples, "samples")
 
     def __repr__(self) -> str:
-        # Storage options may hold secrets, so they never appear here.
+        # Storage options may hold secrets and must not appear here.
         arrays = ", ".join(f"{name}: {info.dtype} {info.shape}" for name, info in self.arrays.items())
         return f"<Dataset {self.url!r}, {self.n_samples} samples of {self.row_nbytes} bytes ({arrays})>"
 
@@ -214,34 +216,35 @@ def open_dataset(
 ) -> Dataset:
     """Open a dataset: any Zarr group (v2 or v3) whose arrays share their first axis.
 
-    Whoever made it, arrays may be chunked in any way, sharded or compressed. In a dataset made by
-    :func:`create_dataset` a chunk that is not there is an error; in any other it stands for the fill value,
-    as the Zarr specification has it.
+    The group does not have to come from dshuffle. Its arrays may be chunked in any way, sharded or compressed. In a
+    dataset from :func:`create_dataset` a missing chunk is an error. In any other group a missing chunk is read as the
+    fill value, as the Zarr specification says.
 
     Parameters
     ----------
     url
-        A local path (of a mounted file system, too) or ``file://``, ``s3://bucket/prefix``,
-        ``nfs://server/export/path``, ``memory://name`` (this process only), or what fsspec knows.
+        A local path (including mounted file systems) or a URL: ``file://``, ``s3://bucket/prefix``,
+        ``nfs://server/export/path``, ``memory://name`` (this process only), or any scheme that fsspec knows.
     storage_options
-        For S3 ``access_key_id``, ``secret_access_key``, ``session_token``, ``region``, ``endpoint``,
-        ``skip_signature`` and obstore's other options, or s3fs's names for them (``key``, ``secret``,
-        ``endpoint_url``, ``client_kwargs``, ...); what is missing comes from ``AWS_ACCESS_KEY_ID``,
-        ``AWS_ENDPOINT_URL``, .... An endpoint without TLS must say ``http://``. For other schemes what fsspec takes.
-        For all stores ``max_retries`` (7) and ``timeout`` (60 s), see ``Patience``.
+        Options of the store. For S3: ``access_key_id``, ``secret_access_key``, ``session_token``, ``region``,
+        ``endpoint``, ``skip_signature`` and obstore's other options, or s3fs's names for them (``key``, ``secret``,
+        ``endpoint_url``, ``client_kwargs``, ...). Missing options come from ``AWS_ACCESS_KEY_ID``,
+        ``AWS_ENDPOINT_URL``, .... The URL of an endpoint without TLS must begin with ``http://``. For other schemes:
+        the options of fsspec. For all stores except ``memory://``: ``max_retries`` (7) and ``timeout`` (60 s); see
+        ``Patience``.
     chunk_cache
-        Bytes (or ``"256 MiB"``) of chunks, as stored, that each process keeps in memory from one epoch to the next;
-        by default none. It counts for arrays whose chunks span all axes but the first.
+        Bytes (or ``"256 MiB"``) of stored chunks that each process keeps in memory between epochs; by default none.
+        It applies to arrays whose chunks span all axes except the first.
 
     Raises
     ------
     InvalidParameter
-        If an option is not known.
+        If an option is unknown.
     DatasetNotFound
-        If nothing stands there, or something that is no Zarr group.
+        If nothing exists at the URL, or something other than a Zarr group.
     DatasetError
-        If the store cannot be reached or refuses, or the group has no arrays, arrays of different lengths, or items
-        of variable length.
+        If the store cannot be reached or refuses access, or the group has no arrays, arrays of different lengths, or
+        items of variable length.
 
     Examples
     --------
@@ -258,12 +261,12 @@ def open_dataset(
     nbytes = cache_nbytes(chunk_cache)
     found = standing_at(url, storage_options)
     if not found:
-        hint = " (memory:// URLs exist in the process that made them only)" if url.startswith("memory://") else ""
+        hint = " (memory:// URLs exist only in the process that created them)" if url.startswith("memory://") else ""
         raise DatasetNotFound(
-            f"nothing stands at {url}{hint}; make a dataset with create_dataset (dshuffle dataset create)"
+            f"no dataset exists at {url}{hint}; create one with create_dataset (dshuffle dataset create)"
         )
     if found != GROUP:
-        raise DatasetNotFound(f"{url} is {found}; a dataset is a Zarr group of arrays")
+        raise DatasetNotFound(f"{url} is {found}, but a dataset is a Zarr group of arrays")
     meter = Meter()
     store = MeteredStore(open_store(url, storage_options, read_only=True, on_retry=meter.count_retry), meter)
     cache = ChunkCache(store, nbytes, meter) if nbytes else None
@@ -277,7 +280,7 @@ def open_dataset(
         raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
     if isinstance(mark, Mapping):
         if not mark.get("complete"):
-            raise DatasetError(f"writing the dataset at {url} was never finished; create it again with overwrite=True")
+            raise DatasetError(f"the dataset at {url} was never finished; create it again with overwrite=True")
         store.absent_is_error = True
     sources = {name: StoredArray.of(url, name, array, cache) for name, array in arrays.items()}
     lengths = {name: array.shape[0] for name, array in arrays.items()}
@@ -308,19 +311,19 @@ def _reopen(url: str, storage_options: Mapping[str, Any] | None, chunk_cache: in
 def _checked_indices(name: str, values: ArrayLike, stop: int, what: str) -> NDArray[np.int64]:
     array = np.asarray(values)
     if array.ndim != 1:
-        raise InvalidParameter.of(name, f"an array of shape {array.shape}", "one-dimensional")
+        raise InvalidParameter.of(f"{name}.shape", array.shape, "one-dimensional")
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     if array.dtype == np.bool_:
-        raise InvalidParameter.of(name, "a boolean mask", "integers", "Use numpy.flatnonzero(mask).")
+        raise InvalidParameter.because(name, "it is a boolean mask, not integers", "Use numpy.flatnonzero(mask).")
     if array.dtype.kind not in "iu":
-        raise InvalidParameter.of(name, f"an array of {array.dtype}", "integers")
+        raise InvalidParameter.of(f"{name}.dtype", str(array.dtype), "a dtype of integers")
     if array.min() < 0 or array.max() >= stop:
         first = int(np.flatnonzero((array < 0) | (array >= stop))[0])
         raise InvalidParameter.of(
             f"{name}[{first}]",
             int(array[first]),
-            f"in [0, {stop}), the {what}",
-            "Indices do not wrap around.",
+            f"in [0, {stop}), the range of the {what}",
+            "Negative indices are not supported.",
         )
     return array.astype(np.int64, copy=False)

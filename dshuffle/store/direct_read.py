@@ -1,8 +1,8 @@
-"""Chunks read without zarr's machinery, where their bytes are rows one after the other.
+"""Read chunks without zarr's codec pipeline if their decoded bytes are consecutive rows.
 
-For a chunk of 256 KiB zarr's codec pipeline takes as long as fetching it, for one of 64 KiB longer. It is not needed
-where chunks span all axes but the first and their codecs turn bytes into bytes: then the object that the store holds
-is checked, decompressed if need be, and rows are copied straight out of it. All other arrays go through zarr.
+For a chunk of 256 KiB zarr's codec pipeline takes as long as fetching it, and longer for one of 64 KiB. The pipeline
+is not needed if chunks span all axes except the first and the codecs turn bytes into bytes. The stored object is then
+checked and decompressed here, and its rows are copied directly to their target. All other arrays go through zarr.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dshuffle.store.backends.chunk_cache import ChunkCache
 
 Bytes = NDArray[np.uint8]
 Decoder = Callable[[Any], Any]
-#: The index entries of a shard whose reading is under way or done; one dictionary a call of the reader.
+#: Shard -> task that reads the index of this shard; one dictionary per call of the reader.
 Indexes = dict[int, "asyncio.Task[NDArray[np.uint64] | None]"]
 
 _ABSENT = np.iinfo(np.uint64).max
@@ -37,24 +37,24 @@ _ABSENT = np.iinfo(np.uint64).max
 
 @dataclass(frozen=True, slots=True)
 class DirectArray:
-    """How the chunks of an array lie in its store.
+    """An array whose chunks can be read without zarr's codec pipeline.
 
     Parameters
     ----------
     array
         The array.
     store
-        Whom to ask for chunks.
+        Store that chunks are fetched from.
     cached
-        Whether the store keeps answers.
+        Whether the store caches answers.
     decoders
-        What undoes each codec, the last one first.
+        Functions that undo the codecs, last codec first.
     chunk_nbytes
         Decoded bytes of a chunk.
     shard_chunks
-        Chunks in a shard; 0 if the array is not sharded.
+        Number of chunks in a shard; 0 if the array is not sharded.
     index_first
-        Whether a shard begins, instead of ends, with its index.
+        Whether the index is at the start of a shard instead of the end.
     """
 
     array: Array[Any]
@@ -67,7 +67,7 @@ class DirectArray:
 
     @classmethod
     def of(cls, array: Array[Any], cache: ChunkCache | None = None) -> DirectArray | None:
-        """How to read an array directly; ``None`` if only zarr can."""
+        """Return a direct reader for an array, or ``None`` if only zarr can read it."""
         outer = array.shards or array.chunks
         if not (array.chunks[1:] == outer[1:] == array.shape[1:]) or not math.prod(array.shape[1:]):
             return None
@@ -95,23 +95,23 @@ class DirectArray:
 
     @property
     def decompresses(self) -> bool:
-        """Whether decoding does more than compare checksums."""
+        """Whether decoding does more than verify checksums."""
         return any(decoder is not _checked for decoder in self.decoders)
 
     async def fetch(self, chunks: list[int], indexes: Indexes) -> list[Bytes] | None:
-        """The stored bytes of some chunks.
+        """Fetch the stored bytes of some chunks.
 
         Parameters
         ----------
         chunks
-            Their numbers, ascending; of a sharded array neighbours in one shard.
+            Ascending chunk numbers. For a sharded array, consecutive chunks of one shard.
         indexes
-            Of the shards that this call of the reader has met: no index is fetched twice.
+            Indexes of the shards read so far in this call of the reader, so that no index is fetched twice.
 
         Returns
         -------
         list of (nbytes,) uint8 arrays, or None
-            ``None`` if one of the chunks is not there and so stands for the fill value.
+            ``None`` if a chunk is missing, so that its rows have the fill value.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class DirectArray:
         last -= shard * self.shard_chunks
         in_array = math.ceil(self.array.shape[0] / self.array.chunks[0]) - shard * self.shard_chunks
         if first == 0 and last == min(self.shard_chunks, in_array):
-            # Wanted whole: one request, the index comes with it.
+            # The whole shard is wanted: one request fetches it with its index.
             data = await self._get(shard, None)
             if data is None:
                 return None
@@ -149,25 +149,27 @@ class DirectArray:
             return None
         begin, end = min(start for start, _ in places), max(stop for _, stop in places)
         if end - begin > 2 * sum(stop - start for start, stop in places):
-            # Zarr does not promise that neighbours in the array are so in the file.
+            # Zarr does not guarantee that consecutive chunks are adjacent in the shard.
             return [await self._part(shard, start, stop) for start, stop in places]
         data = await self._part(shard, begin, end)
         return [data[start - begin : stop - begin] for start, stop in places]
 
     def decode(self, stored: Bytes) -> Bytes:
-        """The bytes of a chunk's rows.
+        """Decode a chunk into the bytes of its rows.
+
+        Decompressors may raise other exceptions too.
 
         Raises
         ------
         ValueError
-            If they fail their checksum or are too many or too few; whatever a decompressor raises.
+            If the bytes fail their checksum, or are too many or too few.
         """
         data: Any = stored
         for decoder in self.decoders:
             data = decoder(data)
         rows = np.frombuffer(data, dtype=np.uint8)
         if rows.size != self.chunk_nbytes:
-            raise ValueError(f"it holds {rows.size} bytes instead of {self.chunk_nbytes}")
+            raise ValueError(f"the chunk has {rows.size} bytes instead of {self.chunk_nbytes}")
         return rows
 
     @property
@@ -176,7 +178,7 @@ class DirectArray:
 
     def _index(self, data: Bytes) -> NDArray[np.uint64]:
         if data.size != self._index_nbytes:
-            raise ValueError("the shard is too short to hold its index")
+            raise ValueError("the shard is too short to contain its index")
         return np.frombuffer(_checked(data), dtype="<u8").reshape(self.shard_chunks, 2)
 
     async def _fetch_index(self, shard: int) -> NDArray[np.uint64] | None:
@@ -187,7 +189,7 @@ class DirectArray:
     async def _part(self, shard: int, start: int, stop: int) -> Bytes:
         data = await self._get(shard, RangeByteRequest(start, stop))
         if data is None:
-            raise ValueError("the shard has vanished since its index was read")
+            raise ValueError("the shard was deleted after its index was read")
         return data
 
     async def _get(self, outer: int, byte_range: ByteRequest | None) -> Bytes | None:
@@ -204,7 +206,7 @@ def _bytes(answer: Buffer) -> Bytes:
 
 
 def _places(entries: NDArray[np.uint64]) -> list[tuple[int, int]] | None:
-    """Start and end of each chunk in its shard; ``None`` if one is absent."""
+    """Return the start and end of each chunk in its shard, or ``None`` if a chunk is missing."""
     if (entries == _ABSENT).any():
         return None
     return [(start, start + size) for start, size in entries.tolist()]
@@ -223,13 +225,13 @@ def _decoders(codecs: Iterable[Any], dtype: np.dtype[Any]) -> tuple[Decoder, ...
 def _checked(data: Any) -> Any:
     body, stored = data[:-4], data[-4:]
     if google_crc32c.value(body) != int.from_bytes(stored, "little"):
-        raise ValueError("its checksum does not match its bytes")
+        raise ValueError("the checksum does not match the bytes")
     return body
 
 
 _DECODERS: dict[type[Any], Decoder] = {
     Crc32cCodec: _checked,
-    # Decompressing needs no parameters of those with which it was compressed.
+    # Decompression does not need the parameters used for compression.
     ZstdCodec: Zstd().decode,
     GzipCodec: GZip().decode,
     BloscCodec: Blosc().decode,

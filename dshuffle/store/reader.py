@@ -1,7 +1,7 @@
-"""Reading rows chunk by chunk: every chunk is fetched and decoded once, many at a time, within a byte budget.
+"""Read rows chunk by chunk. Each chunk is fetched and decoded once, many at a time, within a byte budget.
 
-All I/O runs on zarr's own event loop, whatever thread calls. A loop for every call is no faster (1,250 and
-1,300 MB/s for 4 MiB chunks on a local disk, 470 MB/s for both with 256 KiB), and fsspec's network file
+All I/O runs on zarr's own event loop, whichever thread calls. A separate loop for each call is not faster: 1,250 and
+1,300 MB/s for 4 MiB chunks on a local disk, and 470 MB/s for both with 256 KiB. In addition, fsspec's network file
 systems are bound to the loop of their first use.
 """
 
@@ -22,17 +22,17 @@ from dshuffle.rows import ByteMatrix
 from dshuffle.store.direct_read import DirectArray, Indexes
 from dshuffle.store.stored_array import StoredArray
 
-#: Bytes in flight at a time, by default.
+#: Default number of bytes in flight at a time.
 MEMORY_BUDGET = 64 << 20
 
-# Neighbouring bands are read in one call until they make this many bytes, where that helps: the chunks of a shard
-# then come in one request, and zarr's cost for a call (about 0.3 ms) is shared by many small chunks.
+# Consecutive bands are read in one call up to this many bytes, where that helps: the chunks of a shard then come in
+# one request, and many small chunks share zarr's cost per call (about 0.3 ms).
 _SPAN_NBYTES = 4 << 20
-# However small they are, no more reads than this run at a time.
+# Largest number of concurrent reads, however small they are.
 _MAX_IN_FLIGHT = 64
-# Below this, copying on zarr's loop takes less time than handing the copy to a thread.
+# Below this size, copying on zarr's loop takes less time than handing the copy to a thread.
 _THREAD_NBYTES = 1 << 20
-# The same for decompressing, which takes longer.
+# The same limit for decompression, which takes longer.
 _DECODE_NBYTES = 128 << 10
 
 Job = tuple[int, Callable[[], Awaitable[None]]]
@@ -40,7 +40,7 @@ Job = tuple[int, Callable[[], Awaitable[None]]]
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where the rows of one array go: the bytes from ``offset`` of some rows of a byte matrix; for one call."""
+    """Target of one array's rows in one call: the bytes from ``offset`` in the rows of a byte matrix."""
 
     source: StoredArray
     matrix: ByteMatrix
@@ -56,7 +56,7 @@ def read_rows(
     memory_budget: int,
     stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Scatter row ``ids[i]`` of every sink's source to row ``slots[i]`` of its matrix."""
+    """Copy row ``ids[i]`` of every sink's source to row ``slots[i]`` of its matrix."""
     order = np.argsort(ids)
     ids, slots = ids[order], slots[order]
     span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
@@ -67,20 +67,20 @@ def read_rows(
 def _until(stop: Callable[[], bool], jobs: Iterable[Job]) -> Iterator[Job]:
     for job in jobs:
         if stop():
-            raise DatasetError("reading was given up: nobody needs these samples any more")
+            raise DatasetError("reading was cancelled: these samples are no longer needed")
         yield job
 
 
 def cost(decoded_nbytes: int) -> int:
-    """Bytes in flight for chunks of a decoded size: those fetched and those decoded stand side by side."""
+    """Return the bytes in flight for chunks of a decoded size: the fetched and the decoded bytes together."""
     return 2 * decoded_nbytes
 
 
 async def run_bounded(jobs: Iterable[Job], budget: int) -> None:
-    """Run ``(cost, start)`` jobs, as many at a time as the budget allows; a larger one runs alone.
+    """Run ``(cost, start)`` jobs, as many at a time as the budget allows. A job larger than the budget runs alone.
 
-    After a failure no further job starts, those under way are waited for (they write to the caller's memory),
-    and the first error is raised.
+    After a failure no more jobs start. Running jobs are awaited, because they write to the caller's memory. Then the
+    first error is raised.
     """
     running: set[asyncio.Task[None]] = set()
     errors: list[BaseException] = []
@@ -101,7 +101,7 @@ async def run_bounded(jobs: Iterable[Job], budget: int) -> None:
     try:
         for nbytes, start in jobs:
             while n_running and (in_flight + nbytes > budget or n_running >= _MAX_IN_FLIGHT):
-                # asyncio.wait would look at all that run, each time that one ends.
+                # asyncio.wait would inspect all running jobs each time one ends.
                 ended.clear()
                 await ended.wait()
             if errors:
@@ -128,7 +128,7 @@ def _jobs(sink: Sink, ids: NDArray[np.int64], slots: NDArray[np.int64], span_nby
             yield cost(nbytes), partial(_read_span, sink, start, stop, ids[first:last], slots[first:last])
     elif direct.shard_chunks:
         if direct.cached:
-            max_bands = 1  # which neighbours are wanted along with a chunk changes from epoch to epoch
+            max_bands = 1  # the chunks wanted together differ between epochs
         for start, stop, first, last in spans(ids, chunk_rows, max_bands, direct.shard_chunks):
             chunks = list(range(start // chunk_rows, stop // chunk_rows))
             read = partial(_read_chunks, sink, direct, chunks, ids[first:last], slots[first:last])
@@ -148,13 +148,13 @@ def _jobs(sink: Sink, ids: NDArray[np.int64], slots: NDArray[np.int64], span_nby
 def spans(
     ids: NDArray[np.int64], chunk_rows: int, max_bands: int, shard_bands: int = 0
 ) -> list[tuple[int, int, int, int]]:
-    """Group sorted ids by what is read in one call; with ``shard_bands``, never of two shards.
+    """Group sorted ids into spans that are read in one call; with ``shard_bands`` a span stays within one shard.
 
     Returns
     -------
     list of (start, stop, first, last)
-        Rows ``start`` to ``stop``, at most ``max_bands`` neighbouring bands of which each is wanted, serve
-        ``ids[first:last]``.
+        Rows ``start`` to ``stop`` contain ``ids[first:last]``. They are at most ``max_bands`` consecutive bands, and
+        each band contains at least one id.
 
     Examples
     --------
@@ -204,7 +204,8 @@ async def _read_chunks(
     except (DatasetError, MemoryError):
         raise
     except Exception as exc:
-        # Absent, or the index of a shard: where several were asked for, ask for one at a time to learn which.
+        # A chunk is missing, or the index of a shard is damaged. Without shards, read several chunks one by one to find
+        # out which is missing.
         if len(chunks) > 1 and not direct.shard_chunks:
             return await _one_by_one(sink, direct, chunks, ids, slots)
         raise source.corrupt(_index(source, chunks[0]), exc) from exc
@@ -220,7 +221,7 @@ async def _read_chunks(
 async def _one_by_one(
     sink: Sink, direct: DirectArray | None, chunks: list[int], ids: NDArray[np.int64], slots: NDArray[np.int64]
 ) -> None:
-    """Read each chunk by itself; without ``direct`` through zarr, which knows the fill value of absent ones."""
+    """Read chunks one by one; if ``direct`` is ``None``, through zarr, which fills in missing chunks."""
     chunk_rows = sink.source.info.chunk_rows
     for chunk in chunks:
         start = chunk * chunk_rows
@@ -259,8 +260,8 @@ def _index(source: StoredArray, chunk: int) -> tuple[int, ...]:
 
 @numba.njit(nogil=True, cache=True)
 def _scatter(block, ids, start, matrix, offset, slots):  # type: ignore[no-untyped-def]
-    # Fancy indexing would first make a copy of the rows picked, and knows no view of some bytes of a packed
-    # row. The two slices matter: without them the inner loop is not vectorised, and five times slower.
+    # Fancy indexing would first copy the selected rows, and cannot write to a range of bytes of packed rows. The two
+    # slices matter: without them the inner loop is not vectorised and is five times slower.
     width = block.shape[1]
     for i in range(ids.size):
         source = block[ids[i] - start]

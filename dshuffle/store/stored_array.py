@@ -1,4 +1,4 @@
-"""One stored array: bands of rows and single chunks read from it, and which chunk a failure is due to."""
+"""One stored array: read bands of rows or single chunks, and find the chunk that made a read fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dshuffle.store.direct_read import DirectArray
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """What an array of a dataset holds.
+    """Dtype, sample shape and chunking of an array.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class ArrayInfo:
     chunk_rows
         Samples in a chunk (the inner chunk, if the array is sharded).
     shard_rows
-        Samples in a shard: a file or object of many chunks; ``None`` if each chunk is one by itself.
+        Samples in a shard (a file or object of many chunks); ``None`` if each chunk is a file or object.
     """
 
     dtype: np.dtype[Any]
@@ -43,8 +43,8 @@ class ArrayInfo:
 class StoredArray:
     """An array in a store.
 
-    A **band** is the unit of reading: ``chunk_rows`` consecutive rows over all other axes, so one chunk, or
-    several side by side where other axes are chunked as well.
+    A **band** is the unit of reading: ``chunk_rows`` consecutive rows across all other axes. It is one chunk, or
+    several chunks side by side if the array is chunked along other axes too.
     """
 
     url: str
@@ -55,20 +55,22 @@ class StoredArray:
 
     @classmethod
     def of(cls, url: str, name: str, array: Array[Any], cache: ChunkCache | None = None) -> StoredArray:
-        """Check that rows can be read from a Zarr array.
+        """Wrap a Zarr array after checking that rows can be read from it.
 
         Raises
         ------
         DatasetError
-            If it has no axis, or items of variable length.
+            If the array has no axis, or items of variable length.
         """
         if array.ndim == 0:
-            raise DatasetError(f"array {name!r} of {url} has no axis; every array must have samples along its first")
+            raise DatasetError(
+                f"array {name!r} of {url} has no axis; the first axis of every array must be the samples"
+            )
         dtype = array.dtype
         if dtype.hasobject or dtype.kind in "OT":
             raise DatasetError(
-                f"array {name!r} of {url} has items of variable length ({dtype}); rows need a dtype of fixed "
-                "size, such as fixed strings or integer codes"
+                f"array {name!r} of {url} has items of variable length ({dtype}); use a dtype of fixed size, such as "
+                "fixed-length strings or integer codes"
             )
         shard_rows = None if array.shards is None else array.shards[0]
         info = ArrayInfo(dtype, array.shape[1:], array.chunks[0], shard_rows)
@@ -76,7 +78,7 @@ class StoredArray:
 
     @property
     def batch_nbytes(self) -> int:
-        """Bytes of small objects that the store likes to be asked for in one call."""
+        """Bytes of small objects to request in one call; 0 to request them one by one."""
         return int(getattr(self.array.store, "batch_nbytes", 0))
 
     @property
@@ -86,7 +88,7 @@ class StoredArray:
 
     @property
     def band_nbytes(self) -> int:
-        """Decoded bytes of a band; its chunks are whole even where they reach beyond the array."""
+        """Decoded bytes of a band, counting whole chunks even where they extend beyond the array."""
         wide = (math.ceil(size / chunk) * chunk for size, chunk in zip(self._shape[1:], self._chunks[1:], strict=True))
         return self.info.chunk_rows * math.prod(wide) * self.info.dtype.itemsize
 
@@ -97,16 +99,16 @@ class StoredArray:
 
     @property
     def chunk_grid(self) -> tuple[int, ...]:
-        """Chunks along each axis."""
+        """Number of chunks along each axis."""
         return tuple(math.ceil(size / chunk) for size, chunk in zip(self._shape, self._chunks, strict=True))
 
     async def read_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """The bytes of rows ``start`` to ``stop``, as a contiguous ``(n_rows, row_nbytes)`` matrix.
+        """Read rows ``start`` to ``stop`` as a contiguous ``(n_rows, row_nbytes)`` matrix of bytes.
 
         Raises
         ------
         CorruptChunk
-            If a chunk cannot be decoded; it is read again to find out which.
+            If a chunk cannot be decoded. The chunks are read again, one at a time, to find out which.
         """
         try:
             answer = await self.array.async_array.getitem((slice(start, stop),))
@@ -114,17 +116,17 @@ class StoredArray:
             raise
         except Exception as exc:
             await self._blame(start, stop, exc)
-        # Foreign arrays may be stored in Fortran order.
+        # Arrays from other programs may be stored in Fortran order.
         rows = np.ascontiguousarray(np.asarray(answer), dtype=self.info.dtype)
         return rows.reshape(len(rows), -1).view(np.uint8)
 
     async def check_chunk(self, index: tuple[int, ...]) -> int:
-        """Read and decode one chunk; returns its bytes, of which those beyond the array's end do not count.
+        """Read and decode one chunk; return its size in bytes, without any part beyond the array's end.
 
         Raises
         ------
         CorruptChunk
-            If it is missing, truncated or fails its checksum.
+            If the chunk is missing, truncated or fails its checksum.
         """
         box = tuple(slice(i * chunk, (i + 1) * chunk) for i, chunk in zip(index, self._chunks, strict=True))
         try:
@@ -136,7 +138,7 @@ class StoredArray:
         return int(np.asarray(chunk).nbytes)
 
     def corrupt(self, index: tuple[int, ...], error: Exception) -> CorruptChunk:
-        """The error that names a chunk, where it stands, and its samples."""
+        """Build the error that names a chunk, its store key and its samples."""
         rows = range(self._shape[0])[index[0] * self.info.chunk_rows : (index[0] + 1) * self.info.chunk_rows]
         return CorruptChunk(
             f"chunk {index} of array {self.name!r} of {self.url} (store key {self._key(index)!r}; "
@@ -153,8 +155,8 @@ class StoredArray:
         for index in self.chunks_of(start, stop):
             await self.check_chunk(index)
         raise CorruptChunk(
-            f"samples {start} to {stop - 1} of array {self.name!r} of {self.url} could not be read, although "
-            f"each of their chunks could be when tried again: {type(error).__name__}: {error}"
+            f"samples {start} to {stop - 1} of array {self.name!r} of {self.url} could not be read, although each of "
+            f"their chunks could be read in a second attempt: {type(error).__name__}: {error}"
         ) from error
 
     def _key(self, index: tuple[int, ...]) -> str:

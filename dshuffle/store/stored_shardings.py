@@ -1,4 +1,4 @@
-"""Shardings stored beside a dataset's arrays, in the sub-group ``shards``, which readers of the dataset pass over."""
+"""Shardings stored with a dataset, in the sub-group ``shards`` beside its arrays. Readers of the dataset ignore it."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ def write_sharding(
     about: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Store a first assignment, by whose name sessions find it.
+    """Store a first assignment under a name that sessions can refer to.
 
     Parameters
     ----------
     dataset
-        The dataset, whose arrays are not touched.
+        Dataset to store the sharding with. Its arrays are not changed.
     name
-        A string without ``/`` or ``:`` that does not start with ``.`` or ``__``.
+        Name of the sharding, a string without ``/`` or ``:`` that does not start with ``.`` or ``__``.
     ranks
         ``(q,)`` integers, the worker of each sample.
     broadcast
-        Ascending samples that every worker is to train on.
+        Ascending ids of the samples that every worker trains on.
     about
-        How it was made, as JSON knows it.
+        Description of how the sharding was made, as JSON values.
     overwrite
-        Replace one of that name.
+        Replace an existing sharding of that name.
 
     Raises
     ------
     InvalidParameter
-        If the name is not allowed, or there is not one rank to a sample.
+        If the name is not allowed, or if there is not one rank for each sample.
     DatasetExists
-        If there is one of that name.
+        If a sharding of that name already exists.
     DatasetError
-        If it cannot be written.
+        If the sharding cannot be written.
 
     Examples
     --------
@@ -66,10 +66,10 @@ def write_sharding(
         raise InvalidParameter.of("name", name, "a string without '/' and ':' that does not start with '.' or '__'")
     values = np.asarray(ranks, dtype=np.int32)
     if values.shape != (dataset.n_samples,):
-        raise InvalidParameter.of("ranks.shape", values.shape, f"({dataset.n_samples},), one rank to a sample")
+        raise InvalidParameter.of("ranks.shape", values.shape, f"({dataset.n_samples},), one rank for each sample")
     if not overwrite and name in stored_shardings(dataset):
         raise DatasetExists(
-            f"{dataset.url} has a sharding {name!r} already; replace it with overwrite=True (--overwrite)"
+            f"sharding {name!r} of {dataset.url} already exists; replace it with overwrite=True (--overwrite)"
         )
     try:
         store = open_store(dataset.url, dataset._storage_options, read_only=False)
@@ -81,16 +81,14 @@ def write_sharding(
     except DatasetError:
         raise
     except Exception as exc:
-        raise DatasetError(
-            f"cannot write the sharding {name!r} beside {dataset.url}: {type(exc).__name__}: {exc}"
-        ) from exc
+        raise DatasetError(f"cannot write sharding {name!r} of {dataset.url}: {type(exc).__name__}: {exc}") from exc
 
 
 def stored_shardings(dataset: Dataset) -> tuple[str, ...]:
-    """The names of those that are stored beside a dataset, ascending."""
+    """Return the names of the shardings stored with a dataset, in ascending order."""
     store = open_store(dataset.url, dataset._storage_options, read_only=True)
     try:
-        # Not the whole group: consolidated metadata would not know what was added later.
+        # Consolidated metadata would not list shardings that were added later.
         shards = zarr.open_group(store=store, path=FOLDER, mode="r", use_consolidated=False)
         return tuple(sorted(name for name, group in shards.groups() if _complete(group)))
     except FileNotFoundError:
@@ -98,27 +96,27 @@ def stored_shardings(dataset: Dataset) -> tuple[str, ...]:
     except DatasetError:
         raise
     except Exception as exc:
-        raise DatasetError(f"cannot look for shardings beside {dataset.url}: {type(exc).__name__}: {exc}") from exc
+        raise DatasetError(f"cannot list the shardings of {dataset.url}: {type(exc).__name__}: {exc}") from exc
 
 
 def read_sharding(dataset: Dataset, name: str) -> NDArray[np.int32]:
-    """``(q,)`` int32, the ranks that were stored under a name.
+    """Read the ranks of a stored sharding, ``(q,)`` int32.
 
     Raises
     ------
     DatasetError
-        If there are none, or they cannot be read.
+        If the sharding does not exist or cannot be read.
     """
     return np.asarray(_read(dataset, name, "ranks"), dtype=np.int32)
 
 
 def read_broadcast(dataset: Dataset, name: str) -> NDArray[np.int64]:
-    """Ascending int64, the samples that every worker is to train on, as they were stored with ranks under a name.
+    """Read the broadcast samples of a stored sharding, ascending int64.
 
     Raises
     ------
     DatasetError
-        If there are none, or they cannot be read.
+        If the sharding does not exist or cannot be read.
     """
     return np.asarray(_read(dataset, name, "broadcast"), dtype=np.int64)
 
@@ -128,16 +126,14 @@ def _read(dataset: Dataset, name: str, key: str) -> NDArray[np.generic]:
     try:
         group = zarr.open_group(store=store, path=f"{FOLDER}/{name}", mode="r", use_consolidated=False)
         if not _complete(group):
-            raise DatasetError(f"writing the sharding {name!r} beside {dataset.url} was never finished; write it again")
+            raise DatasetError(f"sharding {name!r} of {dataset.url} was never finished; write it again")
         array = group[key]
         assert isinstance(array, zarr.Array)
         return np.asarray(array[:])
     except DatasetError:
         raise
     except Exception as exc:
-        raise DatasetError(
-            f"cannot read the sharding {name!r} beside {dataset.url}: {type(exc).__name__}: {exc}"
-        ) from exc
+        raise DatasetError(f"cannot read sharding {name!r} of {dataset.url}: {type(exc).__name__}: {exc}") from exc
 
 
 def _complete(group: zarr.Group) -> bool:

@@ -1,4 +1,4 @@
-"""Reading every chunk of a dataset once, to find all that are lost or corrupted."""
+"""Verification: read every chunk of a dataset once to find all missing and corrupted chunks."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dshuffle.store.stored_array import StoredArray
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What :func:`verify_dataset` found.
+    """Result of :func:`verify_dataset`.
 
     Parameters
     ----------
     n_chunks
-        Chunks read, over all arrays.
+        Number of chunks read, over all arrays.
     bytes
-        Decoded bytes of the good ones.
+        Decoded bytes of the valid chunks.
     bad
-        One message for each chunk that is missing, truncated or corrupted.
+        One message for each missing, truncated or corrupted chunk.
     """
 
     n_chunks: int
@@ -45,24 +45,24 @@ def verify_dataset(
     progress: Callable[[int, int], None] | None = None,
     memory_budget: int = reader.MEMORY_BUDGET,
 ) -> VerifyReport:
-    """Read every chunk once and collect all that cannot be decoded.
+    """Read every chunk once and report those that cannot be decoded.
 
-    A flipped bit is found where the chunks carry a checksum, as those of :func:`create_dataset` do, or a
-    compressor notices.
+    A flipped bit is found only if the chunks carry a checksum, as those of :func:`create_dataset` do, or if the
+    compressor detects it.
 
     Parameters
     ----------
     dataset
-        What to verify.
+        Dataset to verify.
     progress
-        Called as ``progress(chunks done, chunks in all)`` after each chunk, from another thread.
+        Called as ``progress(chunks done, total chunks)`` after each chunk, from another thread.
     memory_budget
         Bytes of chunks in flight at a time.
 
     Raises
     ------
     DatasetError
-        If the store cannot be reached; this says nothing about the chunks.
+        If the store cannot be reached. This does not mean that chunks are corrupted.
 
     Examples
     --------

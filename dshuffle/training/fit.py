@@ -1,7 +1,4 @@
-"""What a fit went through, the same for every trainer, and when it should end early.
-
-A progress bar for trainers.
-"""
+"""History, early stopping and progress bar, shared by all trainers."""
 
 from __future__ import annotations
 
@@ -21,28 +18,28 @@ from dshuffle.training.parameter_server.staleness import Staleness
 Model = TypeVar("Model")
 OnEpoch = Callable[[TrainingPoint], None]
 Validate = Callable[[Model], Mapping[str, float]]
-"""From a model to its metrics by name; runs in the client's process after every epoch."""
+"""Function from a model to its metrics by name. It runs in the client's process after every epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class History(Generic[Model]):
-    """What a fit went through.
+    """Result of a fit: its points, the fitted model and measurements.
 
     Parameters
     ----------
     points
-        One point an epoch: epoch, seconds since the fit began, error after it, validation metrics.
+        One point per epoch: epoch, seconds since the start of the fit, error after the epoch, validation metrics.
     weights
-        What was fitted. Of a linear regression ``(n_features,)`` weights; of other trainers what they say.
+        Fitted model: ``(n_features,)`` weights of a linear regression; for other trainers see their documentation.
     stopped_early
-        Whether early stopping ended it.
+        Whether early stopping ended the fit.
     worker_rates
-        Samples a second that each rank trained on, the median over epochs. A rank much slower than the others is
-        logged as a warning, as every epoch waits for it.
+        Samples per second that each rank trained on, the median over epochs. A rank that is much slower than the others
+        is logged as a warning, as every epoch waits for it.
     breakdown
-        Where the seconds of every epoch went, if the trainer takes steps together.
+        Time spent in each phase of every epoch, for trainers that take steps together.
     staleness
-        Of an asynchronous fit how stale its pushes were.
+        Staleness of the pushes of an asynchronous fit.
     """
 
     points: tuple[TrainingPoint, ...]
@@ -60,18 +57,18 @@ class EarlyStopping:
     Parameters
     ----------
     patience
-        Epochs without improvement after which to stop.
+        Number of epochs without improvement after which to stop.
     least_change
-        What counts as improvement: more than so much.
+        Threshold of an improvement. Only a larger change of the metric counts.
     metric
         ``"error"``, or the name of a validation metric.
     highest
-        Whether more of the metric is better, as of an accuracy.
+        Whether higher values of the metric are better, as for an accuracy.
 
     Raises
     ------
     InvalidParameter
-        A parameter is out of range; when first asked, the metric is none of the points'.
+        A parameter is out of range; on first use, no point has this metric.
 
     Examples
     --------
@@ -92,7 +89,7 @@ class EarlyStopping:
             raise InvalidParameter.of("least_change", self.least_change, "a finite number >= 0")
 
     def is_due(self, points: Sequence[TrainingPoint]) -> bool:
-        """Whether training that went through these points should end."""
+        """Return whether training should end after these points."""
         best, best_epoch = float("inf"), 0
         for number, point in enumerate(points):
             value = -self._value(point) if self.highest else self._value(point)
@@ -106,23 +103,23 @@ class EarlyStopping:
         if self.metric not in point.validation:
             known = ", ".join(["error", *sorted(point.validation)])
             raise InvalidParameter.of(
-                "metric", self.metric, f"one of {known}", "Give a validate= that returns it by this name."
+                "metric", self.metric, f"one of {known}", "Pass a validate function that returns this metric."
             )
         return point.validation[self.metric]
 
 
 @dataclass(slots=True)
 class Recorder(Generic[Model]):
-    """Keeps the points of a fit that goes on; a trainer adds one after every epoch.
+    """Collect the points of a running fit. A trainer adds one after every epoch.
 
     Parameters
     ----------
     validate
-        Gives the validation metrics of a model.
+        Function from a model to its validation metrics.
     early_stopping
-        When to end.
+        Rule that ends the fit.
     on_epoch
-        Called with every point as soon as it is known: the progress bar's hook.
+        Function that is called with each point as soon as it is known, such as the progress bar.
     """
 
     validate: Validate[Model] | None = None
@@ -134,7 +131,7 @@ class Recorder(Generic[Model]):
     _started: float = field(default_factory=time.perf_counter)
 
     def add(self, model: Model, error: float, weight_error: float | None = None) -> bool:
-        """Note the model after an epoch; whether early stopping is due."""
+        """Record the model after an epoch, and return whether early stopping is due."""
         seconds = time.perf_counter() - self._started
         validation = {} if self.validate is None else {k: float(v) for k, v in self.validate(model).items()}
         point = TrainingPoint(
@@ -149,7 +146,7 @@ class Recorder(Generic[Model]):
     def history(
         self, model: Model, breakdown: tuple[EpochBreakdown, ...] = (), staleness: Staleness | None = None
     ) -> History[Model]:
-        """The points so far, with what was fitted."""
+        """Return the points so far and the fitted model."""
         self.speeds.warn()
         return History(
             points=tuple(self.points),
@@ -163,17 +160,17 @@ class Recorder(Generic[Model]):
 
 @contextmanager
 def epoch_bar(epochs: int) -> Iterator[OnEpoch]:
-    """Show how far a fit is, on the standard error: a live bar on a terminal, elsewhere a line an epoch.
+    """Show the progress of a fit on standard error: a live bar on a terminal, otherwise one line per epoch.
 
     Parameters
     ----------
     epochs
-        As given to the fit.
+        Number of epochs of the fit.
 
     Yields
     ------
     Callable
-        For the fit's ``on_epoch``.
+        Function to pass to the fit as ``on_epoch``.
 
     Raises
     ------

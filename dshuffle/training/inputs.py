@@ -1,7 +1,4 @@
-"""Steps of SGD: which are allowed, and what is said of one that was too large.
-
-Which arrays of a dataset a trainer is given, and whether it can be trained on them.
-"""
+"""Checks of the step and the arrays that are given to a trainer."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from dshuffle.errors import InvalidParameter
 
 
 def check_step(step: float) -> float:
-    """The step, if it is one.
+    """Return the step if it is valid.
 
     Raises
     ------
     InvalidParameter
-        If it is not a finite number above 0.
+        The step is not a finite number above 0.
     """
     if not (math.isfinite(step) and step > 0):
         raise InvalidParameter.of("step", step, "a finite number > 0")
@@ -35,7 +32,7 @@ def diverged(
     what: str = "parameters",
     remedy: str = "take a smaller step, or scale the features",
 ) -> InvalidParameter:
-    """The error of a fit of which something is not finite any more, to be raised.
+    """Return the error to raise when the parameters of a fit are no longer finite.
 
     Examples
     --------
@@ -50,25 +47,25 @@ They diverged in epoch 2: take a smaller step.
 
 
 EVALUATION_ROWS = 1024
-"""Rows that an evaluation looks at in one go: no result depends on it, and a network's activations have to fit."""
+"""Rows per batch of an evaluation, so that a network's activations fit in memory. Results do not depend on it."""
 
 
 def check_names(names: Iterable[str], /, *, hint: str = "", **wanted: str) -> None:
-    """Refuse names of arrays that are not there.
+    """Check that arrays exist.
 
     Parameters
     ----------
     names
-        The dataset's arrays.
+        Names of the dataset's arrays.
     hint
-        What to do about it.
+        Advice for the error message.
     wanted
-        Parameter -> the name that was given for it.
+        Mapping from parameter to the array name that was given for it.
 
     Raises
     ------
     InvalidParameter
-        Naming the parameter, and the arrays that there are.
+        An array does not exist. The message names the parameter and lists the arrays.
 
     Examples
     --------
@@ -83,52 +80,53 @@ def check_names(names: Iterable[str], /, *, hint: str = "", **wanted: str) -> No
 
 
 def check_finite(parameter: str, name: str, values: NDArray[Any], sample_ids: NDArray[np.integer]) -> None:
-    """Refuse values that are not finite.
+    """Check that all values are finite.
 
     Parameters
     ----------
     parameter, name
-        Which array these values are from, and the parameter that says so.
+        Parameter that names the array, and the name of the array.
     values
         ``(n, ...)`` numbers.
     sample_ids
-        Of the samples; there may be more.
+        Ids of the samples; there may be more ids than samples.
 
     Raises
     ------
     InvalidParameter
-        Naming the first sample that is not finite.
+        A value is not finite. The message names the first such sample.
 
     Examples
     --------
     >>> check_finite("target", "y", np.array([1.0, np.inf]), np.array([70, 50]))
     Traceback (most recent call last):
-    dshuffle.errors.InvalidParameter: target='y' is not allowed; it must be finite everywhere; sample 50 is not
+    dshuffle.errors.InvalidParameter: target='y' is not allowed; it must be an array of finite values \
+(sample 50 is not finite)
     """
     finite = np.isfinite(values).reshape(len(values), math.prod(values.shape[1:])).all(axis=1)
     if not finite.all():
         sample = sample_ids[int(np.argmin(finite))]
-        raise InvalidParameter.of(parameter, name, f"finite everywhere; sample {sample} is not")
+        raise InvalidParameter.of(parameter, name, f"an array of finite values (sample {sample} is not finite)")
 
 
 def checked_width(
     arrays: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], n_classes: int | None, *, features: str, target: str
 ) -> int:
-    """Numbers in a sample, if a model can be trained on arrays of such shapes and dtypes.
+    """Return the number of features per sample, if a model can be trained on arrays of these shapes and dtypes.
 
     Parameters
     ----------
     arrays
-        Name -> dtype and shape of one sample.
+        Mapping from name to dtype and shape of one sample.
     n_classes
-        The model's; None if its targets are any numbers.
+        Number of classes of the model; None if its targets are arbitrary numbers.
     features, target
-        The names chosen.
+        Names of the arrays to use.
 
     Raises
     ------
     InvalidParameter
-        Naming the parameter.
+        The model cannot use an array. The message names the parameter.
     """
     check_names(arrays, features=features, target=target)
     dtype, shape = arrays[features]

@@ -1,4 +1,4 @@
-"""Parallel SGD for linear regression: paper 000, section 5.1, equation 4."""
+"""Parallel SGD for linear regression: one local pass per epoch on every worker, then averaging."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dshuffle.training.schedules import CONSTANT, Decay, Schedule
 Weights = NDArray[np.float64]
 
 AHEAD = 8
-"""Samples between asking for a row and using it."""
+"""Number of samples between prefetching a row and using it."""
 REMEDY = (
     "take a smaller step (below 2 / the largest squared norm of a row), or look for NaN and infinite values in the data"
 )
@@ -42,30 +42,31 @@ def fit_linear_regression(
     early_stopping: EarlyStopping | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> History[Weights]:
-    """Fit ``y = x @ weights`` by one local SGD pass on every worker an epoch, then averaging.
+    """Fit ``y = x @ weights`` by parallel SGD: one local pass on every worker per epoch, then averaging.
 
     Parameters
     ----------
     shuffler
-        Any sharding, assignment and delivery.
+        Shuffler with any sharding, assignment and delivery.
     epochs
-        Passes over the whole dataset.
+        Number of passes over the whole dataset.
     step
-        Step of the first epoch; below ``2 / max ||x_j||^2`` no single update can overshoot.
+        Step of the first epoch. Below ``2 / max ||x_j||^2``, no single update can overshoot.
     step_decay
-        Factor on the step after every epoch, in (0, 1]: short for ``schedule=Decay(step_decay)``.
+        Factor on the step after every epoch, in (0, 1]; short for ``schedule=Decay(step_decay)``.
     features, target
-        Arrays of the dataset: ``(q, m)`` and ``(q,)``, float32 or float64.
+        Names of arrays in the dataset: ``(q, m)`` and ``(q,)``, float32 or float64.
     truth
-        ``(m,)`` the true weights, where they are known.
+        True weights ``(m,)``, if they are known.
     schedule
-        Factor on the step by epoch, such as :class:`~dshuffle.training.Linear`; instead of ``step_decay``.
+        Factor on the step by epoch, such as :class:`~dshuffle.training.Linear`. Use it instead of ``step_decay``.
     validate
-        Called with the weights after every epoch; its metrics become the point's ``validation``.
+        Function that is called with the weights after every epoch. The metrics that it returns become the point's
+        ``validation``.
     early_stopping
-        When to end before ``epochs``.
+        Rule that ends the fit before ``epochs``.
     on_epoch
-        Called with each epoch's point as soon as it is known.
+        Function that is called with each epoch's point as soon as it is known.
 
     Returns
     -------
@@ -76,28 +77,28 @@ def fit_linear_regression(
     Raises
     ------
     InvalidParameter
-        A parameter is out of range, the arrays are no regression, ``truth`` is not of the weights' shape, or the step
-        makes the weights diverge.
+        A parameter is out of range, the arrays do not suit a linear regression, ``truth`` does not have the shape of
+        the weights, or the weights diverge.
 
     Notes
     -----
-    Differences from the paper: the weights start at zero instead of at random, so that runs can be compared;
-    the workers measure the residual, which needs no true weights; the average is weighted by samples, which for equal
-    shares is the paper's plain mean. Rows are visited in the partition's own order, which the shuffler redraws every
-    epoch.
+    The workers visit rows in the order of the partition, which the shuffler draws again every epoch.
 
     References
     ----------
-    Paper 000 (UberShuffle), section 5.1, equation 4. M. Zinkevich, M. Weimer, L. Li and A. Smola,
-    "Parallelized stochastic gradient descent", NIPS 2010, which averages once at the end; the paper averages
-    once an epoch.
+    Chung et al. (2017), section 5.1, equation 4; see docs/papers.md. We differ in three ways. The weights start at zero
+    instead of at random, so that runs can be compared. The workers measure the residual, which does not need the true
+    weights. The average weights each worker by its number of samples, which for equal shares is the paper's plain mean.
+
+    M. Zinkevich, M. Weimer, L. Li and A. Smola, "Parallelized stochastic gradient descent", NIPS 2010, averages once at
+    the end.
     """
     as_integer("epochs", epochs, 1)
     check_step(step)
     if not 0 < step_decay <= 1:
         raise InvalidParameter.of("step_decay", step_decay, "in (0, 1]")
     if schedule != CONSTANT and step_decay != 1:
-        raise InvalidParameter.of("step_decay", step_decay, "1.0 beside a schedule", "Give one of them.")
+        raise InvalidParameter.of("step_decay", step_decay, "1.0 when a schedule is given", "Pass one of them.")
     factor = Decay(step_decay) if schedule == CONSTANT else schedule
     weights: Weights | None = None
     recorder = Recorder(validate, early_stopping, on_epoch)
@@ -107,17 +108,19 @@ def fit_linear_regression(
         local, counts = zip(*recorder.speeds.collect(passes), strict=True)
         if not all(np.isfinite(one).all() for one in local):
             raise diverged(size, number, what="weights", remedy=REMEDY)
-        # Near the largest float the mean overflows: the residual tells.
+        # The mean can overflow near the largest float. The residual is then not finite.
         with np.errstate(over="ignore", invalid="ignore"):
-            # Divided by the largest they are ones for equal shares: the plain mean, to the last bit.
+            # Dividing by the largest count gives weights of exactly 1 for equal shares: bit for bit the plain mean.
             weights = np.average(local, axis=0, weights=np.divide(counts, max(counts)))
         if truth is not None and np.shape(truth) != weights.shape:
-            raise InvalidParameter.of("truth", f"an array of shape {np.shape(truth)}", f"of shape {weights.shape}")
+            raise InvalidParameter.because(
+                "truth", f"its shape is {np.shape(truth)}", f"Pass an array of shape {weights.shape}."
+            )
         sums = np.sum(gathered(epoch.map(residual, weights, features=features, target=target)), axis=0)
         if not np.isfinite(sums).all():
             raise diverged(size, number, what="weights", remedy=REMEDY)
         if sums[1] == 0:
-            raise InvalidParameter.of("target", target, "an array with a value other than zero")
+            raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
         distance = None if truth is None else _distance(weights, truth)
         if recorder.add(weights, math.sqrt(sums[0] / sums[1]), distance):
             break
@@ -128,36 +131,42 @@ def fit_linear_regression(
 def local_pass(
     partition: Partition, weights: Weights | None, step: float, *, features: str = "x", target: str = "y"
 ) -> tuple[Weights, int]:
-    """One SGD pass over a partition from the common weights (``None``: zeros), and its samples; a task."""
+    """Run one SGD pass over a partition, starting from the common weights (None for zeros). Runs on each worker.
+
+    Returns
+    -------
+    tuple
+        The worker's weights and the number of samples.
+    """
     if len(partition) == 0:
-        raise InvalidParameter.of("partition", partition.rank, "one with samples", "Use fewer workers.")
+        raise InvalidParameter.because("partition", f"rank {partition.rank} has no samples", "Use fewer workers.")
     own, *samples = _regression(partition, weights, features, target)
     sgd_pass(own, *samples, step)
     return own, len(partition)
 
 
 def residual(partition: Partition, weights: Weights, *, features: str = "x", target: str = "y") -> tuple[float, float]:
-    """``(||X w - y||^2, ||y||^2)`` over a partition; a task on each worker."""
+    """Return ``(||X w - y||^2, ||y||^2)`` over a partition. Runs as a task on each worker."""
     wrong, total = squared_residual(*_regression(partition, weights, features, target))
     return wrong, total
 
 
 @numba.njit(**KERNEL)
 def sgd_pass(weights, rows, first, targets, place, slots, step):  # type: ignore[no-untyped-def]
-    """Equation 4 for every sample in turn, in place: ``w -= step * a (a . w - y)``.
+    """Apply equation 4, ``w -= step * a (a . w - y)``, to every sample in turn, in place.
 
     Parameters
     ----------
     weights
         ``(m,)`` float64, changed in place.
     rows, first
-        ``(s, k)`` float32 or float64: ``rows[slot, first : first + m]`` are the features of a sample.
+        ``(s, k)`` float32 or float64. ``rows[slot, first : first + m]`` are the features of a sample.
     targets, place
-        The same of its target: ``targets[slot, place]``.
+        Array and column of the targets. ``targets[slot, place]`` is the target of a sample.
     slots
-        ``(n,)`` int64: the samples in training order.
+        ``(n,)`` int64, the slots of the samples in training order.
     step
-        The step size.
+        Step size.
     """
     for i in range(slots.size):
         slot = slots[i]
@@ -172,7 +181,7 @@ def sgd_pass(weights, rows, first, targets, place, slots, step):  # type: ignore
 
 @numba.njit(**KERNEL)
 def squared_residual(weights, rows, first, targets, place, slots):  # type: ignore[no-untyped-def]
-    """``sum (a . w - y)^2`` and ``sum y^2`` over samples given as in :func:`sgd_pass`."""
+    """Return ``sum (a . w - y)^2`` and ``sum y^2`` over samples; parameters as in :func:`sgd_pass`."""
     wrong = total = 0.0
     for i in range(slots.size):
         if i + AHEAD < slots.size:
@@ -186,13 +195,16 @@ def squared_residual(weights, rows, first, targets, place, slots):  # type: igno
 
 @numba.njit(inline="always", **KERNEL)
 def _row(rows, slot, first, count):  # type: ignore[no-untyped-def]
-    """A sample's values, counted from zero: an index that is a sum might be negative, which costs a test an item."""
+    """Return a view of a sample's values.
+
+    Kernels index the view from zero. An index such as ``first + j`` could be negative, which costs a test per item.
+    """
     return rows[slot, first : first + count]
 
 
 @numba.njit(inline="always", **KERNEL)
 def _dot(weights, row):  # type: ignore[no-untyped-def]
-    """``row . weights`` by four sums at once, in an order that no machine changes."""
+    """Return ``row . weights``, from four partial sums in an order that is the same on every machine."""
     a = b = c = d = 0.0
     whole = weights.size // 4 * 4
     for j in range(0, whole, 4):
@@ -207,7 +219,7 @@ def _dot(weights, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(inline="always", **KERNEL)
 def _prefetch(rows, slot, first, count):  # type: ignore[no-untyped-def]
-    """Begin to bring some of a sample's values from memory, the beginning of many."""
+    """Prefetch a sample's values, at most the first ``BEGINNING`` bytes."""
     line = np.uint64(rows.ctypes.data) + np.uint64(slot * rows.strides[0] + first * rows.itemsize)
     end = line + np.uint64(min(count * rows.itemsize, BEGINNING))
     while line < end:
@@ -218,13 +230,16 @@ def _prefetch(rows, slot, first, count):  # type: ignore[no-untyped-def]
 def _regression(
     partition: Partition, weights: Weights | None, features: str, target: str
 ) -> tuple[Weights, NDArray[Any], int, NDArray[Any], int, NDArray[np.int64]]:
-    """A copy of the weights and where a regression's samples are, as the kernels take them, which check nothing."""
+    """Check the arrays, and return a copy of the weights and the location of the samples for the kernels.
+
+    The kernels do not check their arguments.
+    """
     arrays = {name: partition.dtype(name) for name in partition.names}
     check_regression({name: (dtype, 1 + len(shape)) for name, (dtype, shape) in arrays.items()}, features, target)
     [width] = partition.dtype(features)[1]
     own = np.zeros(width) if weights is None else weights.copy()
     if own.shape != (width,):
-        raise InvalidParameter.of("weights.shape", own.shape, f"({width},), as {features} has it")
+        raise InvalidParameter.of("weights.shape", own.shape, f"({width},), the width of {features}")
     rows, first, slots = partition.rows(features)
     targets, place, _ = partition.rows(target)
     return own, rows, first, targets, place, slots
@@ -236,11 +251,11 @@ def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: 
     Parameters
     ----------
     arrays
-        Name -> dtype and number of dimensions, samples included.
+        Mapping from name to dtype and number of dimensions, including the sample axis.
     features, target
-        The names chosen.
+        Names of the arrays to use.
     """
-    hint = "Name others with features and target (--features, --target)."
+    hint = "Choose other arrays with features and target (--features and --target on the command line)."
     check_names(arrays, hint=hint, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
         dtype, found = arrays[name]
@@ -249,7 +264,7 @@ def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: 
                 parameter,
                 name,
                 f"a {dimensions}-D array of float32 or float64 (it is {found}-D, {dtype})",
-                f"Name another array with {parameter} (--{parameter} on the command line).",
+                f"Choose another array with {parameter} (--{parameter} on the command line).",
             )
 
 

@@ -1,4 +1,4 @@
-"""Matrix completion without conflicts: paper 000, equations P5 and P6, after Recht and Ré."""
+"""Matrix completion by SGD in conflict-free rounds."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from dshuffle.training.schedules import CONSTANT, Schedule
 Factor = NDArray[np.float32]
 Entries = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
 State = tuple[Factor, Factor | None, tuple[float, float, float]]
-"""Of a worker after a round: its rows' factor, that of the column block which it had, and the sums of the errors' and
-the values' squares and of its own rounds' seconds so far in this epoch."""
+"""State of a worker after a round: the factor of its rows, the factor of its column block, and sums over this epoch so
+far of squared errors, of squared values, and of the seconds of its own rounds."""
 
 PERMUTATIONS = ("every epoch", "once", "never")
-"""Of the columns, from the most to the least random."""
+"""When to permute the columns, from the most to the least random."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """The completed matrix is ``left @ right.T``: float32 ``(n_rows, rank)`` and ``(n_columns, rank)``."""
+    """Factors of the completed matrix ``left @ right.T``: float32 ``(n_rows, rank)`` and ``(n_columns, rank)``."""
 
     left: Factor
     right: Factor
 
     def error(self, entries: Entries) -> float:
-        """``sum (X - M)^2 / sum M^2`` over entries M given as rows, columns and values."""
+        """Return ``sum (X - M)^2 / sum M^2`` over entries M given as rows, columns and values."""
         row, column, value = entries
         predicted = np.einsum("ij,ij->i", self.left[row], self.right[column], dtype=np.float64)
         return float(np.sum((predicted - value) ** 2) / np.sum(np.square(value, dtype=np.float64)))
@@ -65,61 +65,67 @@ def fit_matrix_completion(
     Parameters
     ----------
     shuffler
-        Over a dataset of entries: arrays ``row`` and ``column``, integers, and ``value``, floats. All entries of a
-        row of the matrix must be on one worker: ``assignment="chunks:68"`` where entries are sorted by row and each
-        row has 68, as :func:`~dshuffle.synthetic.low_rank_entries` and the MovieLens reader make them.
+        Shuffler of a dataset of entries with the arrays ``row`` and ``column`` (integers) and ``value`` (floats). All
+        entries of a matrix row must be on one worker. If entries are sorted by row and each row has 68 of them, use
+        ``assignment="chunks:68"``. :func:`~dshuffle.synthetic.low_rank_entries` and the MovieLens reader make such
+        datasets.
     n_rows, n_columns
         Shape of the matrix.
     rank
-        Columns of the factors.
+        Number of columns of the factors.
     epochs
-        Passes over all entries.
+        Number of passes over all entries.
     step
         Step of the first epoch.
     regularization
         ``mu`` of P5 and P6.
     seed
-        Of the first factors, and of the permutations of the columns.
+        Seed of the initial factors and of the permutations of the columns.
     permute_columns
-        How columns get into blocks: by a new random permutation in ``"every epoch"``, by one (``"once"``), or as they
-        are numbered (``"never"``). Columns that are numbered by popularity make blocks of very unequal size, and every
-        round waits for the largest: permute them at least once.
+        How columns are put into blocks: by a new random permutation in ``"every epoch"``, by one permutation
+        (``"once"``), or in the order of their numbers (``"never"``). If columns are numbered by popularity, blocks in
+        that order have very unequal sizes, and every round waits for the largest. Permute such columns at least once.
     schedule
         Factor on the step by epoch.
     test
-        Rows, columns and values of entries to measure the error on; in a point's ``validation`` as ``test_error``.
+        Rows, columns and values of entries to measure the test error on. It is ``test_error`` in a point's
+        ``validation``.
     validate
-        Called with the factors after every epoch; its metrics become the point's ``validation``, beside ``test_error``.
+        Function that is called with the factors after every epoch. The metrics that it returns become the point's
+        ``validation``, together with ``test_error``.
     early_stopping
-        When to end before ``epochs``.
+        Rule that ends the fit before ``epochs``.
     on_epoch
-        Called with each epoch's point as soon as it is known.
+        Function that is called with each epoch's point as soon as it is known.
 
     Returns
     -------
     History
         ``weights`` are the :class:`Factors`. A point's ``error`` is ``sum (X - M)^2 / sum M^2`` over all entries, each
-        measured just before its own update. ``worker_rates`` are entries in a second of a worker's own rounds.
+        measured just before its own update. ``worker_rates`` are the entries per second of a worker's own rounds.
 
     Raises
     ------
     InvalidParameter
-        A parameter is out of range, an entry is outside the matrix or not finite, a row of the matrix is on several
-        workers, or the factors diverge.
+        A parameter is out of range, an entry is outside the matrix or not finite, a matrix row is on several workers,
+        or the factors diverge.
 
     Notes
     -----
-    The shuffler's assignment permutes the rows, ``permute_columns`` the columns, which are cut into as many blocks as
-    workers. In round r worker k takes its entries in column block k + r, so that no two workers touch the same row of
-    either factor: the result is that of one process that does the blocks of each round one after the other. Between
-    rounds a block of the right factor goes from worker to worker, n_columns * rank * 4 bytes a round in all. Both
-    factors pass through the client once an epoch, down and up. The factors of all rounds stay on the workers until the
-    epoch ends.
+    The shuffler's assignment permutes the rows, and ``permute_columns`` the columns. The columns are cut into as many
+    blocks as there are workers. In round r, worker k takes its entries in column block k + r, so two workers never
+    touch the same row of either factor. The result is the same as in one process that takes the blocks of each round
+    one after the other.
+
+    Between rounds, a block of the right factor moves from worker to worker, n_columns * rank * 4 bytes a round in
+    total. Both factors pass through the client once an epoch, in both directions. The factors of all rounds stay on the
+    workers until the epoch ends.
 
     References
     ----------
-    Paper 000 (UberShuffle), section 5.1, equations P5 and P6, with f half the squared error. B. Recht and C. Ré,
-    "Parallel stochastic gradient algorithms for large-scale matrix completion", 2013.
+    Chung et al. (2017), section 5.1, equations P5 and P6, where we take f as half the squared error; see
+    docs/papers.md. B. Recht and C. Ré, "Parallel stochastic gradient algorithms for large-scale matrix completion",
+    2013.
     """
     for name, number in (("n_rows", n_rows), ("n_columns", n_columns), ("rank", rank), ("epochs", epochs)):
         as_integer(name, number, 1)
@@ -140,11 +146,10 @@ def fit_matrix_completion(
         rows, columns = zip(*gathered(epoch.map(rows_and_columns, n_rows, n_columns)), strict=True)
         owned = np.concatenate(rows)
         if len(np.unique(owned)) < len(owned):
-            raise InvalidParameter.of(
+            raise InvalidParameter.because(
                 "assignment",
-                "the shuffler's",
-                "one that keeps all entries of a row of the matrix on one worker",
-                'Take "chunks:ENTRIES" with the entries of a row, on entries that are sorted by row.',
+                "it puts entries of one matrix row on several workers",
+                'Sort the entries by row, and use "chunks:ENTRIES" with the number of entries per row.',
             )
         counts = np.sum(columns, axis=0) if counts is None else counts
         n = len(rows)
@@ -152,7 +157,7 @@ def fit_matrix_completion(
         entries = PerRank(epoch.map(entries_by_block, blocks))
         states = PerRank([(model.left[own], None, (0.0, 0.0, 0.0)) for own in rows])
         rights = PerRank([model.right[block] for block in blocks])
-        # The client waits for nothing before the last round: each task follows those that it needs.
+        # The client waits only for the last round. Each task depends on the tasks whose results it needs.
         for turn in range(n):
             if turn:
                 moved = epoch.map(pick, states, 1)
@@ -168,16 +173,16 @@ def fit_matrix_completion(
             rates.append(float(columns[k].sum()) / max(sums[2], 1e-9))
         recorder.speeds.add(rates)
         if not (np.isfinite(wrong) and np.isfinite(model.left).all() and np.isfinite(model.right).all()):
-            raise diverged(step, number, what="factors", remedy="take a smaller one")
+            raise diverged(step, number, what="factors", remedy="take a smaller step")
         if total == 0:
-            raise InvalidParameter.of("value", "zero everywhere", "an array with a value other than zero")
+            raise InvalidParameter.because("value", "all its entries are zero", "Use a dataset with non-zero values.")
         if recorder.add(model, float(wrong / total)):
             break
     return recorder.history(model)
 
 
 def column_blocks(n_columns: int, n: int, *, seed: int, epoch: int, permute: str) -> list[NDArray[np.int64]]:
-    """The columns of each of n blocks in an epoch; ``permute`` as of :func:`fit_matrix_completion`.
+    """Return the columns of each of n blocks in an epoch; ``permute`` as in :func:`fit_matrix_completion`.
 
     Examples
     --------
@@ -190,7 +195,7 @@ def column_blocks(n_columns: int, n: int, *, seed: int, epoch: int, permute: str
 
 
 def first_factors(n_rows: int, n_columns: int, rank: int, seed: int) -> Factors:
-    """Independent normal numbers, so small that products are of variance 1 / rank."""
+    """Return factors of independent normal numbers, scaled so that products have variance 1 / rank."""
     rng = np.random.default_rng(seed)
     scale = np.float32(rank**-0.5)
     return Factors(
@@ -200,15 +205,18 @@ def first_factors(n_rows: int, n_columns: int, rank: int, seed: int) -> Factors:
 
 
 def rows_and_columns(partition: Partition, n_rows: int, n_columns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The matrix rows of a partition, ascending, and its entries of every column; a task on each worker."""
+    """Return the matrix rows of a partition, ascending, and its number of entries in every column.
+
+    Runs as a task on each worker.
+    """
     for name, kinds in (("row", "iu"), ("column", "iu"), ("value", "f")):
         if name not in partition.names:
-            raise InvalidParameter.of("dataset", list(partition.names), "one with arrays row, column and value")
+            reason = f"its arrays are {', '.join(sorted(partition.names))}"
+            raise InvalidParameter.because("dataset", reason, "Use a dataset with arrays row, column and value.")
         array = partition[name]
         if array.ndim != 1 or array.dtype.kind not in kinds:
-            raise InvalidParameter.of(
-                name, f"{array.ndim}-D {array.dtype}", f"a 1-D array of {'floats' if kinds == 'f' else 'integers'}"
-            )
+            hint = f"It must be a 1-D array of {'floats' if kinds == 'f' else 'integers'}."
+            raise InvalidParameter.because(name, f"it is {array.ndim}-D, {array.dtype}", hint)
         limit = {"row": n_rows, "column": n_columns}.get(name)
         good = np.isfinite(array) if limit is None else (array >= 0) & (array < limit)
         if not good.all():
@@ -220,10 +228,10 @@ def rows_and_columns(partition: Partition, n_rows: int, n_columns: int) -> tuple
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockedEntries:
-    """A worker's entries sorted by column block, within a block in training order.
+    """Entries of a worker, sorted by column block and within a block in training order.
 
-    ``row`` counts the worker's own rows, ``column`` the columns of the block; entries of block b are
-    ``starts[b]:starts[b + 1]``, its columns in the matrix ``blocks[b]``.
+    ``row`` is an index into the worker's own rows, ``column`` an index into the columns of the block. The entries of
+    block b are ``starts[b]:starts[b + 1]``, and its columns in the matrix are ``blocks[b]``.
     """
 
     row: NDArray[np.int64]
@@ -236,7 +244,7 @@ class BlockedEntries:
 
 
 def entries_by_block(partition: Partition, blocks: list[NDArray[np.int64]]) -> BlockedEntries:
-    """Sort a partition's entries for the rounds; a task on each worker."""
+    """Sort a partition's entries by block for the rounds. Runs as a task on each worker."""
     columns = np.concatenate(blocks)
     block_of, place_of = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64)
     block_of[columns] = np.repeat(np.arange(len(blocks)), [len(block) for block in blocks])
@@ -266,11 +274,14 @@ def one_round(
     step: float,
     regularization: float,
 ) -> State:
-    """The worker's entries in one column block: its state after the round before, and the block's factor."""
+    """Train on the worker's entries in one column block. Runs as a task on each worker.
+
+    Takes the state after the previous round and the factor of the block, and returns the new state.
+    """
     started = time.perf_counter()
     block = (entries.rank + turn) % len(entries.blocks)
     part = slice(entries.starts[block], entries.starts[block + 1])
-    # Copies: what Dask holds must not change.
+    # Copies, as values that Dask holds must not change.
     left, right = np.array(before[0]), np.array(right)
     value = entries.value[part]
     wrong = update_factors(
@@ -290,7 +301,7 @@ def one_round(
 
 @numba.njit(nogil=True, cache=True)
 def update_factors(left, right, row, column, value, left_decay, right_decay, step):  # type: ignore[no-untyped-def]
-    """P5 and P6 for every entry in turn, in place; the sum of the squared errors before each update.
+    """Apply P5 and P6 for every entry in turn, in place; return the sum of squared errors before each update.
 
     Parameters
     ----------
@@ -299,9 +310,9 @@ def update_factors(left, right, row, column, value, left_decay, right_decay, ste
     row, column, value
         ``(entries,)`` int64, int64, float32.
     left_decay, right_decay
-        Float64 ``(rows,)`` and ``(columns,)``: ``mu * step / entries of the row or column``.
+        Float64 ``(rows,)`` and ``(columns,)``: ``mu * step`` divided by the number of entries of the row or column.
     step
-        The step size.
+        Step size.
     """
     total = 0.0
     for k in range(value.size):
@@ -318,5 +329,5 @@ def update_factors(left, right, row, column, value, left_decay, right_decay, ste
 
 
 def pick(partition: Partition, values: tuple[Any, ...], index: int) -> Any:
-    """One of a task's results by itself, so that the others stay where they are."""
+    """Return one of a task's results, so that the other results stay on their worker."""
     return values[index]

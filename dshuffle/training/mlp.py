@@ -1,4 +1,4 @@
-"""A small neural network in NumPy: dense layers, batch norm, softmax cross-entropy, parameters in one vector."""
+"""A small neural network in NumPy: dense layers, batch norm, softmax cross-entropy, one parameter vector."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ Labels = NDArray[np.int64]
 
 EPSILON = 1e-5
 MOMENTUM = 0.1
-"""Of the running statistics: how much of them is replaced after every mini-batch."""
+"""Fraction of the running statistics that is replaced after every mini-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The shape of a classifier: dense layers with ReLU between them, and batch norm before each ReLU.
+    """Shape of a classifier: dense layers with ReLU between them, and batch norm before each ReLU.
 
     Parameters
     ----------
     sizes
-        Features, units of every hidden layer, classes.
+        Number of features, units of every hidden layer, number of classes.
     batch_norm
-        Whether hidden layers normalise each unit over the mini-batch of a worker.
+        Whether hidden layers normalize each unit over the mini-batch of a worker.
 
     Raises
     ------
     InvalidParameter
-        There are fewer than two sizes, or one is no integer of at least 1 (at least 2 classes).
+        There are fewer than two sizes, or a size is not an integer of at least 1 (2 for the classes).
 
     Notes
     -----
-    Parameters are one float64 vector, so that averaging over workers is one array: of every layer the weights
-    ``(inputs, units)``, with batch norm the factors ``(units,)``, then the biases ``(units,)``. So are the running
-    statistics: of every hidden layer means ``(units,)`` and variances ``(units,)``.
+    All parameters are in one float64 vector, so that averaging over workers takes one array. For every layer it has the
+    weights ``(inputs, units)``, with batch norm the factors ``(units,)``, then the biases ``(units,)``. The running
+    statistics are one vector as well: for every hidden layer the means ``(units,)`` and the variances ``(units,)``.
 
     References
     ----------
-    S. Ioffe and C. Szegedy, "Batch normalization", ICML 2015. Variances are the biased ones, in training and in
-    running statistics alike.
+    S. Ioffe and C. Szegedy, "Batch normalization", ICML 2015. We use biased variances, both in training and in the
+    running statistics.
 
     Examples
     --------
@@ -64,18 +64,18 @@ class Network:
 
     def __post_init__(self) -> None:
         if len(self.sizes) < 2:
-            raise InvalidParameter.of("sizes", self.sizes, "at least two: features and classes")
+            raise InvalidParameter.of("sizes", self.sizes, "at least two sizes: features and classes")
         for number, size in enumerate(self.sizes):
             as_integer(f"sizes[{number}]", size, 2 if number == len(self.sizes) - 1 else 1)
 
     @property
     def n_features(self) -> int:
-        """Columns of the rows that it takes."""
+        """Number of features, the columns of the input rows."""
         return self.sizes[0]
 
     @property
     def n_classes(self) -> int:
-        """Labels are 0 to ``n_classes - 1``."""
+        """Number of classes. Labels are 0 to ``n_classes - 1``."""
         return self.sizes[-1]
 
     @property
@@ -89,7 +89,12 @@ class Network:
         return 2 * sum(self.sizes[1:-1]) if self.batch_norm else 0
 
     def first_parameters(self, seed: int) -> Vector:
-        """Independent normal weights of variance ``2 / inputs`` (He et al., 2015), factors 1 and biases 0."""
+        """Return initial parameters: normal weights of variance ``2 / inputs``, factors 1 and biases 0.
+
+        References
+        ----------
+        He et al. (2015), for the variance of the weights.
+        """
         rng = np.random.default_rng(seed)
         parameters = np.zeros(self.n_parameters)
         for layer, (weights, factors, _) in enumerate(self._layers(parameters)):
@@ -99,14 +104,14 @@ class Network:
         return parameters
 
     def first_statistics(self) -> Vector:
-        """Means 0 and variances 1."""
+        """Return initial running statistics: means 0 and variances 1."""
         statistics = np.zeros(self.n_statistics)
         for _, variances in self._running(statistics):
             variances[...] = 1
         return statistics
 
     def scores(self, parameters: Vector, statistics: Vector, rows: ArrayLike) -> Rows:
-        """``(n, classes)`` logits by the running statistics: what the trained network says of ``(n, features)``."""
+        """Return the ``(n, classes)`` logits of ``(n, features)`` rows, computed with the running statistics."""
         values = np.asarray(rows, np.float64)
         running = list(self._running(statistics))
         for layer, (weights, factors, biases) in enumerate(self._layers(parameters)):
@@ -123,7 +128,7 @@ class Network:
     def gradient(
         self, parameters: Vector, rows: ArrayLike, labels: ArrayLike, starts: ArrayLike = (0,)
     ) -> tuple[float, Vector, NDArray[np.float64]]:
-        """The mean loss over some rows, its gradient, and the statistics of the mini-batches in them.
+        """Return the mean loss over some rows, its gradient, and the statistics of their mini-batches.
 
         Parameters
         ----------
@@ -132,9 +137,9 @@ class Network:
         rows, labels
             ``(n, features)`` numbers and ``(n,)`` integers.
         starts
-            Ascending, from 0: where the mini-batch of each worker begins. Batch norm normalises within one; by
-            default all rows are one. So one call does the work of many workers, and gives the mean of their gradients
-            weighted by their rows.
+            Start of each worker's mini-batch, ascending from 0. Batch norm normalizes within a mini-batch. By default
+            all rows are one mini-batch. With several mini-batches, one call does the work of several workers and
+            returns the mean of their gradients, weighted by their rows.
 
         Returns
         -------
@@ -167,7 +172,7 @@ class Network:
         chances = np.exp(scores)
         chances /= chances.sum(axis=1, keepdims=True)
         each = np.arange(len(wanted))
-        # A chance that underflowed to 0 has the logarithm of the least positive number.
+        # A probability that underflowed to 0 is clipped to the smallest positive number.
         loss = -float(np.mean(np.log(np.maximum(chances[each, wanted], np.finfo(np.float64).tiny))))
         back = chances
         back[each, wanted] -= 1
@@ -192,13 +197,13 @@ class Network:
         return loss, gradient, statistics
 
     def _shapes(self) -> Iterator[tuple[int, ...]]:
-        """Of every layer weights, factors and biases."""
+        """Yield the shapes of weights, factors and biases of every layer."""
         for layer, (size, units) in enumerate(zip(self.sizes, self.sizes[1:], strict=False)):
             hidden = layer < len(self.sizes) - 2
             yield from ((size, units), (units if hidden and self.batch_norm else 0,), (units,))
 
     def _layers(self, vector: Vector) -> Iterator[tuple[Rows, Vector, Vector]]:
-        """Views into a parameter vector."""
+        """Yield views of a parameter vector: weights, factors and biases of every layer."""
         views, start = [], 0
         for shape in self._shapes():
             views.append(vector[start : start + math.prod(shape)].reshape(shape))
@@ -206,7 +211,7 @@ class Network:
         yield from zip(views[::3], views[1::3], views[2::3], strict=True)
 
     def _running(self, statistics: Vector) -> Iterator[tuple[Vector, Vector]]:
-        """Views into a vector of running statistics: means and variances of every hidden layer."""
+        """Yield views of a vector of running statistics: means and variances of every hidden layer."""
         start = 0
         for units in self.sizes[1:-1] if self.batch_norm else ():
             yield statistics[start : start + units], statistics[start + units : start + 2 * units]
@@ -229,16 +234,16 @@ class TrainedNetwork:
     statistics: Vector
 
     def scores(self, rows: ArrayLike) -> Rows:
-        """``(n, classes)`` logits of ``(n, features)`` rows."""
+        """Return the ``(n, classes)`` logits of ``(n, features)`` rows."""
         return self.network.scores(self.parameters, self.statistics, rows)
 
     def predict(self, rows: ArrayLike) -> Labels:
-        """``(n,)`` the most likely label of each row."""
+        """Return the most likely label of each row, ``(n,)``."""
         labels: Labels = self.scores(rows).argmax(axis=1)
         return labels
 
 
 def _group_means(values: Rows, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> Rows:
-    """The mean over the rows of each group: ``(groups, columns)``."""
+    """Return the mean over the rows of each group: ``(groups, columns)``."""
     sums: Rows = np.add.reduceat(values, starts, axis=0)
     return sums / counts[:, np.newaxis]

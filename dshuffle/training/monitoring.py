@@ -1,6 +1,8 @@
-"""Where the seconds of an epoch of synchronous training go: paper 004, Figure 10.
+"""Time per phase of synchronous training, and the training rate of each worker.
 
-How fast each worker trains: measured in every epoch, and said when one is much slower than the others.
+References
+----------
+Nguyen et al. (2022), Figure 10; see docs/papers.md.
 """
 
 from __future__ import annotations
@@ -17,22 +19,19 @@ from distributed import Future
 from dshuffle.records import EpochRecord
 from dshuffle.runtime import Partition, gathered
 
-FROM_STORAGE = ("load", "storage")
-"""Deliveries whose waiting is for the store, and not for other workers."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSeconds:
-    """What one rank spent an epoch's steps on.
+    """Seconds that one rank spent in each phase of an epoch's steps.
 
     Parameters
     ----------
     batches
-        Gathering mini-batches from the partition.
+        Seconds of gathering mini-batches from the partition.
     forward_backward
-        Computing losses and gradients.
+        Seconds of computing losses and gradients.
     gradient_exchange
-        Averaging gradients, waiting for slower ranks included, and the step.
+        Seconds of averaging gradients, including the wait for slower ranks, and of updating the weights.
     """
 
     batches: float = 0.0
@@ -47,18 +46,18 @@ class PhaseSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochBreakdown:
-    """Where the seconds of an epoch went.
+    """Time spent in each phase of an epoch.
 
     Parameters
     ----------
     epoch
-        From 0, the first of the fit.
+        Epoch, counted from 0 at the start of the fit.
     ranks
-        Of every rank, in rank order.
+        Seconds of each rank, in rank order.
     record
-        What the exchange that led to this epoch took: how long all of it was, and how much of that training could not
-        hide (``waited_seconds``). None for the last epoch of a fit that ended early, whose record its shuffler writes
-        when it goes on or is closed.
+        Record of the exchange before this epoch: its total time, and the part that training could not hide
+        (``waited_seconds``). None for the last epoch of a fit that stopped early, whose record the shuffler writes when
+        it continues or is closed.
     """
 
     epoch: int
@@ -67,33 +66,33 @@ class EpochBreakdown:
 
     @property
     def io(self) -> float:
-        """The paper's I/O: gathering mini-batches (the mean over ranks), and standing still for the store."""
+        """I/O in Nguyen et al. (2022): gathering mini-batches (the mean over ranks) and waiting for the store."""
         return _mean([rank.batches for rank in self.ranks]) + self._waited(from_storage=True)
 
     @property
     def exchange(self) -> float:
-        """The paper's EXCHANGE: standing still for samples of other workers. What training hides costs nothing."""
+        """EXCHANGE in Nguyen et al. (2022): waiting for samples of other workers that training does not hide."""
         return self._waited(from_storage=False)
 
     @property
     def forward_backward(self) -> float:
-        """The paper's FW+BW, the mean over ranks."""
+        """FW+BW in Nguyen et al. (2022), the mean over ranks."""
         return _mean([rank.forward_backward for rank in self.ranks])
 
     @property
     def gradient_exchange(self) -> float:
-        """The paper's GE+WU, the mean over ranks."""
+        """GE+WU in Nguyen et al. (2022), the mean over ranks."""
         return _mean([rank.gradient_exchange for rank in self.ranks])
 
     def _waited(self, *, from_storage: bool) -> float:
         record = self.record
-        if record is None or (record.delivery in FROM_STORAGE) != from_storage:
+        if record is None or record.reads_store != from_storage:
             return 0.0
         return record.waited_seconds
 
 
 def with_records(breakdown: Mapping[int, EpochBreakdown], records: Sequence[EpochRecord]) -> tuple[EpochBreakdown, ...]:
-    """Each epoch with its record, if that is known, by the shuffler's number of the epoch."""
+    """Return each epoch's breakdown with its record, if there is one. Keys are the shuffler's epoch numbers."""
     known = {record.epoch: record for record in records}
     return tuple(replace(one, record=known.get(number)) for number, one in breakdown.items())
 
@@ -105,11 +104,11 @@ def _mean(values: Sequence[float]) -> float:
 logger = logging.getLogger(__name__)
 
 SLOW = 2.0
-"""A worker is slow if its rate is less than the median's divided by this."""
+"""A worker is slow if its rate is less than the median rate divided by this factor."""
 
 
 def timed(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
-    """``fn(partition, *args, **kwargs)``, and how many samples a second it trained on; a task on each worker."""
+    """Return ``fn(partition, *args, **kwargs)`` and its samples per second. Runs as a task on each worker."""
     started = time.perf_counter()
     value = fn(partition, *args, **kwargs)
     return value, len(partition) / max(time.perf_counter() - started, 1e-9)
@@ -117,14 +116,14 @@ def timed(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: An
 
 @dataclass(slots=True)
 class WorkerSpeeds:
-    """The rates of all workers, epoch by epoch.
+    """Training rates of all workers, epoch by epoch.
 
     Parameters
     ----------
     epochs
-        Samples a second of each rank.
+        Samples per second of each rank in every epoch.
     emulated
-        Whether that is what was asked for, so that nobody is told of slow workers.
+        Whether the speeds were requested. Slow workers are then not logged.
 
     Examples
     --------
@@ -138,27 +137,27 @@ class WorkerSpeeds:
     emulated: bool = False
 
     def collect(self, futures: Sequence[Future[Any]]) -> list[Any]:
-        """The values of some :func:`timed` tasks; their rates count as one epoch's."""
+        """Return the values of :func:`timed` tasks, and record their rates as one epoch."""
         values, rates = zip(*gathered(futures), strict=True)
         self.add(rates)
         return list(values)
 
     def add(self, rates: Sequence[float]) -> None:
-        """Samples a second of each rank in one epoch."""
+        """Record the samples per second of each rank in one epoch."""
         self.epochs.append(tuple(rates))
 
     def rates(self) -> tuple[float, ...]:
-        """Samples a second of each rank: the median over epochs, as the first one compiles and imports."""
+        """Return the samples per second of each rank: the median, as the first epoch compiles and imports."""
         return tuple(np.median(self.epochs, axis=0).tolist()) if self.epochs else ()
 
     def slow(self) -> dict[int, float]:
-        """Ranks that are much slower than the median worker, and how many times."""
+        """Return the ranks that are much slower than the median worker, and by which factor."""
         rates = self.rates()
         middle = float(np.median(rates)) if rates else 0.0
         return {rank: middle / rate for rank, rate in enumerate(rates) if rate * SLOW < middle}
 
     def warn(self) -> None:
-        """Log the slow workers: every epoch waits for them."""
+        """Log a warning for each slow worker, as every epoch waits for it."""
         if self.emulated:
             return
         for rank, times in self.slow().items():

@@ -1,4 +1,4 @@
-"""Parallel SGD for scikit-learn's estimators: a local pass on every worker an epoch, then averaging."""
+"""Parallel SGD for scikit-learn estimators: one local pass per epoch on every worker, then averaging."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from dshuffle.training.monitoring import timed
 from dshuffle.training.schedules import Schedule
 
 BATCH_ROWS = 4096
-"""Rows of one call of ``partial_fit``: results depend on it."""
+"""Rows per call of ``partial_fit``. Results depend on it."""
 COEFFICIENTS = ("coef_", "intercept_", "coefs_", "intercepts_")
 STEPS = ("eta0", "learning_rate_init")
-"""What scikit-learn calls the step: linear models, networks."""
+"""Names of the step in scikit-learn: linear models, neural networks."""
 FIXED = ("constant", "adaptive")
-"""Learning rates of scikit-learn that use the step as it is."""
+"""Learning rates of scikit-learn that leave the step unchanged in ``partial_fit``."""
 
 
 def fit_parallel_sgd(
@@ -43,59 +43,61 @@ def fit_parallel_sgd(
     early_stopping: EarlyStopping | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> History[Any]:
-    """Train a scikit-learn estimator by one ``partial_fit`` pass on every worker an epoch, then averaging.
+    """Train a scikit-learn estimator by one ``partial_fit`` pass on every worker per epoch, then averaging.
 
     Parameters
     ----------
     shuffler
-        Any sharding, assignment and delivery.
+        Shuffler with any sharding, assignment and delivery.
     estimator
-        With ``partial_fit`` and coefficients that can be averaged: ``SGDClassifier``, ``SGDRegressor``,
-        ``MLPClassifier``, ``MLPRegressor`` and their kin. It is left as it is; one that is fitted already is where
-        training starts.
+        Estimator with ``partial_fit`` and coefficients that can be averaged, such as ``SGDClassifier``,
+        ``SGDRegressor``, ``MLPClassifier`` or ``MLPRegressor``. It is not modified. If it is already fitted, training
+        starts from its coefficients.
     epochs
-        Passes over the whole dataset.
+        Number of passes over the whole dataset.
     features, target
-        Arrays of the dataset: ``(q, m)`` numbers; ``(q,)`` integer or boolean labels for a classifier, floats
+        Names of arrays in the dataset: ``(q, m)`` numbers; ``(q,)`` integer or boolean labels for a classifier, floats
         otherwise.
     classes
-        All labels there are. By default they are looked for in the first epoch.
+        All class labels. By default they are collected from the dataset in the first epoch.
     batch_rows
-        Rows of one call of ``partial_fit``.
+        Rows per call of ``partial_fit``.
     seed
-        Takes the place of a ``random_state`` of None: all copies must start from the same numbers.
+        Replacement for a ``random_state`` of None. All copies must start from the same random numbers.
     schedule
-        Factor by epoch on the estimator's step (``eta0`` or ``learning_rate_init``), which must then be one without a
-        schedule of its own; by default whatever the estimator has, which need not be constant.
+        Factor on the estimator's step (``eta0`` or ``learning_rate_init``) by epoch. The estimator's learning rate must
+        then be ``"constant"`` or ``"adaptive"``. By default the estimator keeps its own learning rate, which need not
+        be constant.
     validate
-        Called with the averaged estimator after every epoch; its metrics become the point's ``validation``.
+        Function that is called with the averaged estimator after every epoch. The metrics that it returns become the
+        point's ``validation``.
     early_stopping
-        When to end before ``epochs``.
+        Rule that ends the fit before ``epochs``.
     on_epoch
-        Called with each epoch's point as soon as it is known.
+        Function that is called with each epoch's point as soon as it is known.
 
     Returns
     -------
     History
-        ``weights`` is the fitted estimator. A point's ``error`` is that of the averaged estimator over the whole
-        dataset: of a classifier the fraction of wrong labels, of a regressor ``||prediction - y|| / ||y||``.
+        ``weights`` is the fitted estimator. A point's ``error`` is the error of the averaged estimator over the whole
+        dataset: the fraction of wrong labels for a classifier, ``||prediction - y|| / ||y||`` for a regressor.
 
     Raises
     ------
     InvalidParameter
-        The estimator cannot be trained like this, the arrays are nothing for it, labels are not in ``classes``,
-        features are not finite, or the coefficients diverge.
+        The estimator cannot be trained in parallel, the arrays do not suit it, labels are not in ``classes``, features
+        are not finite, or the coefficients diverge.
 
     Notes
     -----
-    Coefficients are averaged with the samples of each worker as weights. Counters of updates (``t_``) go on as those
-    of rank 0; the memory of a network's optimiser (momentum, Adam's moments) begins anew every epoch, as it is that
-    of a path which the average has not taken.
+    The average weights each worker by its number of samples. Update counters (``t_``) continue from those of rank 0.
+    The optimizer state of a network (momentum, Adam's moments) is reset every epoch, because it belongs to one worker's
+    path and not to the average.
 
     References
     ----------
-    M. Zinkevich, M. Weimer, L. Li and A. Smola, "Parallelized stochastic gradient descent", NIPS 2010, which averages
-    once at the end; paper 000 (UberShuffle), section 5.1, averages once an epoch.
+    Chung et al. (2017), section 5.1, average once an epoch; see docs/papers.md. M. Zinkevich, M. Weimer, L. Li and A.
+    Smola, "Parallelized stochastic gradient descent", NIPS 2010, averages once at the end.
     """
     as_integer("epochs", epochs, 1)
     as_integer("batch_rows", batch_rows, 1)
@@ -115,7 +117,8 @@ def fit_parallel_sgd(
                 raise InvalidParameter.of(
                     "classes",
                     known.tolist(),
-                    f"all labels of {target}: {_some(np.setdiff1d(labels, known))} is missing",
+                    f"a list of all labels of {target}",
+                    f"Add {_some(np.setdiff1d(labels, known))}.",
                 )
         futures = epoch.map(timed, local_fit, model, known, batch_rows, features=features, target=target)
         fitted = recorder.speeds.collect(futures)
@@ -125,19 +128,19 @@ def fit_parallel_sgd(
         futures = epoch.map(wrongness, model, features=features, target=target)
         wrong, total = np.sum(gathered(futures), axis=0)
         if total == 0:
-            raise InvalidParameter.of("target", target, "an array with a value other than zero")
+            raise InvalidParameter.of("target", target, "an array with at least one non-zero value")
         if recorder.add(model, float(wrong / total) if is_classifier(model) else math.sqrt(wrong / total)):
             break
     return recorder.history(model)
 
 
 def is_classifier(estimator: Any) -> bool:
-    """Whether ``partial_fit`` wants to know the classes."""
+    """Return whether the estimator's ``partial_fit`` takes ``classes``."""
     return "classes" in inspect.signature(estimator.partial_fit).parameters
 
 
 def labels_of(partition: Partition, target: str) -> tuple[NDArray[Any], int]:
-    """The distinct labels of a partition, and how many samples it has; a task on each worker."""
+    """Return the distinct labels and the number of samples of a partition. Runs as a task on each worker."""
     labels = _array(partition, target, "target")
     if labels.dtype.kind not in "biu" or labels.ndim != 1:
         raise InvalidParameter.of(
@@ -155,10 +158,16 @@ def local_fit(
     features: str = "x",
     target: str = "y",
 ) -> tuple[Any, int]:
-    """One pass of a copy of the model over a partition, and its samples; a task on each worker."""
+    """Train a copy of the model for one pass over a partition. Runs as a task on each worker.
+
+    Returns
+    -------
+    tuple
+        The trained copy and the number of samples.
+    """
     if len(partition) == 0:
-        raise InvalidParameter.of("partition", partition.rank, "one with samples", "Use fewer workers.")
-    # Workers that are threads of one process may have been given the same object.
+        raise InvalidParameter.because("partition", f"rank {partition.rank} has no samples", "Use fewer workers.")
+    # Workers in one process may share the same object.
     own = copy.deepcopy(model)
     vars(own).pop("_optimizer", None)
     options = {} if classes is None else {"classes": classes}
@@ -166,11 +175,11 @@ def local_fit(
     for batch in partition.batches(batch_rows):
         rows, targets = checked_rows(batch, features, target, partition.sample_ids[first:])
         try:
-            # Overflow is told by values that are not finite.
+            # Overflow leads to coefficients that are not finite, which the client checks.
             with np.errstate(over="ignore", invalid="ignore"):
                 own.partial_fit(rows, targets, **options)
         except ValueError as error:
-            if "overflow" in str(error):  # scikit-learn's linear models look for it themselves
+            if "overflow" in str(error):  # scikit-learn's linear models check for overflow themselves
                 raise _diverged(partition.epoch) from error
             raise
         first += len(rows)
@@ -178,7 +187,10 @@ def local_fit(
 
 
 def wrongness(partition: Partition, model: Any, *, features: str = "x", target: str = "y") -> tuple[float, float]:
-    """Wrong labels and samples of a partition, or ``(||prediction - y||^2, ||y||^2)``; a task on each worker."""
+    """Return a partition's wrong labels and samples, or for a regressor ``(||prediction - y||^2, ||y||^2)``.
+
+    Runs as a task on each worker.
+    """
     wrong = total = 0.0
     for batch in partition.batches(EVALUATION_ROWS):
         predicted, wanted = model.predict(batch[features]), batch[target]
@@ -191,24 +203,24 @@ def wrongness(partition: Partition, model: Any, *, features: str = "x", target: 
 
 
 def coefficients(estimator: Any) -> list[NDArray[Any]]:
-    """The arrays that are averaged, not copied.
+    """Return the estimator's coefficient arrays, without copying them.
 
     Raises
     ------
     InvalidParameter
-        The fitted estimator has none.
+        The fitted estimator does not have coefficients.
     """
     found: list[NDArray[Any]] = []
     for name in COEFFICIENTS:
         value = getattr(estimator, name, [])
         found += value if isinstance(value, list) else [value]
     if not found:
-        raise InvalidParameter.of("estimator", estimator, f"one with {' or '.join(COEFFICIENTS)}, to be averaged")
+        raise InvalidParameter.of("estimator", estimator, f"an estimator with {' or '.join(COEFFICIENTS)}")
     return found
 
 
 def averaged(models: Sequence[Any], samples: Sequence[int]) -> Any:
-    """The first of some fitted models, with the mean of all coefficients weighted by samples."""
+    """Return a copy of the first fitted model with the sample-weighted mean of all models' coefficients."""
     each = [coefficients(model) for model in models]
     mean = copy.deepcopy(models[0])
     weights = np.asarray(samples) / np.sum(samples)
@@ -218,19 +230,20 @@ def averaged(models: Sequence[Any], samples: Sequence[int]) -> Any:
 
 
 def _prepared(estimator: Any, seed: int) -> Any:
-    """A copy that can be trained in parallel."""
+    """Return a copy of the estimator that can be trained in parallel."""
     if not hasattr(estimator, "partial_fit"):
         raise InvalidParameter.of(
             "estimator",
             estimator,
-            "one with partial_fit",
-            "Take SGDClassifier, SGDRegressor, MLPClassifier or MLPRegressor (solver sgd or adam).",
+            "an estimator with partial_fit",
+            "Use SGDClassifier, SGDRegressor, MLPClassifier or MLPRegressor (solver sgd or adam).",
         )
     parameters = estimator.get_params()
     if parameters.get("average"):
-        raise InvalidParameter.of("estimator.average", parameters["average"], "False", "Workers are averaged instead.")
+        hint = "The coefficients of the workers are averaged instead."
+        raise InvalidParameter.of("estimator.average", parameters["average"], "False", hint)
     if parameters.get("early_stopping"):
-        raise InvalidParameter.of("estimator.early_stopping", True, "False", "Give early_stopping= to the fit.")
+        raise InvalidParameter.of("estimator.early_stopping", True, "False", "Pass early_stopping to the fit.")
     model = copy.deepcopy(estimator)
     if parameters.get("random_state", 0) is None:
         model.set_params(random_state=seed)
@@ -245,18 +258,22 @@ def _step_name(model: Any) -> str:
                 raise InvalidParameter.of(
                     "estimator.learning_rate",
                     parameters["learning_rate"],
-                    f"one of {', '.join(FIXED)} beside a schedule",
-                    "Others have a schedule of their own.",
+                    f"one of {', '.join(FIXED)} when a schedule is given",
+                    "Other learning rates have a schedule of their own.",
                 )
             return name
-    raise InvalidParameter.of("estimator", model, f"one with {' or '.join(STEPS)} beside a schedule")
+    raise InvalidParameter.of("estimator", model, f"an estimator with {' or '.join(STEPS)} when a schedule is given")
 
 
 def _checked_classes(classes: NDArray[Any], n_samples: int | None) -> NDArray[Any]:
     if len(classes) < 2:
-        raise InvalidParameter.of("classes", classes.tolist(), "at least two labels")
+        raise InvalidParameter.of("classes", classes.tolist(), "a list of at least two labels")
     if n_samples is not None and len(classes) == n_samples:
-        raise InvalidParameter.of("target", f"{n_samples} distinct labels", "an array of labels that occur again")
+        raise InvalidParameter.because(
+            "target",
+            f"its {n_samples} samples have {n_samples} distinct labels",
+            "Choose an array whose labels occur more than once.",
+        )
     return classes
 
 
@@ -272,12 +289,13 @@ def _array(partition: Partition, name: str, parameter: str) -> NDArray[Any]:
 def checked_rows(
     batch: Mapping[str, NDArray[Any]], features: str, target: str, sample_ids: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The features and the target of a batch, if they are finite numbers of the right shape.
+    """Return the features and the target of a batch, if they are finite numbers of the right shape.
 
     Raises
     ------
     InvalidParameter
-        Naming the parameter, and the sample if it is one.
+        An array does not exist, has the wrong shape or dtype, or contains a value that is not finite. The message names
+        the parameter and the sample.
     """
     check_names(batch, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
@@ -291,9 +309,8 @@ def checked_rows(
 
 
 def _diverged(epoch: int) -> InvalidParameter:
-    return InvalidParameter.of(
+    return InvalidParameter.because(
         "estimator",
-        "the one given",
-        "one whose coefficients stay finite",
-        f"They diverged in epoch {epoch}: take a smaller step, or scale the features.",
+        f"its coefficients diverged in epoch {epoch}",
+        "Take a smaller step, or scale the features.",
     )

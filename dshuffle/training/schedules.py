@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the factor on the first step, epoch by epoch."""
+"""Learning-rate schedules: a factor on the first step for every epoch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dshuffle.errors import InvalidParameter
 
 
 class Schedule(Protocol):
-    """Any function of the epoch."""
+    """Function from the epoch to a factor on the step."""
 
     def __call__(self, epoch: int) -> float:
-        """The factor on the step in an epoch, from 0."""
+        """Return the factor on the step in an epoch, counted from 0."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Decay:
-    """The step is multiplied by a factor after every epoch; by 1 it stays as it is.
+    """Multiply the step by a factor after every epoch. A factor of 1 keeps it constant.
 
     Parameters
     ----------
     factor
-        In (0, 1].
+        Factor in (0, 1].
 
     Raises
     ------
@@ -33,7 +33,7 @@ class Decay:
 
     References
     ----------
-    Paper 000 (UberShuffle), section 5.1: step sizes decay by 0.9 an epoch.
+    Chung et al. (2017), section 5.1, where steps decay by 0.9 an epoch; see docs/papers.md.
 
     Examples
     --------
@@ -48,20 +48,20 @@ class Decay:
             raise InvalidParameter.of("factor", self.factor, "in (0, 1]")
 
     def __call__(self, epoch: int) -> float:
-        """``factor ** epoch``."""
+        """Return ``factor ** epoch``."""
         return float(self.factor**epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """The step falls on a line from all of it in the first epoch, and then stays.
+    """Decrease the step linearly over the first epochs, then keep it constant.
 
     Parameters
     ----------
     last
-        Fraction of the first step that is left in the end, in (0, 1].
+        Fraction of the first step that remains at the end, in (0, 1].
     epochs
-        In how many epochs, the first one included, it gets there.
+        Number of epochs until the step reaches ``last``, including the first one.
 
     Raises
     ------
@@ -83,9 +83,9 @@ class Linear:
         as_integer("epochs", self.epochs, 2)
 
     def __call__(self, epoch: int) -> float:
-        """The point of the line at an epoch."""
+        """Return the factor in an epoch."""
         return 1 - (1 - self.last) * min(1.0, epoch / (self.epochs - 1))
 
 
 CONSTANT = Decay(1.0)
-"""The step of the first epoch in all of them."""
+"""Keep the step of the first epoch."""

@@ -1,4 +1,4 @@
-"""Synchronous SGD: gradients are averaged over all workers in every step (paper 004, equation 1)."""
+"""Synchronous SGD: gradients are averaged over all workers in every step."""
 
 from __future__ import annotations
 
@@ -36,66 +36,67 @@ def fit_synchronous_sgd(
     early_stopping: EarlyStopping | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> History[TrainedNetwork]:
-    """Train a network by SGD; in every step each worker takes a mini-batch, and gradients are averaged over all.
+    """Train a network by synchronous SGD: in every step, average the gradients of one mini-batch per worker.
 
     Parameters
     ----------
     shuffler
-        Any sharding, assignment and delivery.
+        Shuffler with any sharding, assignment and delivery.
     network
-        Its shape; the parameters are drawn from ``seed``.
+        Shape of the network. Its parameters are drawn from ``seed``.
     epochs
-        Passes over the whole dataset.
+        Number of passes over the whole dataset.
     batch_size
-        Samples of one worker in one step, at most; no more than the smallest partition has. Every sample is trained
-        on exactly once an epoch: a worker with r samples takes ``ceil(largest partition / batch_size)`` mini-batches
-        of them, equally many on all workers, which differ by one sample at most. (In :func:`fit_parameter_server` it is
-        what all workers take together.)
+        Largest number of samples of one worker in one step; at most the smallest share. Every sample is trained on
+        exactly once an epoch. All workers take ``ceil(largest share / batch_size)`` mini-batches, and a worker's
+        mini-batches differ by at most one sample. (In :func:`fit_parameter_server` it is the number of samples of all
+        workers together.)
     step
         Step of the first epoch.
     seed
-        Of the first parameters.
+        Seed of the initial parameters.
     features, target
-        Arrays of the dataset: ``(q, features)`` numbers and ``(q,)`` integer (or boolean) labels from 0.
+        Names of arrays in the dataset: ``(q, features)`` numbers and ``(q,)`` integer (or boolean) labels from 0.
     schedule
         Factor on the step by epoch.
     validate
-        Called with the network after every epoch; its metrics become the point's ``validation``.
+        Function that is called with the network after every epoch. The metrics that it returns become the point's
+        ``validation``.
     early_stopping
-        When to end before ``epochs``.
+        Rule that ends the fit before ``epochs``.
     on_epoch
-        Called with each epoch's point as soon as it is known.
+        Function that is called with each epoch's point as soon as it is known.
 
     Returns
     -------
     History
         ``weights`` is the :class:`TrainedNetwork`. A point's ``error`` is the fraction of wrong labels over the whole
-        dataset after the epoch, by the running statistics. ``breakdown`` says where the seconds went.
+        dataset after the epoch, predicted with the running statistics. ``breakdown`` is the time spent in each phase.
 
     Raises
     ------
     InvalidParameter
-        A parameter is out of range, the arrays are nothing for the network (named by sample, where it is one), or the
-        parameters diverge.
+        A parameter is out of range, the arrays do not suit the network (the message names the sample, if there is one),
+        or the parameters diverge.
     WorkerLost
         A worker has left the cluster.
 
     Notes
     -----
-    Gradients are weighted by samples, so that a step is the one of equation 1 also where mini-batches differ in size.
-    They meet on the worker of rank 0 (see :meth:`dshuffle.Epoch.together`): its link carries the gradients of all
-    workers in every step, which suits networks of up to a million parameters or so. For larger ones take
+    Gradients are weighted by the number of samples, so a step follows equation 1 even if mini-batches differ in size.
+    They are averaged on the worker of rank 0 (see :meth:`dshuffle.Epoch.together`). Its link carries the gradients of
+    all workers in every step, which suits networks of up to about a million parameters. For larger networks use
     :func:`dshuffle.training.torch_ddp.fit_torch_ddp`.
 
-    Batch norm is every worker's own: it normalises over the worker's mini-batch, as is usual. That is why the samples
-    that a worker has matter at all. Without batch norm the averaged gradient does not depend on who has which sample of
+    Batch norm is local: it normalizes over the worker's own mini-batch, as is usual. For this reason it matters which
+    samples a worker has. Without batch norm, the averaged gradient does not depend on which worker has which sample of
     the global mini-batch. Running statistics are averaged over the workers at the end of the epoch.
 
-    All workers wait for the slowest one in every step; one that is much slower than the others is logged.
+    All workers wait for the slowest one in every step. A worker that is much slower than the others is logged.
 
     References
     ----------
-    Paper 004 (Nguyen et al., IPDPS 2022), equation 1 and Figure 5.
+    Nguyen et al. (2022), equation 1 and Figure 5; see docs/papers.md.
 
     Examples
     --------
@@ -114,7 +115,7 @@ def fit_synchronous_sgd(
     check_step(step)
     model = TrainedNetwork(network, network.first_parameters(as_integer("seed", seed)), network.first_statistics())
     recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)
-    breakdown: dict[int, EpochBreakdown] = {}  # by the shuffler's numbers of epochs
+    breakdown: dict[int, EpochBreakdown] = {}  # keyed by the shuffler's epoch number
     names = {"features": features, "target": target}
     for number, epoch in enumerate(shuffler.epochs(epochs)):
         done = epoch.together(train, model, batch_size, step * schedule(number), **names)
@@ -140,12 +141,13 @@ def train(
     features: str = "x",
     target: str = "y",
 ) -> tuple[TrainedNetwork | None, int, PhaseSeconds]:
-    """One epoch's steps together with all other ranks; a task on each worker.
+    """Train for one epoch, in step with all other ranks. Runs as a task on each worker.
 
     Returns
     -------
     tuple
-        The network (rank 0's, as all have the same), samples trained on, seconds.
+        The network (None except on rank 0, as all ranks have the same), the number of samples trained on, and the
+        seconds of each phase.
     """
     network = model.network
     check_names(partition.names, features=features, target=target)
@@ -158,7 +160,7 @@ def train(
         batch = partition.take(positions, (features, target))
         rows, labels = checked_batch(network, batch, features, target, partition.sample_ids[positions])
         batches, clock = _lap(batches, clock)
-        # A step that overflows is told by parameters that are not finite.
+        # A step that overflows gives parameters that are not finite, which the client checks.
         with np.errstate(over="ignore", invalid="ignore"):
             _, gradient, seen = network.gradient(parameters, rows, labels)
             if network.n_statistics:
@@ -176,7 +178,7 @@ def train(
 def wrong_labels(
     partition: Partition, model: TrainedNetwork, *, features: str = "x", target: str = "y"
 ) -> tuple[int, int]:
-    """Samples of a partition that the network gets wrong, and all of them; a task on each worker."""
+    """Return the number of wrong labels and the number of samples of a partition. Runs on each worker."""
     wrong = 0
     for batch in partition.batches(EVALUATION_ROWS):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -185,20 +187,20 @@ def wrong_labels(
 
 
 def checked_batching(network: Network, n_own: int, shares: tuple[int, int], batch_size: int) -> Batching:
-    """Equally many mini-batches on every rank, each sample in one of them.
+    """Return the mini-batches of a rank: the same number on every rank, each sample in exactly one of them.
 
     Raises
     ------
     InvalidParameter
-        The batch size is larger than the smallest partition, or so small that batch norm gets single samples.
+        The batch size is larger than the smallest share, or so small that batch norm gets single samples.
     """
     batching = Batching(n_own, *shares, batch_size, UNEVEN)
     if network.n_statistics and shares[0] // len(batching) < 2:
         raise InvalidParameter.of(
             "batch_size",
             batch_size,
-            "such that every mini-batch has at least 2 samples beside batch norm",
-            f"Workers have {shares[0]} to {shares[1]} samples; take larger batches, fewer workers, or no batch norm.",
+            "large enough to give every mini-batch at least 2 samples for batch norm",
+            f"Workers have {shares[0]} to {shares[1]} samples. Use larger batches, fewer workers, or no batch norm.",
         )
     return batching
 
@@ -210,24 +212,24 @@ def checked_batch(
     target: str,
     sample_ids: NDArray[np.int64],
 ) -> tuple[NDArray[Any], Labels]:
-    """Rows and labels of a mini-batch, if the network can be trained on them.
+    """Return the rows and labels of a mini-batch, if the network can be trained on them.
 
     Raises
     ------
     InvalidParameter
-        Naming the parameter, and the sample if it is one.
+        The arrays do not suit the network. The message names the parameter, and the sample if one is at fault.
     """
     rows, labels = checked_rows(batch, features, target, sample_ids)
     if rows.shape[1] != network.n_features:
-        raise InvalidParameter.of("network.sizes[0]", network.n_features, f"{rows.shape[1]}, the columns of {features}")
+        raise InvalidParameter.of("network.sizes[0]", network.n_features, f"{rows.shape[1]}, the width of {features}")
     if labels.dtype.kind not in "biu":
         raise InvalidParameter.of(
-            "target", target, f"an array of integer labels (it is {labels.dtype})", "Convert labels that are floats."
+            "target", target, f"an array of integer labels (it is {labels.dtype})", "Convert the labels to integers."
         )
     known = (labels >= 0) & (labels < network.n_classes)
     if not known.all():
         bad = int(np.argmin(known))
-        hint = "The last of network.sizes is the number of classes."
+        hint = "The last entry of network.sizes is the number of classes."
         raise InvalidParameter.of(
             f"{target}[{sample_ids[bad]}]", labels[bad].item(), f"a label in [0, {network.n_classes})", hint
         )
@@ -235,6 +237,6 @@ def checked_batch(
 
 
 def _lap(seconds: float, since: float) -> tuple[float, float]:
-    """Seconds with what has passed since, and now."""
+    """Return ``seconds`` plus the time since ``since``, and the current time."""
     now = time.perf_counter()
     return seconds + now - since, now

@@ -33,7 +33,7 @@ try:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
 except ImportError as exc:
-    raise ImportError(f"this needs PyTorch: pip install 'dshuffle[torch]' ({exc})") from exc
+    raise ImportError(f"dshuffle.training.torch_ddp needs PyTorch: pip install 'dshuffle[torch]' ({exc})") from exc
 
 MakeModel = Callable[[], torch.nn.Module]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -42,18 +42,18 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(slots=True)
 class Seat:
-    """What a rank keeps in its process from epoch to epoch."""
+    """State that a rank keeps in its process from epoch to epoch."""
 
     store: Any
     model: Any = None
     optimizer: Any = None
     first_steps: list[float] = field(default_factory=list)
     computed: float = 0.0
-    """When the last gradients of the present step were there."""
+    """Time at which the last gradients of the current step were ready."""
 
 
 _seats: dict[str, Seat] = {}
-"""By the names of fits; one at a time, as a process has one default process group."""
+"""State by name of the fit. There is one at a time, as a process has one default process group."""
 
 
 def fit_torch_ddp(
@@ -73,37 +73,41 @@ def fit_torch_ddp(
     on_epoch: OnEpoch | None = None,
     timeout: float = 1800.0,
 ) -> History[torch.nn.Module]:
-    """Train a PyTorch classifier with DistributedDataParallel, one rank in every Dask worker process.
+    """Train a PyTorch classifier with DistributedDataParallel, with one rank in every Dask worker process.
 
     Parameters
     ----------
     shuffler
-        Any sharding, assignment and delivery; its workers must be processes of their own.
+        Shuffler with any sharding, assignment and delivery. Each worker must be a separate process.
     make_model
-        Makes the module, on every worker and here. Sent along, so a function of a script or a lambda will do.
+        Function that makes the module, called on every worker and in this process. It is sent to the workers, so a
+        function of a script or a lambda works.
     make_optimizer
-        From the parameters to the optimizer, such as ``lambda parameters: torch.optim.SGD(parameters, lr=0.1)``.
+        Function from the parameters to the optimizer, such as
+        ``lambda parameters: torch.optim.SGD(parameters, lr=0.1)``.
     epochs
-        Passes over the whole dataset.
+        Number of passes over the whole dataset.
     batch_size
-        Samples of one worker in one step, at most. Every sample is trained on exactly once an epoch, in equally many
-        mini-batches on all workers (the mode ``"uneven"`` of :meth:`dshuffle.Partition.to_torch`), so that no rank is
-        left waiting and no ``Join`` is needed. (In ``fit_parameter_server`` it is what all workers take together.)
+        Largest number of samples of one worker in one step. Every sample is trained on exactly once an epoch. All
+        workers take the same number of mini-batches (the mode ``"uneven"`` of :meth:`dshuffle.Partition.to_torch`), so
+        no rank is left waiting and ``Join`` is not needed. (In ``fit_parameter_server`` it is the number of samples of
+        all workers together.)
     loss
-        Of the model's output and the labels: the mean over a mini-batch.
+        Function from the model's output and the labels to the mean loss over a mini-batch.
     seed
-        Of ``torch.manual_seed``, before the model is made and, with the rank added, before every epoch.
+        Seed of ``torch.manual_seed``, set before the model is made and, with the rank added, before every epoch.
     features, target
-        Arrays of the dataset: ``(q, ...)`` floats, finite, and ``(q,)`` integer labels.
+        Names of arrays in the dataset: ``(q, ...)`` finite floats and ``(q,)`` integer labels.
     schedule
-        Factor by epoch on the learning rates that the optimizer begins with.
+        Factor on the optimizer's initial learning rates by epoch.
     validate
-        Called here with the module (in evaluation mode) after every epoch; its metrics become the point's
-        ``validation``. With it the state of the module is sent here once an epoch, and otherwise once.
+        Function that is called in this process with the module (in evaluation mode) after every epoch. The metrics that
+        it returns become the point's ``validation``. With it, the state of the module is sent to this process once an
+        epoch, otherwise once at the end.
     early_stopping
-        When to end before ``epochs``.
+        Rule that ends the fit before ``epochs``.
     on_epoch
-        Called with each epoch's point as soon as it is known.
+        Function that is called with each epoch's point as soon as it is known.
     timeout
         Seconds that a rank waits for the others in one step.
 
@@ -111,32 +115,32 @@ def fit_torch_ddp(
     -------
     History
         ``weights`` is the module, in evaluation mode. A point's ``error`` is the fraction of wrong labels over the
-        whole dataset after the epoch. ``breakdown`` says where the seconds went: gradients are averaged while others
-        are still being computed, so ``gradient_exchange`` is what is left of that after the last one, and the
+        whole dataset after the epoch. ``breakdown`` is the time spent in each phase. PyTorch averages gradients while
+        it still computes others, so ``gradient_exchange`` counts only the averaging after the last gradient, and the
         optimizer's step.
 
     Raises
     ------
     ImportError
-        PyTorch is not installed, here or on a worker.
+        PyTorch is not installed in this process or on a worker.
     InvalidParameter
-        Two workers are threads of one process, a parameter is out of range, labels are no integers or features not
-        finite (named by sample), or parameters diverge.
+        Two workers are threads of one process, a parameter is out of range, labels are not integers, features are not
+        finite (the message names the sample), or the parameters diverge.
     WorkerLost
         A worker has left the cluster.
 
     Notes
     -----
-    The gradients of mini-batches that differ in size are weighted by their samples. Batch norm is every rank's own;
-    running statistics are averaged over ranks at the end of each epoch (DistributedDataParallel would have taken those
+    If mini-batches differ in size, their gradients are weighted by the number of samples. Batch norm is local to each
+    rank. Running statistics are averaged over ranks at the end of each epoch (DistributedDataParallel would use those
     of rank 0). Module and optimizer stay on the workers between epochs.
 
-    gloo listens on a free port of each worker's host, on the interface that has the worker's address, unless
-    ``GLOO_SOCKET_IFNAME`` names another.
+    gloo listens on a free port of each worker's host, on the interface with the worker's address, unless
+    ``GLOO_SOCKET_IFNAME`` names another interface.
 
     References
     ----------
-    Paper 004 (Nguyen et al., IPDPS 2022), Figures 3 to 5. S. Li et al., "PyTorch distributed", VLDB 2020.
+    Nguyen et al. (2022), Figures 3 to 5; see docs/papers.md. S. Li et al., "PyTorch distributed", VLDB 2020.
 
     Examples
     --------
@@ -156,7 +160,7 @@ def fit_torch_ddp(
         torch.manual_seed(seed)
         model = make_model().eval()
     recorder: Recorder[torch.nn.Module] = Recorder(validate, early_stopping, on_epoch)
-    breakdown: dict[int, EpochBreakdown] = {}  # by the shuffler's numbers of epochs
+    breakdown: dict[int, EpochBreakdown] = {}  # keyed by the shuffler's epoch number
     names = {"features": features, "target": target}
     epoch: Epoch | None = None
     try:
@@ -180,13 +184,13 @@ def fit_torch_ddp(
 
 
 def where(partition: Partition) -> tuple[str, int, str, bool]:
-    """Host, process and address of a worker, and whether its process has a process group; a task on each worker."""
+    """Return a worker's host, process id, address, and whether a process group exists. Runs on each worker."""
     address = str(get_worker().address)
     return socket.gethostname(), os.getpid(), address, dist.is_initialized()
 
 
 def open_store(partition: Partition, name: str, host: str, size: int, timeout: float) -> int:
-    """Let rank 0 listen on a free port, where all ranks find each other; a task on each worker."""
+    """Open the store on a free port of rank 0, where all ranks find each other. Runs as a task on each worker."""
     if partition.rank:
         return 0
     limit = datetime.timedelta(seconds=timeout)
@@ -195,7 +199,7 @@ def open_store(partition: Partition, name: str, host: str, size: int, timeout: f
 
 
 def interface_of(host: str) -> str | None:
-    """The interface with an address: by itself gloo goes where the machine's name leads, if that is anywhere."""
+    """Return the interface with the host's address. By default gloo uses that of the host name, if it resolves."""
     address = socket.getaddrinfo(host, None)[0][4][0]
     interfaces = psutil.net_if_addrs().items()
     return next((name for name, found in interfaces if any(one.address == address for one in found)), None)
@@ -211,7 +215,7 @@ def join(
     seed: int,
     timeout: float,
 ) -> None:
-    """Become a rank of the process group, with a model of one's own; a task on each worker."""
+    """Join the process group, and make this rank's model and optimizer. Runs as a task on each worker."""
     limit = datetime.timedelta(seconds=timeout)
     if group.rank:
         _seats[name] = Seat(dist.TCPStore(*place, group.size, is_master=False, timeout=limit))
@@ -221,16 +225,16 @@ def join(
             os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
         dist.init_process_group("gloo", store=seat.store, rank=group.rank, world_size=group.size, timeout=limit)
         torch.manual_seed(seed)
-        # Running statistics are averaged once an epoch, and not taken from rank 0 in every step.
+        # Running statistics are averaged once an epoch instead of being copied from rank 0 in every step.
         seat.model = DistributedDataParallel(make_model(), broadcast_buffers=False)
-        # It refuses annotations that are text, as all of this module's are; a lambda has none.
+        # register_comm_hook rejects string annotations, which this module has; a lambda does not have annotations.
         seat.model.register_comm_hook(seat, lambda seat, bucket: average(seat, bucket))
         seat.optimizer = make_optimizer(seat.model.parameters())
         seat.first_steps = [one["lr"] for one in seat.optimizer.param_groups]
 
 
 def average(seat: Seat, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average some gradients over all ranks, and note when they were there."""
+    """Average a bucket of gradients over all ranks, and note when the bucket was ready."""
     seat.computed = time.perf_counter()
     future: torch.futures.Future[torch.Tensor] = allreduce_hook(dist.group.WORLD, bucket)
     return future
@@ -248,7 +252,10 @@ def train(
     features: str,
     target: str,
 ) -> tuple[int, int, PhaseSeconds]:
-    """One epoch's steps together with all other ranks; wrong labels after it, samples and seconds; a task."""
+    """Train for one epoch, in step with all other ranks. Runs as a task on each worker.
+
+    Returns the number of wrong labels after the epoch, the number of samples, and the seconds of each phase.
+    """
     check_names(partition.names, features=features, target=target)
     with leaving_if_it_fails(name):
         seat = _seats[name]
@@ -261,17 +268,16 @@ def train(
                 dist.all_reduce(buffer)
                 buffer /= group.size
         if not all(torch.isfinite(one).all() for one in seat.model.parameters()):
-            raise InvalidParameter.of(
+            raise InvalidParameter.because(
                 "make_optimizer",
-                "the one given",
-                "one whose parameters stay finite",
-                f"They diverged in epoch {partition.epoch}: take a smaller step, or scale the features.",
+                f"the parameters diverged in epoch {partition.epoch}",
+                "Take a smaller step, or scale the features.",
             )
         return _wrong_labels(partition, seat, features, target), len(partition), seconds
 
 
 def state_of(partition: Partition, name: str) -> bytes:
-    """The state of the module, of rank 0; a task on each worker."""
+    """Return the state of the module from rank 0, and empty bytes from other ranks. Runs on each worker."""
     saved = io.BytesIO()
     if partition.rank == 0:
         torch.save(_seats[name].model.module.state_dict(), saved)
@@ -279,7 +285,7 @@ def state_of(partition: Partition, name: str) -> bytes:
 
 
 def leave(partition: Partition | None, name: str) -> None:
-    """Drop the model, and end the process group; a task on each worker. Idempotent."""
+    """Drop the model and end the process group. Runs as a task on each worker. Idempotent."""
     seat = _seats.pop(name, None)
     if seat is not None:
         seat.model = seat.optimizer = None
@@ -288,7 +294,7 @@ def leave(partition: Partition | None, name: str) -> None:
 
 
 class leaving_if_it_fails:
-    """Close the connections of a rank that fails, so that the others do not wait for it."""
+    """Close the connections of a rank that fails, so that the other ranks do not wait for it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -301,7 +307,7 @@ class leaving_if_it_fails:
             return
         leave(None, self.name)
         if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "peer", "ProcessGroup")):
-            raise PeerFailed(f"another rank has failed, or cannot be reached: {error}") from error
+            raise PeerFailed(f"another rank failed or cannot be reached: {error}") from error
 
 
 def _steps(
@@ -321,7 +327,7 @@ def _steps(
         began = time.perf_counter()
         seat.optimizer.zero_grad()
         scores = seat.model(x.to(dtype))
-        # The mean over ranks is to be the mean over samples.
+        # The weight makes the mean over ranks the mean over samples.
         (loss(scores, y.long()) * (len(y) * group.size / total)).backward()
         seat.optimizer.step()
         gathering, computing = gathering + began - clock, computing + seat.computed - began
@@ -331,19 +337,21 @@ def _steps(
 
 
 def checked(x: torch.Tensor, y: torch.Tensor, features: str, target: str, sample_ids: NDArray[np.int64]) -> None:
-    """Refuse what cannot be trained on.
+    """Check that a mini-batch can be trained on.
 
     Raises
     ------
     InvalidParameter
-        Features are not finite, named by sample, or labels are no integers.
+        Features are not finite (the message names the sample), or labels are not integers.
     """
     if y.is_floating_point() or y.is_complex() or y.ndim != 1:
         raise InvalidParameter.of("target", target, f"a 1-D array of integer labels (it is {y.ndim}-D, {y.dtype})")
     finite = torch.isfinite(x).reshape(len(x), -1).all(dim=1)
     if not finite.all():
         bad = int(finite.int().argmin())
-        raise InvalidParameter.of("features", features, f"finite everywhere; sample {sample_ids[bad]} is not")
+        raise InvalidParameter.of(
+            "features", features, f"an array of finite values (sample {sample_ids[bad]} is not finite)"
+        )
 
 
 def _wrong_labels(partition: Partition, seat: Seat, features: str, target: str) -> int:
@@ -362,17 +370,16 @@ def _join_all(
 ) -> None:
     found = gathered(epoch.map(where))
     if len({(host, process) for host, process, _, _ in found}) < len(found):
-        raise InvalidParameter.of(
+        raise InvalidParameter.because(
             "shuffler",
-            "one with workers that are threads of one process",
-            "one whose workers are processes of their own",
-            "A process has one default process group. Use LocalCluster(processes=True).",
+            "its workers are threads of one process, which has only one default process group",
+            "Use LocalCluster(processes=True).",
         )
     taken = [rank for rank, (_, _, _, initialized) in enumerate(found) if initialized]
     if taken:
         raise ClusterError(
-            f"ranks {taken} have a process group already: another fit is under way on these workers, or was cut off "
-            "(then restart them)"
+            f"ranks {taken} already have a process group: another fit is running on these workers or was interrupted; "
+            "wait for it to end, or restart the workers"
         )
     host = str(urlsplit(found[0][2]).hostname)
     ports = gathered(epoch.map(open_store, name, host, len(found), timeout))
@@ -388,5 +395,5 @@ def _leave_all(epoch: Epoch, name: str) -> None:
     try:
         for future in epoch.map(leave, name):
             future.exception()
-    except (DShuffleError, OSError):  # the session is over; what was lost needs not leave
+    except (DShuffleError, OSError):  # the session is over, and lost workers do not have to leave
         return

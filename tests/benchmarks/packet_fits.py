@@ -1,4 +1,4 @@
-"""Fit packets of real plans: the coefficients in dshuffle/planning/cost/packets.py, and how far they are off.
+"""Fit packets of real plans: the coefficients in dshuffle/planning/delivery, and how far they are off.
 
     python tests/benchmarks/packet_fits.py plans.jsonl
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from dshuffle.planning import parse_assignment
-from dshuffle.planning.cost.expected_packets import FITS, HolderSets, features
+from dshuffle.planning import Choices, parse_assignment
+from dshuffle.planning.cost.expected_packets import HolderSets, features
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.packet_counts import survey
 
@@ -41,15 +41,8 @@ def count(q: int, n: int, alpha: float, assignment: str) -> dict[str, Any]:
     """Packets of real plans."""
     caching, epochs = DRAWS[assignment]
     deliveries = ["clique"] if n > 32 else ["coded", "ubershuffle", "clique"]
-    figures = survey(
-        *(q, n),
-        cache_fraction=alpha,
-        assignment=parse_assignment(assignment),
-        deliveries=deliveries,
-        caching=caching,
-        epochs=epochs,
-        bounds=False,
-    )
+    choices = Choices(parse_assignment(assignment), caching=caching, cache_fraction=alpha)
+    figures = survey(q, n, choices, deliveries=deliveries, epochs=epochs, bounds=False)
     packets = {row.name: row.packets for row in figures}
     return {"q": q, "n": n, "a": alpha, "asg": assignment, "needed": figures[0].needed, "packets": packets}
 
@@ -60,7 +53,7 @@ def fit(rows: list[dict[str, Any]], delivery: str, aligned: bool) -> None:
     for row in rows:
         if delivery not in row["packets"] or (row["asg"] == "aligned") != aligned or row["q"] < 30 * row["n"]:
             continue
-        work = Work(row["q"], 1, row["a"], assignment=row["asg"], caching=DRAWS[row["asg"]][0])
+        work = Work(row["q"], 1, Choices(assignment=row["asg"], caching=DRAWS[row["asg"]][0], cache_fraction=row["a"]))
         sets = HolderSets.of(work, row["n"], row["needed"])
         points.append(features(sets))
         logs.append(np.log(row["packets"][delivery] / sets.bound))
@@ -85,7 +78,8 @@ def main(argv: list[str] | None = None) -> None:
                 rows.append(count(*setting))
                 file.write(json.dumps(rows[-1]) + "\n")
                 file.flush()
-    for delivery, aligned in FITS:
+    fitted = [("clique", False), ("ubershuffle", False), ("clique", True), ("coded", True), ("ubershuffle", True)]
+    for delivery, aligned in fitted:
         fit(rows, delivery, aligned)
 
 

@@ -28,6 +28,7 @@ from distributed import Client
 import dshuffle
 from dshuffle.compare import Way, measure_exchanges
 from dshuffle.compare.comparison import predicted_seconds
+from dshuffle.planning import Choices
 from dshuffle.report.summary import CPU_BOUND
 from dshuffle.runtime.measure.probe import measure_cluster
 
@@ -73,15 +74,13 @@ def run_here(setting: dict[str, Any], options: argparse.Namespace) -> dict[str, 
         measured = measure_cluster(client, dataset, seconds=options.seconds)
         for name, (assignment, delivery, relay) in WAYS.items():
             # Contiguous shares are loaded chunk by chunk. The first exchange does not count: the server reads its rows.
-            way = Way(name, assignment, delivery, "contiguous", relay=relay)
+            way = Way(name, Choices(assignment, delivery, relay=relay, cache_fraction=fraction, sharding="contiguous"))
             source = dataset if delivery == "storage" else local
-            records = measure_exchanges(
-                client, source, way, epochs=1 + EXCHANGES, training_seconds=0.3, cache_fraction=fraction
-            )
+            records = measure_exchanges(client, source, way, epochs=1 + EXCHANGES, training_seconds=0.3)
             middle = sorted(records[-EXCHANGES:], key=lambda record: record.exchange_seconds)[EXCHANGES // 2]
             found[name] = {
                 "measured": middle.exchange_seconds,
-                "predicted": predicted_seconds(measured.cluster, dataset, way, fraction),
+                "predicted": predicted_seconds(measured.cluster, dataset, way),
                 "cpu_idle": middle.cpu_idle,
             }
         with dshuffle.Shuffler(

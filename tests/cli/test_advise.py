@@ -38,4 +38,4 @@ def test_there_must_be_a_dataset(tmp_path):
     dataset = str(tmp_path / "data.zarr")
     ran = CliRunner().invoke(main, ["advise", dataset, "--scheduler", "tcp://127.0.0.1:9"])
     assert ran.exit_code == 1
-    assert "nothing stands at" in ran.output
+    assert "no dataset exists at" in ran.output

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 import dshuffle
 from dshuffle.cli import main
 from dshuffle.compare import default_ways, local_cluster
+from dshuffle.planning import Choices
 from dshuffle.store import write_sharding
 from dshuffle.synthetic import keyed_regression
 
@@ -95,11 +96,11 @@ def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, u
     result = run(url)
     assert isinstance(result.exception, ZeroDivisionError), "all but that way would have been run"
     assert "“chunks + storage” is left out: chunk_rows=400 is not allowed; it must be at most 133" in result.stderr
-    assert [way.label for way in ran] == [way.label for way in default_ways() if way.assignment != "chunks"]
+    assert [way.label for way in ran] == [way.label for way in default_ways() if not way.choices.assignment.in_chunks]
     ran.clear()
     result = run(url, "--cache-fraction", 0.5, "--workers", 65)
     assert "“global + ubershuffle” is left out: n_workers=65 is not allowed; it must be at most 64" in result.stderr
-    left = {way.label for way in default_ways(0.5)} - {way.label for way in ran}
+    left = {way.label for way in default_ways(Choices(cache_fraction=0.5))} - {way.label for way in ran}
     assert left == {"chunks + storage", "global + ubershuffle"}
     chosen = run(url, "--assignment", "chunks", "--delivery", "storage")
     assert chosen.exit_code == 1
@@ -137,7 +138,7 @@ def labelled(tmp_path):
         (("--sharding", "yours"), "sharding='yours' is not allowed; it must be one of ['contiguous', 'random', "),
         (
             ("--sharding", "stratified:x"),
-            "sharding='stratified:x' is not allowed; it must be 'stratified:' and one of [",
+            "sharding='stratified:x' is not allowed; it must be 'stratified:' followed by one of [",
         ),
         (("--balance", "y"), "balance='y' is not allowed; it must be None, or one of ['label']"),
         (("--balance", "label", "--assignment", "aligned"), "balance='label' is not allowed"),

@@ -37,7 +37,7 @@ def test_create_keeps_what_stands_there_unless_told(url):
     arguments = ("create", url, "--synthetic", "regression", "--samples", 50)
     refused = run(*arguments)
     assert refused.exit_code == 1
-    assert "exists already" in refused.stderr
+    assert "already exists" in refused.stderr
     assert dshuffle.open_dataset(url).n_samples == 1000
     assert run(*arguments, "--overwrite").exit_code == 0
     assert dshuffle.open_dataset(url).n_samples == 50
@@ -63,7 +63,7 @@ def test_create_with_options_that_make_no_sense_is_a_usage_error(tmp_path, optio
 
 def test_create_says_which_option_goes_with_what(tmp_path):
     result = run("create", tmp_path / "d.zarr", "--synthetic", "matrix", "--samples", 100)
-    assert "--samples does not go with --synthetic matrix" in result.stderr
+    assert "--samples cannot be used with --synthetic matrix" in result.stderr
 
 
 def test_create_from_files(tmp_path):
@@ -85,9 +85,9 @@ def test_create_from_files(tmp_path):
     ("options", "words"),
     [
         (("--from", "nowhere.npy"), "nowhere.npy does not exist"),
-        (("--from", "x.npy", "--from", "y.npy"), "arrays of one length"),
+        (("--from", "x.npy", "--from", "y.npy"), "All arrays must have the same length"),
         (("--from", "notes.txt"), "a .npy, .npz, .parquet or .pq file, or a Zarr array or group"),
-        (("--movielens", "notes.txt"), "is no ratings.csv of MovieLens"),
+        (("--movielens", "notes.txt"), "is not a MovieLens ratings.csv"),
         (("--synthetic", "matrix", "--columns", 10), "per_row=68 is not allowed"),
     ],
 )

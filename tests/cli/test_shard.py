@@ -48,13 +48,13 @@ def test_a_box_plot(dataset, tmp_path):
 def test_what_is_broadcast_is_said(dataset):
     result = run(dataset, "--by", "distribution-aware", "--clusters", 4, "--workers", 6)
     assert result.exit_code == 0, result.output
-    assert "4 neighbourhoods of 5 to 400 samples; to broadcast: 5 samples" in result.stdout
+    assert "4 neighbourhoods of 5 to 400 samples; 5 samples are broadcast" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("--by", "stratified", "--workers", 6), 2, "--labels is needed"),
+        (("--by", "stratified", "--workers", 6), 2, "--labels is required"),
         (("--by", "random", "--workers", 6, "--name", "mine"), 2, "--name needs --write"),
         (("--workers", 6, "--labels", "z"), 1, "--labels='z' is not allowed"),
         (("--workers", 6, "--labels", "id"), 1, "1000 distinct values"),

@@ -117,12 +117,12 @@ def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "--bandwidth or --profile is needed"),
+        ((), "--bandwidth or --profile is required"),
         (("--bandwidth", "fast"), "bandwidth='fast'"),
         (("--bandwidth", "0"), "bandwidth='0'"),
         (("--bandwidth", "1MB", "--cache-fraction", "2"), "cache_fraction=2.0"),
         (("--profile", "{}#none"), "one of broken, endless, good, short"),
-        (("--profile", "{}#short"), "one with 'storage_request_seconds', which it lacks"),
+        (("--profile", "{}#short"), "a profile with the key 'storage_request_seconds'"),
         (("--profile", "{}#broken"), "link_up_bytes_per_second=-3"),
         (("--profile", "{}#endless"), "a finite number above 0"),
         (("--profile", "nowhere.toml#fast"), "nowhere.toml"),

@@ -11,25 +11,26 @@ from dshuffle.compare import Way, compare_ways, connect, default_ways, local_clu
 from dshuffle.compare.comparison import _with_chosen, predicted_seconds
 from dshuffle.compare.provenance import without_secrets
 from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.planning import Choices
 from dshuffle.planning.cost import Cluster
 from dshuffle.synthetic import keyed_regression
 
 
 def test_the_default_ways_are_the_papers_baselines():
     ways = default_ways()
-    assert [(way.assignment, way.delivery) for way in ways[2:]] == [
+    assert [(str(way.choices.assignment), way.choices.delivery) for way in ways[2:]] == [
         ("partial:0.1", "peer"),
         ("chunks", "storage"),
         ("global", "storage"),
         ("global", "server"),
         ("global", "peer"),
     ]
-    assert [way.sharding for way in ways[:2]] == ["contiguous", "random"]
+    assert [way.choices.sharding for way in ways[:2]] == ["contiguous", "random"]
     assert len({way.label for way in ways}) == len(ways)
 
 
 def test_a_product_holds_each_way_once():
-    ways = product_of_ways(["global", "local", "partial:0.50", "partial:0.5"], ["peer", "server", "peer"], "random")
+    ways = product_of_ways(Choices(), ["global", "local", "partial:0.50", "partial:0.5"], ["peer", "server", "peer"])
     assert [way.label for way in ways] == [
         "global + peer",
         "global + server",
@@ -43,13 +44,13 @@ def test_a_product_holds_each_way_once():
     ("assignment", "delivery", "known"),
     [
         ("globl", "peer", "partial:Q"),
-        ("global", "pear", "peer, server, storage"),
+        ("global", "pear", "peer.*server.*storage"),
         ("partial:1.5", "peer", "partial:Q"),
     ],
 )
 def test_unknown_choices_list_the_known(assignment, delivery, known):
     with pytest.raises(InvalidParameter, match=known):
-        Way("", assignment, delivery, "random")
+        Way("", Choices(assignment=assignment, delivery=delivery, sharding="random"))
 
 
 def test_the_modest_step_follows_the_norm_of_the_rows(tmp_path):
@@ -66,7 +67,7 @@ def test_groups_smaller_than_chunks_are_predicted_to_read_more(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.ones((8000, 10))}, chunk_rows=200)
     cluster = Cluster(4, link_up=1e9, link_down=1e9, storage=1e5)
     chunks, groups, whole = (
-        predicted_seconds(cluster, dataset, Way(name, name, "storage", "random"), None)
+        predicted_seconds(cluster, dataset, Way(name, Choices(assignment=name, delivery="storage", sharding="random")))
         for name in ("chunks", "chunks:50", "chunks:200")
     )
     assert whole == chunks
@@ -106,17 +107,16 @@ def test_all_default_ways_on_a_real_cluster(tmp_path):
         comparison = compare_ways(
             client,
             dataset,
-            default_ways(),
+            default_ways(Choices(seed=5)),
             epochs=3,
             step=0.5,
-            seed=5,
             on_epoch=lambda way, point: seen.append((way.label, point.epoch)),
         )
     assert seen == [(way.label, epoch) for way in default_ways() for epoch in range(3)]
     for way in comparison.ways:
         assert [record.epoch for record in way.records] == [0, 1, 2]
         assert {record.n_workers for record in way.records} == {2}, "the server must not train"
-        assert {record.needed > 0 for record in way.records[1:]} == {way.assignment != "local"}
+        assert {record.needed > 0 for record in way.records[1:]} == {way.choices.assignment.moves}
     results = {way.label: way for way in comparison.ways}
     assert {record.server for record in results["global + server"].records} == {"dedicated"}
     final = {label: way.history[-1].error for label, way in results.items()}
@@ -139,7 +139,9 @@ def test_all_default_ways_on_a_real_cluster(tmp_path):
 
 def test_auto_is_labelled_with_what_it_took():
     records = [SimpleNamespace(delivery=name) for name in ("load", "peer", "storage", "storage")]
-    auto, peer = (Way(name, "global", name, "random") for name in ("auto", "peer"))
+    auto, peer = (
+        Way(name, Choices(assignment="global", delivery=name, sharding="random")) for name in ("auto", "peer")
+    )
     assert _with_chosen(auto, records) == "auto (storage 2 of 3)"
     assert _with_chosen(auto, records[:1]) == "auto"
     assert _with_chosen(peer, records) == "peer"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import dshuffle
 from dshuffle.compare.mixing_of_ways import LEAST_CHUNK_ROWS, Likeness, QualityOfWays
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Chunks, Global, ShufflePlanSpec
+from dshuffle.planning import Choices, Chunks, Global, ShufflePlanSpec
 from dshuffle.store import write_sharding
 
 
@@ -46,7 +46,7 @@ def test_chunks_that_can_be_planned_can_be_planned_for_those_rows(data):
     likeness = Likeness.of(n_samples, data.draw(st.integers(1, n_samples)), 1000)
     q = len(likeness.sample_ids)
     assignment = likeness.assignment(Chunks(rows), n_workers)
-    ShufflePlanSpec(q, n_workers, 0, assignment, "storage", "random")
+    ShufflePlanSpec(q, n_workers, Choices(assignment=assignment, delivery="storage", sharding="random", seed=0))
     assert likeness.assignment(Global(), n_workers) == Global()
 
 
@@ -79,13 +79,11 @@ def test_labels_and_stored_ranks_decide_where_samples_start(tmp_path, monkeypatc
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", arrays, chunk_rows=50)
     write_sharding(dataset, "mine", np.repeat([2, 0, 1], 200))
     quality = QualityOfWays(dataset, "label")
-    assert quality.of("local", "stratified:label", "uniform", 3, 0, None).class_spread < 2
-    assert (
-        quality.of("local", "stratified:few", "uniform", 3, 0, None).class_spread < 3
-    )  # half of them are all distinct
-    assert quality.of("local", "mine", "uniform", 3, 0, None).meets_again == 1
+    assert quality.of(Choices("local", sharding="stratified:label"), 3).class_spread < 2
+    assert quality.of(Choices("local", sharding="stratified:few"), 3).class_spread < 3  # half of them are all distinct
+    assert quality.of(Choices("local", sharding="mine"), 3).meets_again == 1
     for assignment in ("global", "partial:0.5"):
-        balanced = quality.of(assignment, "stratified:label", "uniform", 3, 0, None, balance="label")
+        balanced = quality.of(Choices(assignment, sharding="stratified:label", balance="label"), 3)
         assert 0.2 < balanced.meets_again < 0.6
 
 
@@ -96,4 +94,4 @@ def test_more_values_than_a_thousand_are_no_classes(tmp_path):
 
 def test_a_single_row_cannot_be_shuffled(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"y": np.ones(1)})
-    assert QualityOfWays(dataset, "y").of("global", "random", "uniform", 1, 0, None) is None
+    assert QualityOfWays(dataset, "y").of(Choices("global"), 1) is None

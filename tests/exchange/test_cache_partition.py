@@ -115,7 +115,7 @@ def test_the_budget_is_exact() -> None:
     needed = 5 * (12 + SLOT_OVERHEAD)
     assert CachePartition.nbytes_for(layout_of(12), 5) == needed
     assert CachePartition(layout_of(12), capacity=3, incoming=2, budget=needed).n_slots == 5
-    with pytest.raises(CacheBudgetError, match=f"3 rows and room for 2 incoming ones.* needs {needed} bytes"):
+    with pytest.raises(CacheBudgetError, match=f"3 rows and room for 2 incoming rows.* needs {needed} bytes"):
         CachePartition(layout_of(12), capacity=3, incoming=2, budget=needed - 1)
 
 
@@ -131,7 +131,7 @@ def test_the_overhead_is_what_a_slot_costs() -> None:
 def test_a_reservation_that_does_not_fit_changes_nothing() -> None:
     cache, truth = loaded()
     slots = cache.reserve(np.array([30, 20]))
-    with pytest.raises(ExchangeError, match="4 rows are to come in and 3 slots are free"):
+    with pytest.raises(ExchangeError, match="4 incoming rows do not fit into 3 free slots"):
         cache.reserve(np.arange(10, 14))
     cache.unpack(np.array([30, 20]), slots, truth.rows[[30, 20]], truth.checksums[[30, 20]])
     cache.commit(cache.prepare(np.array([0, 3, 20, 30])))
@@ -144,7 +144,7 @@ def test_an_aborted_reservation_is_given_up() -> None:
     cache.unpack(np.array([30]), aborted[:1], truth.rows[[30]], truth.checksums[[30]])
     slots = cache.reserve(np.array([11, 7, 30]))  # as many as ever
     cache.unpack(np.array([11, 7, 30]), slots, truth.rows[[11, 7, 30]], truth.checksums[[11, 7, 30]])
-    with pytest.raises(ExchangeError, match="sample 20 is to be kept, and neither is here nor came in"):
+    with pytest.raises(ExchangeError, match="sample 20 must be kept, but is neither held nor incoming"):
         cache.prepare(np.array([7, 20]))
     cache.commit(cache.prepare(np.array([2, 7, 11, 30])))
     check(cache, truth, {2, 7, 11, 30}, np.random.default_rng(0))
@@ -170,7 +170,7 @@ def test_a_sample_that_was_evicted_is_not_held() -> None:
     cache.commit(cache.prepare(np.array([0, 2, 5])))
     with pytest.raises(ExchangeError, match="sample 3 is not in"):
         packed(cache, np.array([0, 3]))
-    with pytest.raises(ExchangeError, match="sample 3 is to be kept"):
+    with pytest.raises(ExchangeError, match="sample 3 must be kept"):
         cache.prepare(np.array([0, 3]))
 
 
@@ -178,7 +178,7 @@ def test_a_sample_that_was_evicted_is_not_held() -> None:
 def test_a_commit_cannot_keep_what_is_not_here(kept: list[int]) -> None:
     cache, truth = loaded()
     bad = next(sample for sample in kept if sample != 1)
-    with pytest.raises(ExchangeError, match=f"sample {bad} is to be kept"):
+    with pytest.raises(ExchangeError, match=f"sample {bad} must be kept"):
         cache.prepare(np.array(kept))
     check(cache, truth, set(range(6)), np.random.default_rng(0))
 
@@ -225,7 +225,7 @@ class TestWhatArrives:
         rows, checksums = np.zeros((n_rows, nbytes), np.uint8), np.zeros(n_checksums, np.uint32)
         cache, truth = loaded()
         slots = cache.reserve(self.sample_ids)
-        words = rf"rows \({n_rows}, {nbytes}\) and checksums \({n_checksums},\); 3 rows of 12 bytes were owed"
+        words = rf"rows \({n_rows}, {nbytes}\) and checksums \({n_checksums},\); 3 rows of 12 bytes were expected"
         with pytest.raises(ExchangeError, match=words):
             cache.unpack(self.sample_ids, slots, rows, checksums)
         check(cache, truth, set(range(6)), np.random.default_rng(0))

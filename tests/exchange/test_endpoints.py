@@ -23,7 +23,7 @@ REASONS = [  # what the faulty network does, three times to one message
     "TimeoutError: reply lost (attempt 3 of 3)",
     "OSError: acknowledgement lost (attempt 3 of 3)",
     "arrived corrupted (attempt 3 of 3)",
-    "does not know dshuffle (its reply was None) (attempt 3 of 3)",
+    "does not run dshuffle (its reply was None) (attempt 3 of 3)",
 ]
 
 
@@ -171,8 +171,8 @@ def test_a_message_that_is_always_corrupted_names_its_sample(new_cluster: Any) -
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (None, "rank {} does not know dshuffle (its reply was None) (attempt 3 of 3)"),
-        ({}, "rank {} does not know dshuffle (its reply was {{}}) (attempt 3 of 3)"),
+        (None, "rank {} does not run dshuffle (its reply was None) (attempt 3 of 3)"),
+        ({}, "rank {} does not run dshuffle (its reply was {{}}) (attempt 3 of 3)"),
         ({"status": "refused", "reason": "closed", "again": False}, "closed (attempt 1 of 3)"),
         ({"status": "refused", "reason": "busy", "again": True}, "busy (attempt 3 of 3)"),
     ],
@@ -261,7 +261,11 @@ def test_requests_before_the_run_wait_for_it_and_after_it_are_refused(new_cluste
         source = asyncio.get_running_loop().create_future()
         source.set_result(LeavingRows(cluster.truth, np.arange(5)))
         sender.begin(3, {0: Flow.evenly(0, 5, at_most=3)}, source)
-        assert await request == {"status": "refused", "reason": "this run owes 0 2 messages", "again": False}
+        assert await request == {
+            "status": "refused",
+            "reason": "this run has 2 messages for destination 0",
+            "again": False,
+        }
         for run_id in (1, 2):
             reply = await sender.serve(MessageId(run_id, SERVER, 0, 0))
             assert reply["reason"] == f"stale: the server is past run {run_id}"

@@ -114,14 +114,14 @@ class TestTransitions:
     @pytest.mark.parametrize("state", [receiving, ready, failed])
     def test_begin_within_a_run_is_refused(self, state: Callable[[object], Inbox]) -> None:
         inbox = state(self)
-        with pytest.raises(ExchangeError, match=f"run 2 cannot begin: run 1 is {state.__name__} on 0"):
+        with pytest.raises(ExchangeError, match=f"run 2 cannot begin on rank 0: run 1 is {state.__name__}"):
             inbox.begin(2, {5: 1})
         assert inbox.run_id == 1
 
     @pytest.mark.parametrize("state", [idle, receiving, failed])
     def test_commit_when_not_ready_is_refused(self, state: Callable[[object], Inbox]) -> None:
         inbox = state(self)
-        with pytest.raises(ExchangeError, match=f"run 1 cannot be committed on 0: run -?1 is {state.__name__}"):
+        with pytest.raises(ExchangeError, match=f"run 1 cannot be committed on rank 0: run -?1 is {state.__name__}"):
             inbox.commit(1)
         assert inbox.state is InboxState(state.__name__)
 
@@ -144,7 +144,7 @@ def test_a_commit_of_another_run_is_refused() -> None:
 def test_a_run_begins_once(run_id: int) -> None:
     inbox = started({})
     inbox.commit(1)
-    with pytest.raises(ExchangeError, match=f"run {run_id} cannot begin on 0: run 1 was there before"):
+    with pytest.raises(ExchangeError, match=f"run {run_id} cannot begin on rank 0: run 1 has already begun"):
         inbox.begin(run_id, {5: 1})
     assert inbox.state is InboxState.IDLE
 

@@ -36,7 +36,7 @@ def test_requests_that_come_before_the_run_are_answered_when_it_begins() -> None
     assert [outbox.request(m) for m in early] == [[]] * 5
     [sent, refused, also_sent] = outbox.begin(1, {2: 3})
     assert [sent, also_sent] == [Send(message(0)), Send(message(1))]
-    assert refused == Refuse(message(7), "this run owes 2 3 messages")
+    assert refused == Refuse(message(7), "this run has 3 messages for destination 2")
     assert outbox.acknowledged(message(0)) == [Send(message(2))]
     # The request for the run after this one still waits.
     outbox.end()
@@ -63,10 +63,10 @@ def test_an_older_run_is_refused(ended: bool) -> None:
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (message(9), "this run owes 2 9 messages"),
-        (message(-1), "this run owes 2 9 messages"),
-        (message(0, destination=4), "this run owes 4 0 messages"),
-        (message(0, sender=5), "asked of rank 0"),
+        (message(9), "this run has 9 messages for destination 2"),
+        (message(-1), "this run has 9 messages for destination 2"),
+        (message(0, destination=4), "this run has 0 messages for destination 4"),
+        (message(0, sender=5), "wrong sender: the request reached rank 0"),
     ],
 )
 def test_a_refusal_names_the_reason(bad: MessageId, reason: str) -> None:

@@ -377,7 +377,7 @@ def test_a_damaged_packet_is_named_at_once_and_the_right_one_taken_afterwards(
         target = int(rng.choice(alone))
         message, words = carry_until_damage_shows(world, target)
         assert target in world.items(message)
-        assert f"the row of sample {world.plan.samples[target]} was decoded wrongly" in words
+        assert f"the row of sample {world.plan.samples[target]} was decoded incorrectly" in words
         world.damaged = -1  # nobody has kept it
         world.finish(again=0.1)
         world.check()
@@ -397,7 +397,7 @@ def test_a_damaged_packet_of_several_for_a_row_is_found_with_the_last_of_them(
     if several := sorted(set(range(world.plan.n_components)) - set(verified_alone(world))):
         message, words = carry_until_damage_shows(world, int(rng.choice(several)))
         victims = world.victims(world.damaged, message[1])
-        assert any(f"the row of sample {sample} was decoded wrongly" in words for sample in victims)
+        assert any(f"the row of sample {sample} was decoded incorrectly" in words for sample in victims)
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
@@ -414,7 +414,7 @@ def test_a_damaged_row_that_is_held_is_found(seed: int, delivery: str) -> None:
     rank, sample = used[rng.integers(len(used))]
     cache = world.ranks[rank].cache
     cache.rows[cache.index.find(np.array([sample])), 3] ^= 16
-    with pytest.raises(ChecksumMismatch, match=r"sample \d+ was decoded wrongly: .* or a row held here is"):
+    with pytest.raises(ChecksumMismatch, match=r"sample \d+ was decoded incorrectly: .* or a row held here is"):
         world.finish()
 
 
@@ -439,7 +439,7 @@ def test_a_row_of_several_packets_that_came_out_wrong_never_counts_as_right(last
         rank.decoder.unpack(item, item + 1, rows, checksums)
 
     unpack(1 - last, 4 * (damaged != last))
-    with pytest.raises(ChecksumMismatch, match="the row of sample 0 was decoded wrongly"):
+    with pytest.raises(ChecksumMismatch, match="the row of sample 0 was decoded incorrectly"):
         unpack(last, 4 * (damaged == last))
     for _ in range(2):  # asked for again, the message arrives as it should
         try:
@@ -455,7 +455,7 @@ def test_a_row_of_several_packets_that_came_out_wrong_never_counts_as_right(last
 def test_a_message_of_another_shape_is_refused(n_rows: int, nbytes: int, n_checksums: int) -> None:
     world = pair()
     rows, checksums = np.zeros((n_rows, nbytes), np.uint8), np.zeros(n_checksums, np.uint32)
-    words = rf"rows \({n_rows}, {nbytes}\) and checksums \({n_checksums},\); 1 packets of 21 bytes were owed"
+    words = rf"rows \({n_rows}, {nbytes}\) and checksums \({n_checksums},\); 1 packets of 21 bytes were expected"
     with pytest.raises(ExchangeError, match=words):
         world.ranks[0].decoder.unpack(0, 1, rows, checksums)
     world.finish()
@@ -492,7 +492,7 @@ def decoder_of(plan: Plan, *held: int) -> PacketDecoder:
     ],
 )
 def test_a_sample_that_decoding_lacks_is_named(plan: Plan, held: tuple[int, ...], lost: int) -> None:
-    with pytest.raises(ExchangeError, match=f"sample {lost} is needed for decoding, and neither is here nor comes in"):
+    with pytest.raises(ExchangeError, match=f"sample {lost} is needed for decoding, but is neither held nor incoming"):
         decoder_of(plan, *held)
     decoder_of(plan, *sorted([*held, lost]))
 
@@ -512,7 +512,7 @@ def test_a_sample_that_decoding_lacks_is_named(plan: Plan, held: tuple[int, ...]
     ids=str,
 )
 def test_packets_that_need_each_other_are_refused(plan: Plan) -> None:
-    with pytest.raises(ExchangeError, match="each of which can be decoded only after the other"):
+    with pytest.raises(ExchangeError, match="each of which can be decoded only after another"):
         decoder_of(plan)
 
 

@@ -71,7 +71,7 @@ def test_who_asks_again_while_waiting_takes_the_place_of_the_request_before() ->
         await sender.serve(message(0))
         waiting = [await asking(sender, 1) for _ in range(3)]
         for abandoned in waiting[:-1]:
-            assert await abandoned == {"status": "refused", "reason": "asked for again", "again": False}
+            assert await abandoned == {"status": "refused", "reason": "superseded by a newer request", "again": False}
         assert not waiting[-1].done()
         sender.acknowledged(message(0))
         assert samples_of(await waiting[-1]) == [102, 103]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations.sampler import ExchangeSampler
-from dshuffle.planning import Classes, EpochPlanner, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import Choices, Classes, EpochPlanner, ShufflePlanSpec, parse_assignment
 
 
 @settings(max_examples=30, deadline=None)
@@ -38,11 +38,13 @@ def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
     spec = ShufflePlanSpec(
         n_samples,
         world_size,
-        seed=seed,
-        assignment=parse_assignment(assignment),
-        delivery="peer",
-        sharding=sharding,
-        balance=None if labels is None else Classes.of("y", labels),
+        Choices(
+            assignment=parse_assignment(assignment),
+            delivery="peer",
+            sharding=sharding,
+            balance=None if labels is None else Classes.of("y", labels),
+            seed=seed,
+        ),
     )
     planner = EpochPlanner(spec)
     samplers = {mode: ranks(mode) for mode in ("uneven", "pad", "drop")}

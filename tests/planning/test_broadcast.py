@@ -11,6 +11,7 @@ from dshuffle.planning import (
     SERVER,
     STORE,
     Aligned,
+    Choices,
     Chunks,
     Classes,
     EpochPlanner,
@@ -37,12 +38,14 @@ def specs(draw):
     return ShufflePlanSpec(
         q + n_broadcast,
         n,
-        draw(st.integers()),
-        draw(st.sampled_from([Local(), Partial(0.3), Partial(1), Global(), Aligned(), Aligned(0.4)])),
-        delivery,
-        GivenSharding.of("mine", ranks, broadcast),
-        caching=draw(st.sampled_from(["uniform", "recent", "even"])),
-        cache_fraction=fraction,
+        Choices(
+            assignment=draw(st.sampled_from([Local(), Partial(0.3), Partial(1), Global(), Aligned(), Aligned(0.4)])),
+            delivery=delivery,
+            caching=draw(st.sampled_from(["uniform", "recent", "even"])),
+            cache_fraction=fraction,
+            sharding=GivenSharding.of("mine", ranks, broadcast),
+            seed=draw(st.integers()),
+        ),
     )
 
 
@@ -90,11 +93,23 @@ def test_others_are_planned_for_as_if_they_were_alone(assignment, delivery):
     rng = np.random.default_rng(0)
     broadcast, ranks = np.array([3, 50, 51, 99]), rng.permutation(np.arange(96) % 4)
     others = np.delete(np.arange(100), broadcast)
-    alone = ShufflePlanSpec(96, 4, 7, assignment, delivery, GivenSharding.of("mine", ranks), cache_fraction=0.5)
+    alone = ShufflePlanSpec(
+        96,
+        4,
+        Choices(
+            assignment=assignment,
+            delivery=delivery,
+            cache_fraction=0.5,
+            sharding=GivenSharding.of("mine", ranks),
+            seed=7,
+        ),
+    )
     all_ranks = np.zeros(100, np.int32)
     all_ranks[others] = ranks
     given_ranks = GivenSharding.of("mine", all_ranks, broadcast)
-    both = ShufflePlanSpec(100, 4, 7, assignment, delivery, given_ranks, cache_fraction=0.5)
+    both = ShufflePlanSpec(
+        100, 4, Choices(assignment=assignment, delivery=delivery, cache_fraction=0.5, sharding=given_ranks, seed=7)
+    )
     assert both.capacity == alone.capacity + 4
     assert both.max_incoming == alone.max_incoming
     one, other = EpochPlanner(alone), EpochPlanner(both)
@@ -111,7 +126,15 @@ def test_what_is_broadcast_has_no_part_in_the_balance():
     labels = np.repeat([0, 1, 2], [40, 20, 3])
     ranks = np.concatenate([np.arange(60) % 4, [0, 0, 0]])
     spec = ShufflePlanSpec(
-        63, 4, 0, Partial(0.5), "peer", GivenSharding.of("m", ranks, [60, 61, 62]), balance=Classes.of("y", labels)
+        63,
+        4,
+        Choices(
+            assignment=Partial(0.5),
+            delivery="peer",
+            sharding=GivenSharding.of("m", ranks, [60, 61, 62]),
+            balance=Classes.of("y", labels),
+            seed=0,
+        ),
     )
     planner = EpochPlanner(spec)
     for epoch in range(4):
@@ -122,7 +145,15 @@ def test_what_is_broadcast_has_no_part_in_the_balance():
 
 def test_digests_tell_apart_what_is_broadcast():
     plans = [
-        EpochPlanner(ShufflePlanSpec(8, 2, 0, Local(), "peer", GivenSharding.of("m", [0, 1] * 4, broadcast))).load()
+        EpochPlanner(
+            ShufflePlanSpec(
+                8,
+                2,
+                Choices(
+                    assignment=Local(), delivery="peer", sharding=GivenSharding.of("m", [0, 1] * 4, broadcast), seed=0
+                ),
+            )
+        ).load()
         for broadcast in ([], [0, 1], [2, 3])
     ]
     assert len({plan.digest() for plan in plans}) == 3
@@ -135,8 +166,8 @@ def test_digests_tell_apart_what_is_broadcast():
         ([1, 1], "each once"),
         ([6], r"in \[0, 6\)"),
         ([-1], r"in \[0, 6\)"),
-        ([0.5], "broadcast='float64 of shape"),
-        ([1, 3], "0 has 3.*not counting the samples that are broadcast"),
+        ([0.5], "broadcast is not allowed: it has dtype float64 and shape"),
+        ([1, 3], "worker 0 has 3, not counting the broadcast samples"),
         ([0, 1, 2, 3, 4], "samples that are not broadcast=1 is not allowed; it must be an integer >= 2"),
     ],
 )
@@ -153,6 +184,6 @@ def test_names_stand_for_what_is_found():
     with pytest.raises(InvalidParameter, match="checksum"):
         name.found(mine.ranks, [2, 3])
     with pytest.raises(PlanError, match="not known here"):
-        EpochPlanner(ShufflePlanSpec(6, 2, 0, Global(), "peer", name))
+        EpochPlanner(ShufflePlanSpec(6, 2, Choices(assignment=Global(), delivery="peer", sharding=name, seed=0)))
     with pytest.raises(InvalidParameter, match="whole chunks are dealt out"):
-        ShufflePlanSpec(6, 2, 0, Chunks(1), "peer", mine)
+        ShufflePlanSpec(6, 2, Choices(assignment=Chunks(1), delivery="peer", sharding=mine, seed=0))

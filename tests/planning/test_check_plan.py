@@ -81,17 +81,17 @@ def test_a_wrong_destination():
 
 
 def test_a_sample_that_is_held_already():
-    refused("packet 6 delivers sample 2 to worker 0, which holds it already", [*UNCODED, [(2, 0)]])
+    refused("packet 6 delivers sample 2 to worker 0, which already holds it", [*UNCODED, [(2, 0)]])
 
 
 @pytest.mark.parametrize("sample", [-1, 9, 2**40])
 def test_no_such_sample(sample):
-    refused(f"packet 1 for worker 1 has sample {sample}, outside 0 to 9 - 1", [[(4, 0)], [(sample, 1)]])
+    refused(rf"packet 1 for worker 1 has sample {sample}, which is not in \[0, 9\)", [[(4, 0)], [(sample, 1)]])
 
 
 @pytest.mark.parametrize("worker", [-1, 3, 2**30])
 def test_no_such_destination(worker):
-    refused(f"packet 1 takes sample 0 to worker {worker}, outside 0 to 3 - 1", [[(4, 0)], [(0, worker)]])
+    refused(rf"packet 1 delivers sample 0 to worker {worker}, which is not in \[0, 3\)", [[(4, 0)], [(0, worker)]])
 
 
 @pytest.mark.parametrize("sender", [-3, 3, 64])
@@ -100,9 +100,9 @@ def test_no_such_sender(sender):
 
 
 def test_a_sender_that_lacks_the_sample():
-    refused("packet 0 for worker 0 has sample 4, which its sender 1 lacks", UNCODED, [1, *PEERS[1:]])
+    refused("packet 0 for worker 0 has sample 4, which its sender 1 does not hold", UNCODED, [1, *PEERS[1:]])
     refused(
-        "packet 0 for worker 0 has sample 4, which its sender 1 lacks",
+        "packet 0 for worker 0 has sample 4, which its sender 1 does not hold",
         [[(4, 0), (1, 2)], *CODED[1:]],
         [1, 2, 2],
     )
@@ -134,7 +134,7 @@ def test_capacity():
 
 
 def test_lengths_that_differ():
-    with pytest.raises(PlanError, match="holders of 9 samples do not match destinations of 8"):
+    with pytest.raises(PlanError, match="holders has 9 samples, but destinations has 8"):
         check_plan(make(UNCODED), HOLDERS, DESTINATIONS[:-1], 3)
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dshuffle.planning import (
     CACHINGS,
     Aligned,
+    Choices,
     EpochPlanner,
     Global,
     Local,
@@ -84,7 +85,18 @@ def test_sets_are_evenly_filled(assignment):
     n, q = 8, 5600
     spread = {}
     for caching in ("even", "uniform"):
-        spec = ShufflePlanSpec(q, n, 0, assignment, "server", "random", caching, 3 / 8)
+        spec = ShufflePlanSpec(
+            q,
+            n,
+            Choices(
+                assignment=assignment,
+                delivery="server",
+                caching=caching,
+                cache_fraction=3 / 8,
+                sharding="random",
+                seed=0,
+            ),
+        )
         planner = EpochPlanner(spec)
         planner.load()
         for _ in range(10):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import (
     Aligned,
+    Choices,
     Chunks,
     EpochPlanner,
     GivenSharding,
@@ -101,7 +102,11 @@ def test_mean_deviation_is_that_of_all_draws(n, marked, drawn):
 
 
 def quality(assignment, sharding="random", n=4, cache_fraction=None, **changes):
-    spec = ShufflePlanSpec(8000, n, 3, assignment, "peer", sharding, cache_fraction=cache_fraction)
+    spec = ShufflePlanSpec(
+        8000,
+        n,
+        Choices(assignment=assignment, delivery="peer", cache_fraction=cache_fraction, sharding=sharding, seed=3),
+    )
     options = {"epochs": 4, "chunk_rows": 100, "batch_rows": 50, "classes": np.arange(8000) // 800}
     return planned_quality(spec, **options | changes)
 
@@ -147,7 +152,18 @@ def test_rows_in_the_order_of_the_store_are_neighbours():
 
 def test_orders_are_those_that_workers_train_in():
     for cache_fraction in (None, 0.5):
-        spec = ShufflePlanSpec(200, 3, 1, Aligned(), "clique", "random", caching="even", cache_fraction=cache_fraction)
+        spec = ShufflePlanSpec(
+            200,
+            3,
+            Choices(
+                assignment=Aligned(),
+                delivery="clique",
+                caching="even",
+                cache_fraction=cache_fraction,
+                sharding="random",
+                seed=1,
+            ),
+        )
         planner = EpochPlanner(spec)
         for epoch, orders in enumerate(training_orders(spec, 3)):
             plan = planner.advance() if epoch else planner.load()
@@ -157,7 +173,7 @@ def test_orders_are_those_that_workers_train_in():
 
 def test_samples_that_all_train_on_have_no_quality():
     sharding = GivenSharding.of("mine", np.arange(40) % 4, np.arange(4))
-    spec = ShufflePlanSpec(40, 4, 0, Global(), "peer", sharding)
+    spec = ShufflePlanSpec(40, 4, Choices(assignment=Global(), delivery="peer", sharding=sharding, seed=0))
     with pytest.raises(InvalidParameter, match=r"sharding='mine'.*without samples to broadcast.*ranks alone"):
         planned_quality(spec, epochs=2, chunk_rows=4, batch_rows=4)
 
@@ -177,9 +193,9 @@ def test_random_orders_come_out_as_chance_has_it():
         ({"epochs": 1}, "epochs=1 .* >= 2.*meet again"),
         ({"chunk_rows": 0}, "chunk_rows=0"),
         ({"batch_rows": 2.5}, r"batch_rows=2\.5"),
-        ({"classes": np.arange(7999)}, "epochs='8000 samples' .*as many as classes"),
-        ({"classes": np.full(8000, 0.5)}, "classes='float64 .*integers >= 0"),
-        ({"classes": np.full(8000, -1)}, "classes='int64 .*integers >= 0"),
+        ({"classes": np.arange(7999)}, "epochs is not allowed: an epoch has 8000 samples.*one class per sample"),
+        ({"classes": np.full(8000, 0.5)}, "classes is not allowed: it has dtype float64 .*integers >= 0"),
+        ({"classes": np.full(8000, -1)}, "classes is not allowed: it has dtype int64 .*integers >= 0"),
     ],
 )
 def test_bad_input(changes, message):
@@ -188,7 +204,7 @@ def test_bad_input(changes, message):
 
 
 def test_no_epochs_and_figures_that_cannot_be():
-    with pytest.raises(InvalidParameter, match="at least one epoch"):
+    with pytest.raises(InvalidParameter, match=r"epochs is not allowed.*at least one epoch"):
         shuffle_quality([], chunk_rows=1, batch_rows=1)
     with pytest.raises(InvalidParameter, match=r"by_chance=1.5 .*\[0, 1.0\]"):
         ShuffleQuality(meets_again=1.0, by_chance=1.5, neighbour_distance=1.0, class_spread=None)

@@ -14,6 +14,7 @@ from dshuffle.planning import (
     SHARDINGS,
     STORE,
     Aligned,
+    Choices,
     Chunks,
     EpochPlan,
     EpochPlanner,
@@ -28,7 +29,7 @@ from dshuffle.planning import (
 
 def make(n_samples=12, n_workers=3, **changes):
     fields = {"seed": 0, "assignment": Global(), "delivery": "peer", "sharding": "random"}
-    return ShufflePlanSpec(n_samples, n_workers, **fields | changes)
+    return ShufflePlanSpec(n_samples, n_workers, Choices(**fields | changes))
 
 
 @st.composite

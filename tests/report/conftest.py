@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dshuffle.planning import ShuffleQuality
+from dshuffle.planning import Choices, ShuffleQuality
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 
@@ -78,10 +78,8 @@ def make_way(
 ) -> WayResult:
     jitter = np.random.default_rng(len(label)).uniform(0.95, 1.1, epochs)
     return WayResult(
+        choices=Choices(assignment=assignment, delivery=delivery, sharding=sharding),
         label=label,
-        assignment=assignment,
-        delivery=delivery,
-        sharding=sharding,
         records=tuple(
             make_record(epoch, assignment, delivery, sharding, needed, seconds * jitter[epoch])
             for epoch in range(epochs)

@@ -70,9 +70,9 @@ def test_every_way_is_in_every_chart(comparison):
     labels = {way.label for way in comparison.ways}
     drawn = {chart.title: chart for chart in charts(comparison)}
     assert len(drawn) == 5
-    for title in ("What an epoch costs", "Where an exchange spends its time"):
+    for title in ("Time per epoch", "Where an exchange spends its time"):
         assert set(drawn[title].figure.y_range.factors) == labels
-    assert {label for label, _ in drawn["Bytes an epoch"].figure.y_range.factors} == labels
+    assert {label for label, _ in drawn["Bytes per epoch"].figure.y_range.factors} == labels
     for title in ("Error after each epoch", "Error against time"):
         assert {meaning for _, meaning in drawn[title].key} == labels
         lines = [item.data_source.data for item in drawn[title].figure.renderers if "Line" in str(item.glyph)]

@@ -119,7 +119,9 @@ def test_what_cannot_be(threads, small, sessions_left):
         Shuffler(threads, small, sharding=Sharding(some_ranks(5), 5, BROADCAST), assignment="chunks")
     uneven = some_ranks(5)
     uneven[OTHERS[:3]] = 0
-    with pytest.raises(InvalidParameter, match="at most one, not counting the samples that are broadcast"):
+    with pytest.raises(
+        InvalidParameter, match=r", not counting the broadcast samples\. Share sizes must differ by at most one"
+    ):
         Shuffler(threads, small, sharding=Sharding(uneven, 5, BROADCAST))
     with pytest.raises(InvalidParameter, match=r"n_workers=5 .*4, for which the sharding 'given'"):
         Shuffler(threads, small, sharding=Sharding(some_ranks(4), 4, BROADCAST))

@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CacheBudgetError, CorruptChunk, ExchangeError, WorkerLost
 from dshuffle.exchange.packet_flows import PacketDecoder
-from dshuffle.planning import DELIVERIES, RELAYS, UNCODED, EpochPlanner, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import DELIVERIES, RELAYS, UNCODED, Choices, EpochPlanner, ShufflePlanSpec, parse_assignment
 from dshuffle.runtime.worker.server_rows import ServerRows
 
 pytestmark = pytest.mark.slow  # real clusters
@@ -40,7 +40,7 @@ def test_records_say_what_was_planned_and_moved(with_server, small, orders, deli
     way = {"delivery": delivery, "relay": relay, "cache_fraction": fraction, "seed": 3, "sharding": "random"}
     with Shuffler(with_server, small, **way) as shuffler:
         orders(shuffler, 3)
-    planner = EpochPlanner(ShufflePlanSpec(1000, 4, assignment=parse_assignment("global"), **way))
+    planner = EpochPlanner(ShufflePlanSpec(1000, 4, Choices(assignment=parse_assignment("global"), **way)))
     planner.load()
     load, *records = shuffler.records
     assert (load.relay, load.encode_seconds, load.decode_seconds) == ("", 0.0, 0.0)
@@ -82,7 +82,7 @@ def test_the_server_beside_training_needs_no_wire_to_itself(threads, small, orde
 
 def test_packets_to_hand_on_count_in_the_budget(with_server, small, orders, sessions_left):
     # 500 rows, room for 250 that come in and for 250 packets, 64 bytes each and 28 for their places.
-    with pytest.raises(CacheBudgetError, match=r"needs 92000 bytes on each of 4 workers.*250 packets to hand on"):
+    with pytest.raises(CacheBudgetError, match=r"needs 92000 bytes on each of 4 workers.*250 packets to relay"):
         Shuffler(with_server, small, delivery="clique", cache_fraction=0.5, memory_limit=91_999)
     assert sessions_left(with_server) == (0, 0)
     with Shuffler(with_server, small, delivery="peer", cache_fraction=0.5, memory_limit=69_000) as shuffler:
@@ -147,7 +147,7 @@ def test_a_corrupted_packet_that_is_one_of_several_for_a_row_fails_the_run(with_
 
     with Shuffler(with_server, small, delivery="leftover") as shuffler:
         monkeypatch.setattr(PacketDecoder, "_add", spoil)
-        with pytest.raises(ExchangeError, match=r"row of sample \d+ was decoded wrongly.*attempt 3 of 3"):
+        with pytest.raises(ExchangeError, match=r"row of sample \d+ was decoded incorrectly.*attempt 3 of 3"):
             orders(shuffler, 2)
         orders(shuffler, 3)  # another run is as good as new
     assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3]
@@ -160,7 +160,7 @@ def test_a_row_that_was_corrupted_in_a_cache_is_found_when_it_is_needed(with_ser
     with Shuffler(with_server, small, delivery="clique", cache_fraction=0.5) as shuffler:
         epochs = shuffler.epochs(4)
         with_server.gather(next(epochs).map(spoil))
-        with pytest.raises(ExchangeError, match=r"row of sample \d+ was decoded wrongly"):
+        with pytest.raises(ExchangeError, match=r"row of sample \d+ was decoded incorrectly"):
             list(epochs)
 
 

@@ -90,11 +90,11 @@ def test_an_error_of_the_input_comes_back(threads):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (np.ones(3), "data='ndarray' is not allowed.*from_array"),
+        (np.ones(3), "data is not allowed: it is of type ndarray.*from_array"),
         (dask.array.from_array(np.array(3)), r"data.shape=\(\)"),
         (dask.array.ones(9, chunks=3)[dask.array.ones(9, chunks=3) > 0], "data.chunks=.*compute_chunk_sizes"),
         (dask.array.from_array(np.array([None, 1]), chunks=1), "data.dtype='object'"),
-        (dask.array.ma.masked_array(dask.array.ones(3)), "chunks of MaskedArray"),
+        (dask.array.ma.masked_array(dask.array.ones(3)), "data is not allowed: its chunks are of type MaskedArray"),
     ],
 )
 def test_what_cannot_be_permuted_is_refused(threads, data, message):

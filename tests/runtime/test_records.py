@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.planning import UNCODED, EpochPlanner, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import UNCODED, Choices, EpochPlanner, ShufflePlanSpec, parse_assignment
 from dshuffle.records import EpochRecord
 
 pytestmark = pytest.mark.slow  # real clusters
@@ -39,12 +39,14 @@ def test_records_say_what_was_planned_and_moved(threads, small, ids, delivery, a
         ShufflePlanSpec(
             1000,
             5,
-            seed=4,
-            assignment=parse_assignment(assignment),
-            delivery=delivery,
-            sharding="contiguous",
-            caching="recent",
-            cache_fraction=cache_fraction,
+            Choices(
+                assignment=parse_assignment(assignment),
+                delivery=delivery,
+                caching="recent",
+                cache_fraction=cache_fraction,
+                sharding="contiguous",
+                seed=4,
+            ),
         )
     )
     first, *others = shuffler.records

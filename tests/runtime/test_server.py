@@ -89,7 +89,7 @@ def test_nobody_is_left_to_train(cluster_of, small):
     with (
         cluster_of({"a": RESOURCE}) as cluster,
         Client(cluster) as client,
-        pytest.raises(ClusterError, match=r"none of the 1 workers is left to train.*dshuffle-server"),
+        pytest.raises(ClusterError, match=r"none of the 1 workers can train.*dshuffle-server"),
     ):
         Shuffler(client, small, delivery="server")
 

@@ -49,7 +49,7 @@ def test_a_session_starts_from_stored_or_given_ranks(threads, labelled, orders):
         ("sorted", r"sharding='sorted' is not allowed.*\['contiguous', 'random', 'round-robin', 'for four'\]"),
         ("stratified:z", r"one of \['label', 'y'\]"),
         ("stratified:x", r"one of \['label', 'y'\]"),
-        ("stratified:y", "labels='1000 distinct values'"),
+        ("stratified:y", "labels is not allowed: it has 1000 distinct values"),
         ("for four", "n_workers=5 .*4, for which the sharding 'for four' was made"),
         (np.zeros(1000, int), "n_workers=5"),
         (np.arange(5), r"len\(sharding 'given'\)=5 is not allowed; it must be 1000"),

@@ -159,7 +159,7 @@ def test_a_partition_is_of_no_use_after_its_task(shuffler):
         from distributed import get_worker
 
         former, batches = get_worker().kept
-        with pytest.raises(StaleEpoch, match="after its task had ended; copy what you need"):
+        with pytest.raises(StaleEpoch, match="after its task had ended; copy the arrays that you need"):
             former["x"]
         with pytest.raises(StaleEpoch):
             next(batches.pop())
@@ -173,7 +173,7 @@ def test_a_partition_is_of_no_use_after_its_task(shuffler):
 
 
 def test_a_partition_cannot_be_returned(shuffler):
-    with pytest.raises(TypeError, match="a Partition lives on its worker and cannot be sent; return arrays"):
+    with pytest.raises(TypeError, match="a Partition cannot be sent to another process; return arrays"):
         run_once(shuffler, lambda partition: partition)
     assert run_once(shuffler, len) == [200] * 5
 
@@ -182,7 +182,7 @@ def test_a_partition_cannot_be_returned(shuffler):
 @pytest.mark.parametrize("wrap", [lambda partition: partition, lambda partition: [partition]])
 def test_a_partition_cannot_be_returned_from_a_process(processes, small, wrap):
     with Shuffler(processes, small) as shuffler:
-        with pytest.raises(TypeError, match="lives on its worker"):
+        with pytest.raises(TypeError, match="cannot be sent to another process"):
             run_once(shuffler, wrap)
         assert sum(run_once(shuffler, len)) == 1000
 
@@ -200,7 +200,7 @@ def test_arguments(shuffler, threads):
     assert run_once(shuffler, echo) == [((), {})] * 5
     ranks = PerRank("abcde")
     assert run_once(shuffler, echo, ranks, k=ranks) == [((letter,), {"k": letter}) for letter in "abcde"]
-    with pytest.raises(InvalidParameter, match=r"PerRank.values=2.*5, one a worker"):
+    with pytest.raises(InvalidParameter, match=r"len\(PerRank.values\)=2.*5, one value per worker"):
         run_once(shuffler, echo, PerRank("ab"))
 
 

@@ -49,8 +49,8 @@ def test_a_mean_waits_for_all_and_does_not_depend_on_who_comes_first(length):
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ({"step": 1}, "rank 1 came to step 1 when the others were at step 0"),
-        ({"rank": 0}, "rank 0 came to step 0 when"),
+        ({"step": 1}, "rank 1 called mean for step 1 while the others were at step 0"),
+        ({"rank": 0}, "rank 0 called mean for step 0 while"),
         ({"values": np.ones(4)}, r"values.shape=\[\(3,\), \(4,\)\]"),
         ({"weight": -1.0}, "weight=0.0"),
         ({"values": np.full(3, "a")}, "UFuncTypeError"),

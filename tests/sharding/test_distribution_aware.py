@@ -47,7 +47,7 @@ def test_whatever_the_features_partitions_are_balanced_and_broadcast_is_what_is_
 
 def test_isolated_points_are_broadcast_and_counted_in_every_shard():
     x, cloud = blobs([300, 200, 5])
-    with pytest.warns(ShardingWarning, match="1 of 3 neighbourhoods .* 5 samples are to be broadcast"):
+    with pytest.warns(ShardingWarning, match="1 of 3 neighbourhoods .* 5 samples will be broadcast"):
         sharding = distribution_aware(x, n_workers=8, clusters=3)
     np.testing.assert_array_equal(sharding.broadcast, np.flatnonzero(cloud == 2))
     assert sharding.counts(cloud)[2].tolist() == [5] * 8
@@ -70,7 +70,7 @@ def test_a_sample_of_what_does_not_fit_decides_for_the_rest(monkeypatch):
     assert {text for _, _, text in seen} == {
         "samples read for PCA",
         "samples read for k-means",
-        "samples given to neighbourhoods",
+        "samples assigned to neighbourhoods",
     }
     assert seen[-1][:2] == (4000, 4000)
 
@@ -91,10 +91,10 @@ def with_nan(x):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (with_nan(blobs([40])[0]), {"clusters": 2}, r"features\[17\].*not finite.*2 such samples"),
+        (with_nan(blobs([40])[0]), {"clusters": 2}, r"features\[17\].*not finite.*2 of samples 0 to 39"),
         (blobs([40])[0], {"clusters": 41}, "clusters=41 .*at most 40, the number of samples"),
         (blobs([40])[0], {"clusters": 0}, "clusters=0"),
-        (blobs([40])[0], {}, "clusters=None.*Labels give a default"),
+        (blobs([40])[0], {}, "clusters=None.*Give labels to get a default"),
         (blobs([40])[0], {"labels": np.zeros(39, int)}, r"len\(labels\)=39"),
         (blobs([40])[0], {"labels": np.arange(40)}, "40 distinct values"),
         (blobs([40])[0], {"clusters": 2, "n_workers": 41}, "fewer samples than workers"),

@@ -88,7 +88,7 @@ def test_a_change_that_fails_changes_nothing(place):
 def test_a_command_that_fails_says_why(place):
     with pytest.raises(click.ClickException, match="no/such/file"):
         place.run("cat", "/no/such/file")
-    with pytest.raises(click.ClickException, match="did not end in"):
+    with pytest.raises(click.ClickException, match="did not finish within"):
         place.run("sleep", "10", timeout=0.1)
 
 

@@ -42,7 +42,7 @@ def test_nfs_is_served(tmp_path):
         assert nfs.SERVICE.running(place)
         with pytest.raises(click.ClickException, match="does not export /other"):
             nfs.check("nfs://127.0.0.1/other")
-        with pytest.raises(click.ClickException, match="already runs"):
+        with pytest.raises(click.ClickException, match="is already running"):
             nfs.SERVICE.start(place, data)
     assert not nfs.SERVICE.running(place)
     with pytest.raises(click.ClickException, match="no NFS server answers"):
@@ -85,7 +85,7 @@ def test_the_shared_file_system_is_mounted(tmp_path):
         # Without the mount, nothing can be written beside it.
         with pytest.raises(OSError, match="Read-only"):
             (path / "file").write_bytes(b"here")
-        with pytest.raises(click.ClickException, match="no MooseFS mount"):
+        with pytest.raises(click.ClickException, match="is not a MooseFS mount"):
             sharedfs.check(str(path))
     assert not path.exists()
 
@@ -157,7 +157,7 @@ def test_urls_that_are_not_of_nfs_are_refused(url):
 
 
 def test_a_directory_is_no_shared_file_system(tmp_path):
-    with pytest.raises(click.ClickException, match="no MooseFS mount"):
+    with pytest.raises(click.ClickException, match="is not a MooseFS mount"):
         sharedfs.check(str(tmp_path))
 
 

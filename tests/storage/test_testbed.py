@@ -192,4 +192,4 @@ def test_down_after_a_crash(machine):
     assert call("down").returncode == 0
     assert not places.alive(record)
     nothing_left()
-    assert "nothing is up" in call("down").stdout
+    assert "no testbed is running" in call("down").stdout

@@ -79,9 +79,9 @@ def test_an_absent_chunk_of_a_foreign_group_is_its_fill_value(tmp_path: Path) ->
 
 
 def test_what_is_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFound, match=r"nothing stands at .*absent"):
+    with pytest.raises(DatasetNotFound, match=r"no dataset exists at .*absent"):
         open_dataset(tmp_path / "absent")
-    with pytest.raises(DatasetNotFound, match="process that made them"):
+    with pytest.raises(DatasetNotFound, match="process that created them"):
         open_dataset("memory://absent")
     zarr.create_array(tmp_path / "array", shape=(3,), dtype="i4")
     zarr.create_array(tmp_path / "array2", shape=(3,), dtype="i4", zarr_format=2)

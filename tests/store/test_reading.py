@@ -234,13 +234,13 @@ def test_bad_targets(dataset: Dataset) -> None:
     read_only = rows.copy()
     read_only.flags.writeable = False
     for bad in (rows[:, ::2], rows[::2], rows[:, :5], rows.astype("i2"), rows[0], read_only, None):
-        with pytest.raises(InvalidParameter, match=r"rows=.*\(capacity, 32\) uint8"):
+        with pytest.raises(InvalidParameter, match=r"rows is not allowed: .*\(capacity, 32\) uint8"):
             dataset.read_into(bad, [0], [0])  # type: ignore[arg-type]
     with pytest.raises(InvalidParameter, match=r"slots\[1\]=10"):
         dataset.read_into(rows, [0, 10], [0, 1])
     with pytest.raises(InvalidParameter, match="distinct"):
         dataset.read_into(rows, [1, 1], [0, 1])
-    with pytest.raises(InvalidParameter, match=r"as many as ids \(2\)"):
+    with pytest.raises(InvalidParameter, match=r"len\(slots\)=1 .*number of ids \(2\)"):
         dataset.read_into(rows, [1], [0, 1])
     for budget in (0, True, 1.5):
         with pytest.raises(InvalidParameter, match="memory_budget="):

@@ -93,13 +93,13 @@ def test_schedule_validation_and_early_stopping(fake_shuffler):
 @pytest.mark.parametrize(
     ("estimator", "options", "message"),
     [
-        (LinearRegression(), {}, "one with partial_fit.*SGDClassifier"),
-        (MLPClassifier(solver="lbfgs"), {}, "one with partial_fit"),
+        (LinearRegression(), {}, "an estimator with partial_fit.*SGDClassifier"),
+        (MLPClassifier(solver="lbfgs"), {}, "an estimator with partial_fit"),
         (GaussianNB(), {}, "estimator=.*coef_"),
         (SGDClassifier(average=True), {}, "estimator.average=True"),
         (SGDClassifier(early_stopping=True), {}, "estimator.early_stopping"),
         (SGDClassifier(), {"schedule": Decay()}, "estimator.learning_rate='optimal'"),
-        (SGDClassifier(), {"classes": [0, 1, 2]}, "classes=.*: 3 is missing"),
+        (SGDClassifier(), {"classes": [0, 1, 2]}, "classes=.*all labels of y. Add 3"),
         (SGDClassifier(), {"classes": [0]}, "classes=.*two labels"),
         (SGDClassifier(), {"target": "z"}, "target='z'.*one of the dataset's arrays: x, y"),
         (SGDClassifier(), {"features": "y"}, "features='y'.*2-D array of numbers"),

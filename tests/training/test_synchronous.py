@@ -113,11 +113,11 @@ def test_a_slow_worker_is_waited_for_and_told_of(fake_shuffler, caplog):
         ({"epochs": 0}, "epochs=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 77}, r"batch_size=77.*\[1, 76\]"),
-        ({"batch_size": 2}, r"batch_size=2 .*at least 2 samples beside batch norm"),
+        ({"batch_size": 2}, r"batch_size=2 .*every mini-batch at least 2 samples for batch norm"),
         ({"step": 0}, "step=0"),
         ({"features": "z"}, "features='z'.*arrays: x, y"),
         ({"target": "x"}, "target='x'.*1-D"),
-        ({"network": Network((6, 4))}, r"network.sizes\[0\]=6.*5, the columns of x"),
+        ({"network": Network((6, 4))}, r"network.sizes\[0\]=6.*5, the width of x"),
         ({"network": Network((5, 3))}, r"y\[\d+\]=3 .*label in \[0, 3\)"),
         ({"step": 1e300, "network": Network((5, 8, 4), batch_norm=False)}, "step=.*diverged in epoch 0"),
     ],
@@ -131,7 +131,7 @@ def test_what_cannot_be_trained_is_refused(fake_shuffler, options, message):
 
 
 def test_arrays_of_different_lengths_are_refused():
-    with pytest.raises(InvalidParameter, match=r"len\(y\)=\d+ .*as many as rows of x"):
+    with pytest.raises(InvalidParameter, match=r"len\(y\)=\d+ .*the length of x"):
         fit_logical_workers({**BLOBS, "y": BLOBS["y"][:-1]}, NETWORK, n_workers=4, **OPTIONS)
 
 

@@ -1,303 +1,102 @@
-"""A random assignment that is drawn together with the packets that carry it out.
-
-The papers draw the assignment first and then look for packets, into which the samples rarely fit. A shuffle only has
-to be random, however, so that it can be drawn the other way round: packets first, each of random samples.
-"""
+"""``aligned``: a random draw made so that coded deliveries pack it perfectly."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Self
 
-import numba
 import numpy as np
 
-from dshuffle.planning.grouping import group_by, holds, lowest_bit
-from dshuffle.planning.randomness import below, next_word, permutation, random_words, shuffle
-from dshuffle.planning.types import Holders, Ranks, Samples
+from dshuffle.checks import as_ratio
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment.aligned_draw import draw_aligned
+from dshuffle.planning.assignment.draws import balanced_sizes
+from dshuffle.planning.assignment.partial import Partial
+from dshuffle.planning.assignment.rule import Assignment, Draw
+from dshuffle.planning.grouping import group_by
+from dshuffle.planning.plan import SERVER, Plan
+from dshuffle.planning.randomness import choose
+from dshuffle.planning.types import Ranks
 
 
-class AlignedDraw(NamedTuple):
-    """New destinations of a pool of samples, and the perfect packets that came with them.
+@dataclass(frozen=True, slots=True)
+class Aligned(Assignment):
+    """A random draw over all samples every epoch, or over a part, made so that coded deliveries pack perfectly.
 
-    Parameters
-    ----------
-    destinations
-        ``(m,)`` int32, the destination of each sample.
-    members
-        Positions in the pool, packet after packet: one sample for every worker of a set, held by all others of it.
-    offsets
-        Packet p has ``members[offsets[p]:offsets[p + 1]]``.
-    """
-
-    destinations: Ranks
-    members: Samples
-    offsets: Samples
-
-
-def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> AlignedDraw:
-    """Draw destinations for a pool of samples, so that as few packets as possible carry them there.
+    To training it is what ``global`` is; only the packets are fewer, with the caching policy ``even`` by far.
 
     Parameters
     ----------
-    holders
-        ``(m, words)`` masks of the pool.
-    room
-        ``(n,)`` int64, how many of the samples each worker gets; m in all.
-    path
-        Names the random numbers, as in :func:`~dshuffle.planning.random_words`.
+    fraction
+        Q in [0, 1]. Below 1, every worker puts as many of its samples into the draw as ``partial`` exchanges, and gets
+        as many out of it, of which about 1/n were its own.
 
-    Notes
-    -----
-    Four steps, in each of which what is alike has the same chances:
-
-    1. A sample stays with one of its c holders with probability c / n, as in a uniform draw. Every c / n-th of those
-       with the same holders, in random order, does so, which leaves the sets even.
-    2. Samples in random order look for a worker that they can go to in a perfect packet: with their holders it forms a
-       set I of which every worker can get a sample that exactly the others hold. Of the first eight such workers, from
-       a random one on, that is taken which leaves most samples for further packets; no more than 64 are looked at.
-    3. Then also packets with one gap are drawn, with two, and so on to c / 2; but they are not handed out, since a
-       packing that looks at all sets can fill some of the gaps. With a samples in a set on average there are at most
-       1.5 a - 1 gaps: samples that have their set for themselves would find the same company again and again.
-    4. What is left goes to the room that is left at random, and not to its own holders if that can be.
-
-    With the caching policy ``even`` next to all packets are perfect where there are more samples than sets of c + 1
-    workers. With other policies fewer are, but the draw remains valid.
+    Examples
+    --------
+    >>> str(Aligned()), str(Aligned(0.3))
+    ('aligned', 'aligned:0.3')
     """
-    n_workers = len(room)
-    names = random_words(n_workers, "sets")
-    states = random_words(3, "aligned", *path)
-    room = room.copy()
-    destinations = np.full(len(holders), -1, dtype=np.int32)
-    groups, heads = _group(holders, names)
-    sets = holders[heads]
-    mixed = permutation(len(holders), "aligned", *path)
-    turns = groups[mixed]
-    order, starts = group_by(turns, len(sets))
-    order = mixed[order]
-    left = _stay(sets, order, starts, room, destinations, states[0])
-    members, offsets = _draw_packets(
-        sets, order, left, starts[1:], turns, _table(sets, names), names, room, destinations, states[1]
-    )
-    rest = np.flatnonzero(destinations < 0)
-    open_places = np.repeat(np.arange(n_workers, dtype=np.int32), room)
-    shuffle(open_places, "aligned rest", *path)
-    _assign_rest(holders, rest, open_places, destinations, states[2])
-    return AlignedDraw(destinations, members, offsets)
 
+    name: ClassVar[str] = "aligned"
+    forms: ClassVar[str] = "'aligned', or 'aligned:Q' with Q in [0, 1]"
+    can_balance: ClassVar[bool] = False
+    needs_holders: ClassVar[bool] = True
+    preferred_caching: ClassVar[str] = "even"
 
-@numba.njit(nogil=True, cache=True)
-def _group(holders, names):  # type: ignore[no-untyped-def]
-    """The group of every sample, those with one set of holders, and the first sample of each group."""
-    slots = _no_slots(holders.shape[0])
-    groups = np.empty(holders.shape[0], dtype=np.int32)
-    heads = np.empty(holders.shape[0], dtype=np.int64)
-    workers = np.empty(names.size, dtype=np.int64)
-    n_groups = 0
-    for sample in range(holders.shape[0]):
-        slot = _name(holders, sample, names, workers) & (slots.size - 1)
-        while slots[slot] >= 0 and not _like(holders, heads[slots[slot]], sample, 0, 0):
-            slot = (slot + 1) & (slots.size - 1)
-        if slots[slot] < 0:
-            slots[slot] = n_groups
-            heads[n_groups] = sample
-            n_groups += 1
-        groups[sample] = slots[slot]
-    return groups, heads[:n_groups]
+    fraction: float = 1.0
 
+    def __post_init__(self) -> None:
+        as_ratio("assignment.fraction", self.fraction, Fraction(0))
+        object.__setattr__(self, "fraction", float(self.fraction))
 
-@numba.njit(nogil=True, cache=True)
-def _table(sets, names):  # type: ignore[no-untyped-def]
-    """A hash table of different sets: linear probing from the set's name, -1 where nothing is."""
-    slots = _no_slots(sets.shape[0])
-    workers = np.empty(names.size, dtype=np.int64)
-    for group in range(sets.shape[0]):
-        slot = _name(sets, group, names, workers) & (slots.size - 1)
-        while slots[slot] >= 0:
-            slot = (slot + 1) & (slots.size - 1)
-        slots[slot] = group
-    return slots
+    def __str__(self) -> str:
+        return "aligned" if self.fraction == 1 else f"aligned:{self.fraction}"
 
+    def most_drawn(self, n_samples: int, n_workers: int) -> int:
+        """Samples that a worker gets out of the draw, at most.
 
-@numba.njit(nogil=True, cache=True)
-def _no_slots(count):  # type: ignore[no-untyped-def]
-    size = 2
-    while size < 2 * count:
-        size *= 2
-    return np.full(size, -1, dtype=np.int32)
+        Examples
+        --------
+        >>> Aligned().most_drawn(1001, 10), Aligned(0.1).most_drawn(1001, 10)
+        (101, 11)
+        """
+        if self.fraction == 1:
+            return -(-n_samples // n_workers)
+        return Partial(self.fraction).n_exchanged(n_samples, n_workers)
 
+    @classmethod
+    def parse(cls, parameter: str | None) -> Self:
+        """See :class:`Assignment`."""
+        return cls() if parameter is None else cls(float(parameter))
 
-@numba.njit(nogil=True, cache=True)
-def _name(holders, sample, names, workers):  # type: ignore[no-untyped-def]
-    """The XOR of the names of all holders, from which that of a set with a worker more or less follows at once."""
-    name = np.uint64(0)
-    for i in range(_workers_of(holders, sample, workers)):
-        name ^= names[workers[i]]
-    return np.int64(name >> np.uint64(1))
+    @property
+    def shuffled_fraction(self) -> float:
+        """Q."""
+        return self.fraction
 
+    def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
+        """See :class:`Assignment`."""
+        return self.most_drawn(n_samples, n_workers)
 
-@numba.njit(nogil=True, cache=True)
-def _like(holders, one, other, left, joined):  # type: ignore[no-untyped-def]
-    """Whether one sample has the holders of the other, but for a worker that left and one that joined."""
-    for word in range(holders.shape[1]):
-        expected = holders[other, word]
-        if left >> 6 == word:
-            expected ^= np.uint64(1) << np.uint64(left & 63)
-        if joined >> 6 == word:
-            expected ^= np.uint64(1) << np.uint64(joined & 63)
-        if holders[one, word] != expected:
-            return False
-    return True
-
-
-@numba.njit(nogil=True, cache=True)
-def _workers_of(holders, sample, workers):  # type: ignore[no-untyped-def]
-    """Write the holders of a sample to ``workers``, ascending, and return how many there are."""
-    count = 0
-    for word in range(holders.shape[1]):
-        rest = holders[sample, word]
-        while rest != 0:
-            workers[count] = word * 64 + lowest_bit(rest)
-            count += 1
-            rest &= rest - np.uint64(1)
-    return count
-
-
-@numba.njit(nogil=True, cache=True)
-def _stay(sets, order, starts, room, destinations, state):  # type: ignore[no-untyped-def]
-    """Let some samples of every group stay with their holders.
-
-    Returns where the samples that do not stay begin in every group.
-    """
-    n_workers = room.size
-    left = starts[:-1].copy()
-    workers = np.empty(n_workers, dtype=np.int64)
-    state, word = next_word(state)
-    # Systematic sampling: the shares of the groups add up, and one sample stays for each whole that is reached.
-    share = below(word, n_workers)
-    for group in range(left.size):
-        begin, end = starts[group], starts[group + 1]
-        size = _workers_of(sets, group, workers)
-        share += (end - begin) * size
-        state, word = next_word(state)
-        turn = below(word, max(size, 1))
-        for _ in range(share // n_workers):
-            for _ in range(size):
-                worker = workers[turn]
-                turn = (turn + 1) % size
-                if room[worker] > 0:
-                    room[worker] -= 1
-                    destinations[order[left[group]]] = worker
-                    left[group] += 1
-                    break
-        share %= n_workers
-    return left
-
-
-@numba.njit(nogil=True, cache=True)
-def _draw_packets(  # type: ignore[no-untyped-def]
-    sets, order, left, ends, turns, slots, names, room, destinations, state
-):
-    """Assign samples packet by packet, and return those packets that are perfect.
-
-    Group g has the samples ``order[left[g]:ends[g]]`` to give, and a packet begins with a sample of each of ``turns``.
-    """
-    waiting = turns.copy()
-    n_waiting = waiting.size
-    members = np.empty(n_waiting, dtype=np.int64)
-    offsets = np.zeros(n_waiting + 1, dtype=np.int64)
-    n_perfect, n_members = 0, 0
-    workers = np.empty(room.size, dtype=np.int64)
-    givers = np.empty(room.size, dtype=np.int64)
-    best_givers = givers.copy()
-    # The fewest gaps that a packet from a group can have. Groups only shrink, so that it only grows.
-    fewest = np.zeros(ends.size, dtype=np.int64)
-    gaps = 0
-    while n_waiting > 0 and (gaps == 0 or 2 * (gaps + 1) * ends.size <= 3 * order.size):
-        still = 0
-        for i in range(n_waiting):
-            group = waiting[i]
-            if left[group] >= ends[group]:
-                continue
-            size = _workers_of(sets, group, workers)
-            if 2 * gaps > size:
-                continue
-            waiting[still] = group
-            still += 1
-            if fewest[group] > gaps:
-                continue
-            state, word = next_word(state)
-            destination, fewest[group] = _choose(
-                sets, left, ends, slots, names, room, workers[:size], group, word, givers, best_givers
+    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+        """See :class:`Assignment`."""
+        if draw.holders is None:
+            raise InvalidParameter.of("holders", None, "the masks of who holds what for the assignment 'aligned'")
+        n_workers = draw.n_workers
+        if self.fraction == 1:
+            pool = np.arange(len(draw.previous))
+            room = balanced_sizes(len(draw.previous), n_workers, "aligned", draw.seed, draw.epoch)
+        else:
+            count = self.most_drawn(len(draw.previous), n_workers)
+            order, offsets = group_by(draw.previous, n_workers)
+            owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(n_workers)]
+            pool = np.concatenate(
+                [choose(own, count, "aligned", draw.seed, draw.epoch, rank) for rank, own in enumerate(owns)]
             )
-            if fewest[group] > gaps or size == 0:
-                continue
-            best_givers[size], workers[size] = group, destination
-            for k in range(size + 1):
-                giver = best_givers[k]
-                if giver >= 0:
-                    sample = order[left[giver]]
-                    left[giver] += 1
-                    destinations[sample] = workers[k]
-                    room[workers[k]] -= 1
-                    if gaps == 0:
-                        members[n_members] = sample
-                        n_members += 1
-            if gaps == 0:
-                n_perfect += 1
-                offsets[n_perfect] = n_members
-        n_waiting = still
-        gaps += 1
-    return members[:n_members], offsets[: n_perfect + 1]
-
-
-@numba.njit(nogil=True, cache=True)
-def _choose(  # type: ignore[no-untyped-def]
-    sets, left, ends, slots, names, room, workers, group, word, givers, best_givers
-):
-    """The destination that gives a sample of a group the best packet, and the gaps in it.
-
-    ``best_givers[k]`` is the group that gives a sample to ``workers[k]``, one of the group's holders, or -1.
-    """
-    base = np.uint64(0)
-    for worker in workers:
-        base ^= names[worker]
-    best, fewest, most = np.int64(-1), workers.size + 1, np.int64(0)
-    start, n_perfect = below(word, room.size), 0
-    for i in range(min(room.size, 64)):
-        destination = (start + i) % room.size
-        if room[destination] == 0 or holds(sets, group, destination):
-            continue
-        gaps, depth = 0, ends[group] - left[group]
-        for k in range(workers.size):
-            givers[k] = -1
-            if room[workers[k]] > 0:
-                name = base ^ names[workers[k]] ^ names[destination]
-                slot = np.int64(name >> np.uint64(1)) & (slots.size - 1)
-                while slots[slot] >= 0 and not _like(sets, slots[slot], group, workers[k], destination):
-                    slot = (slot + 1) & (slots.size - 1)
-                giver = slots[slot]
-                if giver >= 0 and left[giver] < ends[giver]:
-                    givers[k] = giver
-                    depth = min(depth, ends[giver] - left[giver])
-            gaps += givers[k] < 0
-            if gaps > fewest:
-                break
-        if gaps < fewest or (gaps == fewest and depth > most):
-            best, fewest, most = destination, gaps, depth
-            best_givers[: workers.size] = givers[: workers.size]
-        n_perfect += gaps == 0
-        if n_perfect == 8:
-            break
-    return best, fewest
-
-
-@numba.njit(nogil=True, cache=True)
-def _assign_rest(holders, rest, open_places, destinations, state):  # type: ignore[no-untyped-def]
-    for i in range(rest.size):
-        tries = 0
-        while holds(holders, rest[i], open_places[i]) and tries < 16:
-            state, word = next_word(state)
-            j = i + below(word, rest.size - i)
-            open_places[i], open_places[j] = open_places[j], open_places[i]
-            tries += 1
-        destinations[rest[i]] = open_places[i]
+            room = np.full(n_workers, count)
+        drawn = draw_aligned(draw.holders[pool], room, draw.seed, draw.epoch)
+        ranks = draw.previous.copy()
+        ranks[pool] = drawn.destinations
+        senders = np.full(len(drawn.offsets) - 1, SERVER, dtype=np.int32)
+        return ranks, Plan(drawn.offsets, pool[drawn.members], drawn.destinations[drawn.members], senders)

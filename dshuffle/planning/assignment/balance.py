@@ -1,4 +1,4 @@
-"""Assignments that keep the classes of a dataset in equal parts on all workers, epoch after epoch."""
+"""Assignments that keep the classes of a dataset balanced between workers in every epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dshuffle.errors import InvalidParameter, PlanError
-from dshuffle.planning.assignment.partial import derange
+from dshuffle.planning.assignment.draws import derange
 from dshuffle.planning.assignment.stratified import label_codes
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.randomness import below, choose, draw_front, next_word, permutation, random_words
@@ -20,17 +20,17 @@ from dshuffle.planning.types import Ranks, Samples
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Classes:
-    """The classes that every epoch's assignment keeps in equal parts; so far perhaps known by name only.
+    """The classes that every epoch's assignment keeps balanced, with labels or known by name only.
 
     Parameters
     ----------
     name
-        What records call them, and by what the holder of a dataset finds the labels.
+        Name in records, and of the labels in the dataset.
     checksum
-        That of the labels' codes, or None if the name stands for whatever labels are found.
+        Checksum of the labels' codes. None accepts whatever labels are found.
     order, offsets
         Samples, class after class and ascending in each: class c has ``order[offsets[c]:offsets[c + 1]]``. None while
-        only the name is known: a session's members each read the labels by themselves.
+        only the name is known, since each member of a session reads the labels itself.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class Classes:
         Raises
         ------
         InvalidParameter
-            As :func:`~dshuffle.planning.label_codes`.
+            As in :func:`~dshuffle.planning.label_codes`.
         """
         codes, classes = label_codes(labels, n_samples, name=f"balance {name!r}")
         return cls(name, zlib.crc32(codes.data), *group_by(codes, len(classes)))
@@ -59,40 +59,46 @@ class Classes:
     def __str__(self) -> str:
         return self.name
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Classes) and (self.name, self.checksum) == (other.name, other.checksum)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.checksum))
+
     @property
     def n_samples(self) -> int | None:
-        """Their number, if labels are known."""
+        """Number of samples, or None if only the name is known."""
         return None if self.order is None else len(self.order)
 
     def found(self, labels: ArrayLike, n_samples: int | None = None) -> Classes:
-        """The same, with its labels.
+        """Return a copy with labels.
 
         Raises
         ------
         InvalidParameter
-            If they are no classes, or other ones than those that were meant.
+            If the labels do not form classes, or their checksum is not the expected one.
         """
         found = Classes.of(self.name, labels, n_samples)
         if self.checksum not in (None, found.checksum):
-            hint = "Were the labels written anew meanwhile? Make a new Shuffler."
+            hint = "The labels may have been rewritten. Create a new Shuffler."
             meant = f"{self.checksum}, as when the session was opened"
             raise InvalidParameter.of(f"balance {self.name!r}: checksum", found.checksum, meant, hint)
         return found
 
     def members(self) -> tuple[Samples, Samples]:
-        """``order`` and ``offsets``.
+        """Return ``order`` and ``offsets``.
 
         Raises
         ------
         PlanError
-            If only the name is known here.
+            If only the name is known.
         """
         if self.order is None or self.offsets is None:
             raise PlanError(f"the labels {self.name!r} are not known here")
         return self.order, self.offsets
 
     def only(self, kept: Samples) -> Classes:
-        """The classes of some samples (ascending), which are numbered anew."""
+        """Keep only some samples (ascending), renumbered from 0."""
         order, offsets = self.members()
         numbers = np.full(len(order), -1, dtype=np.int64)
         numbers[kept] = np.arange(len(kept))
@@ -102,31 +108,31 @@ class Classes:
         return Classes(self.name, self.checksum, renumbered[left], before[offsets])
 
     def check_balanced(self, parameter: str, value: object, ranks: Ranks, n_workers: int) -> None:
-        """Refuse an assignment in which the counts of a class differ by more than one.
+        """Reject an assignment in which the counts of a class differ by more than one between workers.
 
         Raises
         ------
         InvalidParameter
-            Naming the class by its number in ascending order.
+            If a class is unbalanced. The message gives its number in ascending order.
         """
         wrong = _unbalanced(*self.members(), ranks, np.zeros(n_workers, dtype=np.int64))
         if wrong >= 0:
             raise InvalidParameter.of(
                 parameter,
                 value,
-                f"an assignment with as many samples of each class of {self.name!r} on every worker, or one more",
-                f"Class {wrong} (of those in ascending order) is spread otherwise. With balance={self.name!r} take "
-                f"the sharding 'random' or 'stratified:{self.name}'.",
+                f"an assignment in which the counts of each class of {self.name!r} differ by at most one",
+                f"Class {wrong} (in ascending order) is spread unevenly. With balance={self.name!r} use the sharding "
+                f"'random' or 'stratified:{self.name}'.",
             )
 
 
 def draw_classes(classes: Classes, n_workers: int, *path: int | str) -> Ranks:
-    """A random assignment in which of each class, and of all samples, workers get equally many or one more.
+    """Draw a random assignment in which the counts of each class, and share sizes, differ by at most one.
 
     Parameters
     ----------
     path
-        Names the random numbers, as in :func:`~dshuffle.planning.random_words`.
+        Name of the random numbers, as in :func:`~dshuffle.planning.random_words`.
 
     Returns
     -------
@@ -135,9 +141,9 @@ def draw_classes(classes: Classes, n_workers: int, *path: int | str) -> Ranks:
 
     Notes
     -----
-    Given how many samples of each class each worker gets, all assignments are equally likely. Which workers get one
-    more of a class is drawn class after class, in random order: first those that have got fewer such samples so far,
-    and only where these do not suffice others as well. So all workers are equally likely to get a sample.
+    Given the number of samples of each class on each worker, all assignments are equally likely. Classes are visited in
+    random order to choose the workers that get one sample more. Workers with fewer such samples so far are
+    chosen first, and others only if there are not enough of these. So all workers are equally likely to get a sample.
 
     Examples
     --------
@@ -153,20 +159,20 @@ def draw_classes(classes: Classes, n_workers: int, *path: int | str) -> Ranks:
 
 
 def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:
-    """Every worker sends ``count`` of its samples, and receives as many, and the class counts stay within one.
+    """Exchange ``count`` samples of every worker so that the counts of each class stay within one of each other.
 
     Parameters
     ----------
     previous
-        ``(q,)`` ranks, of each class and of all samples equally many on each worker, or one more.
+        ``(q,)`` ranks in which the counts of each class, and share sizes, differ by at most one.
     count
-        At most ``q // n_workers``.
+        Number of samples that every worker sends and receives, at most ``q // n_workers``.
 
     Returns
     -------
     (q,) int32
-        Ranks. Every worker sends and receives exactly ``count`` samples, whatever the sizes of classes; partition sizes
-        stay what they are, and the counts of every class differ by at most one.
+        Ranks. Every worker sends and receives exactly ``count`` samples, whatever the sizes of classes. Share sizes do
+        not change, and the counts of every class differ by at most one.
 
     Raises
     ------
@@ -175,22 +181,27 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
 
     Notes
     -----
-    Of a class of s samples every worker has ``s // n``, and some have one more, which we call loose (which one of the
-    class it is, is drawn in every epoch). What ``count`` rounds exchange, one sample of each worker, is drawn without
-    replacement from all rounds that there are: ``s // n`` of each class and as many of loose samples as every worker
-    has.
+    Of a class of s samples every worker has ``s // n``, and some workers have one more, called the loose sample. Which
+    of the worker's samples of the class is loose is drawn in every epoch. A round exchanges one sample of each worker.
+    The ``count`` rounds are drawn without replacement from all possible rounds: ``s // n`` for each class, and as many
+    rounds of loose samples as every worker has loose samples.
 
-    * In the round of a class every worker sends one sample of it, and a permutation of the ranks without fixed points
-      says where to (paper 004, Algorithm 1): no count changes.
-    * Loose samples all follow one such permutation in an epoch. In a round each worker sends a loose sample that it
-      has not sent yet; if the next worker has one of the same class, then that is what the next one sends. Such a
-      choice always exists: begin anywhere, and let each worker hand its class on along the cycle for as long as the
-      next one has it. When the cycle is closed the first worker may have to change its choice, and hand that on as
-      well, but at the latest the last one has made the same choice before.
+    * In a round of a class every worker sends one sample of that class, and a permutation of the ranks without fixed
+      points gives the destinations. No count changes.
+    * All loose samples of an epoch follow one such permutation. In a round each worker sends a loose sample that it has
+      not sent yet. If the next worker has a loose sample of the same class, it sends that one. Such a choice always
+      exists: start anywhere, and let each worker pass its class on along the cycle for as long as the next worker has
+      that class. When the cycle is closed, the first worker may have to change its choice and pass that on as well.
+      This stops at the last worker at the latest, which has already made the same choice.
 
-    Every sample is as likely to be sent as any other, but for loose ones: those of classes that many workers have one
-    of are sent somewhat more often than others, and loose samples of one worker move together. That shows only where
-    most classes have fewer samples than there are workers.
+    Every sample is equally likely to be sent, except for loose samples. Those of classes of which many workers have a
+    loose sample are sent somewhat more often than others, and the loose samples of one worker move together. This
+    matters only if most classes have fewer samples than there are workers.
+
+    References
+    ----------
+    Nguyen et al. (2022), Algorithm 1, for the rounds of a class; see docs/papers.md. The rounds of loose samples are
+    ours.
     """
     ranks = previous.copy()
     if count == 0:
@@ -199,10 +210,10 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
     each = np.diff(offsets) // n_workers
     sizes = np.bincount(previous, minlength=n_workers)
     if np.ptp(sizes) > 1:
-        raise InvalidParameter.of(
+        raise InvalidParameter.because(
             "previous",
-            f"ranks with {sizes.min()} to {sizes.max()} samples each",
-            "an assignment in which partition sizes differ by at most one",
+            f"workers have {sizes.min()} to {sizes.max()} samples",
+            "Pass an assignment in which share sizes differ by at most one.",
         )
     drawn = choose(np.arange(len(order) // n_workers), count, "class rounds", seed, epoch)
     rounds = np.bincount(np.searchsorted(np.cumsum(each), drawn, side="right"), minlength=len(each) + 1)
@@ -214,10 +225,10 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
     words = random_words(2, "classes", seed, epoch)
     wrong = _choose_sent(order, offsets, rounds, previous, sent, loose, samples, codes, words[0])
     if wrong >= 0:
-        raise InvalidParameter.of(
+        raise InvalidParameter.because(
             "previous",
-            f"ranks with class {wrong} in unequal parts",
-            "an assignment in which the counts of each class differ by at most one",
+            f"class {wrong} is spread unevenly",
+            "Pass an assignment in which the counts of each class differ by at most one between workers.",
         )
     derange(sent, random_words(len(sent), "partial", seed, epoch), ranks)
     if n_loose:
@@ -229,7 +240,7 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
 
 @numba.njit(nogil=True, cache=True)
 def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
-    """The first class of which two workers have counts that differ by more than one, or -1."""
+    """Return the first class whose counts differ by more than one between workers, or -1."""
     for c in range(offsets.size - 1):
         size = offsets[c + 1] - offsets[c]
         least = size // counts.size
@@ -243,7 +254,7 @@ def _unbalanced(order, offsets, ranks, counts):  # type: ignore[no-untyped-def]
                 wrong = wrong or not least <= counts[rank] <= least + 1
                 extra += counts[rank] - least
                 counts[rank] = 0
-        # Nobody has less than the least if those who have any account for all of the rest.
+        # No worker has less than the least if the extra samples of the others are exactly the remainder.
         if wrong or extra != size - least * counts.size:
             return c
     return -1
@@ -256,7 +267,7 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
     for c in range(turns.size):
         largest = max(largest, offsets[c + 1] - offsets[c])
     drawn = np.empty(largest, dtype=np.int32)
-    at = 0  # names[:at] have got one more loose sample than names[at:]
+    at = 0  # names[:at] have one more loose sample than names[at:]
     for turn in range(turns.size):
         first, last = offsets[turns[turn]], offsets[turns[turn] + 1]
         size = last - first
@@ -270,7 +281,7 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
         state = draw_front(names[at:], fewer, state)
         drawn[place : place + fewer] = names[at : at + fewer]
         place += fewer
-        if fewer < extra:  # all of names[at:] have got one now, and as many as all others
+        if fewer < extra:  # all of names[at:] have got one, so all workers are even
             state = draw_front(names[:at], extra - fewer, state)
             drawn[place : place + extra - fewer] = names[: extra - fewer]
             at = extra - fewer
@@ -285,9 +296,9 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
 def _choose_sent(  # type: ignore[no-untyped-def]
     order, offsets, rounds, ranks, sent, loose, loose_samples, loose_codes, state
 ):
-    """Draw what is sent in the rounds of all classes, and the loose samples of every worker, by ascending class.
+    """Draw the samples sent in the rounds of all classes, and list every worker's loose samples by ascending class.
 
-    Returns the first class that is not spread equally, or -1.
+    Returns the first class that is spread unevenly, or -1.
     """
     n_workers = loose.size - 1
     n_classes = offsets.size - 1
@@ -376,7 +387,7 @@ def _exchange_loose(following, n_rounds, loose, samples, codes, state, ranks):  
 
 @numba.njit(nogil=True, cache=True)
 def _find(codes, first, last, waits, code):  # type: ignore[no-untyped-def]
-    """Where ``code`` stands in ``codes[first:last]``, which ascend, if that sample waits; else -1."""
+    """Index of ``code`` in the ascending ``codes[first:last]`` if that sample is still waiting, else -1."""
     place = first + np.searchsorted(codes[first:last], code)
     if place < last and codes[place] == code and waits[place]:
         return place

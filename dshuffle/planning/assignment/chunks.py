@@ -1,25 +1,99 @@
-"""Whole chunks to workers: how many rows each gets, and which.
+"""Assignments of whole chunks to workers.
 
-Workers get equally many whole chunks, or one more; the short chunk at the end of the dataset, where there is one, goes
-to a worker that has the fewest of them. So partition sizes differ by at most one chunk's rows.
+The numbers of whole chunks per worker differ by at most one. A short chunk at the end of the dataset goes to a worker
+that has the fewest chunks. So share sizes differ by at most one chunk's rows.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
 import numpy as np
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment.rule import Assignment, Draw
+from dshuffle.planning.plan import Plan
 from dshuffle.planning.randomness import permutation, shuffle
 from dshuffle.planning.types import Ranks
 
 
+@dataclass(frozen=True, slots=True)
+class Chunks(Assignment):
+    """Every chunk of the store goes to a random worker, which mixes the rows of all its chunks.
+
+    This is how loaders shuffle that read a dataset again every epoch: no chunk is read by two workers, and rows of one
+    chunk stay together. The first epoch's assignment is made of whole chunks as well.
+
+    Parameters
+    ----------
+    rows
+        Samples in a chunk. None stands for those of the dataset, which :class:`~dshuffle.Shuffler` fills in; planning
+        by itself has no dataset, and needs the number.
+
+    Examples
+    --------
+    >>> str(Chunks()), str(Chunks(64))
+    ('chunks', 'chunks:64')
+    """
+
+    name: ClassVar[str] = "chunks"
+    forms: ClassVar[str] = "'chunks', or 'chunks:ROWS' with an integer ROWS >= 1"
+    can_balance: ClassVar[bool] = False
+    in_chunks: ClassVar[bool] = True
+
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows is not None:
+            object.__setattr__(self, "rows", as_integer("assignment.rows", self.rows, 1))
+
+    def __str__(self) -> str:
+        return "chunks" if self.rows is None else f"chunks:{self.rows}"
+
+    @classmethod
+    def parse(cls, parameter: str | None) -> Self:
+        """See :class:`Assignment`."""
+        return cls(None if parameter is None else int(parameter))
+
+    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+        """See :class:`Assignment`."""
+        n_samples = len(draw.previous)
+        rows = self.unit_for(n_samples, draw.n_workers)
+        return draw_chunks(n_samples, draw.n_workers, rows, "chunks", draw.seed, draw.epoch), None
+
+    @property
+    def unit(self) -> int | None:
+        """Rows of a chunk, if known."""
+        return self.rows
+
+    def with_unit(self, rows: int) -> Chunks:
+        """See :class:`Assignment`."""
+        return Chunks(rows)
+
+    def unit_for(self, n_samples: int, n_workers: int) -> int:
+        """Rows of a chunk, once they are known and every worker gets a chunk.
+
+        Raises
+        ------
+        InvalidParameter
+            If they are unknown, or there are fewer chunks than workers.
+        """
+        if self.rows is None:
+            hint = "Without a dataset nobody knows how many samples a chunk has."
+            raise InvalidParameter.of("assignment", "chunks", "'chunks:ROWS'", hint)
+        check_chunks(n_samples, n_workers, self.rows)
+        return self.rows
+
+
 def check_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> None:
-    """Refuse chunks of which there are fewer than workers.
+    """Check that there are at least as many chunks as workers.
 
     Raises
     ------
     InvalidParameter
-        Saying how large chunks may be.
+        If there are fewer. The message gives the largest chunk size that is allowed.
     """
     n_chunks = -(-n_samples // chunk_rows)
     if n_chunks < n_workers:
@@ -27,14 +101,14 @@ def check_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> None:
             "chunk_rows",
             chunk_rows,
             f"at most {(n_samples - 1) // (n_workers - 1)}, for {n_samples} samples and {n_workers} workers",
-            f"Of such chunks there {'is 1' if n_chunks == 1 else f'are {n_chunks}'}, and with the assignment "
-            "'chunks' a worker without one would have nothing to train on. Create the dataset with smaller chunks, or "
-            "use the assignment 'global', or fewer workers.",
+            f"There {'is only 1 chunk' if n_chunks == 1 else f'are only {n_chunks} chunks'}, and the assignment "
+            "'chunks' gives every worker at least one. Create the dataset with smaller chunks, use the assignment "
+            "'global', or use fewer workers.",
         )
 
 
 def slice_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
-    """``(n_samples,)`` ranks: consecutive chunks to each worker, in rank order.
+    """``(n_samples,)`` ranks that give consecutive chunks to each worker, in rank order.
 
     Examples
     --------
@@ -45,7 +119,7 @@ def slice_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
 
 
 def deal_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
-    """``(n_samples,)`` ranks: consecutive chunks to one worker after the other, in turn.
+    """``(n_samples,)`` ranks that give one chunk to each worker in turn.
 
     Examples
     --------
@@ -57,14 +131,14 @@ def deal_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
 
 
 def draw_chunks(n_samples: int, n_workers: int, chunk_rows: int, *path: int | str) -> Ranks:
-    """``(n_samples,)`` ranks: every chunk to a uniformly random worker, as balanced as chunks allow.
+    """``(n_samples,)`` ranks that give every chunk to a uniformly random worker, as balanced as chunks allow.
 
     Parameters
     ----------
     path
-        Names the random numbers, as in :func:`~dshuffle.planning.random_words`.
+        Name of the random numbers, as in :func:`~dshuffle.planning.random_words`.
     """
-    # Random names, as always the same workers would otherwise get the chunks left over and be slower in every epoch.
+    # Without random names the same workers would get the extra chunks, and be slower, in every epoch.
     names = permutation(n_workers, "names", *path).astype(np.int32)
     ranks = names[_whole_chunks(n_samples, n_workers, chunk_rows)]
     shuffle(ranks, *path)
@@ -72,7 +146,7 @@ def draw_chunks(n_samples: int, n_workers: int, chunk_rows: int, *path: int | st
 
 
 def _whole_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
-    """The ranks of all chunks but a short one; the last worker has the fewest."""
+    """Ranks of all chunks except a short one; the last worker has the fewest."""
     each, extra = divmod(n_samples // chunk_rows, n_workers)
     counts = np.full(n_workers, each)
     counts[:extra] += 1

@@ -1,4 +1,4 @@
-"""The first assignment: drawn from the seed by name, or given."""
+"""Shardings: the first assignment, drawn from the seed or given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.planning.assignment.chunks import check_chunks, deal_chunks, draw_chunks, slice_chunks
-from dshuffle.planning.assignment.partial import uniform_ranks
+from dshuffle.planning.assignment.draws import uniform_ranks
 from dshuffle.planning.types import Ranks, Samples
 
 
@@ -37,13 +37,13 @@ SHARDINGS: dict[str, Callable[[int, int, int], Ranks]] = {
     "random": _random,
     "round-robin": _round_robin,
 }
-"""How the first epoch's assignment is made: name -> function of (n_samples, n_workers, seed)."""
+"""Shardings by name: name -> function of (n_samples, n_workers, seed) that draws the first assignment."""
 
 
 def first_assignment(
     sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int | None = None
 ) -> Ranks:
-    """The assignment of epoch 0.
+    """Make the assignment of epoch 0.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def first_assignment(
         ``"contiguous"`` (equal slices in sample order), ``"random"`` (a uniform balanced draw) or ``"round-robin"``
         (sample ``j`` to worker ``j mod n``).
     chunk_rows
-        If given, what is sliced, drawn or dealt are whole chunks of so many samples.
+        Number of samples per chunk. If given, whole chunks are assigned instead of samples.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def first_assignment(
     Raises
     ------
     InvalidParameter
-        If the sharding is unknown, or there are fewer samples, or chunks, than workers.
+        If the sharding is unknown, or there are fewer samples or chunks than workers.
 
     Examples
     --------
@@ -89,27 +89,21 @@ def first_assignment(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenSharding:
-    """A first assignment that is not drawn from the seed alone, and may so far be known by name only.
+    """A first assignment that is not drawn from the seed alone, with ranks or known by name only.
 
     Parameters
     ----------
     name
-        What records call it, and by what the holder of a dataset finds it.
+        Name in records, and of the stored ranks in the dataset.
     n_workers, checksum
-        Those of the ranks, or None if the name stands for ranks of any number of workers.
+        Number of workers and checksum of the ranks. None accepts ranks for any number of workers.
     ranks
-        ``(q,)`` int32, or None while only the name is known: a session's members each find the ranks by themselves.
+        ``(q,)`` int32, or None while only the name is known, since each member of a session reads the ranks itself.
     broadcast
-        Ascending int64 samples that every worker trains on and holds for good, whatever their ranks say; known or not
-        as ranks are.
+        Ascending int64 samples that every worker trains on and holds permanently, whatever their ranks say. None while
+        only the name is known.
     n_broadcast
-        Their number.
-
-    Raises
-    ------
-    InvalidParameter
-        If there are no ranks for some number of workers, or partition sizes, without what is broadcast, differ by more
-        than one.
+        Number of broadcast samples.
 
     Examples
     --------
@@ -131,22 +125,27 @@ class GivenSharding:
 
     @classmethod
     def of(cls, name: str, ranks: ArrayLike, broadcast: ArrayLike = ()) -> Self:
-        """Check ranks, and samples to broadcast, that somebody made."""
+        """Check ranks and broadcast samples, and make a sharding of them.
+
+        Raises
+        ------
+        InvalidParameter
+            If a worker has no samples, or share sizes, without the broadcast samples, differ by more than one.
+        """
         checked = as_ranks("sharding", ranks, 1 << 31)
         n_workers = int(checked.max()) + 1 if checked.size else 0
         as_integer("len(sharding)", checked.size, max(1, n_workers), "Every worker must get a sample.")
         everywhere = _as_broadcast(broadcast, checked.size)
-        hint = "Every worker must get a sample of its own, beside those that are broadcast."
+        hint = "Every worker must get a sample of its own besides the broadcast samples."
         as_integer("samples that are not broadcast", checked.size - len(everywhere), n_workers, hint)
         sizes = np.bincount(np.delete(checked, everywhere) if len(everywhere) else checked, minlength=n_workers)
         if sizes.max() - sizes.min() > 1:
-            raise InvalidParameter.of(
+            raise InvalidParameter.because(
                 "sharding",
-                f"ranks of which {int(sizes.argmin())} has {sizes.min()} samples and {int(sizes.argmax())} has "
-                f"{sizes.max()}",
-                "an assignment in which partition sizes differ by at most one"
-                + (", not counting the samples that are broadcast" if len(everywhere) else ""),
-                "Workers that have less to train on would wait for the others in every epoch.",
+                f"worker {int(sizes.argmin())} has {sizes.min()} samples and worker {int(sizes.argmax())} has "
+                f"{sizes.max()}" + (", not counting the broadcast samples" if len(everywhere) else ""),
+                "Share sizes must differ by at most one, because workers with smaller shares would wait for the others "
+                "in every epoch.",
             )
         return cls(name, n_workers, checksum_of(checked, everywhere), checked, everywhere, len(everywhere))
 
@@ -154,16 +153,16 @@ class GivenSharding:
         return self.name
 
     def by_name(self) -> GivenSharding:
-        """The same without its arrays, to travel."""
+        """Return a copy without arrays, which is small to send."""
         return dataclasses.replace(self, ranks=None, broadcast=None)
 
     def found(self, ranks: ArrayLike, broadcast: ArrayLike = ()) -> GivenSharding:
-        """The same, with its ranks and what is broadcast.
+        """Return a copy with ranks and broadcast samples.
 
         Raises
         ------
         InvalidParameter
-            If the ranks are other ones than those that were meant.
+            If the number of workers or the checksum is not the expected one.
         """
         found = GivenSharding.of(self.name, ranks, broadcast)
         for name, meant in (("n_workers", self.n_workers), ("checksum", self.checksum)):
@@ -172,54 +171,54 @@ class GivenSharding:
                     f"sharding {self.name!r}: {name}",
                     getattr(found, name),
                     f"{meant}, as when the session was opened",
-                    "Was it written anew meanwhile? Make a new Shuffler.",
+                    "The sharding may have been rewritten. Create a new Shuffler.",
                 )
         return found
 
     def check(self, n_samples: int, n_workers: int) -> None:
-        """Refuse a job of another shape.
+        """Check that the sharding fits a job.
 
         Raises
         ------
         InvalidParameter
-            Saying for what shape the ranks were made.
+            If the sharding was made for another number of workers or samples. The message gives that number.
         """
         if self.n_workers is not None and self.n_workers != n_workers:
             raise InvalidParameter.of(
                 "n_workers",
                 n_workers,
                 f"{self.n_workers}, for which the sharding {self.name!r} was made",
-                f"Make one for {n_workers} workers (dshuffle shard --workers {n_workers}).",
+                f"Create a sharding for {n_workers} workers with 'dshuffle shard --workers {n_workers}'.",
             )
         if self.ranks is not None and len(self.ranks) != n_samples:
             raise InvalidParameter.of(
-                f"len(sharding {self.name!r})", len(self.ranks), f"{n_samples}, one rank a sample"
+                f"len(sharding {self.name!r})", len(self.ranks), f"{n_samples}, one rank per sample"
             )
 
     def assignment(self) -> Ranks:
-        """``(q,)`` int32, the ranks.
+        """Return a copy of the ranks, ``(q,)`` int32.
 
         Raises
         ------
         PlanError
-            If only the name is known here.
+            If only the name is known.
         """
         if self.ranks is None:
             raise PlanError(f"the ranks of the sharding {self.name!r} are not known here")
         return self.ranks.copy()
 
     def others(self) -> Samples:
-        """Ascending int64, the samples that are not broadcast."""
+        """Samples that are not broadcast, ascending int64."""
         everywhere = np.empty(0, dtype=np.int64) if self.broadcast is None else self.broadcast
         return np.delete(np.arange(len(self.assignment())), everywhere)
 
     def of_others(self) -> GivenSharding:
-        """The sharding of the samples that are not broadcast, numbered anew."""
+        """Return the sharding of the samples that are not broadcast, renumbered from 0."""
         return GivenSharding.of(self.name, self.assignment()[self.others()])
 
 
 def checksum_of(ranks: Ranks, broadcast: Samples) -> int:
-    """By what ranks, and samples to broadcast, are told from others."""
+    """Checksum of ranks and broadcast samples."""
     checksum = zlib.crc32(np.ascontiguousarray(ranks, dtype="<i4").data)
     return zlib.crc32(np.ascontiguousarray(broadcast, dtype="<i8").data, checksum)
 
@@ -227,7 +226,11 @@ def checksum_of(ranks: Ranks, broadcast: Samples) -> int:
 def _as_broadcast(broadcast: ArrayLike, n_samples: int) -> Samples:
     samples = np.asarray(broadcast)
     if samples.ndim != 1 or (samples.size and samples.dtype.kind not in "iu"):
-        raise InvalidParameter.of("broadcast", f"{samples.dtype} of shape {samples.shape}", "a row of samples")
+        raise InvalidParameter.because(
+            "broadcast",
+            f"it has dtype {samples.dtype} and shape {samples.shape}",
+            "Pass a one-dimensional array of integers.",
+        )
     samples = samples.astype(np.int64)
     if samples.size and not (samples[0] >= 0 and samples[-1] < n_samples and np.all(np.diff(samples) > 0)):
         raise InvalidParameter.of("broadcast", samples, f"ascending samples in [0, {n_samples}), each once")

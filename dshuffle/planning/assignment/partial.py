@@ -1,61 +1,90 @@
-"""Balanced draws: how many samples each worker gets, and a uniform choice of which.
-
-``partial``: every worker exchanges some of its samples with the others (paper 004, Algorithm 1).
-"""
+"""``partial:Q``: every worker exchanges a fraction of its samples with the others."""
 
 from __future__ import annotations
 
-import numba
-import numpy as np
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Self
 
-from dshuffle.planning.grouping import group_by
-from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
-from dshuffle.planning.types import Ranks, Samples
-
-
-def balanced_sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
-    """``(n_workers,)`` partition sizes that differ by at most one, the larger ones at random."""
-    sizes = np.full(n_workers, n_samples // n_workers)
-    # Always giving the first workers the samples left over would make them slower in every epoch.
-    sizes[permutation(n_workers, "extra", *path)[: n_samples % n_workers]] += 1
-    return sizes
+from dshuffle.checks import as_ratio
+from dshuffle.planning.assignment.balance import exchange_in_classes
+from dshuffle.planning.assignment.draws import exchange_samples
+from dshuffle.planning.assignment.rule import Assignment, Draw
+from dshuffle.planning.plan import Plan
+from dshuffle.planning.types import Ranks
 
 
-def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
-    """A uniform balanced draw: the multiset of ranks, shuffled."""
-    ranks = np.repeat(np.arange(n_workers, dtype=np.int32), balanced_sizes(n_samples, n_workers, *path))
-    shuffle(ranks, *path)
-    return ranks
+@dataclass(frozen=True, slots=True)
+class Partial(Assignment):
+    """Every worker exchanges a fraction of its partition (paper 004, Algorithm 1).
 
+    Parameters
+    ----------
+    fraction
+        Q in [0, 1]; 0 is the same as ``local``. The other end is not ``global``: with Q = 1 every sample
+        moves to another worker.
 
-def exchange_samples(previous: Ranks, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:
-    """Every worker sends ``count`` of its samples, drawn at random, and receives as many."""
-    ranks = previous.copy()
-    if count == 0:
-        return ranks
-    order, offsets = group_by(previous, n_workers)
-    sent = np.empty((count, n_workers), dtype=np.int64)
-    for rank in range(n_workers):
-        own = order[offsets[rank] : offsets[rank + 1]]
-        sent[:, rank] = choose(own, count, "partial", seed, epoch, rank)
-    derange(sent, random_words(count, "partial", seed, epoch), ranks)
-    return ranks
+    Examples
+    --------
+    >>> str(Partial(0.3))
+    'partial:0.3'
+    """
 
+    name: ClassVar[str] = "partial"
+    forms: ClassVar[str] = "'partial:Q' with Q in [0, 1]"
 
-@numba.njit(nogil=True, cache=True)
-def derange(sent, words, ranks):  # type: ignore[no-untyped-def]
-    """Reassign each row of ``sent`` by a uniform permutation of the ranks without fixed points."""
-    n_workers = sent.shape[1]
-    destination = np.arange(n_workers)
-    for row in range(sent.shape[0]):
-        state = words[row]
-        rank = 0
-        # Fisher-Yates, given up and begun again at the first fixed point: what passes is uniform among the
-        # derangements, whatever order the last round left behind.
-        while rank < n_workers:
-            state, word = next_word(state)
-            other = rank + below(word, n_workers - rank)
-            destination[rank], destination[other] = destination[other], destination[rank]
-            rank = 0 if destination[rank] == rank else rank + 1
-        for rank in range(n_workers):
-            ranks[sent[row, rank]] = destination[rank]
+    fraction: float
+
+    def __post_init__(self) -> None:
+        as_ratio("assignment.fraction", self.fraction, Fraction(0))
+        object.__setattr__(self, "fraction", float(self.fraction))
+
+    def __str__(self) -> str:
+        return f"partial:{self.fraction}"
+
+    def n_exchanged(self, n_samples: int, n_workers: int) -> int:
+        """Samples that every worker sends, and receives, in an epoch.
+
+        ``ceil(Q * q / n)``, but no more than the smallest partition has, and none without a second worker.
+
+        Examples
+        --------
+        >>> Partial(0.1).n_exchanged(1000, 10), Partial(0.1).n_exchanged(1001, 10)
+        (10, 11)
+        """
+        if n_workers == 1:
+            return 0
+        wanted = as_ratio("assignment.fraction", self.fraction, Fraction(0)) * n_samples / n_workers
+        # A positive Q of less than 1e-12 is the fraction 0, but it was asked to move something.
+        at_least = 1 if self.fraction > 0 else 0
+        return min(max(-(-wanted.numerator // wanted.denominator), at_least), n_samples // n_workers)
+
+    @classmethod
+    def parse(cls, parameter: str | None) -> Self:
+        """See :class:`Assignment`."""
+        return cls(float(parameter or ""))
+
+    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+        """See :class:`Assignment`."""
+        count = self.n_exchanged(len(draw.previous), draw.n_workers)
+        if draw.classes is not None:
+            return exchange_in_classes(draw.previous, draw.classes, draw.n_workers, count, draw.seed, draw.epoch), None
+        return exchange_samples(draw.previous, draw.n_workers, count, draw.seed, draw.epoch), None
+
+    @property
+    def shuffled_fraction(self) -> float:
+        """Q."""
+        return self.fraction
+
+    @property
+    def redraws_all(self) -> bool:
+        """Never: with Q = 1 every sample moves to another worker, which is not a uniform draw."""
+        return False
+
+    def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
+        """See :class:`Assignment`."""
+        return self.n_exchanged(n_samples, n_workers)
+
+    def missing_fraction(self, cached: float, excess: float) -> float:
+        """See :class:`Assignment`; samples go to workers other than their owners, who hold them by excess alone."""
+        return self.fraction * (1 - excess)

@@ -1,4 +1,4 @@
-"""Stratified assignments: every worker gets an equal part of every class, to within one sample."""
+"""Stratified assignments: the counts of every class differ by at most one between workers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from dshuffle.planning.randomness import below, next_word, permutation, random_w
 from dshuffle.planning.types import Ranks
 
 _TABLE = 1 << 20
-"""Labels within so wide a range (or one as wide as there are samples) are looked up in a table, not sorted."""
+"""Labels in a range of at most this width, or of the number of samples, are looked up in a table, not sorted."""
 
 
 def label_codes(
     labels: ArrayLike, n_samples: int | None = None, *, name: str = "labels"
 ) -> tuple[NDArray[np.int32], NDArray[Any]]:
-    """Number the classes.
+    """Number the classes of labels.
 
     Parameters
     ----------
     labels
         ``(q,)`` integers (or booleans), the class of each sample.
     n_samples
-        Their number, if it is known.
+        Number of samples, if it is known.
     name
-        What to call them in errors.
+        Name of the labels in errors.
 
     Returns
     -------
@@ -42,7 +42,7 @@ def label_codes(
     Raises
     ------
     InvalidParameter
-        If the labels are not one-dimensional, of another length, not integral, or all distinct.
+        If the labels are not one-dimensional, of the wrong length, not integers, or all distinct.
 
     Examples
     --------
@@ -51,18 +51,18 @@ def label_codes(
     """
     found = np.asarray(labels)
     if found.ndim != 1:
-        raise InvalidParameter.of(f"{name}.shape", found.shape, "(n_samples,)", "One label to a sample.")
+        raise InvalidParameter.of(f"{name}.shape", found.shape, "(n_samples,)", "Pass one label per sample.")
     if n_samples is not None and len(found) != n_samples:
-        raise InvalidParameter.of(f"len({name})", len(found), f"{n_samples}, one label to a sample")
+        raise InvalidParameter.of(f"len({name})", len(found), f"{n_samples}, one label per sample")
     if found.dtype.kind not in "iub":
-        hint = f"Number the classes: numpy.unique({name}, return_inverse=True)[1]."
+        hint = "Number the classes with numpy.unique(labels, return_inverse=True)[1]."
         raise InvalidParameter.of(f"{name}.dtype", str(found.dtype), "an integer dtype", hint)
     if not found.size:
         raise InvalidParameter.of(f"len({name})", 0, "at least 1")
     values = found.view(np.uint8) if found.dtype == np.bool_ else found
     lowest, highest = int(values.min()), int(values.max())
     if highest - lowest < max(_TABLE, len(values)):
-        wide = values if values.itemsize == 8 else values.astype(np.int64)  # int8 cannot hold 40 - -88
+        wide = values if values.itemsize == 8 else values.astype(np.int64)  # int8 cannot hold 40 - (-88)
         base = wide.dtype.type(lowest)
         places = (wide - base).astype(np.int64, copy=False)
         present = np.bincount(places) > 0
@@ -72,26 +72,24 @@ def label_codes(
         classes, inverse = np.unique(found, return_inverse=True)
         codes = inverse.astype(np.int32)
     if len(classes) == len(found) > 1:
-        hint = "Labels that name the samples divide them into no classes; use the sharding 'random', and no balance."
-        raise InvalidParameter.of(
-            name, f"{len(found)} distinct values", "classes, of which some have several samples", hint
-        )
+        hint = "Some class must have several samples. Otherwise use the sharding 'random', without balance."
+        raise InvalidParameter.because(name, f"it has {len(found)} distinct values for {len(found)} samples", hint)
     return codes, classes
 
 
 def deal_groups(groups: NDArray[np.int32], n_groups: int, n_workers: int, *path: int | str) -> Ranks:
-    """Deal every group out to the workers in turn.
+    """Deal the samples of every group to the workers in turn.
 
-    Of each group every worker gets equally many samples or one more, and so it does of all samples together: where one
-    group ends the next goes on. Of ``n_workers`` consecutive samples of a group each worker gets one, by a new random
-    permutation every time, which also spreads what the order of the dataset tells.
+    The counts of every group, and share sizes, differ by at most one between workers, because each group continues
+    where the previous one ended. Each worker gets one of ``n_workers`` consecutive samples of a group. A new random
+    permutation decides which one, so that patterns in the order of the dataset are spread too.
 
     Parameters
     ----------
     groups
-        ``(q,)`` integers in ``[0, n_groups)``.
+        ``(q,)`` integers in ``[0, n_groups)``, the group of each sample.
     path
-        Names the random numbers, as in :func:`~dshuffle.planning.random_words`.
+        Name of the random numbers, as in :func:`~dshuffle.planning.random_words`.
 
     Returns
     -------
@@ -100,8 +98,8 @@ def deal_groups(groups: NDArray[np.int32], n_groups: int, n_workers: int, *path:
 
     References
     ----------
-    Paper 002, Fig. 4, which deals sample ``i`` of a class to worker ``i mod n``: always the same workers get the extra
-    samples there, so that partition sizes differ by up to the number of classes.
+    Provatas et al. (2021), Fig. 4; see docs/papers.md. The paper deals sample ``i`` of a class to worker ``i mod n``.
+    There the same workers always get the extra samples, so that share sizes differ by up to the number of classes.
     """
     order, offsets = group_by(groups, n_groups)
     ranks = np.empty(len(groups), dtype=np.int32)
@@ -111,28 +109,29 @@ def deal_groups(groups: NDArray[np.int32], n_groups: int, n_workers: int, *path:
 
 
 def stratified_assignment(labels: ArrayLike, n_workers: int, *, seed: int, n_samples: int | None = None) -> Ranks:
-    """An assignment with the classes in the same proportions on every worker.
+    """Draw an assignment with the same class proportions on every worker.
 
     Parameters
     ----------
     labels
         ``(q,)`` integers, the class of each sample.
     n_workers
-        At most q.
+        Number of workers, at most q.
     seed
         Any integer.
     n_samples
-        q, if it is known.
+        Number of samples q, if it is known.
 
     Returns
     -------
     (q,) int32
-        The worker that trains on each sample. Of each class, and of all samples, workers get equally many or one more.
+        The worker that trains on each sample. The counts of each class, and share sizes, differ by at most one between
+        workers.
 
     Raises
     ------
     InvalidParameter
-        As :func:`label_codes`, or if there are fewer samples than workers.
+        As in :func:`label_codes`, or if there are fewer samples than workers.
 
     Examples
     --------
@@ -144,7 +143,7 @@ def stratified_assignment(labels: ArrayLike, n_workers: int, *, seed: int, n_sam
 
 
 def stratified_ranks(codes: NDArray[np.int32], n_classes: int, n_workers: int, *, seed: int) -> Ranks:
-    """:func:`stratified_assignment`, of labels that were numbered already.
+    """Draw a :func:`stratified_assignment` from labels that are already numbered.
 
     Parameters
     ----------

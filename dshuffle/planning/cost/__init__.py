@@ -1,8 +1,9 @@
-"""What a way of shuffling costs on a cluster: seconds and bytes of an epoch, before anything runs.
+"""Cost model: predict the seconds and bytes of an epoch on a cluster, before anything runs.
 
-``work.py`` says what is to be moved and ``cluster.py`` how fast; loads are bytes on every part of the cluster, counted
-in a real plan (``exact.py``) or expected from formulas (``expected.py``, ``packets.py``); ``prediction.py`` makes times
-of them, and ``advice.py`` compares ways and says which one to take, why, and what would change that.
+``job.py`` describes the samples and the way of shuffling them, ``cluster.py`` the rates of the cluster. Loads
+(``loads.py``) are bytes on every part of the cluster. They are counted in a real plan (``loads_counted.py``) or
+computed from formulas (``loads_expected.py``, ``expected_packets.py``). ``prediction.py`` converts loads to times.
+``advice.py`` compares ways and recommends one, and ``explain.py`` puts the reasons into words.
 """
 
 from dshuffle.planning.cost.advice import Change, Recommendation, all_ways, compare_costs, recommend

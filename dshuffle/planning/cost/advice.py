@@ -1,4 +1,4 @@
-"""Comparing ways by the cost model: which one to take, why, and what would change that."""
+"""Compare ways of shuffling by predicted cost and recommend one, with reasons and what would change the choice."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from dataclasses import dataclass
 import numpy as np
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment import parse_assignment
 from dshuffle.planning.cost.cluster import SCALABLE, Cluster
-from dshuffle.planning.cost.explain import EQUALLY, Advice, explain
-from dshuffle.planning.cost.job import CHUNKS, Work
+from dshuffle.planning.cost.explain import EQUALLY, Advice, exchanges_part, explain
+from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import Loads
 from dshuffle.planning.cost.loads_expected import expected_loads
 from dshuffle.planning.cost.prediction import Prediction, loads_of, timed
-from dshuffle.planning.delivery import MOST_FOR_TABLES
+from dshuffle.planning.delivery import DELIVERIES, Excess
+from dshuffle.planning.delivery.relay import RELAYS
 
-GLOBAL = ("global", "aligned")
-"""Assignments that draw anew over all samples, row by row."""
-ASSIGNMENTS = ("local", "partial:0.1", "global", "aligned", CHUNKS)
+ASSIGNMENTS = ("local", "partial:0.1", "global", "aligned", "chunks")
 SAMPLES = 100_000
-"""Samples of the plans that are made to compare ways: a coarser count than :func:`predict`'s, but many of them."""
+"""Most samples of a plan made to compare ways. Fewer than in :func:`predict`, because many plans are made."""
 FACTORS = np.geomspace(1 / 256, 256, 17)
-"""By how much a rate may change to change the answer."""
+"""Factors by which rates are scaled to find out what would change the recommendation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Another cluster on which another way would be the fastest.
+    """A change of the cluster that would make another way the fastest.
 
     Parameters
     ----------
     what
-        A key of :data:`~dshuffle.planning.cost.cluster.SCALABLE`.
+        Scaled part of the cluster: a key of :data:`~dshuffle.planning.cost.cluster.SCALABLE`.
     factor
-        That rate over the present one.
+        Changed rate divided by the present rate.
     winner
-        The prediction of the way that is then the fastest, on that cluster.
+        Prediction for the fastest way on the changed cluster.
     """
 
     what: str
@@ -48,23 +48,24 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What to do.
+    """A recommended way of shuffling, and why.
 
     Parameters
     ----------
     best
-        The fastest way to shuffle globally.
+        Fastest way to shuffle globally.
     instead
-        A way that shuffles less and fits beside training, where the best does not; None where it fits, or where
-        training's time is not known.
+        Way that shuffles less, if training does not hide ``best`` but hides this one. None if training hides
+        ``best``, or if the training time is unknown.
     whole_chunks
-        Moving whole chunks, where that is faster still; None where it is not.
+        Way that moves whole chunks, if it is faster than ``best``; otherwise None.
     verdict, reason
-        A sentence each.
+        One sentence each.
     notes
-        More sentences: what else matters.
+        Further sentences.
     changes
-        The nearest changes of the cluster that would make another way the fastest, slower and faster.
+        For each part of the cluster, the smallest slowdown and the smallest speed-up that would make another way the
+        fastest.
     """
 
     best: Prediction
@@ -79,14 +80,14 @@ class Recommendation:
 def all_ways(
     cluster: Cluster, work: Work, *, assignments: Sequence[str] = ASSIGNMENTS, server: bool = True
 ) -> tuple[Work, ...]:
-    """The work done in every way that this cluster and these caches allow.
+    """List every way of doing the work that the cluster and the caches allow.
 
     Parameters
     ----------
     work
-        Its assignment, delivery, relay and caching are passed over.
+        Its assignment, delivery, relay and caching are ignored.
     server
-        Whether any worker may serve the others.
+        Whether to include ways that need a server.
 
     Examples
     --------
@@ -96,35 +97,34 @@ def all_ways(
     """
     ways: list[Work] = []
     excess = work.excess(cluster.n_workers) > 0
-    coded = ["clique"] if excess else ["leftover"]
-    if excess and cluster.n_workers <= MOST_FOR_TABLES:
-        coded += ["ubershuffle", "coded"]
-    for assignment in assignments:
-        base = dataclasses.replace(work, assignment=assignment, delivery="peer", relay="pipelined")
-        if base.kind == "local":
+    for name in assignments:
+        rule = parse_assignment(name)
+        base = work.with_choices(assignment=rule, caching=None, delivery="peer", relay="pipelined")
+        if not rule.moves:
             ways.append(base)
             continue
-        if base.kind == "aligned":
-            if not (excess and server):  # to uncoded deliveries it is what 'global', or 'partial', is
+        relays = tuple(RELAYS)
+        for delivery in DELIVERIES.values():
+            if (delivery.needs_server and not server) or (delivery.reads_store and cluster.storage is None):
                 continue
-            base = dataclasses.replace(base, caching="even")
-        else:
-            ways.append(base)
-            if server:
-                ways.append(dataclasses.replace(base, delivery="server"))
-            if cluster.storage is not None:
-                ways.append(dataclasses.replace(base, delivery="storage"))
-        if server and base.kind != CHUNKS:
-            for delivery in coded:
-                relays = ("pipelined", "ring", "unicast") if delivery in ("clique", "leftover") else ("pipelined",)
-                ways += [dataclasses.replace(base, delivery=delivery, relay=relay) for relay in relays]
+            if not delivery.coded:
+                if not rule.needs_holders:  # to uncoded deliveries it is what 'global', or 'partial', is
+                    ways.append(base.with_choices(delivery=delivery.name))
+                continue
+            pays = delivery.excess is (Excess.USED if excess else Excess.REFUSED)
+            if not pays or rule.in_chunks or not delivery.supports(cluster.n_workers, excess=excess):
+                continue
+            if rule.needs_holders and not excess:
+                continue
+            ways += [base.with_choices(delivery=delivery.name, relay=relay) for relay in relays]
+            relays = ("pipelined",)  # the first coded delivery is compared with every relay
     return tuple(ways)
 
 
 def compare_costs(
     cluster: Cluster, ways: Sequence[Work], *, precision: str = "auto", most_samples: int = SAMPLES
 ) -> list[Prediction]:
-    """Predict several ways on one cluster, in the order given; see :func:`predict` for the parameters.
+    """Predict several ways on one cluster, in the given order. The parameters are those of :func:`predict`.
 
     Examples
     --------
@@ -144,13 +144,13 @@ def _loads(cluster: Cluster, ways: Sequence[Work], precision: str, most_samples:
 def recommend(
     cluster: Cluster, ways: Sequence[Work], *, precision: str = "auto", most_samples: int = SAMPLES
 ) -> Recommendation:
-    """The fastest way to shuffle globally, why it is that, and what would change it.
+    """Recommend the fastest way to shuffle globally, with reasons and what would change the recommendation.
 
     Parameters
     ----------
     ways
-        Candidates, one job's (see :func:`all_ways`), at least one of which shuffles globally. Others (``local``,
-        ``partial:Q``, ``chunks``) are weighed against the best of those.
+        Candidate ways for one job (see :func:`all_ways`). At least one must shuffle globally. Others (``local``,
+        ``partial:Q``, ``chunks``) are compared with the best of these.
 
     Raises
     ------
@@ -161,17 +161,17 @@ def recommend(
     --------
     >>> cluster = Cluster(8, link_up=12.5e6, link_down=12.5e6, storage=50e6, storage_over_links=False)
     >>> advice = recommend(cluster, all_ways(cluster, Work(100_000, 1024)), precision="closed")
-    >>> advice.verdict, [(change.what, change.winner.work.delivery) for change in advice.changes]
-    ('Take global + peer: 941 ms an epoch.', [('links', 'storage'), ('storage', 'storage')])
+    >>> advice.verdict, [(change.what, change.winner.work.delivery.name) for change in advice.changes]
+    ('Use global + peer: 941 ms per epoch.', [('links', 'storage'), ('storage', 'storage')])
     """
     candidates = _loads(cluster, ways, precision, most_samples)
-    shuffling = [(way, loads) for way, loads in candidates if way.assignment in GLOBAL]
+    shuffling = [(way, loads) for way, loads in candidates if way.choices.assignment.redraws_all]
     if not shuffling:
-        raise InvalidParameter.of("ways", [way.way for way in ways], "at least one with the assignment 'global'")
+        raise InvalidParameter.of("ways", [way.way for way in ways], "a list with a 'global' or 'aligned' way")
     predictions = [timed(cluster, *candidate) for candidate in candidates]
     best = _fastest(cluster, shuffling)
     instead = _less(best, predictions)
-    chunks = [p for p in predictions if p.work.kind == CHUNKS]
+    chunks = [p for p in predictions if p.work.in_chunks]
     whole = min(chunks, key=_seconds, default=None)
     if whole is not None and _seconds(whole) * (1 + EQUALLY) > _seconds(best):
         whole = None
@@ -182,9 +182,9 @@ def recommend(
 
 
 def _single(cluster: Cluster, predictions: Sequence[Prediction]) -> Prediction | None:
-    """Re-reading of a dataset that had one sample in a chunk, where chunks make workers read more than they need."""
+    """Predict re-reading with one sample per chunk, if the present chunks make workers read more than they need."""
     for p in predictions:
-        if p.work.assignment == "global" and p.work.delivery == "storage" and p.read_amplification > 1 + EQUALLY:
+        if p.work.choices.assignment.redraws_all and p.work.delivery.reads_store and p.read_amplification > 1 + EQUALLY:
             work = dataclasses.replace(p.work, chunk_rows=1)
             return timed(cluster, work, expected_loads(work, cluster))
     return None
@@ -195,23 +195,27 @@ def _seconds(prediction: Prediction) -> float:
 
 
 def _fastest(cluster: Cluster, candidates: Sequence[tuple[Work, Loads]]) -> Prediction:
-    """The fastest, and of those that are as good as equally fast the first: the simplest stand first."""
+    """Return the first candidate whose time is about the least; candidates are ordered from simple to complex."""
     predictions = [timed(cluster, way, loads) for way, loads in candidates]
     least = min(map(_seconds, predictions))
     return next(p for p in predictions if _seconds(p) <= least * (1 + EQUALLY))
 
 
 def _less(best: Prediction, predictions: Sequence[Prediction]) -> Prediction | None:
-    """What shuffles the most and still fits beside training, if the best global way does not."""
+    """Return the way that shuffles the most and is hidden by training, if the best global way is not hidden."""
     training = best.work.training_seconds
     if training is None or best.exchange_seconds <= training:
         return None
-    fits = [p for p in predictions if p.work.kind in ("local", "partial") and p.exchange_seconds <= training]
+    fits = [
+        p
+        for p in predictions
+        if (not p.work.choices.assignment.moves or exchanges_part(p)) and p.exchange_seconds <= training
+    ]
     return min(fits, key=lambda p: (-p.work.fraction, p.exchange_seconds), default=None)
 
 
 def _changes(cluster: Cluster, candidates: Sequence[tuple[Work, Loads]], best: Prediction) -> tuple[Change, ...]:
-    """For everything that can be bought, the nearest factors below and above 1 that make another delivery win."""
+    """Find, for each scalable part, the factors nearest to 1, below and above, at which another way wins."""
     changes: list[Change] = []
     for what, fields in SCALABLE.items():
         if all(getattr(cluster, field) in (None, math.inf) for field in fields):
@@ -230,7 +234,7 @@ def _changes(cluster: Cluster, candidates: Sequence[tuple[Work, Loads]], best: P
 def _first_change(
     winner: Callable[[float], Prediction], factors: Sequence[float], best: Prediction
 ) -> tuple[float, Prediction] | None:
-    """The factor nearest to 1 at which another way wins, to about one per cent."""
+    """Find the factor nearest to 1 at which another way wins, with a precision of about 1 %."""
     near = 1.0
     for far in factors:
         other = winner(far)

@@ -1,4 +1,4 @@
-"""What the cost model has to know of a cluster: how fast each part is, and who shares it."""
+"""Description of a cluster for the cost model: the rate of each part, and which workers share it."""
 
 from __future__ import annotations
 
@@ -14,73 +14,73 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 
 Rate = float | tuple[float, ...]
-"""Bytes a second: the same for all workers, or one for each."""
+"""Rate in bytes/s: one for all workers, or a tuple with one per worker."""
 Amounts = NDArray[np.float64]
 MESSAGE_SECONDS = 1e-3
-"""What a message takes of a processor in an exchange. Alone it takes longer, as nothing else wakes a process up."""
+"""Processor time per message during an exchange. A message sent alone takes longer, as it has to wake a process up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The rates of a cluster. All are in bytes a second unless it says otherwise.
+    """Rates of a cluster, in bytes/s unless stated otherwise.
 
-    Links are full duplex, and what connects them carries all of them at once unless racks say otherwise.
+    Links are full duplex. The network between them can carry the traffic of all links at once, unless there are racks.
 
     Parameters
     ----------
     n_workers
-        Workers that train.
+        Number of workers that train.
     link_up, link_down
-        What leaves, and what enters, a worker: one rate, or one for each worker.
+        Rates out of and into a worker: one rate for all, or one per worker.
     server_up
-        What leaves the server; None if there is no server of its own, so that the first worker serves beside training.
+        Rate out of the server. None if there is no dedicated server, so that the first worker also serves.
     storage
-        What the storage gives to all workers together, perhaps infinite; None if the samples cannot be read again.
+        Rate of the storage for all workers together; may be infinite. None if the samples cannot be read again.
     storage_client
-        What the storage gives to one worker alone; None for whatever the other rates allow.
+        Rate of the storage for a single worker. None if only the other rates limit it.
     storage_connection
-        What one request reaches once its first byte has come; None for whatever the other rates allow.
+        Rate of one request after its first byte. None if only the other rates limit it.
     storage_requests
-        Requests a second that the storage answers, of all workers together.
+        Requests per second that the storage answers, for all workers together.
     request_seconds
-        From the request for one object to its first byte.
+        Time from a request to its first byte.
     requests_at_once
-        Requests that a worker keeps open.
+        Number of requests that a worker keeps open.
     storage_over_links
-        Whether what a worker reads comes over its link, as it does from any shared storage.
+        Whether workers read from the storage over their links, as with any shared storage.
     rack_workers
-        Workers of a rack (consecutive ranks), whose traffic with others goes through one uplink; None for no racks.
+        Number of workers per rack (consecutive ranks), which share one uplink to the other racks. None for no racks.
     oversubscription
-        How many times the links of a rack exceed its uplink, which carries so much each way.
+        Sum of the rates of a rack's links, divided by the rate of its uplink in each direction.
     cores
-        Processors of a machine.
+        Number of processors per machine.
     machine_workers
-        Workers (consecutive ranks) that share a machine's processors.
+        Number of workers per machine (consecutive ranks), which share its processors.
     server_on_machine
-        Whether the server shares the first machine's processors too.
+        Whether the server also uses the processors of the first machine.
     send_rate, receive_rate
-        Bytes a second that one processor gathers, packs and sends, or receives, verifies and unpacks.
+        Rate at which one processor gathers, packs and sends rows, and at which it receives, verifies and unpacks them.
     encode_rate, decode_rate
-        Bytes of rows a second that one processor XORs into packets, or reads to take a row out of a packet.
+        Rate, in bytes of rows read, at which one processor encodes packets, and at which it decodes them.
     read_rate
-        Bytes of chunks a second that one processor fetches, decodes and scatters.
+        Rate at which one processor fetches and decodes chunks and copies their rows.
     message_seconds
-        What a message takes of one processor, at both of its ends together, whatever its length.
+        Processor time per message, for sender and receiver together, whatever its length.
     wire_overhead
-        Bytes of headers on a wire for each byte of a message; 0 if the rates were measured without them.
+        Bytes of headers per byte of a message; 0 if the rates were measured without headers.
     epoch_seconds
-        What an epoch's exchange takes however few bytes it moves: votes, the commit, the first message's way.
+        Minimum time of an exchange, for votes, the commit and the latency of the first message.
 
     Raises
     ------
     InvalidParameter
-        Naming the parameter, its value and what is allowed.
+        If a value is not allowed.
 
     Notes
     -----
-    The defaults for processors are those of docs/design.md, "Measured", on a machine whose cores are not shared by
-    links emulated in software: 65 ms of processor time to send and to receive 37 MiB, encoding 13.2 and decoding
-    8.4 GB/s, reading chunks of 256 KiB 924 MB/s on two cores. 4.6 % are the headers of Ethernet, IP and TCP.
+    The default processor rates were measured on a machine that does not also emulate links in software: 65 ms of
+    processor time to send and receive 37 MiB, 13.2 GB/s for encoding, 8.4 GB/s for decoding, and 924 MB/s on two cores
+    for reading chunks of 256 KiB. The default overhead of 4.6 % is for Ethernet, IP and TCP headers.
 
     Examples
     --------
@@ -135,32 +135,32 @@ class Cluster:
             _check_rate(name, value)
             return
         if len(value) != self.n_workers:
-            raise InvalidParameter.of(
-                name, f"{len(value)} rates", f"one rate, or {self.n_workers}, one for each worker"
+            raise InvalidParameter.because(
+                name, f"it has {len(value)} rates", f"Give one rate, or {self.n_workers} rates, one for each worker."
             )
         for rank, rate in enumerate(value):
             _check_rate(f"{name}[{rank}]", rate)
 
     def rates(self, name: str) -> Amounts:
-        """``(n,)`` bytes a second of ``link_up`` or ``link_down``, worker by worker."""
+        """Return ``link_up`` or ``link_down`` of each worker, ``(n,)`` in bytes/s."""
         return np.broadcast_to(np.asarray(getattr(self, name), dtype=np.float64), (self.n_workers,))
 
     @property
     def n_racks(self) -> int:
-        """Racks; one if there are none."""
+        """Number of racks; 1 if no racks are given."""
         return 1 if self.rack_workers is None else -(-self.n_workers // self.rack_workers)
 
     def racks(self) -> NDArray[np.int64]:
-        """``(n,)`` the rack of each worker."""
+        """Return the rack of each worker, ``(n,)``."""
         return np.arange(self.n_workers) // (self.rack_workers or self.n_workers)
 
     @property
     def server_link(self) -> float:
-        """What leaves the worker that serves."""
+        """Rate out of the server, or out of the first worker if it serves."""
         return float(self.rates("link_up")[0]) if self.server_up is None else self.server_up
 
     def scaled(self, name: str, factor: float) -> Cluster:
-        """The cluster with one of :data:`SCALABLE` rates times a factor."""
+        """Return a copy with the rates of one part in :data:`SCALABLE` multiplied by a factor."""
         changes: dict[str, object] = {}
         for field in SCALABLE[name]:
             value = getattr(self, field)
@@ -179,16 +179,16 @@ SCALABLE = {
     "storage": ("storage", "storage_client", "storage_connection", "storage_requests"),
     "processors": ("send_rate", "receive_rate", "encode_rate", "decode_rate", "read_rate"),
 }
-"""What one may buy more of: name -> rates that grow together. Faster storage also answers requests sooner."""
+"""Parts that can be scaled: name -> rates that change together. For storage, latency shrinks as rates grow."""
 
 
 def as_number(name: str, value: object, least: float) -> float:
-    """A finite number of at least ``least``, or :class:`InvalidParameter`."""
+    """Return ``value`` as a float, or raise :class:`InvalidParameter` if it is not a finite number >= ``least``."""
     if isinstance(value, Real) and least <= float(value) < math.inf:
         return float(value)
-    raise InvalidParameter.of(name, value, f"a finite number of at least {least:g}")
+    raise InvalidParameter.of(name, value, f"a finite number >= {least:g}")
 
 
 def _check_rate(name: str, value: object, *, infinite: bool = False) -> None:
     if not isinstance(value, Real) or not float(value) > 0 or (float(value) == math.inf and not infinite):
-        raise InvalidParameter.of(name, value, "a rate above 0" + ("" if infinite else " and finite"))
+        raise InvalidParameter.of(name, value, ("a" if infinite else "a finite") + " rate > 0")

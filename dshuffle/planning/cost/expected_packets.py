@@ -1,8 +1,13 @@
-"""How many packets a coded delivery needs on average, without making them.
+"""Expected number of packets of a coded delivery, without making a plan.
 
-What counts is how many samples share a *set*: a needed sample's holders together with its destination. Where every set
-has many samples, all of its members get one out of each packet, and no code does better than the mean of one over the
-set's size. Where sets are many and samples few, packets stay incomplete.
+The *set* of a needed sample is its holders together with its destination. If every set has many samples, each packet
+serves all members of its set, and the number of packets per sample is the mean of 1 / (set size), which no code can
+improve. If there are many sets and few samples, packets serve fewer workers.
+
+References
+----------
+Chung et al. (2017), Algorithms 1 and 2 (``coded``), and Attia and Tandon (2016), Theorem 1 (``leftover``); see
+docs/papers.md. The fits for ``clique``, ``ubershuffle`` and aligned assignments are ours.
 """
 
 from __future__ import annotations
@@ -13,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.planning.cost.job import Work
+from dshuffle.planning.delivery import PacketModel, check_delivery, get_delivery
 
 Floats = NDArray[np.float64]
 MANY = 1e6
@@ -22,18 +27,18 @@ MANY = 1e6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HolderSets:
-    """How the sets of the needed samples are distributed, all sets of one size being equally likely.
+    """Distribution of the sets of the needed samples. All sets of one size are equally likely.
 
     Parameters
     ----------
     n_workers
-        Workers.
+        Number of workers.
     needed
-        Samples that have to be delivered.
+        Number of samples to deliver.
     sizes, chances
-        ``(s,)`` sizes of sets that occur, from 2 on, and the part of the needed samples in each.
+        ``(s,)`` set sizes that occur, at least 2, and the fraction of needed samples with each.
     aligned
-        Whether the assignment was drawn so that packets come out perfect.
+        Whether the assignment was drawn so that packets serve their whole sets.
     """
 
     n_workers: int
@@ -44,13 +49,14 @@ class HolderSets:
 
     @classmethod
     def of(cls, work: Work, n_workers: int, needed: float) -> HolderSets:
-        """The sets of a work's samples.
+        """Compute the distribution for a job.
 
-        With ``uniform`` caching a needed sample has its owner, and each of the n - 2 others but the destination
-        with the probability of the excess. ``recent`` is taken to be alike, which is 4 to 7 % too many packets at
-        a million samples. With ``even`` all samples have as many holders, or two numbers that follow each other.
+        With ``uniform`` caching, the holders of a needed sample are its owner and each of the n - 2 workers other than
+        owner and destination, with the probability of the excess. ``recent`` is treated in the same way, which
+        predicts 4 to 7 % too many packets for a million samples. With ``even``, all samples have the same number of
+        holders, or one of two consecutive numbers.
         """
-        if work.caching == "even":
+        if work.choices.caching == "even":
             held = max(1.0, work.alpha(n_workers) * n_workers)
             sizes = math.floor(held) + np.array([1.0, 2.0])
             chances = np.array([1 - held % 1, held % 1])
@@ -58,32 +64,33 @@ class HolderSets:
             sizes = np.arange(2.0, n_workers + 1)
             chances = _binomial(n_workers - 2, work.excess(n_workers))
         some = (chances > 1e-12) & (sizes <= n_workers)
-        aligned = work.kind == "aligned" and work.caching == "even"
+        assignment = work.choices.assignment
+        aligned = assignment.needs_holders and work.choices.caching == assignment.preferred_caching
         return cls(n_workers, needed, sizes[some], chances[some] / chances[some].sum(), aligned)
 
     @property
     def excess(self) -> bool:
-        """Whether samples have holders beside their owner."""
+        """Whether samples have holders other than their owner."""
         return bool(self.sizes[-1] > 2)
 
     @property
     def bound(self) -> float:
-        """The fewest packets of any code, on average: see :func:`~dshuffle.planning.bounds.average_lower_bound`."""
+        """Expected lower bound on packets for any code; see :func:`~dshuffle.planning.bounds.average_lower_bound`."""
         return float(self.needed * (self.chances / self.sizes).sum())
 
     @property
     def occupancy(self) -> Floats:
-        """``(s,)`` logarithm of the samples of one set and destination, size by size."""
+        """``(s,)`` logarithm of the expected number of samples per set and destination, for each set size."""
         ways = np.array([_log_choose(self.n_workers, size) for size in self.sizes.tolist()])
         logs: Floats = math.log(self.needed) + np.log(self.chances) - ways - np.log(self.sizes)
         return logs
 
     @property
     def largest(self) -> float:
-        """Largest number of workers k of which each can expect one sample that the k - 1 others all hold.
+        """Largest number k such that each of k workers can expect one needed sample that the k - 1 others hold.
 
-        A worker's samples are ``needed / n``; h holders have ``choose(h, k - 1)`` sets of k - 1 among them, of the
-        ``choose(n - 1, k - 1)`` that there are.
+        A worker needs ``needed / n`` samples. A sample with h holders covers ``choose(h, k - 1)`` of the
+        ``choose(n - 1, k - 1)`` sets of k - 1 other workers.
         """
         low, high = 1.0, float(self.sizes[-1])
         if self._common(high) > 0:
@@ -103,11 +110,11 @@ class HolderSets:
 
 
 def expected_packets(delivery: str, sets: HolderSets) -> float:
-    """Packets of a delivery (P of DESIGN's table), on average.
+    """Expected number of packets of a delivery (P in docs/design.md, "Predicting").
 
-    ``coded`` and ``leftover`` are computed, and all deliveries for caches without excess; with it ``clique`` and
-    ``ubershuffle``, and all on an ``aligned`` assignment, are fitted to real plans, for no formula is known: see
-    :data:`FITS`.
+    ``coded``, ``leftover`` and all deliveries for caches without excess are computed. For caches with excess, no
+    formula is known for ``clique``, for ``ubershuffle``, or for any delivery of an ``aligned`` assignment. These are
+    fitted to real plans; see :class:`~dshuffle.planning.delivery.PacketModel`.
 
     References
     ----------
@@ -116,48 +123,45 @@ def expected_packets(delivery: str, sets: HolderSets) -> float:
 
     Examples
     --------
-    >>> work = Work(100_000, 1024, cache_fraction=0.2)
+    >>> from dshuffle.planning import Choices
+    >>> work = Work(100_000, 1024, Choices(cache_fraction=0.2))
     >>> round(expected_packets("coded", HolderSets.of(work, 20, 80_000)), -2)  # a real plan: 54,386
     54400.0
     """
-    if sets.needed <= 0 or sets.n_workers == 1:
+    found = get_delivery(delivery)
+    if sets.needed <= 0 or sets.n_workers == 1 or found.packet_model is None:
         return max(0.0, sets.needed)
+    check_delivery(delivery, sets.n_workers, excess=sets.excess)
+    return _of_model(found.packet_model, sets)
+
+
+def _of_model(model: PacketModel, sets: HolderSets) -> float:
     if not sets.excess:
-        packets = {"clique": _cycles, "leftover": _leftover}.get(delivery, _tables)(sets)
-    elif delivery == "coded" and not sets.aligned:
-        packets = _tables(sets)
-    elif (fit := FITS.get((delivery, sets.aligned))) is not None:
-        packets = sets.bound * math.exp(max(0.0, float(features(sets) @ np.array(fit))))
+        packets, least = _WITHOUT_EXCESS[model.without_excess](sets), 0.0
     else:
-        hint = "With a cache fraction above 1/n use 'clique' or 'ubershuffle'."
-        raise InvalidParameter.of("delivery", delivery, "one of 'clique', 'coded', 'ubershuffle'", hint)
-    least = sets.bound if sets.excess else 0.0
-    if delivery == "ubershuffle" and sets.excess:
-        least = expected_packets("clique", sets)  # which never needs more
+        least = sets.bound if model.at_least is None else _of_model(model.at_least, sets)
+        fit = model.aligned_fit if sets.aligned else model.fit
+        packets = _tables(sets) if fit is None else _fitted(fit, sets)
     return min(max(packets, least), sets.needed)
 
 
-FITS: dict[tuple[str, bool], tuple[float, ...]] = {
-    ("clique", False): (-0.1817, 0.06143, 0.09739, 1.208, -0.5482, 0.3255, -0.5612, -0.03038, -0.07387, 0.0003775),
-    ("ubershuffle", False): (0.1296, -4.56, -0.6339, 5.266, 4.591, 2.657, -6.415, -0.08262, -0.09047, 0.166),
-    ("clique", True): (-1.227, 0.3048, 0.3119, 1.755, 0.6113, -0.006008, -1.225, -0.03952, -0.01757, -0.01444),
-    ("coded", True): (-4.875, 3.398, 1.629, 4.61, 1.627, 1.291, -6.965, -0.2196, -0.1657, 0.4642),
-    ("ubershuffle", True): (-4.5, 1.342, 0.9443, 6.206, 2.944, 2.558, -9.004, -0.3057, -0.138, 0.5034),
-}
-"""Least-squares fits of log(packets / bound): (delivery, aligned) -> coefficients, linear in :func:`features`.
+def _fitted(fit: tuple[float, ...], sets: HolderSets) -> float:
+    """A least-squares fit of log(packets / bound), linear in :func:`features`.
 
-Made by tests/benchmarks/packet_fits.py from 384 to 459 real plans each, of n in [3, 512], alpha in [1.2/n, 0.8] and q
-in [30 n, 1e6]. Half of the plans are within 2 % (``clique``) and 3 % (the others) of their fit; 95 in 100 are within
-8 % (``clique``), 11 % (``clique`` on aligned), 15 % (``ubershuffle``), 37 % (``coded``, ``ubershuffle`` on aligned).
-"""
+    tests/benchmarks/packet_fits.py computes each fit from 384 to 459 real plans with n in [3, 512], alpha in
+    [1.2/n, 0.8] and q in [30 n, 1e6]. The median error is 2 % for ``clique`` and 3 % for the others. 95 % of the plans
+    are within 8 % (``clique``), 11 % (``clique`` on aligned), 15 % (``ubershuffle``) and 37 % (``coded`` and
+    ``ubershuffle`` on aligned).
+    """
+    return sets.bound * math.exp(max(0.0, float(features(sets) @ np.array(fit))))
 
 
 def features(sets: HolderSets) -> Floats:
-    """``(10,)`` what the fits are linear in.
+    """Compute the ``(10,)`` features of the linear fits.
 
-    All vanish where every set has many samples, and with them the logarithm; beside that they are products of at
-    most two of t (how empty sets are), the logarithm of the bound's gain, and how far that is beyond what the
-    largest likely packets gain.
+    The features are t times products of at most two of three quantities: t (how empty the sets are), a (logarithm of
+    the gain at the bound), and b (how far this gain exceeds the gain of the largest likely packets). They vanish if
+    every set has many samples, so that packets reach the bound.
     """
     emptiness = float(np.logaddexp(0.0, -(sets.chances * sets.occupancy).sum() / 2))
     t = emptiness / (1 + emptiness)
@@ -167,7 +171,7 @@ def features(sets: HolderSets) -> Floats:
 
 
 def _tables(sets: HolderSets) -> float:
-    """Every set has one column of samples for each member, and as many packets as the longest has samples."""
+    """Expected packets if each set has one column of samples per member and sends a packet per row of the longest."""
     total = 0.0
     for size, occupancy in zip(sets.sizes.tolist(), sets.occupancy.tolist(), strict=True):
         total += math.exp(_log_choose(sets.n_workers, size) + _log_longest(math.exp(occupancy), size))
@@ -175,10 +179,10 @@ def _tables(sets: HolderSets) -> float:
 
 
 def _log_longest(mean: float, count: float) -> float:
-    """Logarithm of the expected maximum of so many independent Poisson variables."""
+    """Logarithm of the expected maximum of ``count`` independent Poisson variables."""
     if mean < 1e-6:
-        return math.log(mean * count)  # at most one of them is 1
-    if mean > MANY:  # normal variables: the maximum is some standard deviations above the mean
+        return math.log(mean * count)  # at most one variable is 1, the others are 0
+    if mean > MANY:  # nearly normal: the maximum is a fixed number of standard deviations above the mean
         above = (math.exp(_log_longest(MANY, count)) - MANY) / math.sqrt(MANY)
         return math.log(mean + above * math.sqrt(mean))
     least = max(0, math.floor(mean - 10 * math.sqrt(mean) - 30))
@@ -191,10 +195,10 @@ def _log_longest(mean: float, count: float) -> float:
 
 
 def _leftover(sets: HolderSets) -> float:
-    """Theorem 1 of paper 001 for a shuffle matrix of Poisson counts.
+    """Expected packets of ``leftover`` for a shuffle matrix of Poisson counts.
 
-    Of each pair of workers the larger count is sent, less the leftovers of the worker that has the most of them, which
-    is about as many standard deviations above the mean as the largest of n normal variables.
+    Each pair of workers sends the larger of its two counts. The leftovers of the worker that has the most of them are
+    saved. Their number is estimated as the maximum of n normal variables.
     """
     n = sets.n_workers
     mean = sets.needed / (n * (n - 1))
@@ -206,17 +210,20 @@ def _leftover(sets: HolderSets) -> float:
 
 
 def _cycles(sets: HolderSets) -> float:
-    """Pairs of workers exchange what they can in pairs, and most of what is left in cycles of three: two packets each.
+    """Expected packets of ``clique`` without excess, within 2 % of real plans from 3 to 30 workers.
 
-    It is within 2 % of the plans of ``clique`` from 3 to 30 workers.
+    Workers exchange samples in pairs where possible, and most of the rest in cycles of three, which take two packets.
     """
     longer = _tables(sets)
     shorter = sets.needed - longer
     return shorter + 2 / 3 * (longer - shorter)
 
 
+_WITHOUT_EXCESS = {"tables": _tables, "cycles": _cycles, "leftover": _leftover}
+
+
 def _binomial(count: int, chance: float) -> Floats:
-    """``(count + 1,)`` probabilities of 0 to ``count`` successes."""
+    """Return the ``(count + 1,)`` binomial probabilities of 0 to ``count`` successes."""
     if chance in (0.0, 1.0):
         certain = np.zeros(count + 1)
         certain[0 if chance == 0.0 else -1] = 1.0

@@ -1,132 +1,111 @@
-"""What the cost model has to know of a job: the samples, and the way of shuffling them."""
+"""Description of a job for the cost model: the samples, and the way of shuffling them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 from dshuffle.checks import as_integer, as_ratio
-from dshuffle.errors import InvalidParameter
-from dshuffle.planning.assignment import Assignment, Local, Partial, parse_assignment
-from dshuffle.planning.caching import CACHINGS
+from dshuffle.planning.choices import Choices
 from dshuffle.planning.cost.cluster import as_number
-from dshuffle.planning.delivery import DELIVERIES, UNCODED
-from dshuffle.planning.delivery.relay import RELAYS
-
-CHUNKS = "chunks"
-"""The assignment of whole chunks to random workers."""
+from dshuffle.planning.delivery import Delivery, get_delivery
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """An epoch of a job.
+    """One epoch of a job: its samples, and the way of shuffling them.
 
     Parameters
     ----------
     n_samples
-        Samples of the dataset.
+        Number of samples in the dataset.
     row_nbytes
-        Bytes of a sample.
-    cache_fraction
-        Fraction of the samples that each worker holds, in [1/n, 1]; None for its share alone.
+        Bytes per sample.
+    choices
+        The way of shuffling. Its sharding, balance and seed do not change what an epoch costs.
     chunk_rows
-        Samples of a chunk; with several arrays, of the one that has the most bytes. A chunk is one request.
-    assignment
-        ``"local"``, ``"partial:Q"``, ``"global"``, ``"aligned"``, ``"aligned:Q"``, ``"chunks"``, or
-        ``"chunks:ROWS"``, which moves groups of so many samples, whatever the chunks of the store.
-    delivery, relay, caching
-        As of :class:`~dshuffle.planning.ShufflePlanSpec`.
+        Number of samples per chunk, in the array with the most bytes. A chunk is one request.
     training_seconds
-        What the workers do with an epoch's samples while the next ones are exchanged; None if that is not known.
+        Training time per epoch, during which the next epoch's samples are exchanged. None if unknown.
 
     Raises
     ------
     InvalidParameter
-        Naming the parameter, its value and what is allowed.
+        If a value is not allowed.
 
     Examples
     --------
-    >>> work = Work(100_000, 1024, assignment="partial:0.1")
-    >>> work.kind, work.fraction, work.way
-    ('partial', 0.1, 'partial:0.1 + peer')
+    >>> work = Work(100_000, 1024, Choices("partial:0.1"))
+    >>> work.way, work.delivery.name
+    ('partial:0.1 + peer', 'peer')
     """
 
     n_samples: int
     row_nbytes: int
-    cache_fraction: float | None = None
+    choices: Choices = field(default_factory=Choices)
     chunk_rows: int = 64
-    assignment: str = "global"
-    delivery: str = "peer"
-    relay: str = "pipelined"
-    caching: str = "uniform"
     training_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "assignment", str(parse_assignment(self.assignment)))
+        get_delivery(self.choices.delivery)
         for name in ("n_samples", "row_nbytes", "chunk_rows"):
             as_integer(name, getattr(self, name), 1)
-        for name, known in (("delivery", DELIVERIES), ("relay", RELAYS), ("caching", CACHINGS)):
-            if getattr(self, name) not in known:
-                raise InvalidParameter.of(name, getattr(self, name), f"one of {sorted(known)}")
         if self.training_seconds is not None:
             as_number("training_seconds", self.training_seconds, 0.0)
 
+    def with_choices(self, **changes: Any) -> Work:
+        """The same job with other choices."""
+        return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))
+
     @property
-    def kind(self) -> str:
-        """The assignment without its Q."""
-        return self.assignment.partition(":")[0]
+    def delivery(self) -> Delivery:
+        """The delivery chosen."""
+        return get_delivery(self.choices.delivery)
 
     @property
     def fraction(self) -> float:
-        """Q: the part of its share that every worker exchanges; 1 unless the assignment says otherwise."""
-        return _fraction(parse_assignment(self.assignment))
+        """Q: the fraction of its share that every worker exchanges; 1 unless the assignment has its own."""
+        return self.choices.assignment.shuffled_fraction
+
+    @property
+    def in_chunks(self) -> bool:
+        """Whether whole chunks move."""
+        return self.choices.assignment.in_chunks
 
     @property
     def group_rows(self) -> int:
-        """Samples that ``chunks`` and ``chunks:ROWS`` move together; 1 of other assignments."""
-        if self.kind != CHUNKS:
-            return 1
-        return min(self.n_samples, int(self.assignment.partition(":")[2] or self.chunk_rows))
+        """Samples that move together: those of a chunk with ``chunks`` and ``chunks:ROWS``, otherwise 1."""
+        return min(self.n_samples, self.choices.assignment.unit or self.chunk_rows)
 
     @property
     def coded(self) -> bool:
-        """Whether the delivery XORs rows."""
-        return self.delivery not in UNCODED
+        """Whether packets may hold several samples."""
+        return self.delivery.coded
 
     @property
     def way(self) -> str:
-        """Assignment, delivery and relay in one word for tables."""
-        if self.kind == "local":
-            return "local"
-        relay = f", {self.relay}" if self.coded else ""
-        return f"{self.assignment} + {self.delivery}{relay}"
+        """The label of the choices, for tables."""
+        return self.choices.label
 
     def alpha(self, n_workers: int) -> float:
-        """The cache fraction of so many workers."""
+        """Return the cache fraction for ``n_workers`` workers."""
         least = Fraction(1, n_workers)
-        if self.cache_fraction is None:
+        if self.choices.cache_fraction is None:
             return float(least)
         hint = f"Each of the {n_workers} workers must hold its own share of the samples."
-        return float(as_ratio("cache_fraction", self.cache_fraction, least, hint))
+        return float(as_ratio("cache_fraction", self.choices.cache_fraction, least, hint))
 
     def excess(self, n_workers: int) -> float:
-        """The probability that a worker holds a sample which is not of its share.
+        """Return the probability that a worker holds a sample outside its share.
 
         Examples
         --------
-        >>> Work(1000, 8, cache_fraction=0.55).excess(10), Work(1000, 8).excess(10)
+        >>> Work(1000, 8, Choices(cache_fraction=0.55)).excess(10), Work(1000, 8).excess(10)
         (0.5, 0.0)
         """
         if n_workers == 1:
             return 0.0
         share = 1 / n_workers
         return max(0.0, round((self.alpha(n_workers) - share) / (1 - share), 15))
-
-
-def _fraction(assignment: Assignment) -> float:
-    match assignment:
-        case Local():
-            return 0.0
-        case Partial():
-            return assignment.fraction
-    return float(getattr(assignment, "fraction", 1.0))

@@ -1,4 +1,4 @@
-"""What an epoch's exchange asks of each part of a cluster, in bytes; how fast the parts are plays no role here."""
+"""Loads: bytes and counts that an epoch's exchange puts on each part of a cluster, independent of all rates."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import numpy as np
 from dshuffle.planning.cost.cluster import Amounts
 
 CHECKSUM_NBYTES = 4
-"""Bytes that travel beside each row."""
+"""Size in bytes of the checksum that is sent with each row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loads:
-    """Bytes and counts of one epoch's exchange; ``(n,)`` arrays are of workers, ``(racks,)`` arrays of racks.
+    """Bytes and counts of one epoch's exchange. Arrays of shape ``(n,)`` are per worker, ``(racks,)`` per rack.
 
     Parameters
     ----------
     exact
-        Whether they were counted in a real plan (of no fewer samples), not expected.
+        Whether the loads were counted in a real plan, possibly of a smaller job, instead of computed from formulas.
     needed, packets
-        Samples that some worker lacks, and what is sent for them.
+        Number of samples that a worker lacks, and of packets sent to deliver them.
     server_out
-        What leaves the server.
+        Bytes out of the server.
     encoded
-        Bytes of rows that the server reads to make packets.
+        Bytes of rows that the server reads to encode packets.
     worker_out, worker_in
-        ``(n,)`` what leaves, and enters, each worker for the sake of others' rows.
+        ``(n,)`` bytes out of and into each worker for the exchange of rows.
     decoded
-        ``(n,)`` bytes of packets and rows that each worker reads to take its rows out of packets.
+        ``(n,)`` bytes of packets and rows that each worker reads to decode its rows.
     read, requests
-        ``(n,)`` bytes, and objects, that each worker reads from the storage.
+        ``(n,)`` bytes and number of objects that each worker reads from the storage.
     rack_out, rack_in
-        ``(racks,)`` what leaves, and enters, each rack, apart from the storage's.
+        ``(racks,)`` bytes out of and into each rack, without reads from the storage.
     passed_on
-        For a ring: what its second stage sends over a link, after the first one; otherwise 0.
+        For the ring relay, the bytes that its second stage sends over a link; otherwise 0.
     wanted
-        Bytes of the rows that are read from the storage; ``read`` has their chunks.
+        Bytes of the rows needed from the storage. ``read`` counts their whole chunks.
     """
 
     exact: bool
@@ -57,12 +57,12 @@ class Loads:
 
     @property
     def amplification(self) -> float:
-        """Bytes read from the storage for each byte wanted; 1 if nothing is."""
+        """Bytes read from the storage per byte needed; 1 if none are needed."""
         return float(self.read.sum()) / self.wanted if self.wanted else 1.0
 
 
 def nothing(n_workers: int, n_racks: int, *, exact: bool) -> dict[str, object]:
-    """The arguments of loads of nothing at all, to fill in what there is."""
+    """Return arguments for :class:`Loads` that are all zero, to be updated."""
     zeros = np.zeros(n_workers)
     return {
         "exact": exact,

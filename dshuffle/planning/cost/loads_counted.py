@@ -1,4 +1,4 @@
-"""Loads counted in a real plan, made as the members of a session make it."""
+"""Loads counted in a real plan, which is computed as in a session."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import functools
 
 import numpy as np
 
-from dshuffle.errors import InvalidParameter
-from dshuffle.planning.assignment import Assignment, parse_assignment
+from dshuffle.planning.choices import Choices
 from dshuffle.planning.cost.cluster import Cluster
 from dshuffle.planning.cost.expected_packets import HolderSets, expected_packets
-from dshuffle.planning.cost.job import CHUNKS, Work
+from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
 from dshuffle.planning.cost.loads_expected import needed_rows, ring_bytes, storage_loads
 from dshuffle.planning.delivery.relay import route
@@ -20,47 +19,47 @@ from dshuffle.planning.plan import SERVER, Plan
 from dshuffle.planning.planner import EpochPlanner, ShufflePlanSpec
 
 EPOCHS = 3
-"""The epoch that is planned: caches are then what eviction leaves, not what was loaded."""
+"""Epoch that is planned. By then the caches hold what eviction has left, not what was loaded."""
 BATCH = 8192
-"""Packets that a relay hands on together; it hardly changes who sends how much."""
+"""Packets that a relay forwards together. The number hardly affects how much each worker sends."""
 LEAST_CHUNKS = 4
-"""Chunks a worker: fewer say more about luck than about the way."""
+"""Least number of chunks per worker for a real plan. With fewer, the loads of one plan depend too much on chance."""
 SEED = 0
 
 
 def counted_loads(work: Work, cluster: Cluster, *, at_most: int) -> Loads:
-    """What the plan of an epoch asks of every part of the cluster.
+    """Count the loads of every part of the cluster in the plan of an epoch.
 
     Parameters
     ----------
     at_most
-        Samples to plan for, at most; a larger job's loads follow from those of one with so many, by the ratio of
-        what is expected of both.
+        Maximum number of samples to plan for. For a larger job, a plan of this many samples is made, and its loads are
+        scaled by the ratio of the expected loads.
     """
     n = cluster.n_workers
     few = min(work.n_samples, max(at_most, n))
     plan, needed = _planned(work, few, n)
-    rows = float(plan.n_components)  # more than are needed, where some only help to decode others
+    rows = float(plan.n_components)  # more than needed if some rows only help to decode others
     loads = nothing(n, cluster.n_racks, exact=True)
     grown = work.n_samples / few
     loads["needed"], loads["packets"] = needed * grown, plan.n_packets * grown
     if not rows:
         return Loads(**loads)  # type: ignore[arg-type]
     received = np.bincount(plan.destinations, minlength=n).astype(np.float64)
-    if work.delivery == "storage":
+    if work.delivery.reads_store:
         read = storage_loads(work, n, received * grown)
         if few == work.n_samples:
             read |= _chunks(plan, work, n)
         return Loads(**loads | read)  # type: ignore[arg-type]
     if work.coded:
-        hops = route(work.relay, plan, n, BATCH)
+        hops = route(work.choices.relay, plan, n, BATCH)
         senders, degrees = hops.senders, np.diff(plan.offsets)[hops.packets]
     else:
         senders, degrees = plan.senders, np.ones(len(plan.samples))
-    # A larger job sends fewer packets a sample; what the server does not send, workers do.
+    # A larger job sends fewer packets per sample. Workers send what the server does not.
     sent = float(np.count_nonzero(senders == SERVER))
     packets = float(plan.n_packets) * (_fewer(work, few, n) if work.coded else 1.0)
-    if work.coded and work.relay != "unicast":
+    if work.coded and work.choices.relay != "unicast":
         sent *= packets / plan.n_packets
     row = (work.row_nbytes + CHECKSUM_NBYTES) * grown
     loads["packets"] = packets * grown
@@ -72,7 +71,7 @@ def counted_loads(work: Work, cluster: Cluster, *, at_most: int) -> Loads:
     racks = cluster.racks()
     each = sent / max(1, int(np.count_nonzero(senders < 0)))
     for name, ends in (("rack_out", senders), ("rack_in", plan.destinations)):
-        # The server stands in no rack, so what it sends enters racks and leaves none.
+        # The server is outside all racks, so its traffic only enters racks.
         crossing = (senders < 0) | (racks[np.maximum(senders, 0)] != racks[plan.destinations])
         mine = crossing & (ends >= 0)
         weights = np.where(senders[mine] < 0, each, factor)
@@ -81,26 +80,26 @@ def counted_loads(work: Work, cluster: Cluster, *, at_most: int) -> Loads:
         loads["encoded"] = rows * grown * work.row_nbytes
         read_rows = np.bincount(plan.destinations, degrees, minlength=n) * (plan.n_packets / packets)
         loads["decoded"] = read_rows * grown * work.row_nbytes
-        if work.relay == "ring":
+        if work.choices.relay == "ring":
             loads["passed_on"] = ring_bytes(rows, packets, n) * row
     return Loads(**loads)  # type: ignore[arg-type]
 
 
 def _fewer(work: Work, few: int, n_workers: int) -> float:
-    """By what factor a sample takes fewer packets in the whole job than in one of ``few`` samples."""
+    """Return packets per sample in the whole job, divided by packets per sample in a job of ``few`` samples."""
     if few == work.n_samples:
         return 1.0
     needed = needed_rows(work, n_workers)
     small = needed * few / work.n_samples
     if not small:
         return 1.0
-    there = expected_packets(work.delivery, HolderSets.of(work, n_workers, needed)) / needed
-    here = expected_packets(work.delivery, HolderSets.of(work, n_workers, small)) / small
+    there = expected_packets(work.delivery.name, HolderSets.of(work, n_workers, needed)) / needed
+    here = expected_packets(work.delivery.name, HolderSets.of(work, n_workers, small)) / small
     return there / here
 
 
 def _chunks(plan: Plan, work: Work, n_workers: int) -> dict[str, object]:
-    """Chunks that workers read, each once."""
+    """Count the chunks that each worker reads; a worker reads each chunk once."""
     c = work.chunk_rows
     n_chunks = -(-work.n_samples // c)
     hit = np.unique(plan.destinations.astype(np.int64) * n_chunks + plan.samples // c)
@@ -112,41 +111,35 @@ def _chunks(plan: Plan, work: Work, n_workers: int) -> dict[str, object]:
 
 
 def _planned(work: Work, n_samples: int, n_workers: int) -> tuple[Plan, int]:
-    """The plan of an epoch, and the samples that it delivers."""
-    key = n_samples, n_workers, _parsed(work), work.caching, work.cache_fraction
-    planner = copy.deepcopy(_epoch_before(*key))
-    dataclasses.replace(planner.spec, delivery=work.delivery, relay=work.relay)  # refuses what cannot be
-    epoch = planner.advance(work.delivery)
+    """Return the plan of an epoch and the number of samples that it delivers."""
+    choices = _countable_choices(work)
+    # The previous epoch is the same for all deliveries and relays.
+    planner = copy.deepcopy(_epoch_before(n_samples, n_workers, dataclasses.replace(choices, delivery="storage")))
+    planner.spec.with_choices(delivery=work.delivery.name)  # raises if it is not allowed
+    epoch = planner.advance(work.delivery.name)
     return epoch.plan, epoch.n_needed
 
 
 @functools.lru_cache(maxsize=6)
-def _epoch_before(
-    n_samples: int, n_workers: int, assignment: Assignment, caching: str, cache_fraction: float | None
-) -> EpochPlanner:
-    """A planner on the epoch before, which is the same for all deliveries."""
-    spec = ShufflePlanSpec(
-        n_samples, n_workers, SEED, assignment, "storage", "random", caching=caching, cache_fraction=cache_fraction
-    )
-    planner = EpochPlanner(spec, checks=False)
+def _epoch_before(n_samples: int, n_workers: int, choices: Choices) -> EpochPlanner:
+    """Return a planner at the previous epoch."""
+    planner = EpochPlanner(ShufflePlanSpec(n_samples, n_workers, choices), checks=False)
     planner.load()
     for _ in range(1, EPOCHS):
         planner.advance()
     return planner
 
 
-def _parsed(work: Work) -> Assignment:
-    return parse_assignment(f"{CHUNKS}:{work.group_rows}" if work.kind == CHUNKS else work.assignment)
+def _countable_choices(work: Work) -> Choices:
+    """The choices that decide how many packets there are, the same for all jobs that differ otherwise."""
+    assignment = work.choices.assignment.with_unit(work.group_rows)
+    return Choices(assignment, caching=work.choices.caching, cache_fraction=work.choices.cache_fraction, seed=SEED)
 
 
 def is_countable(work: Work, n_workers: int, *, most_workers: int, most_samples: int) -> bool:
-    """Whether a real plan can be made, of so many samples at most."""
+    """Return whether a real plan can be made within the limits on workers and samples."""
     if n_workers > most_workers or work.n_samples < n_workers:
         return False
-    if min(work.n_samples, most_samples) // work.group_rows < LEAST_CHUNKS * n_workers and work.kind == CHUNKS:
-        return False
-    try:
-        _parsed(work)
-    except InvalidParameter:  # an assignment that the model knows and the planner does not
-        return False
-    return True
+    if not work.in_chunks:
+        return True
+    return min(work.n_samples, most_samples) // work.group_rows >= LEAST_CHUNKS * n_workers

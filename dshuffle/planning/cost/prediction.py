@@ -1,6 +1,6 @@
-"""What cutting an exchange into messages costs: processor time for each, and what relays hand on last.
+"""Predicted time of an epoch's exchange: the load of each part of a cluster divided by its rate.
 
-How long an epoch's exchange takes: what is asked of each part of a cluster over how fast the part is.
+Messages add processor time, and relays add the time to forward the last packets.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from dshuffle.planning.delivery.relay import MESSAGE_BYTES, batch_sizes, packets
 
 
 def message_count(work: Work, n_workers: int, loads: Loads) -> float:
-    """Messages that cross the network, between all participants; their cost is laid on the workers alike.
+    """Estimate the number of messages between all participants.
 
-    A flow of rows is cut into as few as possible, one of packets into batches. A relay hands each batch on in one
-    message to each of the others; in a ring a worker has one for each of the others in every round but the last.
+    Rows are sent in as few messages as possible, and packets in batches. A relay forwards each batch in one message to
+    each of the other workers. In a ring, a worker sends one message to each of the others in every round but the last.
     """
     n, rows = n_workers, _rows(work, loads)
     if not rows:
         return 0.0
     if not work.coded:
-        flows = n * (n - 1) if work.delivery == "peer" else n
+        flows = n if work.delivery.needs_server or work.delivery.reads_store else n * (n - 1)
         full = max(1, MESSAGE_BYTES // work.row_nbytes)
         return min(rows, float(flows * max(1, math.ceil(round(rows / flows) / full))))
     packets = round(loads.packets)
-    if work.relay == "pipelined":
+    if work.choices.relay == "pipelined":
         return min(rows, _in_batches(packets, n, work.row_nbytes, rows)[0])
     batches = rows / packets_per_batch(packets, n, work.row_nbytes)
-    if work.relay == "unicast":
+    if work.choices.relay == "unicast":
         return max(float(min(n, rows)), batches)
     rounds = float(loads.worker_in.sum()) / loads.server_out - 1
     return min(rows, n * (1 + (n - 1) * rounds) + batches)
@@ -46,61 +46,62 @@ def message_count(work: Work, n_workers: int, loads: Loads) -> float:
 
 def last_seconds(work: Work, cluster: Cluster, loads: Loads) -> float:
     """What relays still send when the last packets have left the server: much of all, if there are few packets."""
-    if not work.coded or work.relay != "pipelined" or loads.packets < 1:
+    if not work.coded or work.choices.relay != "pipelined" or loads.packets < 1:
         return 0.0
     last = _in_batches(round(loads.packets), cluster.n_workers, work.row_nbytes, _rows(work, loads))[1]
     return last * float((loads.worker_out / cluster.rates("link_up")).max()) * (1 + cluster.wire_overhead)
 
 
 def _rows(work: Work, loads: Loads) -> float:
-    """Rows that enter workers."""
+    """Number of rows that workers receive."""
     return float(loads.worker_in.sum()) / (work.row_nbytes + CHECKSUM_NBYTES)
 
 
-@functools.lru_cache(maxsize=256)  # asked again for every rate that might be another
+@functools.lru_cache(maxsize=256)  # called again for every scaled cluster
 def _in_batches(packets: int, n_workers: int, row_nbytes: int, rows: float) -> tuple[float, float]:
-    """Messages of a pipelined relay, and the part of its packets that are in its last batch."""
+    """Return the messages of a pipelined relay, and the fraction of its packets in the last batch."""
     n, sizes = n_workers, np.array(batch_sizes(packets, n_workers, row_nbytes))
-    # Each of the others wants a packet with this chance, and nobody is sent a message of none.
+    # Probability that another worker needs a packet. A batch without one is not sent to it.
     wanted = min(1.0, (rows / packets - 1) / max(1, n - 1))
     handed_on = n * (n - 1) * float((1 - (1 - wanted) ** sizes).sum())
     return n * len(sizes) + handed_on, float(sizes[-1] / sizes.sum())
 
 
 MOST_WORKERS = 64
-"""Workers up to which real plans are made."""
+"""Maximum number of workers for a real plan."""
 MOST_SAMPLES = 1_000_000
-"""Samples up to which real plans are made whole."""
+"""Maximum number of samples for a real plan; plans of larger jobs are scaled from this many."""
 
 PROCESSORS = "processors"
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """An epoch of some work on some cluster.
+    """Predicted time and traffic of an epoch.
 
     Parameters
     ----------
     work
-        The work.
+        The job and the way of shuffling it.
     exact
-        Whether a real plan was made, rather than formulas used.
+        Whether the prediction is from a real plan instead of formulas.
     exchange_seconds
-        From the beginning of the exchange until all workers have what they need.
+        Time from the start of the exchange until all workers have what they need.
     epoch_seconds
-        With the exchange beside training, the longer of the two.
+        Exchange time or training time, whichever is longer.
     resources
         ``(name, seconds)`` that each part of the cluster is busy, the busiest first.
     needed, packets
-        Samples that some worker lacks, and what is sent for them.
+        Number of samples that a worker lacks, and of packets sent to deliver them.
     server_egress, worker_egress, worker_ingress, storage_bytes
-        Bytes an epoch: out of the server, out of all workers, into all workers from others, out of the storage.
+        Bytes per epoch: out of the server, out of all workers, into all workers from other participants, and out of
+        the storage.
     most_ingress
-        Bytes that enter the worker with the most, the storage's included where it is reached over links.
+        Bytes into the worker that receives the most, including reads from the storage if they use the link.
     requests
-        Objects read from the storage.
+        Number of objects read from the storage.
     read_amplification
-        Bytes read for each byte wanted.
+        Bytes read from the storage per byte needed.
     """
 
     work: Work
@@ -120,36 +121,39 @@ class Prediction:
 
     @property
     def bottleneck(self) -> str:
-        """The busiest part of the cluster; empty if nothing moves."""
+        """Name of the busiest part of the cluster; empty if nothing moves."""
         return self.resources[0][0] if self.resources else ""
 
     @property
     def runner_up(self) -> str:
-        """The part that is busy the longest after the bottleneck; empty if there is none."""
+        """Name of the second busiest part of the cluster; empty if only one part is busy."""
         return self.resources[1][0] if len(self.resources) > 1 else ""
 
 
 def predict(cluster: Cluster, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES) -> Prediction:
-    """Seconds and bytes of an epoch.
+    """Predict the time and traffic of an epoch.
 
     Parameters
     ----------
     precision
-        ``"exact"`` makes a real plan, and of a job of more than ``most_samples`` one of so many, whose loads are
-        scaled; ``"closed"`` uses formulas alone; ``"auto"`` is exact for at most 64 workers.
+        ``"exact"`` makes a real plan, ``"closed"`` uses formulas only, and ``"auto"`` makes a real plan for at most 64
+        workers and otherwise uses formulas.
     most_samples
-        See above.
+        Maximum number of samples for a real plan. For a larger job, a plan of this many samples is made and its loads
+        are scaled.
 
     Raises
     ------
     InvalidParameter
-        If the way cannot be taken: an unknown name, no storage to read from, too many workers for the delivery,
-        or no plan can be made and ``precision`` is exact.
+        If the way is not possible, for instance because there is no storage or the delivery does not support this many
+        workers, or if ``precision`` is ``"exact"`` and no real plan can be made.
 
     Examples
     --------
     >>> cluster = Cluster(8, link_up=12.5e6, link_down=12.5e6, server_up=12.5e6)
-    >>> server = predict(cluster, Work(400_000, 1024, cache_fraction=0.5, delivery="server"), precision="closed")
+    >>> from dshuffle.planning import Choices
+    >>> work = Work(400_000, 1024, Choices(delivery="server", cache_fraction=0.5))
+    >>> server = predict(cluster, work, precision="closed")
     >>> round(server.exchange_seconds, 1), server.bottleneck, server.runner_up
     (17.2, 'server egress', 'worker ingress')
     """
@@ -158,7 +162,7 @@ def predict(cluster: Cluster, work: Work, *, precision: str = "auto", most_sampl
 
 
 def loads_of(cluster: Cluster, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES) -> Loads:
-    """What :func:`predict` predicts from: it depends on the cluster's shape alone, not on any rate."""
+    """Compute the loads for :func:`predict`. They depend on the shape of the cluster, not on its rates."""
     if precision not in ("auto", "exact", "closed"):
         raise InvalidParameter.of("precision", precision, "'auto', 'exact' or 'closed'")
     n = cluster.n_workers
@@ -167,31 +171,29 @@ def loads_of(cluster: Cluster, work: Work, *, precision: str = "auto", most_samp
             "n_samples", work.n_samples, f"an integer >= {n}", "There are fewer samples than workers."
         )
     work.alpha(n)
-    if work.kind != "local":
-        check_delivery(work.delivery, n, excess=work.excess(n) > 0)
-        if work.delivery == "storage" and cluster.storage is None:
-            raise InvalidParameter.of("storage", None, "bytes a second for the delivery 'storage'")
+    if work.choices.assignment.moves:
+        check_delivery(work.delivery.name, n, excess=work.excess(n) > 0)
+        if work.delivery.reads_store and cluster.storage is None:
+            raise InvalidParameter.of("storage", None, f"bytes a second for the delivery {work.delivery.name!r}")
     countable = is_countable(work, n, most_workers=MOST_WORKERS, most_samples=most_samples)
     if precision == "exact" and not countable:
-        hint = f"Plans are made for at most {MOST_WORKERS} workers, and for assignments that the planner knows."
-        raise InvalidParameter.of("precision", precision, "'closed' or 'auto' for this work", hint)
+        hint = f"Real plans can be made for at most {MOST_WORKERS} workers with enough samples or chunks for each."
+        raise InvalidParameter.of("precision", precision, "'closed' or 'auto' for this job", hint)
     if precision == "closed" or not countable:
         return expected_loads(work, cluster)
     return counted_loads(work, cluster, at_most=most_samples)
 
 
 def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
-    """Seconds from loads.
+    """Compute times from loads; docs/design.md, "Predicting", has the formulas.
 
-    Links, and the storage, work at the same time, and the slowest of them takes as long as all, apart from what relays
-    hand on when the server has sent its last packet, and from those who read the most, who share the storage with all
-    others at first and are held up by their own links at last. Processors are shared by all of this, and what they
-    take does not hide so well behind the wire: the cube root of the sum of the cubes.
+    Links and storage work at the same time, so the slowest one determines the time. There are two exceptions. Relays
+    forward packets after the server has sent its last one. Workers that read the most share the storage with all others
+    at first, but only their own links limit them in the end.
 
-    References
-    ----------
-    DESIGN.md, "When coding pays": the table of times. The exponent 3 is ours: with it the model is within 6 % of all
-    times on shaped links in docs/design.md, with 20 to 42 % idle processors.
+    Processors are shared by all of this, and their time overlaps less with that of the network. The two times are
+    combined as the cube root of the sum of their cubes. We fitted the exponent 3: with it, the model is within 6 % of
+    all times on emulated links in docs/design.md, where processors were 20 to 42 % idle.
     """
     resources = {name: seconds for name, seconds in _seconds(cluster, work, loads).items() if seconds > 0}
     wire = max((seconds for name, seconds in resources.items() if name != PROCESSORS), default=0.0)
@@ -218,15 +220,15 @@ def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
 
 
 def _seconds(cluster: Cluster, work: Work, loads: Loads) -> dict[str, float]:
-    """How long each part of the cluster is busy."""
+    """Compute how long each part of the cluster is busy."""
     up, down = cluster.rates("link_up"), cluster.rates("link_down")
     wire = 1 + cluster.wire_overhead
     entering = loads.worker_in + (loads.read if cluster.storage_over_links else 0.0)
     if cluster.storage_client is not None and not loads.worker_in.any():
-        down = np.maximum(down, cluster.storage_client)  # what comes in meets nothing that leaves
+        down = np.maximum(down, cluster.storage_client)  # a worker that only reads is not slowed by sending
     served = loads.server_out
     if cluster.server_up is None and served:
-        # The first worker serves beside training: its own rows cross no link, and what it hands on leaves by the same.
+        # The first worker serves: its own rows stay off the network, and what it relays leaves by the same link.
         served = served * (1 - 1 / cluster.n_workers) + float(loads.worker_out[0])
     seconds = {
         "server egress": served * wire / cluster.server_link,
@@ -253,9 +255,9 @@ def _seconds(cluster: Cluster, work: Work, loads: Loads) -> dict[str, float]:
 
 
 def _reading_seconds(cluster: Cluster, loads: Loads) -> float:
-    """How long until all have read, if those who still read share the storage equally, each as far as its link goes.
+    """Time until all workers have read, if active readers share the storage equally up to the rate of their links.
 
-    Links that differ are left to what limits each of them alone: 0.
+    Returns 0 if links differ. The limits of each link and of the storage then determine the time.
     """
     if cluster.storage is None or not loads.read.any():
         return 0.0
@@ -268,7 +270,7 @@ def _reading_seconds(cluster: Cluster, loads: Loads) -> float:
 
 
 def _request_seconds(cluster: Cluster, loads: Loads) -> float:
-    """How long the busiest worker waits for its requests, so many at a time, or all for the storage to answer them."""
+    """Time that the busiest worker waits for its requests, or that the storage takes to answer all requests."""
     waiting = loads.requests * cluster.request_seconds
     if cluster.storage_connection is not None:
         waiting = waiting + loads.read / cluster.storage_connection
@@ -276,8 +278,9 @@ def _request_seconds(cluster: Cluster, loads: Loads) -> float:
 
 
 def _processor_seconds(cluster: Cluster, work: Work, loads: Loads) -> float:
-    """Processor time of the busiest machine over its processors, but no less than one worker's, which has one thread
-    for its network.
+    """Processor time of the busiest machine divided by its number of processors.
+
+    It is at least the time of the busiest process, because each process has one network thread.
     """
     workers = (
         loads.worker_out / cluster.send_rate

@@ -1,51 +1,56 @@
-"""How a worker gets the samples that it lacks: one file a scheme, all in one registry."""
+"""Deliveries: how workers get the samples that they lack."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.delivery.clique import plan_clique
-from dshuffle.planning.delivery.coded import plan_coded
-from dshuffle.planning.delivery.leftover import plan_leftover
-from dshuffle.planning.delivery.ubershuffle import plan_ubershuffle
-from dshuffle.planning.delivery.uncoded import plan_peer, plan_server, plan_storage
+from dshuffle.planning.delivery.clique import CLIQUE
+from dshuffle.planning.delivery.coded import CODED
+from dshuffle.planning.delivery.definition import Delivery, DeliveryPlanner, Excess, PacketModel, Source
+from dshuffle.planning.delivery.leftover import LEFTOVER
+from dshuffle.planning.delivery.ubershuffle import UBERSHUFFLE
+from dshuffle.planning.delivery.uncoded import PEER, SERVER_ROWS, STORAGE
 from dshuffle.planning.holders import as_holders
 from dshuffle.planning.plan import Plan
 
-DeliveryPlanner = Callable[..., Plan]
-"""``planner(holders, destinations, n_workers, *, seed, **options) -> Plan``, on checked arrays: ``(q,
-words)``
-uint64 holders and ``(q,)`` int32 destinations. The plan must pass :func:`~dshuffle.planning.check_plan` and
-be a function of the arguments alone."""
+__all__ = [
+    "DELIVERIES",
+    "Delivery",
+    "DeliveryPlanner",
+    "Excess",
+    "PacketModel",
+    "Source",
+    "check_delivery",
+    "get_delivery",
+    "plan_delivery",
+]
 
-DELIVERIES: dict[str, DeliveryPlanner] = {
-    "storage": plan_storage,
-    "peer": plan_peer,
-    "server": plan_server,
-    "coded": plan_coded,
-    "ubershuffle": plan_ubershuffle,
-    "leftover": plan_leftover,
-    "clique": plan_clique,
+
+DELIVERIES: dict[str, Delivery] = {
+    delivery.name: delivery for delivery in (PEER, SERVER_ROWS, STORAGE, CLIQUE, UBERSHUFFLE, CODED, LEFTOVER)
 }
-"""Deliveries: name -> planner."""
+"""Every delivery by name. Where several are equally fast, the first one here is taken."""
 
-UNCODED = frozenset({"storage", "peer", "server"})
-"""Deliveries whose packets are single rows."""
 
-MOST_FOR_TABLES = 64
-"""Workers that ``coded`` and ``ubershuffle`` serve, at most."""
+def get_delivery(name: str) -> Delivery:
+    """The delivery of a name.
 
-_GOES_ON = frozenset({"clique"})
-"""Deliveries that can go on from packets that they are given."""
+    Raises
+    ------
+    InvalidParameter
+        If there is none; the message lists the known ones.
+    """
+    if name not in DELIVERIES:
+        raise InvalidParameter.of("delivery", name, f"one of {sorted(DELIVERIES)}")
+    return DELIVERIES[name]
 
 
 def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
-    """Refuse a delivery that is unknown, or that cannot serve so many workers or such caches.
+    """Refuse a delivery that is unknown, or does not support this many workers or such caches.
 
     Parameters
     ----------
@@ -55,16 +60,17 @@ def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
     Raises
     ------
     InvalidParameter
-        Saying what to use instead.
+        Saying which deliveries would do.
     """
-    if name not in DELIVERIES:
-        raise InvalidParameter.of("delivery", name, f"one of {sorted(DELIVERIES)}")
-    if name in ("coded", "ubershuffle") and n_workers > MOST_FOR_TABLES:
-        hint = "The sets of holders of more workers hardly ever repeat. Use 'clique', or 'peer' or 'server'."
-        raise InvalidParameter.of("n_workers", n_workers, f"at most {MOST_FOR_TABLES} for the delivery {name!r}", hint)
-    if name == "leftover" and excess:
-        hint = "With a cache fraction above 1/n use 'clique' or 'ubershuffle'."
-        raise InvalidParameter.of("delivery", name, "one for caches with excess", hint)
+    delivery = get_delivery(name)
+    if delivery.supports(n_workers, excess=excess):
+        return
+    others = [other.name for other in DELIVERIES.values() if other.supports(n_workers, excess=excess)]
+    hint = f"Use one of {', '.join(map(repr, others))}."
+    if excess and delivery.excess is Excess.REFUSED:
+        raise InvalidParameter.of("delivery", name, "one that supports a cache fraction above 1/n", hint)
+    allowed = f"at most {delivery.most_workers} for the delivery {name!r}"
+    raise InvalidParameter.of("n_workers", n_workers, allowed, hint)
 
 
 def plan_delivery(
@@ -77,31 +83,31 @@ def plan_delivery(
     start: Plan | None = None,
     **options: Any,
 ) -> Plan:
-    """Plan how every worker gets the samples that it is to train on and does not hold.
+    """Plan how every worker gets the samples that it will train on but does not hold.
 
     Parameters
     ----------
     name
-        A key of :data:`DELIVERIES`.
+        Name in :data:`DELIVERIES`.
     holders
-        ``(q, words)`` integer masks of the workers that hold each sample, or ``(q,)`` for up to 64 workers.
+        ``(q, words)`` integer masks of the workers that hold each sample; ``(q,)`` also for up to 64 workers.
     destinations
-        ``(q,)`` integers, the worker that is to train on each sample.
+        ``(q,)`` integers, the worker that will train on each sample.
     n_workers
         Number of workers.
     seed
-        Breaks ties, where the delivery has any.
+        Seed for breaking ties.
     start
-        Good packets that are known beforehand, such as those of an ``aligned`` assignment. A delivery may go on from
-        them, as ``clique`` does, or make its own plan.
+        Good packets that are known beforehand, such as those of an ``aligned`` assignment. ``clique`` extends them;
+        the other deliveries make their own plan.
     options
-        Those of the delivery.
+        Options of the delivery.
 
     Raises
     ------
     InvalidParameter
-        If the delivery is unknown (the message lists the known ones), an array has a wrong shape or range,
-        or a sample cannot be delivered in this way.
+        If the delivery is unknown (the message lists the known ones), an array has a wrong shape or range, or the
+        delivery cannot deliver a sample.
 
     Examples
     --------
@@ -115,6 +121,7 @@ def plan_delivery(
     ranks = as_ranks("destinations", destinations, n_workers)
     if len(masks) != len(ranks):
         raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), as holders has")
-    if start is not None and name in _GOES_ON:
+    delivery = DELIVERIES[name]
+    if start is not None and delivery.extends_plans:
         options["start"] = start
-    return DELIVERIES[name](masks, ranks, n_workers, seed=seed, **options)
+    return delivery.plan(masks, ranks, n_workers, seed=seed, **options)

@@ -1,4 +1,4 @@
-"""The delivery ``auto``: of several deliveries the one that is expected to be the fastest, epoch by epoch."""
+"""The delivery ``auto``: choose the delivery that is expected to be fastest, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Mapping
 from dshuffle.errors import InvalidParameter
 
 AUTO = "auto"
-"""Not a delivery of its own: another one is chosen for every epoch."""
+"""Name for choosing a delivery in every epoch; it is not a delivery itself."""
 
 _REMEMBERED = 3
 _CLEARLY = 0.9
 
 
 class AutoDelivery:
-    """Chooses the next epoch's delivery by predictions, which measurements replace.
+    """Choose the delivery of the next epoch from predicted and measured times.
 
-    What a delivery is expected to take is the median of its prediction and what its exchanges took, the last three of
-    these numbers, and of two the lower one. So a single exchange that something held up does not count, two do; and
-    whatever is predicted to beat what the present one takes is tried, and stays if it is as good as predicted. Which
-    samples go where does not depend on any of this.
+    The times of a delivery are its prediction, followed by the measured times of its exchanges. Its expected time is
+    the median of the last three, or the lower one of two. A single slow exchange therefore does not count, but two
+    do. A delivery that is predicted to beat the expected time of the current one is tried, and kept if it is as fast
+    as predicted. The choice does not affect the assignment.
 
     Parameters
     ----------
     predicted
-        Delivery -> seconds of an exchange; at least one. Of equal ones the first is taken.
+        Delivery -> predicted seconds of an exchange; at least one delivery. The first wins a tie.
 
     Examples
     --------
@@ -49,11 +49,14 @@ class AutoDelivery:
 
     @property
     def expected(self) -> dict[str, float]:
-        """Seconds that an exchange is expected to take now, by delivery."""
+        """Delivery -> seconds that its next exchange is expected to take."""
         return {name: statistics.median_low(seconds) for name, seconds in self._seconds.items()}
 
     def choose(self) -> str:
-        """The delivery of the next epoch: another than the last only if it is expected to be a tenth faster."""
+        """Return the delivery of the next epoch.
+
+        It changes only if another delivery is expected to be at least a tenth faster.
+        """
         expected = self.expected
         best = min(expected, key=expected.__getitem__)
         if self._last is not None and expected[best] > _CLEARLY * expected[self._last]:
@@ -62,5 +65,5 @@ class AutoDelivery:
         return best
 
     def observe(self, delivery: str, seconds: float) -> None:
-        """What an exchange by this delivery has taken."""
+        """Record how many seconds an exchange with this delivery took."""
         self._seconds[delivery].append(seconds)

@@ -1,4 +1,4 @@
-"""``clique``: packets grown greedily around the samples that are hardest to place (ours)."""
+"""``clique``: packets grown greedily around the samples with the fewest holders (our own scheme)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.clique_cycles import find_cycles
-from dshuffle.planning.delivery.clique_packing import pack_cliques
+from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS, pack_cliques
 from dshuffle.planning.delivery.clique_pairs import pack_small_cliques
+from dshuffle.planning.delivery.definition import Delivery, Excess, Source
 from dshuffle.planning.delivery.encoding_tables import Tables
 from dshuffle.planning.delivery.ubershuffle import plan_ubershuffle
 from dshuffle.planning.plan import SERVER, Plan, missing_samples
@@ -19,26 +20,28 @@ _FEW_TABLES = 4096
 
 
 def plan_clique(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, start: Plan | None = None) -> Plan:
-    """Few packets from the server, for any caches and any number of workers.
+    """Plan few packets from the server, for any caches and any number of workers.
 
-    Never more than ``ubershuffle`` needs: where both come close to what is possible, because the samples are few or
-    have few sets of holders, both are tried. What stays alone goes around in cycles where it can, as in ``leftover``.
+    The plan never needs more packets than ``ubershuffle``. If there are few samples or few sets of holders, both come
+    close to the optimum, so both are tried and the better one is taken. Samples that remain alone in a packet are
+    sent in cycles where possible, as in ``leftover``.
 
     Parameters
     ----------
     start
-        Packets that are kept as they are, such as those that an ``aligned`` assignment was drawn with; only what they
-        do not deliver is packed.
+        Packets that are kept unchanged, such as those that an ``aligned`` assignment was drawn with. Only the samples
+        that they do not deliver are packed.
 
     Raises
     ------
     InvalidParameter
-        If ``start`` delivers a sample that is not needed, or twice.
+        If ``start`` delivers a sample twice, or one that is not needed.
 
     References
     ----------
-    Paper 000 builds packets within the tables of one set, and Algorithm 4 fills gaps from tables of larger sets. A
-    packet may as well be any clique: samples with different destinations each of which is held by all others.
+    Chung et al. (2017); see docs/papers.md. The paper builds packets within the table of one set, and Algorithm 4
+    fills gaps from tables of larger sets. We allow any clique as a packet: samples with different destinations, where
+    every destination holds all samples but its own.
     """
     rest = missing_samples(holders, destinations)
     if start is not None:
@@ -69,22 +72,24 @@ def _not_delivered(start: Plan, needed: Samples, destinations: Ranks) -> NDArray
     times = np.bincount(start.samples, minlength=len(destinations))
     ours = times[needed]
     if len(times) > len(destinations) or ours.sum() != start.n_components or ours.max(initial=0) > 1:
-        raise InvalidParameter.of(
-            "start", f"{start.n_packets} packets", "a plan that delivers no sample twice and none that is not needed"
+        raise InvalidParameter.because(
+            "start",
+            f"its {start.n_packets} packets deliver a sample twice or one that is not needed",
+            "Give packets that deliver needed samples only, each once.",
         )
     missing: NDArray[np.bool_] = ours == 0
     return missing
 
 
 def _with_cycles(samples: Samples, offsets: Samples, holders: Holders, destinations: Ranks, n_workers: int) -> Plan:
-    """The plan of these packets, those of one sample in cycles where there are any."""
+    """Return the plan of these packets, with packets of one sample combined in cycles where possible."""
     sizes = np.diff(offsets)
     alone = samples[offsets[:-1][sizes == 1]]
     members, cycles = find_cycles(holders[alone], destinations[alone].astype(np.int64), n_workers)
     members = alone[members]
     kept = (sizes > 1) | ~np.isin(samples[offsets[:-1]], members)
     samples = samples[np.repeat(kept, sizes)]
-    # Around a cycle, every packet has a sample and the next, which goes to the destination of the cycle's last.
+    # Each packet has a sample and the next one, which goes to the destination of the cycle's last sample.
     links = np.delete(np.arange(len(members)), cycles[1:] - 1)
     ends = np.repeat(destinations[members[cycles[1:] - 1]], np.diff(cycles) - 1)
     chained = np.stack([members[links], members[links + 1]], axis=1).ravel()
@@ -99,3 +104,14 @@ def _with_cycles(samples: Samples, offsets: Samples, holders: Holders, destinati
 def _plan(sizes: Samples, samples: Samples, destinations: Ranks) -> Plan:
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     return Plan(offsets, samples, destinations, np.full(len(sizes), SERVER, dtype=np.int32))
+
+
+CLIQUE = Delivery(
+    "clique",
+    plan_clique,
+    Source.SERVER,
+    Excess.USED,
+    coded=True,
+    extends_plans=True,
+    packet_model=CLIQUE_PACKETS,
+)

@@ -1,8 +1,13 @@
-"""Packets of one sample that form a cycle: k of them are worth k - 1.
+"""Cycles of packets with one sample: k such packets are replaced by k - 1.
 
 Let worker w[i] hold sample a[i], which w[i + 1] needs, around a cycle of k workers. The packets a[0] ^ a[1],
-a[1] ^ a[2], ... serve all: w[i + 1] holds a[i + 1] and so gets a[i] from packet i, and w[0], which holds a[0], peels
-one packet after the other until it has a[k - 1]. That takes k - 1 packets.
+a[1] ^ a[2], ... serve all of them. Worker w[i + 1] holds a[i + 1] and decodes a[i] from packet i. Worker w[0] holds
+a[0] and decodes one packet after the other until it has a[k - 1]. There are k - 1 packets.
+
+References
+----------
+Attia and Tandon (2016); see docs/papers.md. Their leftover combining sends the symbols around all cycles through one
+worker in this way. A cycle passes a worker once, so taking cycles anywhere saves at least as much.
 """
 
 from __future__ import annotations
@@ -15,25 +20,21 @@ from dshuffle.planning.types import Holders, Samples
 
 
 def find_cycles(holders: Holders, workers: Samples, n_workers: int) -> tuple[Samples, Samples]:
-    """Disjoint cycles among needed samples, short ones first.
+    """Find disjoint cycles among needed samples, short ones first.
 
     Parameters
     ----------
     holders
         ``(S, words)`` masks of the needed samples.
     workers
-        ``(S,)`` int64, their destinations.
+        ``(S,)`` int64, the destinations of the samples.
 
     Returns
     -------
     members : (C,) int64
-        Indices of samples, cycle after cycle; the destination of each holds the next, around the cycle.
+        Indices of samples, cycle after cycle. The destination of a sample holds the next one around the cycle.
     offsets : (n_cycles + 1,) int64
-
-    References
-    ----------
-    The leftover combining of paper 001 sends the symbols around all cycles through one worker in this way. A cycle
-    passes a worker once, so that taking cycles anywhere saves at least as much.
+        Cycle c has ``members[offsets[c]:offsets[c + 1]]``.
 
     Examples
     --------
@@ -50,7 +51,7 @@ def find_cycles(holders: Holders, workers: Samples, n_workers: int) -> tuple[Sam
 @numba.njit(nogil=True, cache=True)
 def _find(holders, workers, order, starts, lengths):  # type: ignore[no-untyped-def]
     n_workers, words = starts.size - 1, holders.shape[1]
-    # Arcs from holder to destination: how many samples are left for each, and as a bitset where there are any.
+    # Arcs from holder to destination: the number of samples left for each, and a bitset of the nonzero ones.
     arcs = np.zeros((n_workers, n_workers), dtype=np.int32)
     ahead = np.zeros((n_workers, words), dtype=np.uint64)
     for sample in range(workers.size):
@@ -69,7 +70,7 @@ def _find(holders, workers, order, starts, lengths):  # type: ignore[no-untyped-
             end = _way_back(first, holders, workers, ahead, length, parents, queue)
             if end < 0:
                 continue
-            # Backwards from the end: the sample that each worker gets from the one before it.
+            # Go backwards from the end: find the sample that each worker gets from the worker before it.
             size, at = 0, end
             while at != workers[first]:
                 sample = starts[at]
@@ -95,7 +96,7 @@ def _find(holders, workers, order, starts, lengths):  # type: ignore[no-untyped-
 
 @numba.njit(nogil=True, cache=True)
 def _count(sample, change, holders, workers, arcs, ahead):  # type: ignore[no-untyped-def]
-    """Add the arcs of a sample, or take them away."""
+    """Add or remove the arcs of a sample."""
     d = workers[sample]
     bit = np.uint64(1) << np.uint64(d & 63)
     for word in range(holders.shape[1]):
@@ -112,7 +113,7 @@ def _count(sample, change, holders, workers, arcs, ahead):  # type: ignore[no-un
 
 @numba.njit(nogil=True, cache=True)
 def _way_back(first, holders, workers, ahead, length, parents, queue):  # type: ignore[no-untyped-def]
-    """The nearest holder of a sample to which arcs lead from its destination, or -1 (breadth first)."""
+    """Return the nearest holder of a sample that arcs reach from its destination, or -1 (breadth-first search)."""
     parents[:] = -1
     origin = workers[first]
     parents[origin] = origin

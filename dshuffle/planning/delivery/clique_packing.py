@@ -1,9 +1,9 @@
-"""Greedy packing of needed samples into cliques, for up to 64 workers, on bitsets.
+"""Greedy packing of needed samples into cliques with bitsets, for up to 64 workers.
 
-A packet may hold any samples with different destinations each of which is held by all other destinations. The set
-of a sample is its holders and its destination; the destinations of a packet lie in the set of every sample of it.
-So a sample whose set has s workers shares its packet with s - 1 others at the most, and a packet that is filled
-from the set of its smallest sample wastes nothing.
+A packet may contain any samples with different destinations, each of which all other destinations hold. The set
+of a sample is its holders and its destination. The set of every sample in a packet contains all destinations of the
+packet. A sample whose set has s workers therefore shares its packet with at most s - 1 others. A packet wastes nothing
+if it serves the whole set of the sample with the smallest set.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.planning.delivery.definition import PacketModel
 from dshuffle.planning.delivery.encoding_tables import Tables
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
 from dshuffle.planning.randomness import below, next_word, permutation, random_words
@@ -23,13 +24,20 @@ _UNIT = 1 << 20
 _FINE = [_UNIT * percent // 100 for percent in range(98, 30, -2)]
 _COARSE = [_UNIT * percent // 100 for percent in (80, 70, 60, 50)]
 _SMALL = 16_000_000
-"""Demands for which there is time, by the sum of the squares of their sets' sizes times the number of workers."""
+"""Largest demand for the fine search: the sum of the squared set sizes times the number of workers."""
 _PATIENCE = 16_000
-"""Seeds that may fall short of a threshold before it is given up, and ten more for each that does not."""
+"""Number of seeds that may miss a threshold before it is dropped; every seed that reaches it adds ten."""
+
+CLIQUE_PACKETS = PacketModel(
+    "cycles",
+    fit=(-0.1817, 0.06143, 0.09739, 1.208, -0.5482, 0.3255, -0.5612, -0.03038, -0.07387, 0.0003775),
+    aligned_fit=(-1.227, 0.3048, 0.3119, 1.755, 0.6113, -0.006008, -1.225, -0.03952, -0.01757, -0.01444),
+)
+"""How many packets these cliques take; see :mod:`dshuffle.planning.cost.expected_packets`."""
 
 
 def pack_cliques(tables: Tables, n_workers: int, *, seed: int) -> tuple[Samples, Samples]:
-    """Put every sample of the tables into a packet.
+    """Assign every sample of the tables to a packet.
 
     Returns
     -------
@@ -40,17 +48,22 @@ def pack_cliques(tables: Tables, n_workers: int, *, seed: int) -> tuple[Samples,
 
     Notes
     -----
-    Packets grow one at a time from a seed, those of small sets first. Four ideas keep them full:
+    Packets grow one at a time from a seed sample; samples with small sets are seeds first. Four rules keep them full:
 
-    - While the whole set of the seed can be kept, every other destination gives its first sample whose set contains
-      it, in an order in which small sets and samples without company in their own table come first.
-    - Then the destinations that stayed empty get the samples that leave most of the others possible; small demands
-      have time for several noisy tries.
-    - A packet's worth is the sum of its samples' weights. With weights of 1 / s they would add up to the lower bound
-      of paper 000's Theorem 2, and to 1 in a packet without waste; s ** -0.75 turns out to need some percent fewer
-      packets, as large sets are in truth more costly than that.
-    - Only packets worth a threshold are made; a seed whose packet falls short waits for a lower one. Thresholds fall
-      in small steps, or in four for large demands, where time counts. One that hardly any seed can reach is given up.
+    - First, every other destination in the seed's set adds its first sample whose set contains the seed's set.
+      Samples are ordered by the size of their set, then by the length of their row in the encoding table.
+    - Then destinations without a sample get the samples that leave the most other destinations possible. Small
+      demands have time for several noisy tries.
+    - The worth of a packet is the sum of the weights of its samples. Weights of 1 / s would add up to the lower bound
+      of Theorem 2, and to 1 in a packet without waste. Weights of s ** -0.75 need some percent fewer packets, because
+      large sets cost more than 1 / s in practice.
+    - Only packets that reach a threshold are made. A seed whose packet misses it waits for a lower threshold. The
+      threshold falls in small steps, or in four steps for large demands to save time. A threshold that few seeds
+      reach is dropped.
+
+    References
+    ----------
+    Chung et al. (2017), Theorem 2; see docs/papers.md.
     """
     sets = np.repeat(tables.masks, np.diff(tables.starts[tables.columns]))
     workers = np.repeat(tables.workers, np.diff(tables.starts)).astype(np.int64)
@@ -77,16 +90,16 @@ def pack_cliques(tables: Tables, n_workers: int, *, seed: int) -> tuple[Samples,
 
 
 def _weights(sizes: Samples) -> NDArray[np.int64]:
-    """The weight of a sample by the size of its set: a full packet of mean size is worth :data:`_UNIT`."""
+    """Return the weight of a sample by the size of its set; a full packet of mean size is worth :data:`_UNIT`."""
     mean = max(int(sizes.sum()) // max(len(sizes), 1), 1)
-    # Fourth roots of integers, not powers of floats, which differ between machines.
+    # Use fourth roots of integers, because powers of floats differ between machines.
     roots = [math.isqrt(math.isqrt(_UNIT**4 // (size**3 * mean))) for size in range(1, 65)]
     return np.array([0, *roots], dtype=np.int64)
 
 
 @numba.njit(nogil=True, cache=True)
 def _describe(masks, columns, starts, sizes, company):  # type: ignore[no-untyped-def]
-    """Of every sample the size of its set, and the length of its row in the encoding table."""
+    """Write the set size of every sample, and the length of its row in the encoding table."""
     for table in range(masks.size):
         for column in range(columns[table], columns[table + 1]):
             for row in range(starts[column + 1] - starts[column]):
@@ -109,7 +122,7 @@ def _pack(  # type: ignore[no-untyped-def]
     n_packets, n_members = 0, 0
     packet = np.empty(n_workers, dtype=np.int64)
     scratch = (packet, np.empty_like(packet), np.empty(8, dtype=np.uint64), np.array([state]))
-    # What a seed's packet was worth when it was last grown. It hardly ever gains, as samples only go.
+    # Worth of a seed's packet when it was last grown. It rarely increases, because samples are only removed.
     worth = np.full(sets.size, weights[1] * n_workers, dtype=np.int64)
     waiting = seeds.copy()
     n_waiting = waiting.size
@@ -142,11 +155,11 @@ def _pack(  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _index(sets, workers, order, ends):  # type: ignore[no-untyped-def]
-    """Blocks of 512 samples of one destination, in ``order``, as bitsets.
+    """Build bitsets for blocks of 512 samples of one destination, in ``order``.
 
-    Bit i of ``held[block, worker]``: sample i of the block is held by the worker; of ``alive[block]``: it is in no
-    packet yet. ``layers[d, s]`` is the first block of destination d that has a set of size s or more, and
-    ``layers[d, -1]`` the first of the next destination.
+    Bit i of ``held[block, worker]`` is set if the worker is in the set of sample i of the block. Bit i of
+    ``alive[block]`` is set until the sample is in a packet. ``layers[d, s]`` is the first block of destination d that
+    has a set of size s or more, and ``layers[d, -1]`` is the first block of the next destination.
     """
     n_workers = ends.size - 1
     layers = np.zeros((n_workers, n_workers + 2), dtype=np.int64)
@@ -182,7 +195,7 @@ def _index(sets, workers, order, ends):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _grow(seed, sets, workers, weights, index, tries, scratch):  # type: ignore[no-untyped-def]
-    """The size and worth of the best packet that was found for a seed; it stands in ``scratch[0]``."""
+    """Return the size and worth of the best packet found for a seed; ``scratch[0]`` has its samples."""
     layers, held, alive, sample_at, _ = index
     packet, attempt, lanes, state = scratch
     packet[0] = seed
@@ -219,7 +232,7 @@ def _grow(seed, sets, workers, weights, index, tries, scratch):  # type: ignore[
 
 @numba.njit(nogil=True, cache=True)
 def _fill(size, taken, empty, sets, workers, index, noisy, packet, lanes, state):  # type: ignore[no-untyped-def]
-    """Give samples to the destinations that are ``empty``, best first, and return the packet's new size."""
+    """Add samples for the ``empty`` destinations, best first, and return the new size of the packet."""
     layers, held, alive, sample_at, _ = index
     while empty != 0:
         best, best_score = np.int64(-1), np.int64(0)
@@ -239,7 +252,7 @@ def _fill(size, taken, empty, sets, workers, index, noisy, packet, lanes, state)
                         sample = sample_at[(block * 8 + lane) * 64 + lowest_bit(lanes[lane])]
                         lanes[lane] &= lanes[lane] - np.uint64(1)
                         candidates += 1
-                        # Keep the other places possible, and large sets for the packets that need them.
+                        # Keep other destinations possible, and save large sets for the packets that need them.
                         score = 20 * popcount(sets[sample] & empty) - 12 * popcount(sets[sample])
                         if noisy:
                             state[0], word = next_word(state[0])
@@ -259,7 +272,7 @@ def _fill(size, taken, empty, sets, workers, index, noisy, packet, lanes, state)
 
 @numba.njit(nogil=True, cache=True)
 def _first(layers, held, alive, d, target, lanes):  # type: ignore[no-untyped-def]
-    """The place of the first sample for ``d`` whose set contains the target, or -1."""
+    """Return the position of the first sample for ``d`` whose set contains the target, or -1."""
     for block in range(_begin(layers, alive, d, popcount(target)), layers[d, -1]):
         if _filter(held, alive, block, target, lanes):
             lane = 0
@@ -271,8 +284,8 @@ def _first(layers, held, alive, d, target, lanes):  # type: ignore[no-untyped-de
 
 @numba.njit(nogil=True, cache=True)
 def _begin(layers, alive, d, size):  # type: ignore[no-untyped-def]
-    """The first block for ``d`` that may have a sample whose set is of that size or larger."""
-    # Blocks die from the front, as small sets go first; they are passed by once and for all.
+    """Return the first block for ``d`` that may have a sample with a set of at least ``size`` workers."""
+    # Blocks become empty from the front, because small sets go first. Skip empty blocks permanently.
     while layers[d, 0] < layers[d, -1] and not alive[layers[d, 0]].any():
         layers[d, 0] += 1
     return max(layers[d, 0], layers[d, size])
@@ -280,7 +293,7 @@ def _begin(layers, alive, d, size):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _filter(held, alive, block, target, lanes):  # type: ignore[no-untyped-def]
-    """Set ``lanes`` to the samples of a block that are alive and have the target in their sets; whether there are."""
+    """Set ``lanes`` to the samples of a block that are alive and whose sets contain the target; return if any."""
     some = np.uint64(0)
     for lane in range(8):
         lanes[lane] = alive[block, lane]

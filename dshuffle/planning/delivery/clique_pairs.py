@@ -1,7 +1,7 @@
-"""Greedy packing of needed samples into small cliques, for any number of workers, on lists.
+"""Greedy packing of needed samples into small cliques with lists, for any number of workers.
 
-With many workers hardly two samples have the same holders, and packets serve few: pairs in the main. Bitsets over
-all workers would be nearly empty, so that candidates come from lists by (destination, holder).
+With many workers, samples rarely have the same holders, and most packets are pairs. Bitsets over all workers would be
+nearly empty, so candidates come from lists by (destination, holder).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dshuffle.planning.randomness import permutation
 from dshuffle.planning.types import Holders, Samples
 
 _CANDIDATES = 512
-"""Samples that are looked at for one packet, at most."""
+"""Maximum number of candidates for one packet."""
 _LISTED = 16
-"""Holders under which a sample is listed, at most: memory stays in bounds where many hold a sample."""
+"""Maximum number of holders under which a sample is listed, to limit memory if samples have many holders."""
 
 
 def pack_small_cliques(holders: Holders, workers: Samples, n_workers: int, *, seed: int) -> tuple[Samples, Samples]:
-    """Put every sample into a packet.
+    """Assign every needed sample to a packet.
 
     Parameters
     ----------
     holders
         ``(D, words)`` masks of the needed samples.
     workers
-        ``(D,)`` int64, their destinations.
+        ``(D,)`` int64, the destinations of the samples.
 
     Returns
     -------
@@ -38,9 +38,10 @@ def pack_small_cliques(holders: Holders, workers: Samples, n_workers: int, *, se
 
     Notes
     -----
-    As in :mod:`~dshuffle.planning.delivery.clique_packing`, packets grow from a seed, those with few holders first, and
-    take the sample that leaves most other places possible. All candidates for a packet are collected at its start,
-    some hundreds at the most: samples for a holder of the seed that the seed's destination holds.
+    As in :mod:`~dshuffle.planning.delivery.clique_packing`, a packet grows from a seed sample; samples with few holders
+    are seeds first. In each step it takes the sample that leaves the most other destinations possible. All candidates
+    for a packet, at most some hundreds, are collected at its start. They are samples for a holder of the seed that
+    the destination of the seed holds.
     """
     sizes = _sizes(holders)
     seeds = permutation(len(workers), "clique", seed)
@@ -65,7 +66,7 @@ def _pack(holders, workers, sizes, seeds, n_workers):  # type: ignore[no-untyped
     n_packets, n_members = 0, 0
     alive = np.ones(workers.size, dtype=np.bool_)
     candidates = np.empty(_CANDIDATES, dtype=np.int64)
-    # The workers that hold all samples of the packet and get none from it yet: as a row, like those of holders.
+    # Workers that hold all samples of the packet and get none from it yet, as a row of holders.
     empty = np.empty((1, holders.shape[1]), dtype=np.uint64)
     for seed in seeds:
         if not alive[seed]:
@@ -99,7 +100,7 @@ def _pack(holders, workers, sizes, seeds, n_workers):  # type: ignore[no-untyped
 
 @numba.njit(nogil=True, cache=True)
 def _lists(holders, workers, sizes, seeds, n_workers):  # type: ignore[no-untyped-def]
-    """The samples for worker d that h holds, in the order of the seeds: list ``d * n_workers + h``."""
+    """List the samples for worker d that h holds, in seed order, as list ``d * n_workers + h``."""
     counts = np.zeros(n_workers * n_workers + 1, dtype=np.int32)
     for fill in range(2):
         if fill:
@@ -113,7 +114,7 @@ def _lists(holders, workers, sizes, seeds, n_workers):  # type: ignore[no-untype
                 while rest != 0:
                     holder = word * 64 + lowest_bit(rest)
                     rest &= rest - np.uint64(1)
-                    # Other holders for every sample, so that no worker's lists stay empty.
+                    # Vary the listed holders by sample, so that no worker's lists stay empty.
                     if (nth + sample) % sizes[sample] < _LISTED:
                         key = workers[sample] * n_workers + holder
                         if fill:
@@ -129,7 +130,7 @@ def _lists(holders, workers, sizes, seeds, n_workers):  # type: ignore[no-untype
 def _collect(  # type: ignore[no-untyped-def]
     seed, holders, workers, sizes, starts, ends, lists, alive, n_workers, candidates
 ):
-    """Set ``candidates`` to samples that may join the seed, and return how many there are."""
+    """Write samples that may join the seed to ``candidates``, and return their number."""
     count = 0
     share = max(_CANDIDATES // max(sizes[seed], 1), 1)
     for word in range(holders.shape[1]):

@@ -1,25 +1,27 @@
-"""``coded``: one sample of every column of an encoding table makes a packet (paper 000, Algorithms 1 to 3)."""
+"""``coded``: packets of one sample from every column of an encoding table.
+
+References
+----------
+Chung et al. (2017), Algorithms 1 to 3; see docs/papers.md. :func:`~dshuffle.planning.check_plan` does the decoding of
+Algorithm 3. Here workers decode every packet with cached samples alone.
+"""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
 
-from dshuffle.planning.delivery.encoding_tables import Tables
+from dshuffle.planning.delivery.definition import Delivery, Excess, PacketModel, Source
+from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
 from dshuffle.planning.plan import Plan
 from dshuffle.planning.types import Holders, Ranks
 
 
 def plan_coded(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
-    """As many packets from the server for every encoding table as its longest column has samples.
+    """Plan as many packets from the server for every encoding table as its longest column has samples.
 
-    Its rate is that of Theorem 2 where the columns of a table are equally long, as they are for very many samples;
-    otherwise the packets at the end of each table serve fewer and fewer workers.
-
-    References
-    ----------
-    Paper 000, Algorithms 1 and 2. Algorithm 3, the decoding, is the peeling that
-    :func:`~dshuffle.planning.check_plan` does: here every packet is decoded with cached samples alone.
+    The rate is that of Theorem 2 if the columns of a table are equally long, as they are for very many samples.
+    Otherwise the packets at the end of each table serve fewer and fewer workers.
     """
     tables = Tables.of(holders, destinations, n_workers)
     packet_of = np.empty(len(tables.samples), dtype=np.int64)
@@ -29,7 +31,7 @@ def plan_coded(holders: Holders, destinations: Ranks, n_workers: int, *, seed: i
 
 @numba.njit(nogil=True, cache=True)
 def _encode(columns, starts, packet_of):  # type: ignore[no-untyped-def]
-    """Give every sample its packet and return how many there are (Algorithm 2)."""
+    """Assign every sample to a packet and return the number of packets (Algorithm 2)."""
     n_packets = 0
     for table in range(columns.size - 1):
         longest = 0
@@ -39,3 +41,16 @@ def _encode(columns, starts, packet_of):  # type: ignore[no-untyped-def]
             longest = max(longest, starts[column + 1] - starts[column])
         n_packets += longest
     return n_packets
+
+
+CODED = Delivery(
+    "coded",
+    plan_coded,
+    Source.SERVER,
+    Excess.USED,
+    coded=True,
+    most_workers=MOST_WORKERS,
+    packet_model=PacketModel(
+        aligned_fit=(-4.875, 3.398, 1.629, 4.61, 1.627, 1.291, -6.965, -0.2196, -0.1657, 0.4642),
+    ),
+)

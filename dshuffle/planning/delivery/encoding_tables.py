@@ -1,9 +1,12 @@
-"""Encoding tables (paper 000, Algorithm 1): needed samples grouped by the set of workers that a packet can
-serve.
+"""Encoding tables: needed samples grouped by the set of workers that a packet can serve.
 
-The set of a needed sample is its holders and its destination. Its table has a column for every destination in
-the set; the samples of one column are needed by that worker and held by all others of the set, so that one
-sample of every column makes a packet that all of them can decode.
+The set of a needed sample is its holders and its destination. The table of a set has a column for every destination
+in the set. The destination needs the samples of its column, and all other workers of the set hold them. One sample
+from every column therefore makes a packet that all workers of the set can decode.
+
+References
+----------
+Chung et al. (2017), Algorithm 1; see docs/papers.md.
 """
 
 from __future__ import annotations
@@ -16,19 +19,22 @@ from dshuffle.planning.grouping import group_by
 from dshuffle.planning.plan import SERVER, Plan, missing_samples
 from dshuffle.planning.types import Holders, Ranks, Samples, Words
 
+MOST_WORKERS = 64
+"""A set of workers is one machine word. Sets of more workers hardly ever repeat, so tables would not help."""
+
 _DIGIT = 11
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tables:
-    """The tables that are not empty, by ascending mask of their set, and their columns by ascending destination.
+    """Non-empty tables by ascending mask of their set, with columns by ascending destination.
 
     Parameters
     ----------
     masks
-        ``(T,)`` uint64, the workers of each table's set.
+        ``(T,)`` uint64, the mask of each table's set.
     columns
-        ``(T + 1,)`` int64; the columns of table t that are not empty are ``columns[t]`` to ``columns[t + 1] - 1``.
+        ``(T + 1,)`` int64; the non-empty columns of table t are ``columns[t]`` to ``columns[t + 1] - 1``.
     starts
         ``(C + 1,)`` int64; column c has the samples ``samples[starts[c]:starts[c + 1]]``, ascending.
     workers
@@ -45,7 +51,7 @@ class Tables:
 
     @classmethod
     def of(cls, holders: Holders, destinations: Ranks, n_workers: int) -> Tables:
-        """Index the needed samples of checked arrays for at most 64 workers.
+        """Build the tables of the needed samples from checked arrays, for at most 64 workers.
 
         Examples
         --------
@@ -73,14 +79,14 @@ class Tables:
         )
 
     def plan(self, packet_of: Samples, n_packets: int, destinations: Ranks) -> Plan:
-        """The server's plan in which ``samples[i]`` goes into packet ``packet_of[i]``, none of which is empty."""
+        """Return the server's plan with ``samples[i]`` in packet ``packet_of[i]``; every packet has a sample."""
         order, offsets = group_by(packet_of, n_packets)
         samples = self.samples[order]
         return Plan(offsets, samples, destinations[samples], np.full(n_packets, SERVER, dtype=np.int32))
 
 
 def _differs(values: Words | Ranks) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether each value differs from the one before it; the first does."""
+    """Return whether each value differs from the one before it; True for the first."""
     differs = np.ones(len(values), dtype=np.bool_)
     np.not_equal(values[1:], values[:-1], out=differs[1:])
     return differs

@@ -1,13 +1,14 @@
-"""How many samples go from each worker to each other one, when every worker holds just its share (paper 001,
-section III).
+"""``leftover``: pairs of samples, and chains of the remaining samples, for caches without excess.
 
-``leftover``: pairs, and chains of what pairs leave over, for caches without excess (paper 001).
+Each sample is an arc from the worker that has it to the worker that needs it. Two opposite arcs make one packet. The
+remaining arcs are sent in closed trails through one worker, the ignored worker. For every other worker on a trail,
+one packet XORs the sample that arrives there with the sample that leaves. That worker holds the leaving sample and
+decodes the arriving one. The ignored worker holds the first sample of the trail. It decodes packet after packet from
+there, up to the last sample, which it needs. A trail has one packet fewer than samples.
 
-Each sample is an arc from the worker that has it to the one that needs it. Two opposite arcs make one packet. The
-arcs left over are sent in closed trails through one worker, the ignored one: a packet for each other worker on the
-way XORs the sample that comes in there with the one that goes out. That worker holds the latter and gets the former.
-The ignored worker holds the first sample of the trail, peels packet after packet from there, and ends up with the
-last sample, the one it needs: one packet fewer than samples.
+References
+----------
+Attia and Tandon (2016), sections III and V; see docs/papers.md.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.delivery.definition import Delivery, Excess, PacketModel, Source
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
 from dshuffle.planning.plan import SERVER, Plan, missing_samples
 from dshuffle.planning.randomness import permutation
@@ -27,10 +29,11 @@ Matrix = NDArray[np.int64]
 
 
 def shuffle_matrix(owners: ArrayLike, destinations: ArrayLike, n_workers: int) -> Matrix:
-    """``(n, n)`` int64: entry (i, j) counts the samples that worker i has and worker j is to train on.
+    """Count the samples that each worker has and each worker will train on, ``(n, n)`` int64.
 
-    Rows add up to the shares before the shuffle, columns to those after it. Where every worker's share is as large
-    as before, as many samples leave it as come in.
+    Entry (i, j) counts the samples that worker i has and worker j will train on. Rows add up to the shares before the
+    shuffle, columns to the shares after it. If a worker's share keeps its size, as many samples leave the worker as
+    arrive.
 
     Parameters
     ----------
@@ -39,7 +42,7 @@ def shuffle_matrix(owners: ArrayLike, destinations: ArrayLike, n_workers: int) -
 
     References
     ----------
-    Paper 001, definitions 1 and 2.
+    Attia and Tandon (2016), definitions 1 and 2; see docs/papers.md.
 
     Examples
     --------
@@ -51,17 +54,17 @@ def shuffle_matrix(owners: ArrayLike, destinations: ArrayLike, n_workers: int) -
     before = as_ranks("owners", owners, n_workers)
     after = as_ranks("destinations", destinations, n_workers)
     if len(before) != len(after):
-        raise InvalidParameter.of("destinations.shape", after.shape, f"({len(before)},), as owners has")
+        raise InvalidParameter.of("destinations.shape", after.shape, f"({len(before)},), to match owners")
     arcs = before.astype(np.int64) * n_workers + after
     return np.bincount(arcs, minlength=n_workers**2).reshape(n_workers, n_workers)
 
 
 def leftover_matrix(shuffle: ArrayLike) -> Matrix:
-    """What a shuffle matrix leaves once all that two workers have for each other is sent in pairs.
+    """Return a shuffle matrix without the samples that are sent in pairs.
 
     References
     ----------
-    Paper 001, definition 3.
+    Attia and Tandon (2016), definition 3; see docs/papers.md.
 
     Examples
     --------
@@ -75,33 +78,34 @@ def leftover_matrix(shuffle: ArrayLike) -> Matrix:
 
 
 def as_matrix(name: str, values: ArrayLike) -> Matrix:
-    """A square int64 matrix of counts, or :class:`InvalidParameter`."""
+    """Return a square int64 matrix of counts, or raise :class:`InvalidParameter`."""
     matrix = np.asarray(values)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise InvalidParameter.of(f"{name}.shape", matrix.shape, "(n_workers, n_workers)")
     if not np.issubdtype(matrix.dtype, np.integer):
         raise InvalidParameter.of(f"{name}.dtype", str(matrix.dtype), "an integer dtype")
     if (matrix < 0).any():
-        raise InvalidParameter.of(name, int(matrix.min()), "counts of samples, none below 0")
+        raise InvalidParameter.of(name, int(matrix.min()), "a matrix of counts >= 0")
     return matrix.astype(np.int64)
 
 
 def plan_leftover(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
-    """Packets of at most two samples from the server, as many as Theorem 1 of paper 001 says.
+    """Plan packets of at most two samples from the server.
 
     The seed chooses among the workers that are equally good to ignore.
 
     Raises
     ------
     InvalidParameter
-        If a sample is held by more than one worker.
+        If more than one worker holds a sample.
 
     References
     ----------
-    Paper 001, section V. The paper asks that the ignored worker decode everything in two steps (definition 4),
-    which not every shuffle allows: its arcs may not be connected by single arcs. We take the shortest trails that
-    there are, so that more steps are taken only where they must be. The theorem is about shuffles in which as many
-    samples leave each worker as come in; in others, samples that are on no closed trail are sent as they are.
+    Attia and Tandon (2016), section V and Theorem 1 for the number of packets; see docs/papers.md. The paper requires
+    that the ignored worker decode everything in two steps (definition 4). Not every shuffle allows this, because
+    single arcs may not connect the worker's arcs. We take the shortest trails, so there are more steps only where
+    necessary. The theorem covers shuffles in which as many samples leave each worker as arrive. In other shuffles,
+    samples that are not on a closed trail are sent uncoded.
     """
     needed = missing_samples(holders, destinations)
     owners = np.empty(len(destinations), dtype=np.int64)
@@ -110,10 +114,10 @@ def plan_leftover(holders: Holders, destinations: Ranks, n_workers: int, *, seed
         raise InvalidParameter.of(
             f"holders[{shared}]",
             holders[shared].tolist(),
-            "one worker for the delivery 'leftover', which is for caches without excess",
-            "With excess use 'clique' or 'ubershuffle'.",
+            "a mask of one worker for the delivery 'leftover', which is for caches without excess",
+            "Use 'clique' or 'ubershuffle' for caches with excess.",
         )
-    # Samples that nobody holds come from a node of their own, to which no arc leads.
+    # Samples without a holder start at an extra node, to which no arc leads.
     nodes = n_workers + 1
     order, offsets = group_by(owners[needed] * nodes + destinations[needed], nodes**2)
     leftovers = leftover_matrix(np.diff(offsets).reshape(nodes, nodes))
@@ -128,7 +132,7 @@ def plan_leftover(holders: Holders, destinations: Ranks, n_workers: int, *, seed
 
 @numba.njit(nogil=True, cache=True)
 def _find_owners(holders, n_workers, owners):  # type: ignore[no-untyped-def]
-    """Write each sample's holder, ``n_workers`` for none; the first sample with several, or -1."""
+    """Write each sample's holder, or ``n_workers``; return the first sample with several holders, or -1."""
     for sample in range(owners.size):
         if count_holders(holders, sample) > 1:
             return sample
@@ -140,12 +144,12 @@ def _find_owners(holders, n_workers, owners):  # type: ignore[no-untyped-def]
 
 
 def _best_ignored(leftovers: Matrix, seed: int) -> tuple[int, Matrix]:
-    """The worker with the most closed trails through it, and how many of these take each arc."""
+    """Return the worker with the most closed trails through it, and the number of trails over each arc."""
     bounds = np.minimum(leftovers.sum(axis=0), leftovers.sum(axis=1))
     mixed = permutation(len(bounds), "leftover", seed)
     best, most, trails = 0, -1, leftovers
     for worker in mixed[np.argsort(-bounds[mixed], kind="stable")].tolist():
-        # If as many samples leave as come in everywhere, the first worker reaches its bound.
+        # If as many samples leave every worker as arrive, the first worker reaches its bound.
         if bounds[worker] <= most:
             break
         count, flow = _closed_trails(leftovers, worker)
@@ -156,10 +160,10 @@ def _best_ignored(leftovers: Matrix, seed: int) -> tuple[int, Matrix]:
 
 @numba.njit(nogil=True, cache=True)
 def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
-    """Closed trails through ``hub`` of which no two share an arc: how many, and how many take each arc.
+    """Return the number of arc-disjoint closed trails through ``hub``, and the number over each arc.
 
-    One shortest trail after the other. Where as many arcs leave every node as come in, that stays so when a trail
-    is taken out; hence none of them is ever in the way of another, and the hub's arcs are all used up.
+    Trails are found one by one, the shortest first. If as many arcs leave every node as enter it, this still holds
+    after a trail is removed. Trails then never block each other, and all arcs of the hub are used.
     """
     n = arcs.shape[0]
     left = arcs.copy()
@@ -201,9 +205,10 @@ def _closed_trails(arcs, hub):  # type: ignore[no-untyped-def]
 def _emit(  # type: ignore[no-untyped-def]
     arcs, offsets, trails, ignored, packets, samples, workers
 ):
-    """Write all packets, of which ``packets`` gets the offsets, and return how many there are.
+    """Write all packets, with their offsets in ``packets``, and return the number of packets.
 
-    ``arcs`` are the needed samples, those from node i to node j at ``offsets[i * n + j]``. Uses up ``trails``.
+    ``arcs`` are the needed samples; the samples from node i to node j begin at ``offsets[i * n + j]``. ``trails`` is
+    overwritten.
     """
     n = trails.shape[0]
     heads = offsets[:-1].copy()
@@ -218,7 +223,7 @@ def _emit(  # type: ignore[no-untyped-def]
                 heads[back] += 1
                 p, e = p + 1, e + 2
                 packets[p] = e
-    # All arcs to the nodes before this one are used up.
+    # The trails use no more arcs from a node to the nodes before nearest[node].
     nearest = np.zeros(n, dtype=np.int64)
     node, comes_in = ignored, np.int64(-1)
     while True:
@@ -244,3 +249,13 @@ def _emit(  # type: ignore[no-untyped-def]
                 p, e = p + 1, e + 1
                 packets[p] = e
     return p
+
+
+LEFTOVER = Delivery(
+    "leftover",
+    plan_leftover,
+    Source.SERVER,
+    Excess.REFUSED,
+    coded=True,
+    packet_model=PacketModel("leftover"),
+)

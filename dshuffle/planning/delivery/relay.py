@@ -1,8 +1,8 @@
-"""How packets reach their destinations over links from one sender to one receiver.
+"""Relays: how packets reach their destinations over unicast links.
 
-Every component of a packet takes one hop to its destination: from the server, or from a worker that has the packet
-already. A *gate* says when: a hop may wait at its sender until everything has come in there that counts towards the
-gate. So a relay is nothing but hops with gates, and whoever carries them need not know which relay it is.
+Every component of a packet takes one hop to its destination, from the server or from a worker that already has the
+packet. A *gate* controls the start of hops: a hop may wait at its sender until all hops that open the gate have
+arrived there. A relay is a list of hops with gates, so the code that carries packets does not depend on the relay.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dshuffle.planning.plan import SERVER, Plan
 from dshuffle.planning.types import Ranks, Samples
 
 BATCHES = 12
-"""A relay hands packets on in at least so many batches, so that little is left to hand on when the last comes in..."""
+"""Minimum number of batches of a relay, so that little is left to pass on when the last batch arrives."""
 LEAST_BATCH_BYTES = 2**19
-"""...but not in smaller ones than this, where the cost of a message shows."""
+"""Minimum size of a batch, below which the cost per message is noticeable. It takes precedence over ``BATCHES``."""
 MESSAGE_BYTES = 2**23
 WINDOW_BYTES = 2**25
-"""A full message, and what is under way to a worker, if no setting says otherwise."""
+"""Defaults for the size of a full message (``MESSAGE_BYTES``) and for the data in flight to a worker."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,13 +34,13 @@ class Hops:
     Parameters
     ----------
     packets
-        ``(E,)`` int64, the packet.
+        ``(E,)`` int64, the packet of each hop.
     senders
-        ``(E,)`` int32, who hands it to the component's destination: a rank that gets it too, or :data:`SERVER`.
+        ``(E,)`` int32, the sender of each hop: a rank that gets the packet too, or :data:`SERVER`.
     waits_for
-        ``(E,)`` int32, the gate at the sender that must be open, or -1.
+        ``(E,)`` int32, the gate at the sender that must be open first, or -1.
     opens
-        ``(E,)`` int32, the gate at the destination that opens when all hops towards it have arrived, or -1.
+        ``(E,)`` int32, the gate at the destination that opens when all its hops have arrived, or -1.
     """
 
     packets: Samples
@@ -50,14 +50,14 @@ class Hops:
 
 
 def route(relay: str, plan: Plan, n_workers: int, batch: int) -> Hops:
-    """The hops of a plan of the server's.
+    """Return the hops of a plan whose packets come from the server.
 
     Parameters
     ----------
     relay
-        A key of :data:`RELAYS`.
+        Name in :data:`RELAYS`.
     batch
-        Packets that a relay waits for before it hands them on, at most.
+        Maximum number of packets that a relay waits for before it passes them on.
 
     Raises
     ------
@@ -85,9 +85,10 @@ def packets_per_batch(
     message_bytes: int = MESSAGE_BYTES,
     window_bytes: int = WINDOW_BYTES,
 ) -> int:
-    """Packets that a relay waits for before it hands them on, at most: they make one message.
+    """Return the maximum number of packets that a relay waits for before it passes them on.
 
-    Of such messages one from every other participant fits the window, so that each can be asked for one at any time.
+    They make one message. The window has room for one such message from every other participant, so a worker can
+    request one from each at any time.
 
     Examples
     --------
@@ -100,7 +101,7 @@ def packets_per_batch(
 
 
 def batch_sizes(n_packets: int, n_workers: int, row_nbytes: int) -> list[int]:
-    """Packets of each batch of a relay that has its part of so many.
+    """Return the number of packets in each batch of a worker that relays ``1 / n_workers`` of ``n_packets``.
 
     Examples
     --------
@@ -111,11 +112,11 @@ def batch_sizes(n_packets: int, n_workers: int, row_nbytes: int) -> list[int]:
 
 
 def _pipelined(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops:
-    """The server sends each packet to one of its destinations, which hands it to the others.
+    """Send each packet from the server to one of its destinations, which passes it to the others.
 
-    Among its destinations that one hands a packet on which has handed on the least so far, so the load is even from
-    the first packet to the last. The packets of one relaying worker go in batches, the first of which it hands on
-    while the next is coming in: with full-duplex links the two stages take the time of the slower one.
+    The destination that has passed on the least so far relays the packet, so the load is even from the first packet
+    to the last. The packets of a relaying worker go in batches. It passes on one batch while the next one arrives.
+    With full-duplex links the two stages together take the time of the slower one.
     """
     relays = np.empty(plan.n_packets, dtype=np.int32)
     _balance(plan.offsets, plan.destinations, relays, np.zeros(n_workers, dtype=np.int64))
@@ -136,7 +137,7 @@ def _pipelined(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops
 
 
 def _batches(n_packets: int, most: int) -> list[int]:
-    """Sizes of one worker's batches: smaller ones at the end, when no more comes in while the last is handed on."""
+    """Return the batch sizes of one worker; they shrink at the end, as nothing arrives while the last is passed on."""
     sizes = []
     while n_packets > 0:
         sizes.append(min(n_packets, most, max(n_packets // 3, most // 4, 1)))
@@ -145,13 +146,14 @@ def _batches(n_packets: int, most: int) -> list[int]:
 
 
 def _ring(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops:
-    """The server scatters the packets over their destinations, which then pass them around in a ring.
+    """Scatter the packets from the server over their destinations, which then pass them around in a ring.
 
     References
     ----------
-    Paper 000, section IV and Theorem 4. The paper splits what goes to one set of workers into as many parts as the
-    set has members, by bytes; we by packets, to which of them a packet goes first being chosen so that each sends as
-    many as the others. As there, a round begins when the one before has ended, here for each worker by itself.
+    Chung et al. (2017), section IV and Theorem 4; see docs/papers.md. The paper splits the data for a set of workers
+    by bytes, into one part per member. We split it by packets: the first destination of each packet is chosen so that
+    all members send equally many. As in the paper, a round begins when the previous one has ended. Here each worker
+    applies this rule separately.
     """
     steps = np.empty(plan.n_components, dtype=np.int32)
     senders = np.empty(plan.n_components, dtype=np.int32)
@@ -160,7 +162,7 @@ def _ring(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops:
 
 
 def _unicast(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops:
-    """The server sends each packet to every one of its destinations."""
+    """Send each packet from the server to every one of its destinations."""
     nothing = np.full(plan.n_components, -1, dtype=np.int32)
     return Hops(packets, np.full(plan.n_components, SERVER, dtype=np.int32), nothing, nothing)
 
@@ -170,7 +172,7 @@ RELAYS: dict[str, Callable[[Plan, Samples, int, int], Hops]] = {
     "ring": _ring,
     "unicast": _unicast,
 }
-"""Relays: name -> planner of the hops."""
+"""Relay name -> planner of the hops."""
 
 
 @numba.njit(nogil=True, cache=True)
@@ -190,7 +192,7 @@ def _around(offsets, destinations, steps, senders, handed_on):  # type: ignore[n
     for packet in range(offsets.size - 1):
         begin, end = offsets[packet], offsets[packet + 1]
         size = end - begin
-        # The ring ends at the member that has handed on the most, and begins behind it.
+        # The ring ends at the member that has passed on the most, and begins after it.
         last = begin
         for e in range(begin, end):
             if handed_on[destinations[e]] > handed_on[destinations[last]]:

@@ -1,5 +1,11 @@
-"""``ubershuffle``: gaps in the packets of small sets are filled from the tables of larger ones (paper 000,
-Algorithm 4).
+"""``ubershuffle``: fill gaps in the packets of small sets from the tables of larger sets.
+
+References
+----------
+Chung et al. (2017), Algorithm 4; see docs/papers.md. The paper does not specify the order in which sets of one size,
+and their supersets, are visited. We visit both by ascending mask, because opposite orders need up to 5 % more
+packets. Only the visited set receives samples, and only tables of larger sets give them, so the packets of a set are
+final after its visit.
 """
 
 from __future__ import annotations
@@ -8,34 +14,30 @@ import numba
 import numpy as np
 
 from dshuffle.checks import as_integer
-from dshuffle.planning.delivery.encoding_tables import Tables
+from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS
+from dshuffle.planning.delivery.definition import Delivery, Excess, PacketModel, Source
+from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
 from dshuffle.planning.plan import Plan
 from dshuffle.planning.types import Holders, Ranks
 
 
 def plan_ubershuffle(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, depth: int = 2) -> Plan:
-    """The packets of ``coded`` after samples have moved to tables of subsets whose columns are shorter.
+    """Plan the packets of ``coded`` after moving samples to tables of subsets with shorter columns.
 
     Parameters
     ----------
     depth
-        How many workers larger a set may be whose table gives samples away, at least 1 (the paper's nu). The time
-        grows with the number of such supersets: some tenths of a second for a million samples of 20 workers at
-        depth 2, two seconds for a hundred thousand of 64.
+        Maximum number of workers by which a set may exceed the set that it gives samples to, at least 1 (the
+        paper's nu). The time grows with the number of supersets within this depth: some tenths of a second for a
+        million samples of 20 workers at depth 2, two seconds for a hundred thousand samples of 64 workers.
 
     Raises
     ------
     InvalidParameter
-        If the depth is below 1.
-
-    References
-    ----------
-    Paper 000, Algorithm 4. It leaves open in which order sets of one size, and their supersets, are visited; we go
-    by ascending mask in both, because opposite orders need up to 5 % more packets. Only tables of larger sets give
-    and only those of sets whose turn it is receive, so that the packets of a set are final after its turn.
+        If the depth is not an integer >= 1.
     """
-    depth = as_integer("depth", depth, 1, "For no reallocation at all use the delivery 'coded'.")
+    depth = as_integer("depth", depth, 1, "Use the delivery 'coded' to move no samples.")
     tables = Tables.of(holders, destinations, n_workers)
     by_size, layers = group_by(_sizes(tables.masks), n_workers + 1)
     packet_of = np.empty(len(tables.samples), dtype=np.int64)
@@ -57,12 +59,12 @@ def _sizes(masks):  # type: ignore[no-untyped-def]
 def _carpool(  # type: ignore[no-untyped-def]
     masks, columns, starts, workers, by_size, layers, depth, packet_of
 ):
-    """Give every sample its packet and return how many there are."""
+    """Assign every sample to a packet and return the number of packets."""
     n_workers = layers.size - 2
     slots = _slots(masks)
-    # What is left of a column begins at its head.
+    # The remaining samples of a column begin at its head.
     heads = starts[:-1].copy()
-    # The workers that have a column in each table, if only an empty one.
+    # Workers that have a column in each table, even if no samples of it remain.
     wanted = np.zeros(masks.size, dtype=np.uint64)
     for table in range(masks.size):
         for column in range(columns[table], columns[table + 1]):
@@ -94,7 +96,7 @@ def _carpool(  # type: ignore[no-untyped-def]
         for extra in range(1, min(depth, n_others) + 1):
             n_supersets *= (n_others + 1 - extra) / extra
             place, end = layers[size + extra], layers[size + extra + 1]
-            # A look-up costs about as much as passing eight tables by.
+            # A lookup costs about as much as skipping eight tables.
             by_scan = end - place < 8 * n_supersets
             chosen[:extra] = np.arange(extra)
             chosen[extra] = n_others
@@ -132,9 +134,9 @@ def _carpool(  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _advance(chosen, count):  # type: ignore[no-untyped-def]
-    """Go to the next of the ascending choices of ``count`` numbers below ``chosen[count]``, if there is one.
+    """Advance to the next choice of ``count`` ascending numbers below ``chosen[count]``; return whether one exists.
 
-    As masks the choices ascend, too.
+    The masks of the choices ascend as well.
     """
     place = 0
     while place < count and chosen[place] + 1 == chosen[place + 1]:
@@ -147,7 +149,7 @@ def _advance(chosen, count):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _slots(masks):  # type: ignore[no-untyped-def]
-    """A hash table from mask to table: linear probing, at most half full, -1 where nothing is."""
+    """Build a hash table from mask to table: linear probing, at most half full, -1 in empty slots."""
     size = 2
     while size < 2 * masks.size:
         size *= 2
@@ -162,7 +164,7 @@ def _slots(masks):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _find(slots, masks, mask):  # type: ignore[no-untyped-def]
-    """The table of a set, or -1."""
+    """Return the table of a set, or -1."""
     slot = _hash(mask) & (slots.size - 1)
     while slots[slot] >= 0 and masks[slots[slot]] != mask:
         slot = (slot + 1) & (slots.size - 1)
@@ -172,3 +174,18 @@ def _find(slots, masks, mask):  # type: ignore[no-untyped-def]
 @numba.njit(nogil=True, cache=True)
 def _hash(mask):  # type: ignore[no-untyped-def]
     return np.int64((mask * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32))
+
+
+UBERSHUFFLE = Delivery(
+    "ubershuffle",
+    plan_ubershuffle,
+    Source.SERVER,
+    Excess.USED,
+    coded=True,
+    most_workers=MOST_WORKERS,
+    packet_model=PacketModel(
+        fit=(0.1296, -4.56, -0.6339, 5.266, 4.591, 2.657, -6.415, -0.08262, -0.09047, 0.166),
+        aligned_fit=(-4.5, 1.342, 0.9443, 6.206, 2.944, 2.558, -9.004, -0.3057, -0.138, 0.5034),
+        at_least=CLIQUE_PACKETS,
+    ),
+)

@@ -1,8 +1,8 @@
-"""``storage``: every worker reads what it lacks from the store again.
+"""Deliveries without coding.
 
-``server``: one worker that can read every sample sends each to the worker that needs it.
-
-``peer``: every needed sample goes straight from one of its holders to the worker that needs it.
+- ``storage``: every worker reads the samples that it lacks from the store.
+- ``server``: one worker that can read every sample sends each needed sample to its worker.
+- ``peer``: one of the holders of a needed sample sends it directly to its worker.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numba
 import numpy as np
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.delivery.definition import Delivery, Source
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
 from dshuffle.planning.plan import SERVER, STORE, Plan, missing_samples
 from dshuffle.planning.randomness import below, next_word, random_words
@@ -18,38 +19,38 @@ from dshuffle.planning.types import Holders, Ranks
 
 
 def plan_storage(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
-    """One packet from the store for every needed sample, by ascending sample.
+    """Plan one packet from the store for every needed sample, by ascending sample.
 
-    So those of one chunk stand together in what a worker receives, and the chunk is fetched once.
+    A worker receives the samples of one chunk one after the other, so it fetches the chunk once.
     """
     samples = missing_samples(holders, destinations)
     return Plan.uncoded(samples, destinations[samples], np.full(len(samples), STORE))
 
 
 def plan_server(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
-    """One packet from the server for every needed sample, by ascending sample.
+    """Plan one packet from the server for every needed sample, by ascending sample.
 
-    In this order a server whose memory is smaller than the dataset streams through the store once.
+    In this order, a server whose memory is smaller than the dataset streams through the store once.
 
     References
     ----------
-    The uncoded scheme that papers 000 and 001 compare with.
+    The uncoded baseline of Chung et al. (2017) and Attia and Tandon (2016); see docs/papers.md.
     """
     samples = missing_samples(holders, destinations)
     return Plan.uncoded(samples, destinations[samples], np.full(len(samples), SERVER))
 
 
 def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
-    """One packet for every needed sample from its least loaded holder, by ascending sample.
+    """Plan one packet for every needed sample from its least loaded holder, by ascending sample.
 
-    Samples with few holders choose first and those with many fill the gaps, so that loads differ by next to
-    nothing wherever there is a choice: under 1 % of the mean from two holders a sample on. Every worker has
-    to receive its samples in any case; with equal sends this meets the cut-set bound.
+    Samples with few holders choose their sender first, and samples with many holders fill the gaps. With two or more
+    holders per sample, loads differ by less than 1 % of the mean. Every worker must receive its samples in any case,
+    so equal sends meet the cut-set bound.
 
     Raises
     ------
     InvalidParameter
-        If nobody holds a needed sample.
+        If no worker holds a needed sample.
     """
     needed = missing_samples(holders, destinations)
     counts = _counts(holders, needed)
@@ -57,7 +58,7 @@ def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: in
         raise InvalidParameter.of(
             f"holders[{needed[nowhere[0]]}]",
             0,
-            "held by a worker to be delivered by 'peer'",
+            "a mask of at least one worker for the delivery 'peer'",
             "Use the delivery 'server' or 'storage' for samples that no worker holds.",
         )
     choice = counts.max(initial=0) > 1
@@ -88,10 +89,15 @@ def _pick_senders(holders, needed, scarce_first, n_workers, state, senders):  # 
                 if best < 0 or loads[worker] < loads[best]:
                     best, ties = worker, 1
                 elif loads[worker] == loads[best]:
-                    # Without chance the low ranks would send more in every epoch.
+                    # Break ties at random; otherwise the low ranks would send more in every epoch.
                     ties += 1
                     state, random = next_word(state)
                     if below(random, ties) == 0:
                         best = worker
         senders[i] = best
         loads[best] += 1
+
+
+STORAGE = Delivery("storage", plan_storage, Source.STORE)
+SERVER_ROWS = Delivery("server", plan_server, Source.SERVER)
+PEER = Delivery("peer", plan_peer, Source.PEERS)

@@ -1,1 +1,1 @@
-"""Measuring a cluster: links, storage and processors."""
+"""Measure the links, storage and processors of a cluster."""

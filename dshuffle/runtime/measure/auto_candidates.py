@@ -1,4 +1,4 @@
-"""The deliveries that ``auto`` may choose from on a cluster, and what each is expected to take."""
+"""The deliveries that ``auto`` may choose from on a cluster, and their expected exchange times."""
 
 from __future__ import annotations
 
@@ -7,49 +7,36 @@ import dataclasses
 from distributed import Client
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Assignment
+from dshuffle.planning import DELIVERIES, Choices, get_delivery
 from dshuffle.planning.cost import Cluster, Work, compare_costs
+from dshuffle.planning.delivery import Excess
 from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.store import Dataset
 
 PROBE_SECONDS = 4.0
-"""How long a cluster is measured that nobody has described."""
+"""Duration of the measurement if the user does not describe the cluster."""
 
 
-def work_of(
-    dataset: Dataset, *, assignment: Assignment, delivery: str, caching: str, cache_fraction: float | None, relay: str
-) -> Work:
-    """An epoch of a dataset, as the cost model takes it."""
-    return Work(
-        dataset.n_samples,
-        max(1, dataset.row_nbytes),
-        cache_fraction=cache_fraction,
-        chunk_rows=unit_rows(dataset),
-        assignment=str(assignment),
-        delivery=delivery,
-        caching=caching,
-        relay=relay,
-    )
+def work_of(dataset: Dataset, choices: Choices) -> Work:
+    """Describe an epoch of a dataset for the cost model."""
+    return Work(dataset.n_samples, max(1, dataset.row_nbytes), choices, chunk_rows=unit_rows(dataset))
 
 
 def expected_seconds(
     client: Client,
     dataset: Dataset,
-    cluster: Cluster | None,
+    choices: Choices,
     *,
-    assignment: Assignment,
-    caching: str,
-    cache_fraction: float | None,
-    relay: str,
+    cluster: Cluster | None,
     server: str | None,
     memory_fraction: float,
 ) -> dict[str, float]:
-    """Delivery -> seconds of an exchange, by the cost model; the simplest first, which wins where all are equal.
+    """Predict the seconds of an exchange for each delivery. Simpler deliveries come first, so that they win ties.
 
-    ``server`` and a coded delivery are among them where a worker serves alone, and the coded one only if that worker
-    can hold all rows.
+    ``server`` and a coded delivery are included only if the cluster has a dedicated server. The coded delivery also
+    requires that the server can hold all rows.
     """
     workers = cluster_info(client)["workers"]
 
@@ -64,16 +51,20 @@ def expected_seconds(
     if cluster is None:
         cluster = measure_cluster(client, dataset, seconds=PROBE_SECONDS).cluster
     elif cluster.n_workers != n_workers:
-        raise InvalidParameter.of("cluster.n_workers", cluster.n_workers, f"{n_workers}, the workers that train")
-    work = work_of(
-        dataset, assignment=assignment, delivery="peer", caching=caching, cache_fraction=cache_fraction, relay=relay
-    )
-    names = ["peer", "storage"] if cluster.storage is not None else ["peer"]
-    if serving:
-        names.append("server")
-        limit = next(iter(serving.values()))["memory_limit"]
-        whole = dataset.n_samples * dataset.row_nbytes
-        if not limit or whole <= memory_fraction * limit:
-            names.append("clique" if work.excess(n_workers) > 0 else "leftover")
-    ways = [dataclasses.replace(work, delivery=name) for name in names]
-    return {found.work.delivery: found.exchange_seconds for found in compare_costs(cluster, ways)}
+        raise InvalidParameter.of("cluster.n_workers", cluster.n_workers, f"{n_workers}, the number of workers that train")
+    work = work_of(dataset, dataclasses.replace(choices, delivery="peer"))
+    excess = work.excess(n_workers) > 0
+    whole = dataset.n_samples * dataset.row_nbytes
+    limits = [worker["memory_limit"] for worker in serving.values()][:1]
+    holds_all = all(not limit or whole <= memory_fraction * limit for limit in limits)
+    names: list[str] = []
+    for delivery in DELIVERIES.values():
+        if (delivery.reads_store and cluster.storage is None) or (delivery.needs_server and not serving):
+            continue
+        if delivery.coded:
+            pays = delivery.excess is (Excess.USED if excess else Excess.REFUSED)
+            if not pays or not holds_all or any(get_delivery(name).coded for name in names):
+                continue
+        names.append(delivery.name)
+    ways = [work.with_choices(delivery=name) for name in names]
+    return {found.work.delivery.name: found.exchange_seconds for found in compare_costs(cluster, ways)}

@@ -1,4 +1,4 @@
-"""Measuring a running cluster, so that the cost model can say what each way of shuffling would take on it."""
+"""Measure a running cluster, so that the cost model can predict the time of each delivery on it."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ from dshuffle.runtime.measure.probe_tasks import Kernels, Machine, Traffic
 from dshuffle.store import Dataset
 
 LONGEST = 20.0
-"""Seconds that a measurement may take, at most."""
+"""Maximum duration of a measurement in seconds."""
 PAIRS = 2
-"""Links that are measured alone."""
+"""Number of links that are measured alone."""
 BUSY = 0.85
-"""Share of the processors' time from which on they, and not the network, are taken to be the limit."""
+"""Processor utilization at which the processors, not the network, count as the bottleneck."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What was found.
+    """Results of a measurement.
 
     Parameters
     ----------
     cluster
-        The rates, for :func:`~dshuffle.planning.cost.predict`.
+        Measured rates, for :func:`~dshuffle.planning.cost.predict`.
     seconds
-        How long it took.
+        Duration of the measurement.
     link_alone, link_together
-        Bytes a second into a worker from one other while nothing else moves, and from all others while all do.
+        Bytes per second into a worker: from one other worker without other traffic, and from all others while all
+        workers exchange.
     server
-        Bytes a second out of the server, to all workers; None if there is none of its own.
+        Bytes per second from the server to all workers; None without a dedicated server.
     storage_alone, storage_together
-        Bytes of rows a second that one worker reads alone, and all at once.
+        Bytes of rows per second: read by one worker alone, and by all workers at once in total.
     busy_before, busy_network, busy_storage
-        Share of the processors' time that was taken before, while all workers exchanged, and while all read: near 1
-        the processors were measured, not the network or the storage.
+        Processor utilization before the measurement, while all workers exchange, and while all workers read. If a value
+        is near 1, the processors were measured, not the network or the storage.
     """
 
     cluster: Cluster
@@ -65,22 +66,22 @@ class Measurement:
 
 
 def measure_cluster(client: Client, dataset: Dataset, *, seconds: float = 12.0) -> Measurement:
-    """Measure links, storage and processors of a cluster, for some seconds in all.
+    """Measure the links, storage and processors of a cluster.
 
-    Workers go on with what they do: measure a cluster that is idle. Rows come from the dataset, each chunk at most
-    once a worker and phase; what a storage or a page cache remembers is measured as such.
+    Other work of the cluster is not stopped, so measure an idle cluster. Rows are read from the dataset, each chunk at
+    most once per worker and phase. Caches of the storage or the operating system affect the result.
 
     Parameters
     ----------
     seconds
-        How long to measure, at most 20. Less than 3 is a look rather than a measurement.
+        Duration of the measurement, at most 20. Less than 3 seconds gives only a rough estimate.
 
     Raises
     ------
     InvalidParameter
         If ``seconds`` is not in (0, 20].
     ClusterError
-        If there is no worker that trains, or one is lost meanwhile.
+        If there is no worker that trains, or a worker is lost during the measurement.
     """
     if not 0 < seconds <= LONGEST:
         raise InvalidParameter.of("seconds", seconds, f"within (0, {LONGEST:g}]")
@@ -102,14 +103,15 @@ def _members(client: Client) -> tuple[list[str], str | None]:
     workers = [address for address in info if address not in servers]
     if not workers:
         raise ClusterError(
-            f"none of the {len(info)} workers is left to train: all have the resource {SERVER_RESOURCE!r}"
+            f"none of the {len(info)} workers can train: all have the resource {SERVER_RESOURCE!r}. Add a worker "
+            "without it"
         )
     return workers, servers[0] if servers else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """What workers got through together, and the processor time that it cost."""
+    """Combined traffic of the workers in one phase, and its processor time."""
 
     rates: list[float]
     nbytes: int
@@ -120,21 +122,21 @@ class _Phase:
 
     @property
     def rate(self) -> float:
-        """Bytes a second of all together: between two bounds.
+        """Bytes per second of all workers together: the mean of a lower and an upper bound.
 
-        All bytes over the longest time are too few where the last answer comes late; the sum of what each had in its
-        own time is too much where some are done early and leave what they shared to the others.
+        All bytes divided by the longest time is too low if the last answer is late. The sum of the workers' own rates
+        is too high if some finish early and leave shared resources to the others.
         """
         return (self.nbytes / self.seconds + math.fsum(self.rates)) / 2 if self.seconds else 0.0
 
     @property
     def median(self) -> float:
-        """Bytes a second of one."""
+        """Median bytes per second of a worker."""
         return statistics.median(self.rates) if self.rates else 0.0
 
     @property
     def processor_seconds(self) -> float:
-        """Processor time of a byte."""
+        """Processor seconds per byte."""
         return self.busy_seconds / self.nbytes if self.nbytes else 0.0
 
 
@@ -148,11 +150,11 @@ class _Probe:
         self.server = server
         self.everybody = [*workers, *([server] if server else [])]
         self.machines = self._machines()
-        # Those of a machine together, as the cost model counts them.
+        # The workers of a machine are adjacent, as the cost model counts them.
         self.workers = sorted(workers, key=lambda address: (self.machines[address].name, address))
 
     def measure(self, seconds: float) -> Measurement:
-        """All phases, one after the other."""
+        """Run all phases in sequence."""
         began = time.perf_counter()
         idle = self._phase(lambda: self._sleep(0.03 * seconds), 0.0)
         pairs = list(itertools.pairwise(self.workers))[:PAIRS]
@@ -193,13 +195,13 @@ class _Probe:
         read_together: _Phase,
         kernels: Kernels,
     ) -> Cluster:
-        # Where processors, not links, slow down the exchange of all, a link is as fast as it is alone.
+        # If processors, not links, limit the exchange of all workers, use the rate of a link alone.
         link = together.median
         if together.busy >= BUSY or not link:
             link = max(link, link_alone)
-        if math.isinf(link):  # a single worker has no link that matters
+        if math.isinf(link):  # with a single worker the link does not matter
             link = kernels.gather
-        # Both ends of a byte, and what goes on beside the network at each. Messages are counted by themselves.
+        # Processor time per byte at each end, including work besides the network. Messages are counted separately.
         of_messages = MESSAGE_SECONDS * together.messages
         each_end = max(0.0, together.busy_seconds - of_messages) / max(1, together.nbytes) / 2
         on_machine = Counter(self.machines[address].name for address in self.workers)
@@ -214,7 +216,7 @@ class _Probe:
             storage=max(read_together.rate, read_alone.rate),
             storage_client=read_alone.rate,
             request_seconds=max(0.0, latency - chunk_bytes / read_alone.rate),
-            # What comes sooner than the link could bring it does not come over it.
+            # Storage that is faster than the link is not reached over the link.
             storage_over_links=read_alone.rate < 1.2 * link,
             cores=min(machine.cores for machine in self.machines.values()),
             machine_workers=most,
@@ -224,7 +226,7 @@ class _Probe:
             encode_rate=kernels.encode,
             decode_rate=kernels.decode,
             read_rate=1 / read if read else kernels.scatter,
-            wire_overhead=0.0,  # rates were measured without headers
+            wire_overhead=0.0,  # the measured rates do not count headers
             epoch_seconds=self._round_trip(),
         )
 
@@ -255,7 +257,7 @@ class _Probe:
         return self._phase(work, background)
 
     def _phase(self, work: Callable[[], list[Traffic]], background: float) -> _Phase:
-        """Do something; ``background`` is the share of the processors' time that others take."""
+        """Run ``work`` and measure it. ``background`` is the processor utilization by others."""
         before, began = self._machines(), time.perf_counter()
         done = work()
         elapsed = time.perf_counter() - began
@@ -271,7 +273,7 @@ class _Probe:
             nbytes=sum(traffic.nbytes for traffic in done),
             messages=sum(traffic.messages for traffic in done),
             seconds=max((traffic.seconds for traffic in done), default=0.0),
-            # On machines that others keep busy the difference says nothing, but what these processes took does.
+            # On machines that others keep busy the difference is meaningless. Use these processes' own time there.
             busy_seconds=max((busy - background) * cores * elapsed, own),
             busy=busy,
         )
@@ -281,7 +283,7 @@ class _Probe:
         return []
 
     def _round_trip(self) -> float:
-        """What telling all workers something, and hearing from all, takes at best."""
+        """Shortest of three round trips to all workers, in seconds."""
         times = []
         for _ in range(3):
             began = time.perf_counter()

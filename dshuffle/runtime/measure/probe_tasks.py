@@ -1,4 +1,4 @@
-"""What workers do while a cluster is measured: send bytes to each other, read chunks, run kernels."""
+"""Tasks that run on workers during a measurement: send bytes to each other, read chunks, run kernels."""
 
 from __future__ import annotations
 
@@ -26,31 +26,32 @@ from dshuffle.store import Dataset
 HANDLER = "dshuffle_probe"
 MESSAGE_BYTES = 4 * MIB
 WINDOW = 4
-"""Messages that a worker has asked for at a time."""
+"""Number of messages that a worker requests at once."""
 LEAST_BYTES = MIB // 2
-"""What is asked for first, and on slow ways. Less measures round trips where queues are long, not the rate."""
+"""Size of the first request and of requests on slow links. With less, long queues make this measure round trips, not
+the rate."""
 READ_BYTES = 16 * MIB
-"""Rows that are read in one call."""
+"""Maximum bytes of rows to read in one call."""
 HERE = uuid.uuid4().hex
-"""Stands beside the number of this process, as containers of one machine number theirs alike."""
+"""Identifies this process together with its PID, because containers on one machine may use the same PIDs."""
 KERNEL_BYTES = 16 * MIB
-"""Rows that kernels run on: more than caches hold."""
+"""Bytes of rows for the kernels: more than processor caches hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a worker runs, and what its machine's processors had done by then.
+    """The machine and process of a worker, and their processor time so far.
 
     Parameters
     ----------
     name
-        The same for all workers that share processors, whatever network they are in.
+        Name of the machine. Workers that share processors have the same name, even in different networks.
     cores
-        Processors that the worker may use.
+        Number of processors that the worker may use.
     busy_seconds, own_seconds
-        Processor time spent on that machine by anybody, the kernel's for links among them, and by this process.
+        Processor time of the whole machine, including the kernel's network stack, and of this process.
     process
-        A name of its own: threads of one process may be several workers.
+        Unique name of the process. Several workers may run as threads of one process.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes that came in at one worker, how long that took, and in how many messages."""
+    """Bytes received by one worker, the duration in seconds, and the number of messages."""
 
     nbytes: int
     seconds: float
@@ -70,13 +71,13 @@ class Traffic:
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Bytes per second."""
         return self.nbytes / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Bytes of rows a second that one processor gathers, verifies and scatters, encodes, and decodes."""
+    """Kernel rates on one processor, in bytes of rows per second: gather, verify and scatter, encode, decode."""
 
     gather: float
     scatter: float
@@ -85,7 +86,7 @@ class Kernels:
 
 
 _opened: dict[str, Dataset] = {}
-"""By the names of probes: opening takes seconds where many open at once, and is not reading."""
+"""Open datasets by the name of the probe. Many workers that open one at once take seconds, which are not read time."""
 
 
 async def install(dask_worker: Worker) -> None:
@@ -93,7 +94,7 @@ async def install(dask_worker: Worker) -> None:
     payload = np.random.default_rng(0).integers(0, 256, MESSAGE_BYTES, dtype=np.uint8)
 
     async def give(nbytes: int) -> Reply:
-        await _through_a_thread()  # as a message is packed
+        await _through_a_thread()  # real messages are packed in a thread, too
         return as_frames({"rows": payload[:nbytes]})
 
     dask_worker.handlers[HANDLER] = give
@@ -106,14 +107,14 @@ async def remove(name: str, dask_worker: Worker) -> None:
 
 
 def keep(name: str, dataset: Dataset) -> None:
-    """Keep a dataset, opened by coming here, for the tasks of a probe, and connect to where its chunks are."""
+    """Keep a dataset for the tasks of a probe. Unpickling has opened it; reading a row connects to its storage."""
     dataset.read_rows(np.zeros(1, dtype=np.int64))
     _opened[name] = dataset
 
 
 def machine() -> Machine:
-    """The machine of this process."""
-    boot = Path("/proc/sys/kernel/random/boot_id")  # containers and network namespaces of a machine share it
+    """Describe the machine of this process."""
+    boot = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers and network namespaces of a machine
     name = boot.read_text().strip() if boot.exists() else os.uname().nodename
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     times = psutil.cpu_times()
@@ -122,12 +123,12 @@ def machine() -> Machine:
 
 
 async def where(dask_worker: Worker) -> Machine:
-    """:func:`machine` of a worker."""
+    """Call :func:`machine` on a worker."""
     return machine()
 
 
 async def connect(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[str]) -> None:
-    """Open the connections that :func:`pull` will use: shaking hands costs processors more than a message does."""
+    """Open the connections for :func:`pull`. A handshake costs more processor time than a message."""
     others = [address for address in senders if address != dask_worker.address]
     if dask_worker.address in receivers and others:
         at_once = -(-WINDOW // len(others))
@@ -135,9 +136,9 @@ async def connect(dask_worker: Worker, senders: Sequence[str], receivers: Sequen
 
 
 async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[str], seconds: float) -> Traffic:
-    """Fetch from all senders in turn for some seconds, if this is one of the receivers.
+    """Fetch from all senders in turn for some seconds, if this worker is one of the receivers.
 
-    Each receiver begins with another sender, so that all are asked from the first moment on.
+    Each receiver starts with a different sender, so that all senders are busy from the start.
     """
     here = dask_worker.address
     others = [address for address in senders if address != here]
@@ -148,7 +149,7 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
     began = time.perf_counter()
     total = turn = messages = 0
 
-    # Where many ask one, the first answers would take seconds on a slow link.
+    # If many receivers ask one sender, full first messages would take seconds on a slow link.
     first = LEAST_BYTES * len(others) // max(len(receivers), len(others))
 
     async def keep_asking() -> None:
@@ -157,7 +158,7 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
         while (asked := time.perf_counter()) - began < seconds:
             other = others[turn % len(others)]
             turn += 1
-            arrived = await probe(dask_worker, other, nbytes)  # others count while this one waits
+            arrived = await probe(dask_worker, other, nbytes)  # concurrent calls update the totals meanwhile
             total += arrived
             messages += 1
             nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, first, MESSAGE_BYTES)
@@ -167,9 +168,10 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
 
 
 def read_chunks(name: str, seconds: float, seed: int) -> Traffic:
-    """Read chunks whole from a random place on, many at a time and none twice, for some seconds or until all are read.
+    """Read whole chunks in order from a random start, each at most once, for some seconds or until all are read.
 
-    That is what re-reading does: where chunks have more rows than there are workers, it reads nearly all, in order.
+    This is what the delivery ``"storage"`` does: if chunks have more rows than there are workers, it reads nearly all
+    chunks, in order.
     """
     dataset = _opened[name]
     chunk_rows = min(unit_rows(dataset), dataset.n_samples)
@@ -187,14 +189,15 @@ def read_chunks(name: str, seconds: float, seed: int) -> Traffic:
         dataset.read_into(rows, np.arange(len(ids)), ids)
         first += len(chunks)
         total += len(ids) * dataset.row_nbytes
-        # As much at once as there is time for, as re-reading does: many small calls would each wait for their last.
+        # Read as much as possible in one call, as the real delivery does: each of many small calls would wait for its
+        # slowest request.
         possible = int(nbytes / (time.perf_counter() - asked) * left)
         nbytes = min(READ_BYTES, 8 * nbytes, max(LEAST_BYTES, possible))
     return Traffic(total, time.perf_counter() - began)
 
 
 def request_seconds(name: str, seed: int, count: int = 8) -> float:
-    """How long one row takes by itself, in the middle of some."""
+    """Median time to read a single row."""
     dataset = _opened[name]
     ids = np.random.default_rng(seed).integers(0, dataset.n_samples, count)
     rows = dataset.layout.empty(1)
@@ -207,7 +210,7 @@ def request_seconds(name: str, seed: int, count: int = 8) -> float:
 
 
 def kernels(row_nbytes: int) -> Kernels:
-    """Time the kernels of an exchange on rows of this length, on one processor: packets of four rows."""
+    """Time the exchange kernels on one processor, for rows of this length and packets of four rows."""
     warm_up(row_nbytes, coded=True)
     layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
     n_packets = max(2, KERNEL_BYTES // max(1, 4 * row_nbytes))
@@ -238,12 +241,12 @@ async def _through_a_thread() -> None:
 
 
 def _next_size(nbytes: int, took: float, seconds: float, least: int, most: int) -> int:
-    """How much to ask for next: more while an answer takes little of the time that there is, however slow the way."""
+    """Size of the next request: double it if the last answer was fast compared to the total time, else halve it."""
     return min(most, 2 * nbytes) if took < seconds / 4 else max(least, nbytes // 2)
 
 
 def _seconds(function: Callable[[], object]) -> float:
-    """The best of three."""
+    """Shortest of three runs, in seconds."""
     times = []
     for _ in range(3):
         began = time.perf_counter()

@@ -1,1 +1,1 @@
-"""What runs on the Dask scheduler: the plugin, and the coordinator of each session."""
+"""Code that runs on the Dask scheduler: the plugin, and a coordinator per session."""

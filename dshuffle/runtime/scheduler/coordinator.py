@@ -1,8 +1,8 @@
-"""One session as the scheduler sees it: attempts (runs), votes, and the two-phase commit.
+"""One session on the scheduler: its runs, votes, and two-phase commit.
 
-Phase one: every participant exchanges into free slots and votes, ready or failed. Phase two: when all are ready and
-the client moves on, all are told to swap. A run that fails is aborted everywhere and everybody stays on the epoch
-before; the next attempt has a new run id, and messages of the old one are refused by number.
+Phase one: every participant receives rows into free slots and votes ready or failed. Phase two: once all are ready and
+the client moves on, all participants are told to swap. If a run fails, it is aborted everywhere and all participants
+stay on the previous epoch. The next attempt gets a new run id, so that messages of the old run can be refused.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, name_of
+from dshuffle.records import Measures
 from dshuffle.runtime.cluster_view import Members
-from dshuffle.runtime.measure.processors import least_idle
 from dshuffle.runtime.replies import Reply, unwrap
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Run:
-    """One attempt at one epoch, and the votes on it."""
+    """One attempt at an epoch's exchange, and the votes on it."""
 
     run_id: int
     epoch: int
@@ -40,18 +40,18 @@ class Run:
 
 
 class Coordinator:
-    """Drives the members of one session from epoch to epoch.
+    """Coordinator that moves the participants of one session from epoch to epoch.
 
     Parameters
     ----------
     scheduler
-        The Dask scheduler, for its comms and its tasks.
+        The Dask scheduler, used for its comms and background tasks.
     members
-        Ranks and server.
+        Ranks and server of the session.
     client_id
-        The client whose session this is.
+        Client that owns the session.
     deliveries
-        Chooses each epoch's.
+        Chooses the delivery of each epoch.
     """
 
     def __init__(self, scheduler: Scheduler, members: Members, client_id: str, deliveries: AutoDelivery) -> None:
@@ -70,35 +70,38 @@ class Coordinator:
 
     @property
     def participants(self) -> list[int]:
-        """Ranks, and the server if it is a worker of its own: one vote each."""
+        """All ranks, and the server if it is dedicated. Each has one vote."""
         return [who for who in self._spec.addresses if who != SERVER or self.members.server_role == "dedicated"]
 
     async def open(self) -> None:
-        """Set the session up on all members; on a failure, on none."""
+        """Open the session on all participants."""
         await self._tell_all("dshuffle_open", spec=ToPickle(self._spec))
 
     async def begin(self) -> None:
-        """Start the next epoch's exchange unless it is under way."""
+        """Start the next epoch's exchange unless it has already started."""
         async with self._lock:
             await self._begin()
 
     async def advance(self, epoch: int) -> dict[str, Any]:
-        """Wait for an epoch's exchange, have all members swap to it, and say what was measured.
+        """Wait for an epoch's exchange, make all participants swap to it, and return the measurements.
 
-        A client that did not get the answer asks again for the same epoch, and gets it without another swap.
+        A client that did not receive the answer may ask for the same epoch again. It gets the same answer without
+        another swap.
 
         Raises
         ------
         ExchangeError
-            If the exchange failed; all members are still on the epoch before, and another call tries again.
+            If the exchange failed. All participants are still on the previous epoch, and another call tries again.
         WorkerLost
-            If a member has left, which is the end of the session, or cannot be reached.
+            If a participant has left the cluster or cannot be reached. A participant that leaves ends the session.
         """
         async with self._lock:
             if epoch == self.epoch and self._broken is None:
                 return dict(self._answer)
             if epoch != self.epoch + 1:
-                raise ClusterError(f"epoch {epoch} was asked for, and the workers are on epoch {self.epoch}")
+                raise ClusterError(
+                    f"the workers are on epoch {self.epoch} and cannot move to epoch {epoch}, which is not the next one"
+                )
             asked = time.perf_counter()
             run = await self._begin()
             await run.decided.wait()
@@ -114,10 +117,10 @@ class Coordinator:
             return dict(self._answer)
 
     def report(self, run_id: int, participant: int, reason: str | None, vote: dict[str, Any]) -> None:
-        """A member's vote on a run."""
+        """Record the vote of a participant on a run."""
         run = self._run
         if run is None or run.run_id != run_id or run.decided.is_set():
-            return  # a vote on an attempt that is over
+            return  # the run is already over
         if reason is not None:
             where = self._spec.addresses[participant]
             run.error = ExchangeError(
@@ -131,29 +134,31 @@ class Coordinator:
             run.error = self._check_votes(run)
             run.decided.set()
             if run.error is None:
-                if run.epoch:  # epoch 0 is loaded
+                if run.epoch:  # epoch 0 is loaded from the store, whatever the delivery
                     self._deliveries.observe(run.delivery, run.ready_after)
-                # Not before: planning would take cores from members that are still exchanging.
+                # Not earlier: planning would take cores from participants that are still exchanging.
                 self._scheduler._ongoing_background_tasks.call_soon(self._plan_ahead, run)
 
     def lose(self, address: str) -> None:
-        """A member has left the cluster."""
-        self.break_(self._lost(address, "has left the cluster, and its partition with it. The dataset is untouched"))
+        """End the session because a participant has left the cluster."""
+        self.break_(
+            self._lost(address, "has left the cluster and its partition is lost. The dataset is untouched. To continue")
+        )
 
     def break_(self, error: DShuffleError) -> None:
-        """End the session: whoever waits for it gets the error."""
+        """End the session and raise the error in all current and future calls."""
         self._broken = error
         if self._run is not None:
             self._run.error = error
             self._run.decided.set()
 
     async def training_seconds(self) -> list[float]:
-        """Seconds of training by rank since the last commit."""
+        """Seconds of training since the last commit, by rank."""
         replies = await self._tell_all("dshuffle_training")
         return [replies[rank]["training_seconds"] for rank in self._ranks]
 
     async def close(self) -> None:
-        """Free everything on the members that are left."""
+        """Close the session on all participants that are still in the cluster."""
         self.break_(ClusterError("this session has been closed"))
         there = [where for where in set(self._spec.addresses.values()) if where in self._scheduler.workers]
         replies = await asyncio.gather(
@@ -166,7 +171,7 @@ class Coordinator:
     def _lost(self, address: str, how: str) -> WorkerLost:
         ranks = sorted(who for who, where in self._spec.addresses.items() if where == address)
         who = " and ".join(map(name_of, ranks))
-        return WorkerLost(f"{who} ({address}) {how}: make a new Shuffler on the workers that are left")
+        return WorkerLost(f"{who} ({address}) {how}, make a new Shuffler on the remaining workers")
 
     @property
     def _ranks(self) -> range:
@@ -190,84 +195,61 @@ class Coordinator:
         try:
             delivery = self._delivery_of(run.epoch + 1)
             await self._tell_all("dshuffle_plan_ahead", run_id=run.run_id, delivery=delivery)
-        except DShuffleError as error:  # the next epoch plans for itself
-            logger.debug("dshuffle: no plan ahead after run %d: %s", run.run_id, error)
+        except DShuffleError as error:  # harmless: the next run plans its epoch if no plan exists
+            logger.debug("dshuffle: planning ahead failed after run %d: %s", run.run_id, error)
 
     def _delivery_of(self, epoch: int) -> str:
-        """Chosen once for an epoch: members may have planned it already when it is tried again."""
+        """Delivery of an epoch. It is chosen once, because a retry may find the epoch already planned."""
         if self._chosen[0] != epoch:
             self._chosen = epoch, self._deliveries.choose()
         return self._chosen[1]
 
     async def _commit(self, run: Run) -> dict[int, Reply]:
-        """Phase two. A member that cannot swap now never will: the session is broken, loudly."""
+        """Run phase two. If a participant cannot swap now, it never can, so the session ends with an error."""
         try:
             return await self._tell_all("dshuffle_commit", run_id=run.run_id)
         except DShuffleError as error:
             self.break_(
                 error
                 if isinstance(error, WorkerLost)
-                else ClusterError(f"epoch {run.epoch} was ready everywhere and could not be committed: {error}")
+                else ClusterError(f"all workers were ready for epoch {run.epoch}, but the commit failed: {error}")
             )
             assert self._broken is not None
             raise self._broken from error
 
     def _check_votes(self, run: Run) -> DShuffleError | None:
-        """All members must have made the same plan, and what arrived must be what was needed."""
+        """Check that all participants made the same plan and that the expected number of rows arrived."""
         digests = {vote["digest"] for vote in run.votes.values()}
         if len(digests) > 1:
             return ExchangeError(
-                f"epoch {run.epoch}: the members made different plans; do all have the same version of dshuffle?"
+                f"epoch {run.epoch}: the workers made different plans. Install the same version of dshuffle on all of "
+                "them"
             )
         expected = next(iter(run.votes.values()))["expected"]
         arrived = sum(vote["rows"] for vote in run.votes.values())
         if arrived != expected:
-            return ExchangeError(f"epoch {run.epoch}: {arrived} rows arrived and {expected} were expected")
+            return ExchangeError(f"epoch {run.epoch}: {arrived} rows arrived, but {expected} were expected")
         return None
 
     def _measures(self, run: Run, replies: dict[int, Reply], waited: float) -> dict[str, Any]:
         vote = next(iter(run.votes.values()))
-        reports = {who: replies[who]["report"] for who in self.participants}
-
-        def slowest(name: str) -> float:
-            return float(max(report[name] for report in reports.values()))
-
-        def total(name: str) -> int:
-            return int(sum(report[name] for report in reports.values()))
-
+        reports = [replies[who]["report"] for who in self.participants]
+        measures = Measures.combined([Measures.from_dict(report["measures"]) for report in reports])
         return {
             "epoch": run.epoch,
             "run_id": run.run_id,
-            "delivery": run.delivery if run.epoch else "load",
+            "delivery": run.delivery,
             "needed": vote["needed"],
             "packets": vote["packets"],
             "components": vote["expected"],
-            "relay": self._spec.plan.relay if vote["coded"] else "",
-            "wire_sent_bytes": [reports[rank]["sent_bytes"] for rank in self._ranks],
-            "wire_received_bytes": [reports[rank]["received_bytes"] for rank in self._ranks],
-            "server_sent_bytes": total("server_sent_bytes"),
-            "metadata_bytes": total("metadata_bytes"),
-            "store_requests": total("store_requests"),
-            "store_bytes": total("store_bytes"),
-            "store_delivered_bytes": total("store_delivered_bytes"),
-            "store_retries": total("store_retries"),
-            "store_cache_hits": total("store_cache_hits"),
-            "plan_seconds": slowest("plan_seconds"),
-            "gather_seconds": slowest("gather_seconds"),
-            "transfer_seconds": slowest("transfer_seconds"),
-            "scatter_seconds": slowest("scatter_seconds"),
-            "encode_seconds": slowest("encode_seconds"),
-            "decode_seconds": slowest("decode_seconds"),
-            "store_seconds": slowest("store_seconds"),
-            "commit_seconds": slowest("commit_seconds"),
             "exchange_seconds": run.ready_after,
             "waited_seconds": waited,
-            "cpu_idle": least_idle(report["cpu_idle"] for report in reports.values()),
-            "training_seconds_before": [reports[rank]["training_seconds"] for rank in self._ranks],
+            "training_seconds_before": [report["training_seconds"] for report in reports[: len(self._ranks)]],
+            "measures": measures.to_dict(),
         }
 
     async def _tell_all(self, op: str, **message: Any) -> dict[int, Reply]:
-        """Send to all participants at once; the first error is raised when all have answered."""
+        """Send a message to all participants at once. Raise the first error once all have answered."""
         if self._broken is not None:
             raise self._broken
         replies = await asyncio.gather(
@@ -287,7 +269,7 @@ class Coordinator:
         try:
             reply = await getattr(self._scheduler.rpc(address), op)(**message)
         except OSError as error:
-            # A call can notice before the scheduler does that a member is gone.
+            # A call may notice that a participant is gone before the scheduler does.
             how = f"cannot be reached ({type(error).__name__}: {error}). If it has left the cluster"
             raise self._lost(address, how) from error
         try:

@@ -1,7 +1,7 @@
-"""The scheduler plugin: who takes part, which attempt is valid, and when all swap to the next epoch.
+"""The scheduler plugin: decides who takes part, which run is valid, and when all workers swap to the next epoch.
 
-It never touches sample bytes, and its traffic an epoch is O(workers): members recompute the plan from (seed, epoch,
-membership), so a message names an epoch and nothing more.
+It never touches sample bytes, and its traffic per epoch is O(workers). Each participant computes the plan from the
+seed, the epoch and the session's ranks, so a message only has to name the epoch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class DShuffleScheduler(SchedulerPlugin):
-    """Installed once a cluster by the first :class:`~dshuffle.Shuffler`; carries any number of sessions."""
+    """Scheduler plugin that manages all sessions. The first :class:`~dshuffle.Shuffler` of a cluster installs it."""
 
     name = PLUGIN
     idempotent = True
@@ -39,15 +39,15 @@ class DShuffleScheduler(SchedulerPlugin):
         self._hello: asyncio.Event | None = None
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Register the handlers, then install the worker plugin on all workers, present and future."""
+        """Register the handlers, then install the worker plugin on all current and future workers."""
         self._scheduler = scheduler
-        # Two clients that come first at the same time both start a plugin; they share what the first one set up.
+        # If two clients connect at the same time, both start a plugin. They share the state of the first one.
         first = scheduler.extensions.setdefault(PLUGIN, self)
         self.coordinators = first.coordinators
         self._hello = first._hello = first._hello or asyncio.Event()
 
         async def hello() -> None:
-            """A worker has become ready: whoever waits for it asks again."""
+            """Note that a worker is ready, so that waiting calls ask the workers again."""
             assert self._hello is not None
             self._hello.set()
 
@@ -91,21 +91,21 @@ class DShuffleScheduler(SchedulerPlugin):
             return self.coordinators[session_id]
         except KeyError:
             raise ClusterError(
-                f"session {session_id} is not open on this scheduler; it ended with its client, or the cluster was "
+                f"session {session_id} is not open on this scheduler: its client has left, or the cluster was "
                 "restarted. Make a new Shuffler"
             ) from None
 
     async def open(self, order: ShuffleOrder) -> Reply:
-        """Give out ranks and set the session up on every member, or on none."""
+        """Assign ranks and open the session on all participants, or on none if that fails."""
         assert self._scheduler is not None
         await self._wait_for_workers(order.settings.timeout)
         members = choose_members(self._scheduler, order)
         coordinator = Coordinator(self._scheduler, members, order.client_id, AutoDelivery(order.deliveries))
-        self.coordinators[order.session_id] = coordinator  # from now on it hears of members and clients that go
+        self.coordinators[order.session_id] = coordinator  # from here on it is told about lost workers and clients
         try:
             await coordinator.open()
-            if order.session_id not in self.coordinators:  # its client has gone while the workers were opening it
-                raise ClusterError(f"session {order.session_id} was closed before it was open")
+            if order.session_id not in self.coordinators:  # its client left while the workers were opening it
+                raise ClusterError(f"session {order.session_id} was closed before all workers had opened it")
         except DShuffleError:
             self.coordinators.pop(order.session_id, None)
             await coordinator.close()
@@ -113,39 +113,39 @@ class DShuffleScheduler(SchedulerPlugin):
         return {"addresses": members.spec.addresses, "server": members.server_role}
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Break the sessions of a worker that has gone."""
+        """End the sessions of a worker that has left."""
         for coordinator in self.coordinators.values():
             if worker in coordinator.members.spec.addresses.values():
                 coordinator.lose(worker)
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Notice a task that no worker can run."""
+        """Check partition tasks that no worker can run."""
         if finish == "no-worker" and str(key).startswith(TASK_PREFIX):
             asyncio.get_running_loop().call_soon(self._fail_if_lost, key)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """Close the sessions of a client that has gone without closing them."""
+        """Close the sessions that a disconnected client left open."""
         for session_id, coordinator in list(self.coordinators.items()):
             if coordinator.client_id == client:
                 del self.coordinators[session_id]
                 scheduler._ongoing_background_tasks.call_soon(coordinator.close)
 
     def restart(self, scheduler: Scheduler) -> None:
-        """All workers were restarted: no partition is left."""
+        """End all sessions: a restart of the workers loses all partitions."""
         for coordinator in self.coordinators.values():
-            coordinator.break_(WorkerLost("the cluster was restarted; every partition is gone. Make a new Shuffler"))
+            coordinator.break_(WorkerLost("the cluster was restarted and all partitions are lost. Make a new Shuffler"))
         self.coordinators.clear()
 
     def _fail_if_lost(self, key: Any) -> None:
-        """Fail a task whose worker has gone: Dask would have it wait for that worker for ever."""
+        """Fail a task whose worker has left. In Dask it would wait for that worker indefinitely."""
         assert self._scheduler is not None
         task = self._scheduler.tasks.get(key)
         pinned_to = set() if task is None else task.worker_restrictions or set()
         if task is None or task.state != "no-worker" or pinned_to & self._scheduler.workers.keys():
-            return  # its worker is there, and only paused
+            return  # its worker still exists and is only paused
         error = WorkerLost(
-            f"the worker that owned rank {key.rsplit('-', 1)[1]} ({', '.join(pinned_to)}) has left the cluster, and "
-            "its partition with it"
+            f"the worker that owned rank {key.rsplit('-', 1)[1]} ({', '.join(pinned_to)}) has left the cluster and "
+            "its partition is lost. Make a new Shuffler"
         )
         stimulus_id = f"dshuffle-worker-lost-{key}"
         recommendations = self._scheduler.transition(
@@ -154,10 +154,10 @@ class DShuffleScheduler(SchedulerPlugin):
         self._scheduler.transitions(recommendations, stimulus_id=stimulus_id)
 
     async def _wait_for_workers(self, timeout: float) -> None:
-        """Wait until every worker of the cluster has set the worker plugin up.
+        """Wait until every worker of the cluster has set up the worker plugin.
 
-        The scheduler asks, so that it need not remember who said hello to which plugin; a hello only makes it ask
-        at once.
+        The scheduler asks the workers, so that it does not have to remember which worker sent a hello to which plugin.
+        A hello only makes it ask immediately.
         """
         assert self._scheduler is not None
         assert self._hello is not None
@@ -166,7 +166,9 @@ class DShuffleScheduler(SchedulerPlugin):
         while True:
             self._hello.clear()
             if not self._scheduler.workers:
-                raise ClusterError("the cluster has no workers; add some, or wait for them (client.wait_for_workers)")
+                raise ClusterError(
+                    "the cluster does not have any workers; start some and wait for them with client.wait_for_workers"
+                )
             replies = await self._scheduler.broadcast(msg={"op": "dshuffle_protocol"}, on_error="return")
             missing = [address for address, reply in replies.items() if not isinstance(reply, dict)]
             if not missing:
@@ -174,14 +176,14 @@ class DShuffleScheduler(SchedulerPlugin):
             if loop.time() > deadline:
                 raise ClusterError(
                     f"dshuffle could not be set up on {len(missing)} of {len(replies)} workers, among them "
-                    f"{sorted(missing)[0]}: is dshuffle installed there, in the same version? The worker's log has the "
-                    "reason"
+                    f"{sorted(missing)[0]}. Make sure that the same version of dshuffle is installed there; the "
+                    "worker's log has the reason"
                 )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._hello.wait(), 0.5)
         for address, reply in replies.items():
             if reply.get("protocol") != PROTOCOL:
                 raise ClusterError(
-                    f"worker {address} speaks protocol {reply.get('protocol')} and the scheduler {PROTOCOL}: install "
-                    "the same version of dshuffle on both"
+                    f"worker {address} uses protocol {reply.get('protocol')} and the scheduler uses protocol "
+                    f"{PROTOCOL}. Install the same version of dshuffle on both"
                 )

@@ -1,1 +1,1 @@
-"""What runs on a Dask worker: the plugin, its sessions, and the run of each exchange."""
+"""Code that runs on a Dask worker: the plugin, its sessions, and their runs."""

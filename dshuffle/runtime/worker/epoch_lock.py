@@ -1,4 +1,4 @@
-"""The gate between training and the exchange: tasks read one epoch, and a commit waits until none does."""
+"""Lock between training and the exchange: tasks read one epoch, and a commit waits until all of them have ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dshuffle.runtime.partition import Partition
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What training sees of an epoch: its samples in order, their slots, how many others have, which all have."""
+    """An epoch as seen by training tasks. The fields are those of :class:`~dshuffle.runtime.Partition`."""
 
     epoch: int
     sample_ids: NDArray[np.int64]
@@ -29,16 +29,16 @@ class View:
 
 
 class EpochGate:
-    """Hands out one worker's partition of the present epoch, and lets a commit through between two readers.
+    """Access of tasks to a worker's partition of the current epoch. A commit waits until no task reads.
 
     Parameters
     ----------
     layout, rows
-        Row layout and cache of the worker.
+        Row layout and cached rows of the worker.
     rank
-        The worker.
+        Rank of the worker.
     loop
-        The event loop on which commits wait; tasks come from other threads.
+        Event loop on which commits wait. Tasks run in other threads.
     """
 
     def __init__(self, layout: RowLayout, rows: ByteMatrix, rank: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -54,7 +54,7 @@ class EpochGate:
 
     @contextmanager
     def partition(self, epoch: int) -> Iterator[Partition]:
-        """The partition of an epoch, for the length of one task.
+        """The partition of an epoch, valid for one task.
 
         Raises
         ------
@@ -66,8 +66,8 @@ class EpochGate:
             if view is None or view.epoch != epoch:
                 now = "none" if view is None else str(view.epoch)
                 raise StaleEpoch(
-                    f"a task of epoch {epoch} came to rank {self._rank} when that was on epoch {now}; it was "
-                    "submitted in an epoch that has ended"
+                    f"a task of epoch {epoch} ran on rank {self._rank} while the current epoch was {now}; submit "
+                    "tasks only during their epoch"
                 )
             partition = Partition(
                 self._layout,
@@ -92,7 +92,7 @@ class EpochGate:
                     self._loop.call_soon_threadsafe(self._no_readers.set)
 
     async def swap(self, view: View, install: Callable[[], None]) -> None:
-        """Wait until no task reads, then call ``install`` and show the next epoch; no task comes in between."""
+        """Wait until no task reads, then call ``install`` and switch to the next epoch atomically."""
         while True:
             with self._lock:
                 if not self._readers:
@@ -103,7 +103,7 @@ class EpochGate:
             await self._no_readers.wait()
 
     def take_training_seconds(self) -> float:
-        """Seconds that tasks took here since the last call."""
+        """Seconds of training on this worker since the last call."""
         with self._lock:
             seconds, self._training_seconds = self._training_seconds, 0.0
         return seconds

@@ -1,4 +1,4 @@
-"""An epoch's plan as one worker process needs it: what comes in, what goes out, and in which messages."""
+"""The plan of an epoch as one worker process uses it: what it receives and sends, and in which messages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dshuffle.runtime.session_spec import Settings
 from dshuffle.runtime.worker.server_rows import EncodedPackets, ServerRows
 
 SHORT_MESSAGE_BYTES = 2 * MIB
-"""Of shorter messages no more are asked for at once than of full ones: TCP does not find its rate within them, so many
-together overflow a link's queue, and what is lost waits for a timer (7 of 0.2 MB took 15 % longer than 4)."""
+"""Shorter messages do not get a larger window than full ones. TCP does not reach its rate within such a message. Many
+at once overflow the queue of a link, and lost packets wait for a timer (7 of 0.2 MB took 15 % longer than 4)."""
 
 Listed = tuple[NDArray[np.int64], dict[int, Flow]]
 ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64]], None]
@@ -29,24 +29,24 @@ ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64]], None]
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The parts of an epoch's plan that concern this process, and what to say of the whole.
+    """The parts of an epoch's plan that concern this process, and a summary of the plan.
 
     Parameters
     ----------
     plan, hops
-        The plan, and how its packets travel if it is coded.
+        The plan, and the routes of its packets if it is coded.
     parts
         Participant of this process -> its part.
     sends, receives
-        Participant of this process -> the items that it sends and receives, and the flows that they make. The items are
-        samples; of a coded plan packets that are sent, and components that are received.
+        Participant of this process -> the items that it sends or receives, and their flows. The items are samples. In a
+        coded plan, the items sent are packets and the items received are components.
     at_most, asked, answered
-        Items in a message, and messages that a participant has asked for, and is answering, at once: at most. (A
-        server of packets answers fewer.)
+        Maximum number of items in a message, of messages that a participant requests at once, and of messages that it
+        answers at once. (A server that sends packets answers fewer.)
     summary
-        What all participants must agree on, and what they are to report.
+        Values that participants report in their votes. The digest must be the same for all of them.
     seconds
-        What planning took.
+        Duration of planning.
     """
 
     plan: EpochPlan
@@ -70,10 +70,10 @@ class Planned:
         settings: Settings,
         delivery: str,
     ) -> Planned:
-        """Plan an epoch: the planner's next one, or the one that it has planned already."""
+        """Plan the given epoch, which is the planner's next or current one."""
         started = time.perf_counter()
         made = planner.current or planner.load()
-        if made.epoch < epoch:  # else what came after planning failed the last time
+        if made.epoch < epoch:  # otherwise an earlier call planned this epoch and then failed
             made = planner.advance(delivery)
         plan = made.plan
         hops = None
@@ -88,11 +88,11 @@ class Planned:
                 message_bytes=settings.message_bytes,
                 window_bytes=settings.window_bytes,
             )
-            # Every other participant is asked for one message at least at any time (see Inbox), and for a few if
-            # that fits the window.
+            # At any time at least one message is requested from every other participant (see Inbox), or a few if they
+            # fit the window.
             asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
-            answered = max(settings.window, min(asked, 2 * n_workers))  # a relay has two for each
-            hops = route(planner.spec.relay, plan, n_workers, at_most)
+            answered = max(settings.window, min(asked, 2 * n_workers))  # a relay answers two per worker
+            hops = route(planner.spec.choices.relay, plan, n_workers, at_most)
         summary = {
             "packets": plan.n_packets,
             "coded": plan.coded,
@@ -111,7 +111,7 @@ class Planned:
                 coded = CodedPart.of(plan, hops, who, at_most=at_most)
                 sends[who] = coded.leaving, coded.outgoing
                 receives[who] = coded.arriving, coded.incoming
-        if hops is None:  # as many messages as fit the window
+        if hops is None:  # request and answer as many messages as fit the window
             longest = _longest(receives)
             short = longest * layout.nbytes < SHORT_MESSAGE_BYTES
             asked = settings.window if short else max(1, fitting // longest)
@@ -120,23 +120,23 @@ class Planned:
         return cls(made, hops, parts, sends, receives, at_most, asked, answered, summary, seconds)
 
     def answered_by(self, who: int, settings: Settings) -> int:
-        """Messages that a participant has under way to others at once.
+        """Number of messages that a participant sends at once.
 
-        A server of packets answers a few, in the order in which it was asked: were it to answer all, those whose
-        connections happen to be fast would be done early, and what the others relay would come late.
+        A server that sends packets answers only a few requests at a time, in the order of arrival. If it answered all
+        at once, workers with fast connections would be done early, and the packets that the others relay would be late.
         """
         return settings.window if who == SERVER and self.hops is not None else self.answered
 
     def outgoing(self, who: int) -> dict[int, Flow]:
-        """The flows that a participant of this process sends, by destination."""
+        """Flows that a participant of this process sends, by destination."""
         return self.sends[who][1]
 
     def incoming(self, rank: int) -> dict[int, Flow]:
-        """The flows that the rank of this process receives, by sender."""
+        """Flows that the rank of this process receives, by sender."""
         return self.receives[rank][1]
 
     def source(self, who: int, holder: CachePartition | ServerRows) -> RowSource:
-        """Where the items of a participant's flows come from."""
+        """Make the source of the items that a participant sends."""
         leaving = self.sends[who][0]
         if self.hops is None:
             return LeavingRows(holder, leaving)
@@ -145,7 +145,7 @@ class Planned:
         return PacketStore(holder.layout, leaving)
 
     def sink(self, rank: int, cache: CachePartition, source: RowSource, read_store: ReadStore) -> RowSink:
-        """Where the items of the rank's flows go; ``source`` is what it sends from."""
+        """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
         arriving, plan = self.receives[rank][0], self.plan.plan
         if self.hops is None:
             return ArrivingRows(cache, arriving, cache.reserve(arriving), read_store)

@@ -1,4 +1,4 @@
-"""What a member of a session keeps of a run, and what it has if it trains."""
+"""State of a run on one worker, and the objects of a worker that trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dshuffle.runtime.worker.planned import Planned
 
 @dataclass(slots=True)
 class Run:
-    """One attempt at one epoch's exchange, as this worker sees it."""
+    """State of one attempt at an epoch's exchange on this worker."""
 
     run_id: int
     epoch: int
@@ -29,12 +29,12 @@ class Run:
     processors: ProcessorTimes = field(default_factory=ProcessorTimes.now)
     started: float = field(default_factory=time.perf_counter)
     cpu_idle: float = 0.0
-    cpu_watched: float = 0.0
+    watched_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a worker that trains has and a mere server has not."""
+    """Objects that only a worker that trains has, not a dedicated server."""
 
     cache: CachePartition
     receiver: Receiver

@@ -1,9 +1,9 @@
 """The server's rows: blocks of consecutive samples, kept in memory up to a budget and read ahead beyond it.
 
-A plan of single rows is in ascending sample order (`planning/delivery/server.py`), so all destinations move through
-the dataset together, block after block. The first blocks stay for good; the others pass through a small window that
-the reader fills ahead of the requests. So each chunk beyond the budget is read once an epoch, however many workers
-ask. A packet XORs samples from anywhere: for coded plans all blocks must stay.
+An uncoded plan is in ascending sample order (`planning/delivery/server.py`), so all destinations move through the
+dataset together, block after block. The first blocks stay in memory permanently. The others pass through a small window
+that the reader fills ahead of the requests. Therefore each chunk beyond the budget is read once per epoch, independent
+of the number of workers. A packet XORs samples from anywhere in the dataset, so coded plans need all blocks in memory.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ class ServerRows:
     Parameters
     ----------
     dataset
-        Read when a row is not in memory.
+        Dataset from which rows are read if they are not in memory.
     budget
-        Bytes of rows to keep, at most; ``None`` keeps everything.
+        Maximum bytes of rows to keep; ``None`` keeps all rows.
     window_bytes
-        Bytes of rows that may be under way to the receivers at once; so many stay in the moving window.
+        Maximum bytes of rows on their way to the receivers. The moving window holds this much if the budget allows.
     whole
-        Whether packets are to be encoded, which takes all rows.
+        Whether all rows must be kept, in order to encode packets.
 
     Raises
     ------
     CacheBudgetError
-        If the budget does not hold three blocks, or not all rows where that is asked for.
+        If the budget does not hold three blocks, or all rows if ``whole`` is set.
     """
 
     def __init__(self, dataset: Dataset, *, budget: int | None, window_bytes: int, whole: bool = False) -> None:
         self._dataset = dataset
         self._layout: RowLayout = dataset.layout
         row_bytes = dataset.row_nbytes + SLOT_OVERHEAD
-        # Blocks are whole chunks of the array that has most of the bytes; chunks of labels may span the dataset.
+        # Blocks are whole chunks of the array with the widest rows. A chunk of labels may span the whole dataset.
         widest = max(dataset.arrays.values(), key=lambda info: info.dtype.itemsize * math.prod(info.shape))
         chunk_rows = widest.chunk_rows
         self._block_rows = max(1, -(-BLOCK_BYTES // row_bytes // chunk_rows)) * chunk_rows
@@ -70,19 +70,20 @@ class ServerRows:
         if fitting < min(3, n_blocks):
             raise CacheBudgetError(
                 f"the server needs room for {min(3, n_blocks)} blocks of {block_bytes} bytes "
-                f"({min(3, n_blocks) * block_bytes} bytes); memory_limit allows {budget}"
+                f"({min(3, n_blocks) * block_bytes} bytes in total); memory_limit allows {budget} bytes. Raise it or "
+                "serve from a worker with more memory"
             )
         if whole and fitting < n_blocks:
             raise CacheBudgetError(
                 f"a coded delivery needs all rows in the server's memory ({n_blocks} blocks of {block_bytes} bytes, "
-                f"{n_blocks * block_bytes} bytes); memory_limit leaves it {budget}. Serve from a worker with more "
-                "memory, or use the delivery 'server' or 'peer'"
+                f"{n_blocks * block_bytes} bytes in total); memory_limit allows {budget} bytes. Serve from a worker "
+                "with more memory, or use the delivery 'server' or 'peer'"
             )
         window = 0 if fitting >= n_blocks else min(fitting, max(3, -(-window_bytes // block_bytes) + 2))
         self._n_blocks = n_blocks
         self._n_resident = n_blocks if window == 0 else fitting - window
         self._n_moving = window
-        # One matrix, so that packets can be encoded from anywhere in it; pages that are never written take no memory.
+        # One matrix, so that packets can be encoded from any rows. Pages that are never written do not take memory.
         n_rows = min(self._n_resident * self._block_rows, dataset.n_samples)
         self._rows = self._layout.empty(n_rows)
         self._checksums = np.empty(n_rows, dtype=np.uint32)
@@ -94,7 +95,7 @@ class ServerRows:
             self._request_all()
 
     def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
-        """Put rows and checksums of samples into buffers, in the order given; each block is looked up once."""
+        """Copy rows and checksums of samples into buffers, in the given order. Each block is looked up once."""
         blocks = sample_ids // self._block_rows
         order = np.argsort(blocks, kind="stable")
         present, starts = np.unique(blocks[order], return_index=True)
@@ -105,11 +106,11 @@ class ServerRows:
             checksums[places] = block.checksums[within]
 
     def encode(self, plan: Plan, packets: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
-        """Encode packets of a plan into buffers, once all rows are there."""
+        """Encode packets of a plan into buffers. All rows must be in memory."""
         encode(self._rows, self._checksums, plan.offsets, plan.samples, packets, rows, checksums)
 
     def wait(self) -> None:
-        """Wait until all rows are there. Raises what kept them from being read; another call tries again."""
+        """Wait until all rows are in memory. Raise the error if reading fails; another call tries again."""
         for future in self._request_all():
             future.result()
 
@@ -158,12 +159,12 @@ class ServerRows:
 class EncodedPackets:
     """The packets that the server sends in a run: a :class:`~dshuffle.exchange.endpoints.RowSource`.
 
-    Made once all rows are there, so that encoding waits for nothing.
+    The constructor waits for all rows, so that encoding does not have to wait.
 
     Parameters
     ----------
     server_rows
-        All rows.
+        All rows of the dataset.
     plan, leaving
         The plan, and the packet of each item that is sent.
     """

@@ -1,7 +1,6 @@
-"""One session on one worker: its cache partition, its part of every exchange, and what tasks see of it.
+"""One session on one worker: its cache partition, its part of every exchange, and the access of tasks to it.
 
-Everything here runs on the worker's event loop and returns quickly; planning, packing, reading and index building
-are handed to executors.
+All code here runs on the worker's event loop and returns quickly. Executors plan, pack, read and build indexes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from dshuffle.exchange.endpoints import Receiver, Reply, RowSink, RowSource, Sen
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.messages import MessageId, rows_per_message
 from dshuffle.exchange.outbox import Outbox
-from dshuffle.planning import SERVER, STORE, UNCODED, EpochPlan, EpochPlanner, WorkerPlan, name_of
+from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, WorkerPlan, name_of
+from dshuffle.records import Measures
 from dshuffle.runtime.measure.processors import ProcessorTimes
 from dshuffle.runtime.memory import partition_nbytes
 from dshuffle.runtime.partition import Partition
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 
 PLAN_AFTER = 1.0
-"""Seconds of an exchange after which the next epoch is planned beside it. A shorter exchange is over before, and keeps
-the cores to itself; a longer one waits for the network."""
+"""Seconds into an exchange after which the worker starts to plan the next epoch. A shorter exchange ends before that
+and keeps all cores; a longer one mostly waits for the network."""
 
 
 class WorkerSession:
@@ -55,13 +55,13 @@ class WorkerSession:
     worker
         The Dask worker.
     spec
-        The session.
+        Description of the session.
     dataset
-        Its dataset, open in this process.
+        The session's dataset, open in this process.
     rank
-        This worker's rank, or ``None`` if it only serves.
+        Rank of this worker, or ``None`` if it only serves.
     executor
-        For packing, unpacking and reading.
+        Executor for packing, unpacking and reading.
     """
 
     def __init__(
@@ -117,61 +117,64 @@ class WorkerSession:
             self._senders[rank] = sender(rank)
         if spec.addresses.get(SERVER) == worker.address:
             budget = spec.memory_limit
-            if budget is not None and self._seat is not None:  # it serves beside training, from one budget
+            if budget is not None and self._seat is not None:  # training and serving share the budget
                 budget -= partition_nbytes(spec.plan, layout)
             self._server_rows = ServerRows(
                 dataset,
                 budget=budget,
                 window_bytes=settings.window_bytes * spec.plan.n_workers,
-                whole=spec.plan.delivery not in UNCODED,
+                whole=spec.plan.choices.coded,
             )
             self._senders[SERVER] = sender(SERVER)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the cache partition may come to take."""
+        """Maximum size of the cache partition in bytes."""
         return 0 if self._seat is None else partition_nbytes(self.spec.plan, self._dataset.layout)
 
     @property
     def participant(self) -> int:
-        """As what this worker votes: its rank, or the server."""
+        """Participant as which this worker votes: its rank, or the server."""
         return SERVER if self.rank is None else self.rank
 
     def partition(self, epoch: int) -> AbstractContextManager[Partition]:
-        """The partition of an epoch, for the length of one task (called from the task's thread)."""
+        """The partition of an epoch, valid for one task. Called from the task's thread."""
         seat = self._seat
         if seat is None:
-            raise StaleEpoch(f"session {self.spec.session_id} has been closed on this worker, or only serves here")
+            raise StaleEpoch(
+                f"session {self.spec.session_id} does not have a partition on this worker: it has been closed, or the "
+                "worker only serves"
+            )
         return seat.gate.partition(epoch)
 
     def take_training_seconds(self) -> float:
-        """Seconds that tasks of this session took here since the last call."""
+        """Seconds of training in this session on this worker since the last call."""
         return 0.0 if self._seat is None else self._seat.gate.take_training_seconds()
 
     async def begin(self, run_id: int, epoch: int, delivery: str) -> None:
-        """Start an attempt at an epoch's exchange; the scheduler hears when it has succeeded or failed here."""
+        """Start an attempt at an epoch's exchange. The result on this worker is reported to the scheduler."""
         if epoch != self.epoch + 1:
             raise ExchangeError(f"epoch {epoch} cannot be prepared on a worker that is on epoch {self.epoch}")
         if self._run is not None:
-            raise ExchangeError(f"run {run_id} cannot begin: run {self._run.run_id} is under way")
+            raise ExchangeError(f"run {run_id} cannot begin: run {self._run.run_id} has not ended")
         self._run = Run(run_id, epoch, delivery)
         self._spawn(self._exchange(self._run))
 
     async def plan_ahead(self, run_id: int, delivery: str) -> None:
-        """All members are ready: plan the epoch after, which depends on seeds alone, unless that was done.
+        """Plan the next epoch, unless that was done; called when all participants are ready.
 
-        Should that fail, the epoch that needs the plan says so.
+        The plan depends only on seeds. If planning fails, the epoch that needs the plan reports the error.
         """
         if self._run is not None and self._run.run_id == run_id:
             self._plan(self._run.epoch + 1, delivery)
 
     async def commit(self, run_id: int) -> Reply:
-        """Swap to the epoch that has been prepared, once no task reads the present one.
+        """Swap to the prepared epoch once no task reads the current one.
 
         Returns
         -------
         dict
-            What this worker measured of the exchange, and the training seconds of the epoch that ended.
+            Measurements of the exchange on this worker, and the training seconds of the epoch that ended.
         """
         run = self._run
         if run is None or run.run_id != run_id or not run.ready:
@@ -192,28 +195,25 @@ class WorkerSession:
             await self._seat.gate.swap(run.prepared.result()[1], install)
         else:
             install()
-        return {
-            **self._measures(run),
-            "commit_seconds": time.perf_counter() - started,
-            "training_seconds": self.take_training_seconds(),
-        }
+        measures = self._measures(run, time.perf_counter() - started)
+        return {"measures": measures.to_dict(), "training_seconds": self.take_training_seconds()}
 
     async def abort(self) -> None:
-        """Give up the present run; this worker stays on its epoch, and on its plan for the next."""
+        """Abort the current run. The worker stays on its epoch and keeps its plan for the next one."""
         run, self._run = self._run, None
         for sender in self._senders.values():
             sender.end()
         if self._seat is not None:
             stop, self._stop_reading = self._stop_reading, threading.Event()
-            stop.set()  # reading from a slow store would go on for long, and for nothing
+            stop.set()  # otherwise reading from a slow store could continue for a long time
             await self._seat.receiver.abort()
         if run is not None:
-            if run.ends:  # they reserve slots and may write to them
+            if run.ends:  # these tasks reserve slots and may write to them
                 await asyncio.wait(run.ends)
             self._let_go(run)
 
     async def close(self) -> None:
-        """Drop everything."""
+        """Abort the current run and free everything."""
         await self.abort()
         for sender in self._senders.values():
             sender.close()
@@ -228,35 +228,35 @@ class WorkerSession:
         self._senders = {}
 
     async def serve(self, message: MessageId) -> Reply:
-        """Reply to another participant's request for a message."""
+        """Answer another participant's request for a message."""
         sender = self._senders.get(message.sender)
         if sender is None:
-            return {"status": "refused", "reason": f"{name_of(message.sender)} is not here", "again": False}
+            return {"status": "refused", "reason": f"{name_of(message.sender)} is not on this worker", "again": False}
         return await sender.serve(message)
 
     def acknowledge(self, message: MessageId) -> None:
-        """Another participant has the message."""
+        """Note that another participant has received the message."""
         sender = self._senders.get(message.sender)
         if sender is not None:
             sender.acknowledged(message)
 
     async def _exchange(self, run: Run) -> None:
-        """Plan, then let the two halves of the exchange go."""
+        """Plan the epoch, then start to send and receive."""
         try:
             await self._start(run)
-        except Exception as error:  # whatever it is, the scheduler must hear of it, or the epoch would never end
+        except Exception as error:  # any error must be reported to the scheduler, or the epoch would never end
             logger.exception("dshuffle: run %d could not start", run.run_id)
             self._report(run.run_id, f"the exchange could not start: {type(error).__name__}: {error}")
 
     async def _start(self, run: Run) -> None:
         run.planned = planned = await self._plan(run.epoch, run.delivery)
-        if self._run is not run:  # given up meanwhile
+        if self._run is not run:  # aborted in the meantime
             return
         self._traffic = self._dataset.traffic
-        # The first messages are asked for while it is still being worked out where their rows come from, and go.
+        # The first messages are requested while the sources and sinks of their rows are still being prepared.
         served: asyncio.Future[RowSource] | None = None
         if self._server_rows is not None:
-            # In a thread of its own: for a coded plan it waits until all rows have been read.
+            # In a separate thread: with a coded plan this waits until all rows have been read.
             served = self._loop.run_in_executor(None, planned.source, SERVER, self._server_rows)
             self._begin_sending(run, planned, SERVER, served)
         if self._seat is not None and self.rank is not None:
@@ -265,11 +265,11 @@ class WorkerSession:
             run.ends += [asyncio.wrap_future(source), sink]
             self._begin_sending(run, planned, self.rank, run.ends[0])
             self._seat.receiver.begin(run.run_id, planned.incoming(self.rank), sink, window=planned.asked)
-            # The slots are known then, so the index of the next epoch can be made while its rows arrive.
+            # The sink has reserved the slots by then, so the next epoch's index can be built while its rows arrive.
             run.prepared = self._loop.run_in_executor(
                 self._planning, self._prepare, planned.parts[self.rank], planned.plan
             )
-        if len(self.spec.deliveries) == 1:  # else it is chosen once this exchange has been timed
+        if len(self.spec.deliveries) == 1:  # otherwise the next delivery is chosen after this exchange has been timed
             run.timer = self._loop.call_later(PLAN_AFTER, self._plan, run.epoch + 1, run.delivery)
         for end in list(run.ends):
             await asyncio.shield(end)
@@ -284,13 +284,13 @@ class WorkerSession:
 
     @staticmethod
     def _let_go(run: Run) -> None:
-        """The rows and packets of a run must not outlive it."""
+        """Drop the references to a run's rows and packets, so that they do not outlive it."""
         if run.timer is not None:
             run.timer.cancel()
         run.ends.clear()
 
     def _plan(self, epoch: int, delivery: str) -> asyncio.Future[Planned]:
-        """The plan of an epoch, made once however often its exchange is tried (unless making it failed)."""
+        """The plan of an epoch. It is made once, even if the exchange is retried, unless planning failed."""
         plan = self._plans.get(epoch)
         if plan is None or (plan.done() and plan.exception() is not None):
             self._plans[epoch] = self._loop.run_in_executor(self._planning, self._make_plan, epoch, delivery)
@@ -308,7 +308,7 @@ class WorkerSession:
     def _read_store(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         seat = self._seat
         assert seat is not None
-        stop = self._stop_reading  # of this run: an abort replaces it
+        stop = self._stop_reading  # the event of this run; an abort replaces it
         self._dataset.read_into(seat.cache.rows, slots, sample_ids, stop=stop.is_set)
         seat.cache.seal(sample_ids, slots)
 
@@ -321,7 +321,7 @@ class WorkerSession:
         self._spawn(self._vote(run_id, reason))
 
     async def _vote(self, run_id: int, reason: str | None) -> None:
-        """Tell the scheduler how this run stands here: ready, if all has arrived and the swap is prepared."""
+        """Report to the scheduler whether this worker is ready: all rows have arrived and the swap is prepared."""
         run = self._run
         if run is None or run.run_id != run_id:
             return
@@ -330,10 +330,10 @@ class WorkerSession:
                 await run.prepared
             except Exception as error:
                 logger.exception("dshuffle: run %d cannot be committed", run_id)
-                reason = f"the next index could not be made: {type(error).__name__}: {error}"
+                reason = f"the next index could not be built: {type(error).__name__}: {error}"
         run.ready = reason is None
         run.cpu_idle = ProcessorTimes.now().idle_since(run.processors)
-        run.cpu_watched = time.perf_counter() - run.started
+        run.watched_seconds = time.perf_counter() - run.started
         vote: dict[str, Any] = {} if run.planned is None else dict(run.planned.summary)
         vote["rows"] = self._seat.receiver.meter.rows if self._seat is not None else 0
         try:
@@ -345,38 +345,40 @@ class WorkerSession:
                 vote=vote,
             )
             unwrap(reply, "the scheduler")
-        except (OSError, DShuffleError) as error:  # Dask closes a worker that has lost its scheduler
+        except (OSError, DShuffleError) as error:  # if the scheduler is lost, Dask closes this worker
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
 
     def _prepare(self, mine: WorkerPlan, plan: EpochPlan) -> tuple[Swap, View]:
         assert self._seat is not None
         swap = self._seat.cache.prepare(mine.held)
-        # Without excess a worker holds what it trains on, and needs no search.
+        # Without excess a worker holds exactly what it trains on, so it does not have to search.
         own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
         return swap, View(plan.epoch, mine.order, own[mine.permutation], plan.shares, plan.broadcast)
 
-    def _measures(self, run: Run) -> Reply:
+    def _measures(self, run: Run, commit_seconds: float) -> Measures:
         assert run.planned is not None
         traffic = self._dataset.traffic - self._traffic
         sent = {participant: sender.meter for participant, sender in self._senders.items()}
         meter = None if self._seat is None else self._seat.receiver.meter
         coded = run.planned.hops is not None
-        return {
-            "plan_seconds": run.planned.seconds,
-            "gather_seconds": sum(meter.gather_seconds for meter in sent.values()),
-            "sent_bytes": sum(meter.sent_bytes for participant, meter in sent.items() if participant != SERVER),
-            "server_sent_bytes": sent[SERVER].sent_bytes if SERVER in sent else 0,
-            "metadata_bytes": sum(meter.sent_checksum_bytes for meter in sent.values()),
-            "encode_seconds": sent[SERVER].gather_seconds if coded and SERVER in sent else 0.0,
-            "decode_seconds": meter.scatter_seconds if coded and meter else 0.0,
-            "received_bytes": meter.received_bytes if meter else 0,
-            "transfer_seconds": meter.transfer_seconds if meter else 0.0,
-            "scatter_seconds": meter.scatter_seconds if meter else 0.0,
-            "store_requests": traffic.requests,
-            "store_bytes": traffic.fetched_bytes,
-            "store_delivered_bytes": traffic.delivered_bytes,
-            "store_retries": traffic.retries,
-            "store_cache_hits": traffic.cache_hits,
-            "store_seconds": traffic.seconds,
-            "cpu_idle": (run.cpu_watched, run.cpu_idle),
-        }
+        return Measures(
+            wire_sent_bytes=() if self.rank is None else (sent[self.rank].sent_bytes,),
+            wire_received_bytes=() if meter is None else (meter.received_bytes,),
+            server_sent_bytes=sent[SERVER].sent_bytes if SERVER in sent else 0,
+            metadata_bytes=sum(meter.sent_checksum_bytes for meter in sent.values()),
+            store_requests=traffic.requests,
+            store_bytes=traffic.fetched_bytes,
+            store_delivered_bytes=traffic.delivered_bytes,
+            store_retries=traffic.retries,
+            store_cache_hits=traffic.cache_hits,
+            plan_seconds=run.planned.seconds,
+            gather_seconds=sum(meter.gather_seconds for meter in sent.values()),
+            transfer_seconds=meter.transfer_seconds if meter else 0.0,
+            scatter_seconds=meter.scatter_seconds if meter else 0.0,
+            store_seconds=traffic.seconds,
+            commit_seconds=commit_seconds,
+            encode_seconds=sent[SERVER].gather_seconds if coded and SERVER in sent else 0.0,
+            decode_seconds=meter.scatter_seconds if coded and meter else 0.0,
+            watched_seconds=run.watched_seconds,
+            cpu_idle=run.cpu_idle,
+        )

@@ -1,7 +1,7 @@
-"""The worker plugin: owns this worker's sessions, and answers the scheduler and the other workers.
+"""The worker plugin: owns this worker's sessions and answers the scheduler and the other workers.
 
-Handlers are thin closures that look the plugin up (Dask caches handlers for good, and must not keep a plugin and its
-rows alive), and the last thing that set-up does is to say hello: only then does the scheduler count on this worker.
+The handlers are thin closures that look up the plugin. Dask caches handlers permanently, so a handler must not keep a
+plugin and its rows alive. The last step of the set-up is a hello to the scheduler, which uses this worker only then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dshuffle.errors import ClusterError, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import as_frames
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.warmup import warm_up
-from dshuffle.planning import SERVER, UNCODED
+from dshuffle.planning import SERVER
 from dshuffle.runtime.collective import Meeting
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.memory import check_budget
@@ -31,7 +31,7 @@ from dshuffle.runtime.worker.session import WorkerSession
 
 
 class DShuffleWorker(WorkerPlugin):
-    """Installed by the scheduler plugin on every worker, present and future."""
+    """Worker plugin. The scheduler plugin installs it on all current and future workers."""
 
     name = PLUGIN
     idempotent = True
@@ -43,14 +43,14 @@ class DShuffleWorker(WorkerPlugin):
         self._worker: Worker | None = None
 
     async def setup(self, worker: Worker) -> None:
-        """Register the handlers, then say hello to the scheduler."""
+        """Register the handlers, then send a hello to the scheduler."""
         self._worker = worker
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle")
 
         def plugin() -> DShuffleWorker:
             found = worker.plugins.get(PLUGIN)
             if not isinstance(found, DShuffleWorker):
-                raise ClusterError(f"worker {worker.address} has no dshuffle plugin any more")
+                raise ClusterError(f"worker {worker.address} no longer has the dshuffle plugin")
             return found
 
         async def open_session(spec: SessionSpec) -> None:
@@ -82,7 +82,7 @@ class DShuffleWorker(WorkerPlugin):
         ) -> Reply:
             session = plugin().sessions.get(session_id)
             if session is None:
-                return {"status": "refused", "reason": "this session is not open here", "again": False}
+                return {"status": "refused", "reason": "the session is not open on this worker", "again": False}
             for arrived in acknowledged:
                 session.acknowledge(MessageId(*arrived))
             return as_frames(await session.serve(MessageId(*message)))
@@ -112,19 +112,19 @@ class DShuffleWorker(WorkerPlugin):
             "dshuffle_fetch": fetch,
             "dshuffle_acknowledge": acknowledge,
         }
-        # Kernels are loaded (or compiled, once a machine) before the first rows arrive, off the event loop.
-        for row_nbytes in (8, 12):  # rows of whole words and others are kernels of their own
+        # Load the kernels (or compile them, once per machine) off the event loop before the first rows arrive.
+        for row_nbytes in (8, 12):  # rows of whole words and other rows use different kernels
             await asyncio.get_running_loop().run_in_executor(self._executor, warm_up, row_nbytes)
 
         async def protocol() -> Reply | None:
             return {"protocol": PROTOCOL} if isinstance(worker.plugins.get(PLUGIN), DShuffleWorker) else None
 
-        # From here on this worker counts; the hello spares the scheduler asking again.
+        # From here on the scheduler can use this worker. The hello makes it check at once instead of waiting.
         worker.handlers["dshuffle_protocol"] = protocol
         unwrap(await worker.scheduler.dshuffle_hello(), "the scheduler")
 
     async def teardown(self, worker: Worker) -> None:
-        """Drop all sessions."""
+        """Close all sessions."""
         worker.handlers.pop("dshuffle_protocol", None)
         for session_id in list(self.meetings):
             self.end_meeting(session_id)
@@ -149,7 +149,7 @@ class DShuffleWorker(WorkerPlugin):
         loop = asyncio.get_running_loop()
         dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
         spec = spec.with_plan(await loop.run_in_executor(self._executor, with_data, spec.plan, dataset))
-        if spec.plan.delivery not in UNCODED:
+        if spec.plan.choices.coded:
             await loop.run_in_executor(self._executor, functools.partial(warm_up, dataset.row_nbytes, coded=True))
         self.sessions[spec.session_id] = WorkerSession(
             self._worker, spec, dataset, ranks[0] if ranks else None, self._executor
@@ -163,21 +163,21 @@ class DShuffleWorker(WorkerPlugin):
             raise ClusterError(f"session {session_id} is not open on this worker") from None
 
     def meeting(self, session_id: str, number: int) -> Meeting:
-        """The meeting of a session's ranks by its number; one that has been followed by another is refused."""
+        """State of a call of :meth:`dshuffle.Epoch.together`, by its number. Calls that have ended are refused."""
         self.session(session_id)
         meeting = self.meetings.get(session_id)
         if meeting is None or meeting.number < number:
             self.end_meeting(session_id)
             meeting = self.meetings[session_id] = Meeting(number)
         elif meeting.number > number:
-            raise PeerFailed(f"meeting {number} is over: the ranks are at meeting {meeting.number}")
+            raise PeerFailed(f"call {number} of Epoch.together has ended: the ranks are at call {meeting.number}")
         return meeting
 
     def end_meeting(self, session_id: str) -> None:
-        """Let nobody wait there any more."""
+        """Fail all ranks that still wait in a session's last call of :meth:`dshuffle.Epoch.together`."""
         meeting = self.meetings.pop(session_id, None)
         if meeting is not None:
-            meeting.fail("the session has gone on, or was closed")
+            meeting.fail("the session has moved on to another call of Epoch.together, or was closed")
 
 
 def run_on_partition(
@@ -188,13 +188,13 @@ def run_on_partition(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """The Dask task behind :meth:`dshuffle.Epoch.map`: call ``fn`` on the partition of this worker."""
+    """Call ``fn`` on the partition of this worker; the Dask task behind :meth:`dshuffle.Epoch.map`."""
     plugin = get_worker().plugins.get(PLUGIN)
     session = plugin.sessions.get(session_id) if isinstance(plugin, DShuffleWorker) else None
     if session is None or session.rank != rank:
-        raise WorkerLost(f"the worker that owned rank {rank} has left the cluster; its partition is gone")
+        raise WorkerLost(f"the worker that owned rank {rank} has left the cluster. Make a new Shuffler")
     with session.partition(epoch) as partition:
         result = fn(partition, *args, **kwargs)
     if isinstance(result, Partition):
-        raise TypeError("a Partition lives on its worker and cannot be sent; return arrays instead")
+        raise TypeError("a Partition cannot be sent to another process; return arrays instead")
     return result

@@ -1,4 +1,4 @@
-"""From a URL to a Zarr store, and what stands there."""
+"""Open the Zarr store at a URL and find out what exists there."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ try:
 except ImportError:  # without the extra
     s3 = None  # type: ignore[assignment]
 
-#: What :func:`standing_at` answers where a Zarr group stands.
+#: Return value of :func:`standing_at` for a Zarr group.
 GROUP = "a Zarr group"
 
-# Files up to so many bytes in all are read in one call.
+# Files of up to this many bytes in total are read in one call.
 _BATCH_NBYTES = 1 << 20
 
 _MEMORY: dict[str, dict[str, Buffer]] = {}
 
 
 def canonical_url(url: str | os.PathLike[str]) -> str:
-    """The URL that any process of this machine understands: local paths become absolute.
+    """Return a URL that is valid in any process on this machine: local paths become absolute.
 
     Examples
     --------
@@ -48,18 +48,18 @@ def canonical_url(url: str | os.PathLike[str]) -> str:
     scheme, separator, rest = url.partition("://")
     if separator and scheme != "file":
         if not rest.strip("/"):
-            raise InvalidParameter.of("url", url, f"{scheme}:// followed by where the dataset stands")
+            raise InvalidParameter.of("url", url, f"{scheme}:// followed by the location of the dataset")
         return url.rstrip("/")
     return os.path.abspath(rest if separator else url)
 
 
 def is_local(url: str) -> bool:
-    """Whether a canonical URL is a path of this machine's file systems."""
+    """Whether a canonical URL is a path on this machine's file systems."""
     return "://" not in url
 
 
 def is_memory(url: str) -> bool:
-    """Whether a canonical URL lives in this process alone."""
+    """Whether a canonical URL exists in this process only."""
     return url.startswith("memory://")
 
 
@@ -70,16 +70,16 @@ def open_store(
     read_only: bool,
     on_retry: Callable[[], None] | None = None,
 ) -> Store:
-    """The Zarr store at a canonical URL; it asks again when an error may pass.
+    """Open the Zarr store at a canonical URL. It retries requests after transient errors.
 
-    ``memory://name`` is a registry of this process, for tests. All that is neither local nor S3 nor NFS is left to
-    fsspec. ``max_retries`` and ``timeout`` among the options are ``Patience``; the
-    others are the store's.
+    ``memory://name`` is a registry in this process, for tests. Schemes other than local paths, S3 and NFS are opened
+    with fsspec. The options ``max_retries`` and ``timeout`` configure retries, see ``Patience``. All other options are
+    passed to the store.
 
     Raises
     ------
     InvalidParameter
-        If the scheme or an option is not known.
+        If the scheme or an option is unknown.
     DatasetError
         If the scheme needs a package that is not installed.
     """
@@ -91,12 +91,12 @@ def open_store(
     store: Store
     if scheme in ("", "memory", "nfs"):
         if options:
-            # The values may be secrets: name the options only.
+            # Values may be secrets, so show only the names of the options.
             raise InvalidParameter.of(
                 "storage_options",
                 sorted(options),
-                f"absent for {url}, but for max_retries and timeout",
-                "Other options are for S3 and for what fsspec opens.",
+                f"max_retries or timeout for {url}",
+                "Other options apply only to S3 and to fsspec's schemes.",
             )
         if scheme == "memory":
             name = url.removeprefix("memory://")
@@ -121,7 +121,7 @@ def _open_s3(
     url: str, options: dict[str, Any], patience: Patience, *, read_only: bool
 ) -> tuple[Store, tuple[str, ...]]:
     if s3 is None:
-        raise DatasetError(f"{url} needs obstore, to read s3:// URLs: pip install 'dshuffle[s3]'")
+        raise DatasetError(f"{url} needs obstore to read s3:// URLs; install it with pip install 'dshuffle[s3]'")
     return s3.open_s3(url, options, patience, read_only=read_only)
 
 
@@ -129,18 +129,18 @@ def _open_fsspec(url: str, scheme: str, options: dict[str, Any], *, read_only: b
     try:
         return FsspecStore.from_url(url, storage_options=options, read_only=read_only)
     except ImportError as exc:
-        raise DatasetError(f"{url} needs a package that is not installed, to read {scheme}:// URLs: {exc}") from exc
+        raise DatasetError(f"{url} needs a package for {scheme}:// URLs that is not installed: {exc}") from exc
     except ValueError as exc:
         raise InvalidParameter.of(
             "url",
             url,
             "a local path, memory://, s3://, nfs://, or a scheme that fsspec knows (gs://, https://, ...)",
-            f"fsspec says: {exc}. Install the package of this scheme (gs:// comes with gcsfs).",
+            f"fsspec says: {exc}. Install the package for this scheme (gcsfs for gs://).",
         ) from exc
 
 
 def standing_at(url: str, storage_options: Mapping[str, Any] | None) -> str:
-    """What stands at a canonical URL: ``""`` for nothing, :data:`GROUP`, or words that say what it is."""
+    """Describe what exists at a canonical URL: ``""`` for nothing, :data:`GROUP`, or another short phrase."""
     store = open_store(url, storage_options, read_only=True)
     if is_local(url) and not os.path.isdir(url):
         return "a file" if os.path.exists(url) else ""
@@ -149,9 +149,8 @@ def standing_at(url: str, storage_options: Mapping[str, Any] | None) -> str:
     except DatasetError:
         raise
     except Exception as exc:
-        # Whatever a file system raises here (no permission, no network, no such bucket) is the user's to
-        # read.
-        raise DatasetError(f"cannot look at {url}: {type(exc).__name__}: {exc}") from exc
+        # Report any error of the file system to the user (no permission, no network, no such bucket).
+        raise DatasetError(f"cannot access {url}: {type(exc).__name__}: {exc}") from exc
     return found or ("an empty folder" if is_local(url) else "")
 
 

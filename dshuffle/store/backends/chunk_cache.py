@@ -1,8 +1,8 @@
-"""Chunks kept in memory from one epoch to the next, up to a fixed number of bytes.
+"""A chunk cache that persists between epochs, up to a fixed number of bytes.
 
-It fills up and then stays as it is. An epoch reads each chunk once, so the one that was used last is the one that will
-not be wanted for longest: replacing the least recently used would throw every chunk away just before it is read again
-(no hits at all until the cache holds everything), whereas what stays is hit in the proportion of its size.
+The cache fills up and then does not change. An epoch reads each chunk once, so the chunk used last is the one that is
+needed again last. Evicting the least recently used chunk would drop every chunk just before it is read again, and the
+cache would have no hits until it holds everything. A fixed cache has hits in proportion to its size.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Wanted = tuple[str, ByteRequest | None]
 
 
 class ChunkCache(WrapperStore[Store]):
-    """A store that keeps the first answers in memory.
+    """A store that keeps its first answers in memory.
 
     Parameters
     ----------
     store
-        Where chunks come from.
+        Store that chunks are fetched from.
     nbytes
-        Bytes kept.
+        Capacity in bytes.
     meter
-        Where hits are counted.
+        Meter that counts hits.
     """
 
     def __init__(self, store: Store, nbytes: int, meter: Meter) -> None:
@@ -44,11 +44,11 @@ class ChunkCache(WrapperStore[Store]):
         self._lock = threading.Lock()
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """What is kept, or else what the store answers."""
+        """Return a chunk from memory, or fetch it from the store."""
         return (await self.get_partial_values(prototype, [(key, byte_range)]))[0]
 
     async def get_partial_values(self, prototype: BufferPrototype, key_ranges: Iterable[Wanted]) -> list[Buffer | None]:
-        """The same for several."""
+        """Return several chunks from memory, and fetch the missing ones from the store."""
         wanted = list(key_ranges)
         answers = [self._kept.get(each) for each in wanted]
         missing = [each for each, answer in zip(wanted, answers, strict=True) if answer is None]
@@ -67,7 +67,7 @@ class ChunkCache(WrapperStore[Store]):
         return answers
 
     def forget(self) -> None:
-        """Forget all; for when a chunk turned out to be damaged, which the next attempt must fetch anew."""
+        """Empty the cache. Called when a chunk is damaged, so that the next attempt fetches it again."""
         with self._lock:
             self._kept.clear()
             self._room = self.nbytes
@@ -80,7 +80,7 @@ class ChunkCache(WrapperStore[Store]):
 
 
 def cache_nbytes(chunk_cache: int | str | None) -> int:
-    """Bytes of a chunk cache, from what users write.
+    """Parse the size of a chunk cache, in bytes.
 
     Examples
     --------
@@ -94,5 +94,5 @@ def cache_nbytes(chunk_cache: int | str | None) -> int:
     except (ValueError, TypeError, AttributeError):
         nbytes = -1
     if nbytes < 0:
-        raise InvalidParameter.of("chunk_cache", chunk_cache, 'bytes >= 0, for example 2**28 or "256 MiB"')
+        raise InvalidParameter.of("chunk_cache", chunk_cache, 'a number of bytes >= 0, for example 2**28 or "256 MiB"')
     return nbytes

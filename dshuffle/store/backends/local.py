@@ -1,7 +1,8 @@
-"""Files of this machine's file systems, network mounts among them, several in one call.
+"""Files on this machine's file systems, including network mounts, read several in one call.
 
-Handing one file of 64 KiB to a thread and back costs more than reading it from the page cache, so small ones are
-read several in a thread. The threads are more than zarr's loop has, since those of a network mount mostly wait.
+Handing one file of 64 KiB to a thread and back costs more than reading it from the page cache. So each thread reads
+several small files per call. The pool has more threads than zarr's loop, because reads from a network mount mostly
+wait.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ _POOL = ThreadPoolExecutor(16, thread_name_prefix="dshuffle-files")
 
 
 class LocalFiles(LocalStore):
-    """zarr's store on a local path, which reads a batch of files in one thread."""
+    """zarr's local store, with batches of files read in one thread."""
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Read a file, or a range of it; ``None`` if there is none."""
+        """Read a file or a byte range of it; return ``None`` if the file does not exist."""
         assert prototype is not None
         return (await self.get_partial_values(prototype, [(key, byte_range)]))[0]
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Read files, or ranges of them, one after the other in one thread."""
+        """Read several files or byte ranges, one after the other in one thread."""
         root = os.fspath(self.root)
         wanted = [(f"{root}/{key}", byte_range) for key, byte_range in key_ranges]
         found = await asyncio.get_running_loop().run_in_executor(_POOL, _read_all, wanted)

@@ -1,4 +1,4 @@
-"""A store that counts what is read from it."""
+"""A store that counts requests and bytes read."""
 
 from __future__ import annotations
 
@@ -20,48 +20,47 @@ T = TypeVar("T")
 
 
 class AbsentChunk(Exception):
-    """A chunk of a dataset that was written whole is not in the store."""
+    """A chunk of a complete dataset is missing from the store."""
 
 
 class Meter:
-    """A running sum of traffic, safe to add to from any thread."""
+    """A thread-safe running total of traffic."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._traffic = StoreTraffic()
 
     def add(self, traffic: StoreTraffic) -> None:
-        """Add to the sum."""
+        """Add traffic to the total."""
         with self._lock:
             self._traffic += traffic
 
     def count_retry(self) -> None:
-        """Add a request that is sent again."""
+        """Add one retry to the total."""
         self.add(StoreTraffic(retries=1))
 
     @property
     def traffic(self) -> StoreTraffic:
-        """The sum so far."""
+        """The total so far."""
         with self._lock:
             return self._traffic
 
 
 class MeteredStore(WrapperStore[Store]):
-    """Count the requests for chunks, and the bytes of the answers; metadata is not counted.
+    """A store that counts requests for chunks and the bytes of the answers. Metadata is not counted.
 
     Parameters
     ----------
     store
-        The store to wrap; it must be read-only, since zarr would otherwise make a read-only copy without
-        meter.
+        Store to wrap. It must be read-only; otherwise zarr would make a read-only copy without a meter.
     meter
-        Where to count.
+        Meter to add the traffic to.
 
     Attributes
     ----------
     absent_is_error
-        Zarr gives the fill value for a chunk that is not there. In a dataset whose every chunk was written
-        this would turn a lost file into rows of zeros, so with this flag it raises; it costs no request.
+        Whether a missing chunk raises an error. Zarr returns the fill value for a missing chunk. In a complete
+        dataset this would turn a lost file into rows of zeros. The check does not cost a request.
     """
 
     def __init__(self, store: Store, meter: Meter) -> None:
@@ -71,7 +70,7 @@ class MeteredStore(WrapperStore[Store]):
         self.batch_nbytes: int = getattr(store, "batch_nbytes", 0)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Fetch, and count."""
+        """Fetch an object and count it, unless it is metadata."""
         if key.rpartition("/")[2] in _METADATA:
             return await self._store.get(key, prototype, byte_range)
         return self._count(key, await self._fetched(key, self._store.get(key, prototype, byte_range)))
@@ -79,7 +78,7 @@ class MeteredStore(WrapperStore[Store]):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Fetch, and count every range as a request."""
+        """Fetch several objects or ranges and count each as one request."""
         key_ranges = list(key_ranges)
         answers = await self._fetched(key_ranges[0][0], self._store.get_partial_values(prototype, key_ranges))
         return [self._count(key, answer) for (key, _), answer in zip(key_ranges, answers, strict=True)]
@@ -90,11 +89,11 @@ class MeteredStore(WrapperStore[Store]):
         except (DatasetError, WrongRange, MemoryError):
             raise
         except Exception as exc:
-            # Not the chunk's fault (no permission, no network): it must not be taken for corruption.
+            # The store failed (no permission, no network); this must not be reported as a corrupt chunk.
             raise DatasetError(f"cannot fetch {key} from {self._store}: {type(exc).__name__}: {exc}") from exc
 
     def _count(self, key: str, answer: Buffer | None) -> Buffer | None:
         self._meter.add(StoreTraffic(requests=1, fetched_bytes=0 if answer is None else len(answer)))
         if answer is None and self.absent_is_error:
-            raise AbsentChunk(f"the store holds no {key}")
+            raise AbsentChunk(f"{key} is missing from the store")
         return answer

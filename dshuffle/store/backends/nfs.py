@@ -1,8 +1,8 @@
 """``nfs://server/export/path`` without a mount: NFS version 3 in user space, through the C library libnfs.
 
-The library is called through ctypes, which gives up the interpreter lock for the time of a call. PyPI's binding keeps
-it: while one chunk came in no other thread ran, so training stood still, and for ever where the server fell silent.
-Version 3 alone is spoken, because version 4 through libnfs gave wrong values.
+The library is called through ctypes, which releases the interpreter lock during each call. The binding on PyPI keeps
+the lock: no other thread ran while a chunk was being read, so training stopped, and it hung if the server stopped
+answering. Only version 3 is supported, because version 4 returned wrong values through libnfs.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from zarr.core.buffer import Buffer, BufferPrototype
 
 from dshuffle.errors import DatasetError, InvalidParameter
 
-# Each thread has a connection of its own, since libnfs serves one caller a connection.
+# Each thread has its own connection, because a libnfs connection supports only one caller.
 _POOL = ThreadPoolExecutor(8, thread_name_prefix="dshuffle-nfs")
-# 4.x and 5.x; version 6 has other signatures.
+# Versions 4.x and 5.x; version 6 has different signatures.
 _LIBRARIES = ("libnfs.so.13", "libnfs.so.14")
 
 T = TypeVar("T")
@@ -51,12 +51,12 @@ class NfsStore(Store):
     Parameters
     ----------
     url
-        ``nfs://server/path``: the longest part of the path that the server lets one mount is mounted, the rest are
-        folders in it.
+        ``nfs://server/path``. The longest prefix of the path that the server allows to be mounted is mounted; the rest
+        are folders in it.
     timeout
-        Seconds that a call of the server may take.
+        Seconds that a call to the server may take.
     read_only
-        Refuse to write.
+        Whether writing is refused.
     """
 
     supports_writes = True
@@ -67,7 +67,7 @@ class NfsStore(Store):
         super().__init__(read_only=read_only)
         server, _, path = url.removeprefix("nfs://").partition("/")
         if not server or not path or "@" in server or "?" in url or ":" in server:
-            raise InvalidParameter.of("url", url, "nfs://server/export/path", "Ports come from the server's rpcbind.")
+            raise InvalidParameter.of("url", url, "nfs://server/export/path", "The server's rpcbind gives the ports.")
         self._url, self._server, self._path, self._timeout = url, server, "/" + path.strip("/"), timeout
         _library()
         self._connections = threading.local()
@@ -86,13 +86,13 @@ class NfsStore(Store):
         return f"{type(self).__name__}({self._url!r})"
 
     def with_read_only(self, read_only: bool = False) -> Self:
-        """The same store, with or without writing."""
+        """Return the same store, read-only or writable."""
         return type(self)(self._url, timeout=self._timeout, read_only=read_only)
 
     # -- zarr's interface --------------------------------------------------------------------------------------
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Read a file, or a range of it; ``None`` if there is none."""
+        """Read a file or a byte range of it; return ``None`` if the file does not exist."""
         data = await self._call(lambda there: there.read(key, byte_range))
         return None if data is None else prototype.buffer.from_array_like(data)
 
@@ -103,38 +103,38 @@ class NfsStore(Store):
         return list(await asyncio.gather(*(self.get(key, prototype, byte_range) for key, byte_range in key_ranges)))
 
     async def exists(self, key: str) -> bool:
-        """Whether a file is there."""
+        """Whether a file exists."""
         return await self._call(lambda there: there.is_file(key))
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write a file beside its place and move it there."""
+        """Write a temporary file in the same folder and rename it."""
         self._check_writable()
         data = np.ascontiguousarray(value.as_numpy_array()).view(np.uint8)
         await self._call(lambda there: there.write(key, data))
 
     async def delete(self, key: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         self._check_writable()
         await self._call(lambda there: there.remove(key))
 
     async def delete_dir(self, prefix: str) -> None:
-        """Remove a folder and all that is in it."""
+        """Remove a folder and its contents."""
         self._check_writable()
         await self._call(lambda there: there.remove_folder(prefix.rstrip("/")))
 
     def list(self) -> AsyncIterator[str]:
-        """All keys."""
+        """List all keys."""
         return self.list_prefix("")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """All keys that begin with a prefix."""
+        """List all keys that begin with a prefix."""
         folder = prefix.rpartition("/")[0]
         for key in await self._call(lambda there: list(there.walk(folder))):
             if key.startswith(prefix):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Names directly below a prefix."""
+        """List the names directly below a prefix."""
         for name, _ in await self._call(lambda there: there.names(prefix.rstrip("/"))):
             yield name
 
@@ -148,7 +148,7 @@ class NfsStore(Store):
             try:
                 return do(connection)
             except OSError:
-                # What has failed once on this connection may have left answers in it; the next call gets another.
+                # After a failure late answers may remain on this connection, so the next call opens a new one.
                 self._connections.mine = None
                 raise
 
@@ -170,7 +170,7 @@ class NfsStore(Store):
                     raise OSError(
                         exc.errno,
                         f"{self._server} exports neither {self._path} nor a folder above it to this machine "
-                        f"(showmount -e {self._server} lists what it does): {exc.strerror}",
+                        f"(showmount -e {self._server} lists its exports): {exc.strerror}",
                     ) from None
             else:
                 self._mountable = export
@@ -188,7 +188,7 @@ class _Connection:
         self._lib = _library()
         self._nfs = self._lib.nfs_init_context()
         if not self._nfs:
-            raise MemoryError("libnfs has no memory for a connection")
+            raise MemoryError("libnfs cannot allocate memory for a connection")
         self._root = path.removeprefix(export).rstrip("/")
         self._lib.nfs_set_version(self._nfs, 3)
         self._lib.nfs_set_timeout(self._nfs, max(1, int(timeout * 1000)))
@@ -216,7 +216,7 @@ class _Connection:
                 came = self._lib.nfs_pread(self._nfs, handle, start + at, data.size - at, data.ctypes.data + at)
                 at += self._check(came, f"read {key}")
                 if came == 0:
-                    raise OSError(errno.EIO, f"{key} became shorter while it was read")
+                    raise OSError(errno.EIO, f"{key} was truncated while it was read")
             return data
         finally:
             self._lib.nfs_close(self._nfs, handle)
@@ -228,7 +228,7 @@ class _Connection:
             self._make_folders(os.path.dirname(key))
             handle = self._opened(beside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
             if handle is None:
-                raise OSError(errno.ENOENT, f"the folder of {key} cannot be made")
+                raise OSError(errno.ENOENT, f"the folder of {key} cannot be created")
         try:
             try:
                 at = 0
@@ -261,14 +261,14 @@ class _Connection:
     def is_file(self, key: str) -> bool:
         found = _Status()
         status = self._lib.nfs_stat64(self._nfs, self._at(key), ctypes.byref(found))
-        absent = self._check(status, f"look at {key}", absent_is_fine=True) < 0
+        absent = self._check(status, f"stat {key}", absent_is_fine=True) < 0
         return not absent and stat.S_ISREG(found.mode)
 
     def names(self, folder: str) -> list[tuple[str, bool]]:
-        """Names in a folder, and whether each is a folder; none if the folder is not there."""
+        """List the names in a folder and whether each is a folder; empty if the folder does not exist."""
         directory = ctypes.c_void_p()
         status = self._lib.nfs_opendir(self._nfs, self._at(folder), ctypes.byref(directory))
-        if self._check(status, f"list {folder or 'the top'}", absent_is_fine=True) < 0:
+        if self._check(status, f"list {folder or 'the top level'}", absent_is_fine=True) < 0:
             return []
         try:
             found = []
@@ -294,7 +294,7 @@ class _Connection:
             path += b"/" + name
             status = self._lib.nfs_mkdir(self._nfs, path)
             if status != -errno.EEXIST:
-                self._check(status, f"make the folder {os.fsdecode(path)}")
+                self._check(status, f"create the folder {os.fsdecode(path)}")
 
     def _opened(self, key: str, flags: int) -> ctypes.c_void_p | None:
         handle = ctypes.c_void_p()
@@ -303,7 +303,7 @@ class _Connection:
 
     def _status(self, handle: ctypes.c_void_p) -> _Status:
         found = _Status()
-        self._check(self._lib.nfs_fstat64(self._nfs, handle, ctypes.byref(found)), "look at a file")
+        self._check(self._lib.nfs_fstat64(self._nfs, handle, ctypes.byref(found)), "stat a file")
         return found
 
     def _at(self, key: str) -> bytes:
@@ -338,7 +338,8 @@ def _library() -> ctypes.CDLL:
         break
     else:
         raise DatasetError(
-            "nfs:// URLs need the C library libnfs, version 4 or 5: apt-get install libnfs13 (Debian 12) or libnfs14"
+            "nfs:// URLs need the C library libnfs, version 4 or 5; install it with "
+            "apt-get install libnfs13 (Debian 12) or libnfs14"
         )
     context, path, pointer, integer, u64 = (
         *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64),

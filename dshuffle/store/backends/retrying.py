@@ -1,9 +1,8 @@
-"""What a store's error means: whether to ask again, and how to say it without giving a secret away.
+"""Retries: a store that repeats requests after transient errors, gives up within a bounded time and reports why.
 
-A store that asks again when an error may pass, gives up within a bounded time, and says what it asked for.
-
-All stores are wrapped in it, S3 too, instead of leaving that to obstore: so the number of attempts, their time and
-the message are the same for a mounted file system, S3 and NFS, and can be counted.
+This module also decides which errors are transient and removes secrets from error messages. It wraps all stores except
+``memory://``, including S3, although obstore could retry on its own. So mounted file systems, S3 and NFS share the
+number of attempts, the time limits and the messages, and retries can be counted.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ _TRANSIENT_ERRNO = frozenset(
         errno.ETIMEDOUT,
     }
 )
-# obstore has one class for all that is neither "not found" nor "not allowed", so its words must tell.
+# obstore has one class for all errors except "not found" and "not allowed", so the message must be parsed.
 _STATUS = re.compile(r"status code: (\d{3})")
 _TRANSIENT_WORDS = ("error sending request", "body error", "kind: Timeout", "kind: Interrupted", "kind: Connect")
-# Where obstore looks for a role of the machine, when it knows of no credentials.
+# URL path where obstore looks for the role of the machine if it does not have credentials.
 _METADATA_SERVICE = "/latest/api/token"
 
 _HINTS = (
@@ -60,9 +59,9 @@ _HINTS = (
     (("NoSuchBucket",), "The bucket does not exist at this endpoint."),
     (("InvalidAccessKeyId", "SignatureDoesNotMatch"), "The credentials are wrong for this endpoint."),
     (("AccessDenied", "status code: 403"), "The credentials have no permission for this."),
-    (("kind: Timeout", "TimedOut"), "It did not answer in time."),
-    (("ConnectionRefused",), "Nothing listens at the endpoint."),
-    (("redirect without LOCATION",), "The bucket is in another region; name it with region=."),
+    (("kind: Timeout", "TimedOut"), "The server did not answer in time."),
+    (("ConnectionRefused",), "Nothing is listening at the endpoint."),
+    (("redirect without LOCATION",), "The bucket is in another region; set region=."),
     (
         ("non-partial response", "Requested "),
         "The server answers range requests wrongly, so its data cannot be trusted.",
@@ -71,7 +70,7 @@ _HINTS = (
 
 
 def is_transient(exc: BaseException) -> bool:
-    """Whether the same request may succeed a little later: time-outs, resets, throttling, a server's errors.
+    """Whether the same request may succeed later: time-outs, resets, throttling and server errors.
 
     Examples
     --------
@@ -80,7 +79,7 @@ def is_transient(exc: BaseException) -> bool:
     """
     if isinstance(exc, TimeoutError | ConnectionError):
         return True
-    for name in ("status", "code"):  # aiohttp and the libraries on it
+    for name in ("status", "code"):  # aiohttp and libraries that use it
         status = getattr(exc, name, None)
         if isinstance(status, int):
             return status in _TRANSIENT_STATUS
@@ -101,14 +100,14 @@ def is_transient(exc: BaseException) -> bool:
 
 
 def explained(exc: BaseException, secrets: Iterable[str] = ()) -> str:
-    """One line that says what happened and, where it is known, what to do; none of the secrets is in it.
+    """Describe an error in one line, without secrets, and add advice where there is any.
 
     Parameters
     ----------
     exc
-        What the store raised.
+        Exception raised by the store.
     secrets
-        Values that must not appear.
+        Values that must not appear in the text.
 
     Examples
     --------
@@ -119,14 +118,14 @@ def explained(exc: BaseException, secrets: Iterable[str] = ()) -> str:
     text = full.partition("\n\nDebug source:")[0]
     body = re.search(r"<Code>(.*?)</Code>\s*(?:<Message>(.*?)</Message>)?", text, re.DOTALL)
     if body:
-        # The rest of S3's answer repeats what was signed.
+        # The rest of S3's answer repeats the signed request.
         start = re.split(r"<\?xml|<Error", text, maxsplit=1)[0].rstrip(": ")
         text = ": ".join(part for part in (start, body[1], body[2]) if part)
     said = f"{type(exc).__name__}: {' '.join(text.split())}" if text.strip() else type(exc).__name__
     if type(exc).__module__.startswith("obstore"):
         said += next((f". {hint}" for words, hint in _HINTS if any(word in full for word in words)), "")
     for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= 4:  # a shorter one is none, and would riddle the words
+        if len(secret) >= 4:  # shorter values are not secrets and would garble the text
             said = said.replace(secret, "***")
     return said
 
@@ -138,20 +137,21 @@ T = TypeVar("T")
 
 
 class WrongRange(Exception):
-    """A store answered a request for a range of bytes with too many or too few."""
+    """A store answered a range request with too many or too few bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often and how long a store is asked.
+    """Limits on retries.
 
     Parameters
     ----------
     max_retries
-        Attempts after the first one.
+        Number of attempts after the first one.
     timeout
-        Seconds that an attempt may take (for S3: without a single byte coming in). No attempt begins later than
-        twice this after the first one, so a store that has gone silent ends in an error after three times this.
+        Largest duration of an attempt in seconds (for S3: the time without receiving a byte). No attempt begins later
+        than twice this time after the first one, so a store that has stopped answering causes an error within three
+        times this time.
     """
 
     max_retries: int = 7
@@ -166,34 +166,34 @@ class Patience:
 
     @classmethod
     def of(cls, storage_options: Mapping[str, Any] | None) -> tuple[Self, dict[str, Any]]:
-        """Take ``max_retries`` and ``timeout`` out of storage options; the others are the store's."""
+        """Split storage options into the limits (``max_retries`` and ``timeout``) and the options of the store."""
         rest = dict(storage_options or {})
         given = {name: rest.pop(name) for name in ("max_retries", "timeout") if name in rest}
         return cls(**given), rest
 
 
 class RetryingStore(WrapperStore[Store]):
-    """Ask again after errors that may pass; what remains is a :class:`~dshuffle.errors.DatasetError`.
+    """A store that retries after transient errors; other errors become a :class:`~dshuffle.errors.DatasetError`.
 
-    It also checks the length of what a request for a range was answered with, since a server that ignores ranges
-    would otherwise pass off other rows for those wanted.
+    It also checks the length of the answers to range requests. Otherwise the answer of a server that ignores ranges
+    would be taken for the requested rows.
 
     Parameters
     ----------
     store
-        The store to wrap.
+        Store to wrap.
     url
-        Its name in errors.
+        Name of the store in errors.
     patience
-        How often and how long.
+        Limits on retries.
     limit
-        Seconds for the whole of an attempt; ``None`` if the store ends its attempts by itself.
+        Seconds that a whole attempt may take; ``None`` if the store limits its attempts itself.
     secrets
         Values that must not appear in errors.
     on_retry
-        Called before each further attempt.
+        Function called before each retry.
     batch_nbytes
-        Bytes of small objects that are best asked for in one call; 0 if one by one.
+        Bytes of small objects to request in one call; 0 to request them one by one.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class RetryingStore(WrapperStore[Store]):
         )
 
     def with_read_only(self, read_only: bool = False) -> Self:
-        """The same store, with or without writing."""
+        """Return the same store, read-only or writable."""
         return self._with_store(self._store.with_read_only(read_only))
 
     def __str__(self) -> str:
@@ -252,14 +252,14 @@ class RetryingStore(WrapperStore[Store]):
                     silent = isinstance(exc, TimeoutError) and not str(exc)
                     said = f"no answer within {self._limit:g} s" if silent else explained(exc, self._secrets)
                     often = f"; tried {attempt} times in {taken:.1f} s" if attempt > 1 else ""
-                    # Not chained: the original's text may hold secrets, and a traceback would print it.
+                    # Not chained: a traceback would print the original message, which may contain secrets.
                     raise DatasetError(f"cannot {what} of {self._url}: {said}{often}") from None
             if self._on_retry is not None:
                 self._on_retry()
             await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)) * random.uniform(0.5, 1))
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """Fetch an object, or the range of it that was asked for and nothing else."""
+        """Fetch an object or exactly the requested range of it."""
         answer = await self._insist(f"fetch {key}", lambda: self._store.get(key, prototype, byte_range))
         self._check(key, byte_range, answer)
         return answer
@@ -267,7 +267,7 @@ class RetryingStore(WrapperStore[Store]):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Fetch several objects or ranges; again all of them, if one of them failed."""
+        """Fetch several objects or ranges. If one fails, all are requested again."""
         wanted = list(key_ranges)
         what = f"fetch {wanted[0][0]}" + (f" to {wanted[-1][0]}" if len(wanted) > 1 else "")
         answers = await self._insist(what, lambda: self._store.get_partial_values(prototype, wanted))
@@ -288,16 +288,16 @@ class RetryingStore(WrapperStore[Store]):
             return
         if not right:
             raise WrongRange(
-                f"a request for {wanted} bytes of {key} was answered with {len(answer)}; the object has been cut off, "
-                "or the server answers range requests wrongly"
+                f"a request for {wanted} bytes of {key} was answered with {len(answer)}; the object is truncated, or "
+                "the server answers range requests wrongly"
             )
 
     async def exists(self, key: str) -> bool:
-        """Whether an object is there."""
-        return await self._insist(f"look for {key}", lambda: self._store.exists(key))
+        """Whether an object exists."""
+        return await self._insist(f"look up {key}", lambda: self._store.exists(key))
 
     async def set(self, key: str, value: Buffer) -> None:
-        """Write an object; writing it again changes nothing."""
+        """Write an object. The operation is idempotent, so it can be retried."""
         await self._insist(f"write {key}", lambda: self._store.set(key, value))
 
     async def delete(self, key: str) -> None:
@@ -309,24 +309,24 @@ class RetryingStore(WrapperStore[Store]):
         await self._insist(f"delete {prefix or 'all'}", lambda: self._store.delete_dir(prefix))
 
     async def is_empty(self, prefix: str) -> bool:
-        """Whether no object is below a prefix."""
-        return await self._insist(f"list {prefix or 'the top'}", lambda: self._store.is_empty(prefix))
+        """Whether there are no objects below a prefix."""
+        return await self._insist(f"list {prefix or 'the top level'}", lambda: self._store.is_empty(prefix))
 
     async def _listed(self, what: str, begin: Callable[[], AsyncIterator[str]]) -> AsyncIterator[str]:
         async def collect() -> list[str]:
             return [name async for name in begin()]
 
-        for name in await self._insist(f"list {what or 'the top'}", collect):
+        for name in await self._insist(f"list {what or 'the top level'}", collect):
             yield name
 
     def list(self) -> AsyncIterator[str]:
-        """All keys."""
+        """List all keys."""
         return self._listed("", self._store.list)
 
     def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """All keys below a prefix."""
+        """List all keys below a prefix."""
         return self._listed(prefix, lambda: self._store.list_prefix(prefix))
 
     def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Names directly below a prefix."""
+        """List the names directly below a prefix."""
         return self._listed(prefix, lambda: self._store.list_dir(prefix))

@@ -1,7 +1,7 @@
 """``s3://bucket/prefix`` through obstore.
 
-Why obstore: it costs 2-3 CPU seconds a GB, s3fs 6-9 (measured on one machine with Ceph's and other servers), and
-workers that train have no processor to spare for reading.
+obstore takes 2-3 CPU seconds per GB and s3fs 6-9 (measured on one machine with Ceph's and other servers). Workers need
+their processors for training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zarr.storage import ObjectStore
 from dshuffle.errors import InvalidParameter
 from dshuffle.store.backends.retrying import Patience, explained
 
-#: What s3fs, fsspec and boto3 call an option, and what obstore does.
+#: Option name in s3fs, fsspec or boto3 -> option name in obstore.
 _OTHER_NAMES = {
     "key": "access_key_id",
     "username": "access_key_id",
@@ -50,21 +50,20 @@ _SECRET_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_
 def open_s3(
     url: str, storage_options: Mapping[str, Any], patience: Patience, *, read_only: bool
 ) -> tuple[ObjectStore[S3Store], tuple[str, ...]]:
-    """The store at an ``s3://`` URL, and the values that must not appear in its errors.
+    """Open the store at an ``s3://`` URL; return it with the secrets that must not appear in its errors.
 
-    What the options do not say comes from the usual environment variables (``AWS_ACCESS_KEY_ID``,
-    ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, ...), then from the
-    role of the machine.
+    Missing options come from the usual environment variables (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
+    ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, ...), then from the role of the machine.
 
     Raises
     ------
     InvalidParameter
-        If an option is not known; values are never shown.
+        If an option is unknown. The message never shows values.
     """
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     if "@" in bucket or "?" in url:
         raise InvalidParameter.of(
-            "url", "s3://***", "s3://bucket/prefix", "Credentials and options belong into storage_options."
+            "url", "s3://***", "s3://bucket/prefix", "Put credentials and options in storage_options."
         )
     options = _known(storage_options)
     secrets = tuple(str(options[name]) for name in _SECRET_NAMES if options.get(name))
@@ -74,10 +73,10 @@ def open_s3(
     if options.get("region") is None and not any(map(os.environ.get, ("AWS_REGION", "AWS_DEFAULT_REGION"))):
         options["region"] = options.get("default_region") or "us-east-1"
     client: Any = {
-        # Without TLS only to an endpoint that says so itself.
+        # HTTP without TLS only if the endpoint says so.
         "allow_http": str(options["endpoint"] or "").startswith("http://"),
         "connect_timeout": timedelta(seconds=min(10.0, patience.timeout)),
-        # Not of the whole answer: a large chunk over a slow link takes as long as it takes.
+        # Time without data, not for the whole answer: a large chunk may take long over a slow link.
         "read_timeout": timedelta(seconds=patience.timeout),
         "timeout": timedelta(seconds=10 * patience.timeout),
         **options.pop("client_options", {}),
@@ -89,18 +88,18 @@ def open_s3(
             prefix=prefix or None,
             config=config,
             client_options=client,
-            # RetryingStore does that.
+            # RetryingStore retries instead.
             retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=patience.timeout)},
         )
     except (BaseError, TypeError, ValueError) as exc:
-        raise InvalidParameter.of(
-            "storage_options", sorted(storage_options), "what S3 takes", explained(exc, secrets)
+        raise InvalidParameter.because(
+            "storage_options", f"obstore rejects {sorted(storage_options)} ({explained(exc, secrets)})"
         ) from None
     return ObjectStore(store, read_only=read_only), secrets
 
 
 def _check_endpoint(endpoint: object) -> None:
-    # obstore would panic later.
+    # obstore would panic later on an invalid endpoint.
     if endpoint is None:
         return
     if not isinstance(endpoint, str) or not endpoint.startswith(("http://", "https://")) or "@" in endpoint:
@@ -108,12 +107,12 @@ def _check_endpoint(endpoint: object) -> None:
             "endpoint",
             "***" if "@" in str(endpoint) else endpoint,
             "http://HOST:PORT or https://HOST[:PORT]",
-            "Credentials have options of their own.",
+            "Give credentials as separate options.",
         )
 
 
 def _known(storage_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by obstore's names."""
+    """Translate options to obstore's names."""
     flat = dict(storage_options)
     for name, value in dict(flat.pop("client_kwargs", None) or {}).items():
         flat.setdefault(name, value)
@@ -121,15 +120,14 @@ def _known(storage_options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in flat.items():
         own = _OTHER_NAMES.get(name, name)
         if own not in _OWN_NAMES:
-            raise InvalidParameter.of(
+            raise InvalidParameter.because(
                 "storage_options",
-                sorted(storage_options),
-                f"of {', '.join(_OWN_NAMES)} (or s3fs's names for them), max_retries, timeout",
-                f"{name!r} is none of these.",
+                f"{name!r} is unknown",
+                f"Known options are {', '.join(_OWN_NAMES)} (or s3fs's names for them), max_retries and timeout.",
             )
         if own in known and known[own] != value:
-            raise InvalidParameter.of(
-                "storage_options", sorted(storage_options), "without contradictions", f"{own} is given twice."
+            raise InvalidParameter.because(
+                "storage_options", f"{own} is given twice with different values", "Give each option once."
             )
         known[own] = value
     return known

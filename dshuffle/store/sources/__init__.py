@@ -1,4 +1,4 @@
-"""Files that become datasets: NumPy's, Parquet, Zarr, and the ratings of MovieLens. None is ever whole in memory."""
+"""Sources of datasets: NumPy, Parquet, Zarr and MovieLens files, read in slabs and never loaded whole."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ PARQUET = (".parquet", ".pq")
 
 
 def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str] | None = None) -> dict[str, RowSource]:
-    """The arrays of files, for :func:`~dshuffle.store.create_dataset`; nothing but headers is read here.
+    """Open the arrays in files, for :func:`~dshuffle.store.create_dataset`. Only headers are read at this point.
 
     Parameters
     ----------
     files
-        ``.npy``: one array, named as the file without its suffix. ``.npz``: its members, which are read as a
-        stream, so they must stand in C order. ``.parquet``, ``.pq`` or a folder of them with such a name
-        (extra ``parquet``): each column of numbers, or of lists of one length, is an array; several are one
-        table, in the order given. A Zarr array (named as its folder) or group, at a path or URL.
+        Paths or, for Zarr, URLs:
+
+        - ``.npy``: one array, named after the file without its suffix.
+        - ``.npz``: one array per member. Members are read as streams, so they must be in C order.
+        - ``.parquet``, ``.pq`` or a folder of such files with such a suffix (extra ``parquet``): one array per
+          column of numbers, or of lists of equal length. Several files form one table, in the given order.
+        - A Zarr array (named after its folder) or group.
     names
-        Take these arrays only; by default all.
+        Names of the arrays to take; by default all.
 
     Returns
     -------
     dict
-        Name -> rows, all of one length.
+        Name -> rows, all of the same length.
 
     Raises
     ------
@@ -45,8 +48,8 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
     DatasetError
         If a file cannot be read, or pyarrow is not installed.
     InvalidParameter
-        If a file is of another kind, holds what is no array of fixed size, has no rows or another number of
-        them than the first; if two arrays have one name, or a name does not occur.
+        If a file is of another kind, does not contain arrays of fixed-size items, has no rows, or has a different
+        number of rows than the first; if two arrays have the same name, or a name does not occur.
 
     Examples
     --------
@@ -65,7 +68,7 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
     wanted = None if names is None else set(names)
     places = [canonical_url(file) for file in files]
     if len(set(places)) < len(places):
-        raise InvalidParameter.of("files", places, "distinct")
+        raise InvalidParameter.of("files", places, "distinct files")
     tables = [place for place in places if place.endswith(PARQUET)]
     found: dict[str, RowSource] = {}
     for place in places:
@@ -75,12 +78,14 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
             if wanted is not None and name not in wanted:
                 continue
             if name in found:
-                raise InvalidParameter.of(
-                    "files", name, "one array of each name", f"{found[name].origin} and {source.origin} both have it."
+                raise InvalidParameter.because(
+                    "files",
+                    f"{found[name].origin} and {source.origin} both contain an array {name!r}",
+                    "Give each array a distinct name.",
                 )
             found[name] = _checked(name, source)
     if wanted is not None and wanted - set(found):
-        raise InvalidParameter.of("names", sorted(wanted - set(found)), "among the arrays of the files")
+        raise InvalidParameter.of("names", sorted(wanted - set(found)), "names of arrays in the files")
     _same_length(found)
     return found
 
@@ -91,16 +96,16 @@ def read_ratings(
     seed: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Ratings:
-    """MovieLens's ``ratings.csv``, with as many ratings of each user; see :class:`.movielens.Ratings`.
+    """Open MovieLens's ``ratings.csv`` with ``per_user`` ratings of each user; see :class:`.movielens.Ratings`.
 
     Raises
     ------
     DatasetNotFound
         If the file does not exist.
     DatasetError
-        If it is no such file, no user has rated so many movies, or pyarrow is not installed.
+        If it is not a ``ratings.csv``, no user has ``per_user`` ratings, or pyarrow is not installed.
     InvalidParameter
-        If ``per_user`` or ``seed`` makes no sense.
+        If ``per_user`` or ``seed`` is not allowed.
     """
     place = canonical_url(path)
     _must_exist(place)
@@ -125,7 +130,7 @@ def _arrays_of(place: str, tables: list[str], wanted: set[str] | None) -> dict[s
         return npz_arrays(place)
     if not is_local(place) or os.path.isdir(place):
         return zarr_arrays(place)
-    hint = "Ratings of MovieLens go through --movielens." if suffix == ".csv" else ""
+    hint = "Read MovieLens ratings with --movielens." if suffix == ".csv" else ""
     raise InvalidParameter.of("files", place, "a .npy, .npz, .parquet or .pq file, or a Zarr array or group", hint)
 
 
@@ -135,38 +140,39 @@ def _must_exist(place: str) -> None:
 
 
 def _arrow_module(name: str) -> ModuleType:
-    """What needs pyarrow is loaded when it is needed, for pyarrow is an extra."""
+    """Import a module that needs pyarrow. It is imported on use, because pyarrow is an extra."""
     try:
         return importlib.import_module(f"dshuffle.store.sources.{name}")
     except ImportError as exc:
-        raise DatasetError(f"this needs pyarrow: pip install 'dshuffle[parquet]' ({exc})") from exc
+        raise DatasetError(
+            f"pyarrow is needed to read this file; install it with pip install 'dshuffle[parquet]' ({exc})"
+        ) from exc
 
 
 def _checked(name: str, source: RowSource) -> RowSource:
     label = f"{source.origin}: array {name!r}"
     if source.ndim == 0:
-        raise InvalidParameter.of(label, "a single number", "an array whose first axis is that of the samples")
+        raise InvalidParameter.because(label, "it is a single number", "The first axis must be the samples.")
     if source.dtype.hasobject or source.dtype.kind in "OT":
-        raise InvalidParameter.of(
+        raise InvalidParameter.because(
             label,
-            str(source.dtype),
-            "of a dtype of fixed size",
-            "Cast it to numbers or fixed strings, or leave it out.",
+            f"its dtype {source.dtype} does not have a fixed size",
+            "Cast it to numbers or fixed-length strings, or leave it out.",
         )
     if not len(source):
-        raise InvalidParameter.of(label, "empty", "at least one sample")
+        raise InvalidParameter.because(label, "it is empty", "Give at least one sample.")
     return source
 
 
 def _same_length(sources: dict[str, RowSource]) -> None:
     if not sources:
-        raise InvalidParameter.of("files", {}, "of at least one array")
+        raise InvalidParameter.because("files", "they do not contain any array", "Give files with at least one array.")
     first, *others = sources.items()
     for name, source in others:
         if len(source) != len(first[1]):
-            raise InvalidParameter.of(
+            raise InvalidParameter.because(
                 "files",
-                {first[0]: len(first[1]), name: len(source)},
-                "arrays of one length",
-                f"They are those of {first[1].origin} and {source.origin}.",
+                f"array {first[0]!r} of {first[1].origin} has {len(first[1])} samples, "
+                f"but array {name!r} of {source.origin} has {len(source)}",
+                "All arrays must have the same length.",
             )

@@ -1,4 +1,4 @@
-"""MovieLens's ``ratings.csv`` as entries of a matrix, a fixed number of each user's. Needs pyarrow, an extra."""
+"""MovieLens's ``ratings.csv`` as entries of a matrix, with a fixed number per user. Needs the extra ``parquet``."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from dshuffle.store.sources.source import RowSource, StreamSource, unreadable
 
 USER, MOVIE, RATING = "userId", "movieId", "rating"
 _TYPES = {USER: pa.int64(), MOVIE: pa.int64(), RATING: pa.float32()}
-# pyarrow parses about this much at a time; the rows of a block are what is in memory.
+# pyarrow parses blocks of about this size; only the rows of one block are in memory.
 _BLOCK_NBYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Ratings:
-    """Entries (row, column, value) of a users x movies matrix: ``per_user`` ratings of each user, at random.
+    """Entries (row, column, value) of a users x movies matrix, with ``per_user`` random ratings of each user.
 
-    Users with fewer ratings are left out, and so are movies that no drawn rating is of; those that are left
-    are numbered in the order of their ids. Entries stand in the order of the file. The file is read once to
-    count, once to find the movies, and once for each array: no pass holds more than one number a user and one
-    a movie, besides a block of the file.
+    Users with fewer ratings are left out, as are movies without a drawn rating. The remaining users and movies are
+    numbered in the order of their ids. Entries keep the order of the file. The file is read once to count ratings,
+    once to find the movies, and once for each array. Each pass holds a few numbers per user and per movie in memory,
+    plus one block of the file.
 
     Parameters
     ----------
     arrays
         ``row`` and ``column``, int32, and ``value``, float32, each ``(per_user * n_users,)``.
     n_users, n_movies
-        Rows and columns of the matrix.
+        Number of rows and columns of the matrix.
 
     References
     ----------
-    Chung et al. (2017), section 5.1: of the MovieLens 20m ratings, 68 of each user.
+    Chung et al. (2017), section 5.1, which uses 68 ratings of each user of MovieLens 20M; see docs/papers.md.
     """
 
     arrays: Mapping[str, RowSource]
@@ -49,14 +49,14 @@ class Ratings:
 
     @classmethod
     def of(cls, path: str, per_user: int, seed: int, progress: Callable[[int, int, str], None] | None = None) -> Self:
-        """Count the ratings of each user and find the movies of those that are drawn.
+        """Count the ratings of each user, draw ``per_user`` of them and find the movies of the drawn ratings.
 
         Raises
         ------
         DatasetError
-            If the file is no ``ratings.csv``, or no user has rated so many movies.
+            If the file is not a ``ratings.csv``, or no user has ``per_user`` ratings.
         InvalidParameter
-            If ``per_user`` or ``seed`` makes no sense.
+            If ``per_user`` or ``seed`` is not allowed.
         """
         if isinstance(per_user, bool) or not isinstance(per_user, int) or per_user < 1:
             raise InvalidParameter.of("per_user", per_user, "an integer >= 1")
@@ -67,7 +67,7 @@ class Ratings:
         try:
             say(0, 2, "counting each user's ratings")
             draw = _Draw.of(path, per_user, seed)
-            say(1, 2, "finding the movies of the ratings drawn")
+            say(1, 2, "finding the movies of the drawn ratings")
             movies = np.empty(0, np.int64)
             for batch in draw.batches(MOVIE):
                 movies = np.union1d(movies, batch[MOVIE])
@@ -95,7 +95,7 @@ class Ratings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Draw:
-    """Which ratings are drawn: the same ones in every pass, whatever the blocks."""
+    """The random choice of ratings, which is the same in every pass and for any block size."""
 
     path: str
     per_user: int
@@ -113,14 +113,14 @@ class _Draw:
             counts = np.bincount(where, np.concatenate([counts, n])).astype(np.int64)
         if counts.max() < per_user:
             raise DatasetError(
-                f"no user of {path} has {per_user} ratings, the most are {counts.max()}; draw fewer of each "
+                f"no user of {path} has {per_user} ratings, the maximum is {counts.max()}; draw fewer ratings per user "
                 "(--ratings-per-user)"
             )
         enough = counts >= per_user
         return cls(path, per_user, seed, users[enough], counts[enough])
 
     def batches(self, column: str) -> Iterator[dict[str, NDArray[Any]]]:
-        """The drawn ratings, with their users and one more column."""
+        """Yield the users and one more column of the drawn ratings."""
         rng = np.random.default_rng(self.seed)
         needed = np.full(len(self.users), self.per_user)
         left = self.counts.copy()
@@ -139,7 +139,7 @@ def _draw(
     needed: NDArray[np.int64],
     left: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Selection sampling (Knuth, TAOCP 3.4.2, algorithm S), for all users side by side."""
+    """Selection sampling (Knuth, TAOCP 3.4.2, algorithm S) for all users in one pass."""
     drawn = np.zeros(len(users), np.bool_)
     for i in range(len(users)):
         if known[i]:
@@ -161,7 +161,7 @@ def _check_header(path: str) -> None:
     if not set(_TYPES) <= set(header):
         found = ",".join(header)[:60] or "nothing"
         raise DatasetError(
-            f"{path} is no ratings.csv of MovieLens: its first line must name userId,movieId,rating, but is {found!r}"
+            f"{path} is not a MovieLens ratings.csv: its first line must name userId,movieId,rating, but is {found!r}"
         )
     if first is None:
         raise DatasetError(f"{path} has no ratings")
@@ -170,7 +170,7 @@ def _check_header(path: str) -> None:
 def _parsed(path: str, columns: list[str]) -> Iterator[dict[str, NDArray[Any]]]:
     reader = pa.csv.open_csv(
         path,
-        # Threads would read ahead without bound; and with them errors lack the number of the row.
+        # With threads pyarrow reads ahead without limit, and its errors do not give the row number.
         read_options=pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK_NBYTES),
         convert_options=pa.csv.ConvertOptions(include_columns=columns, column_types=_TYPES),
     )

@@ -1,4 +1,4 @@
-"""NumPy's files: ``.npy`` is mapped a slab at a time, the members of ``.npz`` are streams."""
+"""NumPy files as sources: ``.npy`` is memory-mapped for each slab, members of ``.npz`` are read as streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0
 
 
 def npy_arrays(path: str) -> dict[str, RowSource]:
-    """The array of a ``.npy`` file, named as the file."""
+    """Open the array of a ``.npy`` file, named after the file."""
     return {Path(path).stem: _Npy(path)}
 
 
@@ -29,7 +29,7 @@ class _Npy(RowSource):
         super().__init__(path, whole.shape, whole.dtype)
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        # A copy, and a mapping for each slab: mapped pages count as memory of the process until it is gone.
+        # Copy the rows and map each slab separately: mapped pages count as process memory while the mapping exists.
         return np.array(_mapped(self.origin)[rows], order="C")
 
 
@@ -41,7 +41,7 @@ def _mapped(path: str) -> NDArray[Any]:
 
 
 def npz_arrays(path: str) -> dict[str, RowSource]:
-    """The members of a ``.npz`` file, compressed or not."""
+    """Open the members of a ``.npz`` file, compressed or not."""
     try:
         with zipfile.ZipFile(path) as archive:
             return {info.filename.removesuffix(".npy"): _member(path, archive, info) for info in archive.infolist()}
@@ -56,11 +56,10 @@ def _member(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> RowSo
     with archive.open(info) as stream:
         shape, fortran_order, dtype = _header(path, stream)
     if fortran_order and len(shape) > 1:
-        raise InvalidParameter.of(
+        raise InvalidParameter.because(
             f"{path}: array {name.removesuffix('.npy')!r}",
-            "in Fortran order",
-            "in C order",
-            "A member's rows must follow one another: save numpy.ascontiguousarray(...), or a .npy file.",
+            "it is in Fortran order, but a .npz member is read row by row",
+            "Save numpy.ascontiguousarray(...), or a .npy file.",
         )
 
     def blocks() -> Iterator[NDArray[Any]]:
@@ -78,7 +77,7 @@ def _member(path: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> RowSo
 def _header(path: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = npy.read_magic(stream)
     if version not in _HEADERS:
-        raise DatasetError(f"{path} holds an array in format {version}; NumPy's formats (1, 0) and (2, 0) are read")
+        raise DatasetError(f"{path} has an array in format {version}; only (1, 0) and (2, 0) are supported")
     return _HEADERS[version](stream)
 
 
@@ -86,5 +85,5 @@ def _read(stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> ND
     nbytes = dtype.itemsize * math.prod(shape)
     data = stream.read(nbytes)
     if len(data) < nbytes:
-        raise EOFError("the array is cut off")
+        raise EOFError("the array is truncated")
     return np.frombuffer(data, dtype).reshape(shape)

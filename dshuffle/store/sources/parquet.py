@@ -1,4 +1,4 @@
-"""Parquet: each column of numbers is an array, read batch by batch. Needs pyarrow, an extra."""
+"""Parquet files as sources: each column of numbers is an array, read in batches. Needs the extra ``parquet``."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from numpy.typing import NDArray
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.store.sources.source import RowSource, StreamSource, block_rows, unreadable
 
-# Without a buffer pyarrow fetches all of a row group's column at once, which may be the whole file.
+# Without a buffer pyarrow fetches the whole column of a row group at once, which may be the whole file.
 _BUFFER_NBYTES = 1 << 20
 
 
 def parquet_arrays(paths: Sequence[str], wanted: set[str] | None) -> dict[str, RowSource]:
-    """The columns of Parquet files (or folders of them) that together are one table.
+    """Open the columns of Parquet files (or folders of them) that together form one table.
 
     Raises
     ------
     DatasetError
         If a file cannot be read.
     InvalidParameter
-        If a column is missing in a file or of another type there, holds no numbers, nulls (as far as the
-        footers say so) or lists of different lengths (as far as the first row of each file shows).
+        If a column is missing or of a different type in some file, does not hold numbers, or has nulls according to
+        the statistics in the footers. Other nulls and lists of different lengths are found during reading.
     """
     files = [file for path in paths for file in _files_of(path)]
     first, first_schema = files[0], _opened(files[0]).schema_arrow
     names = [name for name in first_schema.names if wanted is None or name in wanted]
     if len(set(names)) < len(names):
-        raise InvalidParameter.of(f"{first}: columns", names, "of distinct names")
+        raise InvalidParameter.of(f"{first}: columns", names, "distinct")
     n_rows = 0
     for file in files:
         with _opened(file) as table:
@@ -47,10 +47,10 @@ def parquet_arrays(paths: Sequence[str], wanted: set[str] | None) -> dict[str, R
 def _files_of(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
-    # Names such as _metadata, and those that start with a dot, are not the table's.
+    # Names that start with an underscore (such as _metadata) or a dot are not part of the table.
     parts = sorted(name for name in os.listdir(path) if name.endswith((".parquet", ".pq")) and name[0] not in "._")
     if not parts:
-        raise InvalidParameter.of("files", path, "a folder with at least one .parquet or .pq file in it")
+        raise InvalidParameter.of("files", path, "a folder with at least one .parquet or .pq file")
     return [os.path.join(path, name) for name in parts]
 
 
@@ -63,10 +63,12 @@ def _opened(file: str) -> Any:
 
 def _same_type(first: str, schema: Any, file: str, other: Any, name: str) -> None:
     if name not in other.names:
-        raise InvalidParameter.of(f"{file}: column {name!r}", "missing", f"there, as in {first}")
+        raise InvalidParameter.because(f"{file}: column {name!r}", f"it is missing, but exists in {first}")
     if other.field(name).type != schema.field(name).type:
-        raise InvalidParameter.of(
-            f"{file}: column {name!r}", str(other.field(name).type), f"{schema.field(name).type}, as in {first}"
+        raise InvalidParameter.because(
+            f"{file}: column {name!r}",
+            f"its type is {other.field(name).type}, but {schema.field(name).type} in {first}",
+            "All files must have the same types.",
         )
 
 
@@ -80,7 +82,9 @@ def _no_nulls_by_statistics(file: str, table: Any, name: str) -> None:
 
 
 def _nulls(file: str, name: str) -> InvalidParameter:
-    return InvalidParameter.of(f"{file}: column {name!r}", "a null", "numbers", "Fill nulls, or leave the column out.")
+    return InvalidParameter.because(
+        f"{file}: column {name!r}", "it contains nulls", "Fill the nulls, or leave the column out."
+    )
 
 
 def _column(files: list[str], name: str, kind: Any, n_rows: int) -> RowSource:
@@ -89,14 +93,13 @@ def _column(files: list[str], name: str, kind: Any, n_rows: int) -> RowSource:
         sizes.append(items.list_size)
         items = items.value_type
     if not sizes and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        # Many writers know no lists of fixed size: the first row says what the length should be.
+        # Many writers do not support lists of fixed size, so the first row sets the length.
         items, sizes = kind.value_type, [_first_length(files, name)]
     if not (pa.types.is_integer(items) or pa.types.is_floating(items) or pa.types.is_boolean(items)):
-        raise InvalidParameter.of(
+        raise InvalidParameter.because(
             f"{files[0]}: column {name!r}",
-            str(kind),
-            "numbers, booleans, or lists of them of one length",
-            "Cast it, or leave it out by naming the others.",
+            f"its type is {kind}, not numbers, booleans, or lists of these of equal length",
+            "Cast it, or leave it out by naming the other columns.",
         )
     shape, dtype = (n_rows, *sizes), np.dtype(items.to_pandas_dtype())
     rows = block_rows(shape, dtype)
@@ -128,8 +131,10 @@ def _numbers(file: str, name: str, values: Any, n_rows: int, shape: tuple[int, .
             lengths = np.diff(values.offsets.to_numpy())
             if (lengths != size).any():
                 other = int(lengths[lengths != size][0])
-                raise InvalidParameter.of(
-                    f"{file}: column {name!r}", f"a list of length {other}", f"lists of length {size}, as the first is"
+                raise InvalidParameter.because(
+                    f"{file}: column {name!r}",
+                    f"it has a list of length {other}, but its first list is of length {size}",
+                    "All lists must have the same length.",
                 )
         values = values.flatten()
     if values.null_count:

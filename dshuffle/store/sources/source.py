@@ -1,4 +1,4 @@
-"""Rows that stand elsewhere and are read in order, slab by slab: data larger than memory become a dataset."""
+"""Base classes for arrays outside a dataset that are read in ascending slabs and may be larger than memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError, DShuffleError
 
-# Streams are cut into blocks of about this many bytes; larger ones are not faster.
+# Streams are read in blocks of about this many bytes; larger blocks are not faster.
 _BLOCK_NBYTES = 4 << 20
 
 
@@ -22,11 +22,11 @@ class RowSource(ABC):
     Parameters
     ----------
     origin
-        The file or URL, for messages; a dataset is never written over what it is read from.
+        File or URL, for messages and to avoid overwriting the source.
     shape
-        ``(n_samples, ...)``.
+        Shape of the array, ``(n_samples, ...)``.
     dtype
-        Item type of what is read.
+        Item type, as read.
     """
 
     def __init__(self, origin: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
@@ -36,7 +36,7 @@ class RowSource(ABC):
 
     @property
     def ndim(self) -> int:
-        """Number of axes, that of the samples included."""
+        """Number of axes, including the sample axis."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -44,26 +44,26 @@ class RowSource(ABC):
 
     @abstractmethod
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        """The rows of a slice without a step, in memory of their own."""
+        """Read the rows of a slice without a step into a new array."""
 
 
 def block_rows(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Rows of about 4 MiB, at least one: what a stream gives at a time."""
+    """Return the number of rows in a block of a stream: about 4 MiB, at least one row."""
     return max(1, _BLOCK_NBYTES // max(1, dtype.itemsize * math.prod(shape[1:])))
 
 
 class StreamSource(RowSource):
-    """Rows of something that can only be read from its beginning: a compressed member, a CSV file.
+    """Rows of a stream that can only be read from its beginning, such as a compressed member or a CSV file.
 
-    Reading ascending slabs goes through the stream once; going back begins again.
+    Reading ascending slabs reads the stream once. Reading an earlier slab opens the stream again.
 
     Parameters
     ----------
     origin, shape, dtype
         As for :class:`RowSource`.
     blocks
-        Opens the stream: an iterator over arrays of consecutive rows. What goes wrong in it becomes a
-        :class:`~dshuffle.errors.DatasetError` that names the origin.
+        Function that opens the stream and returns an iterator over arrays of consecutive rows. Its exceptions become
+        a :class:`~dshuffle.errors.DatasetError` that names the origin.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class StreamSource(RowSource):
         self._open = blocks
         self._blocks: Iterator[NDArray[Any]] = iter(())
         self._none = self._rest = np.empty((0, *shape[1:]), dtype)
-        # Where the first row of the rest stands; beyond the end, so that the first slab opens the stream.
+        # Index of the first row of the rest. It is beyond the end at first, so that the first slab opens the stream.
         self._at = len(self) + 1
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
@@ -91,11 +91,11 @@ class StreamSource(RowSource):
             done = self._at - start
             piece = self._take(stop - self._at)
             slab[done : done + len(piece)] = piece
-            del piece  # the block goes before the next one comes
+            del piece  # free the block before the next one is read
         return slab
 
     def _take(self, most: int) -> NDArray[Any]:
-        """The next rows, at least one and at most so many."""
+        """Return the next rows, at least one and at most ``most``."""
         while not len(self._rest):
             block = self._next_block()
             if block is None:
@@ -106,7 +106,7 @@ class StreamSource(RowSource):
         piece, self._rest = self._rest[:most], self._rest[most:] if len(self._rest) > most else self._none
         self._at += len(piece)
         if self._at == len(self):
-            # To its very end, where a stream closes its file and may have a checksum to verify.
+            # Read to the very end, where a stream closes its file and may verify a checksum.
             while len(self._rest) == 0 and (block := self._next_block()) is not None:
                 self._rest = block
             if len(self._rest):
@@ -135,14 +135,14 @@ class _Watched(RowSource):
 
 
 def watched(sources: Mapping[str, RowSource], progress: Callable[[int, int, str], None]) -> dict[str, RowSource]:
-    """The same sources, which report how far they have been read.
+    """Wrap sources so that they report progress.
 
     Parameters
     ----------
     sources
         Name -> rows.
     progress
-        Called as ``progress(rows read, rows in all, text)``, where the rows of all arrays count.
+        Called as ``progress(rows read, total rows, text)``, counting the rows of all arrays.
     """
     total = sum(map(len, sources.values()))
     done = 0
@@ -159,6 +159,6 @@ def watched(sources: Mapping[str, RowSource], progress: Callable[[int, int, str]
 
 
 def unreadable(origin: str, error: Exception) -> DatasetError:
-    """The error for a file that another library refuses, with the first line of what it says."""
+    """Build the error for a file that another library cannot read, with the first line of that library's message."""
     words = str(error).strip().splitlines() or [""]
     return DatasetError(f"cannot read {origin}: {type(error).__name__}: {words[0]}")

@@ -1,4 +1,4 @@
-"""Zarr arrays and groups, v2 or v3, as sources: rechunked by being read in bands and written anew."""
+"""Zarr arrays and groups (v2 or v3) as sources, for example to rechunk a dataset."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from dshuffle.store.dataset import Dataset, open_dataset
 from dshuffle.store.sources.source import RowSource, StreamSource, unreadable
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 
-# Bands of chunks are read so many bytes at a time, for a store answers many requests at once as fast as one.
+# Bands of chunks are read this many bytes at a time, because a store answers many concurrent requests as fast as one.
 _READ_NBYTES = 16 << 20
-# A band is decoded once, unless it is larger than this: then memory matters more than time.
+# A band is decoded once unless it is larger than this. A larger band is read in parts and decoded several times, to
+# save memory.
 _BAND_NBYTES = 256 << 20
 
 
 def zarr_arrays(url: str) -> dict[str, RowSource]:
-    """The arrays right below a group, or the one at the URL, named as its folder."""
+    """Open the arrays directly below a group, or the single array at the URL, named after its folder."""
     standing = standing_at(url, None)
     if standing == GROUP:
         return {name: _source(array) for name, array in open_dataset(url)._sources.items()}
     if standing != "a Zarr array":
-        raise DatasetError(f"{url} is {standing or 'not there'}; it must be a Zarr array or group")
+        raise DatasetError(f"{url} is {standing or 'missing'}; it must be a Zarr array or group")
     name = canonical_url(url).rsplit("/", 1)[-1].removesuffix(".zarr")
     try:
         array = zarr.open_array(store=open_store(url, None, read_only=True), mode="r")
@@ -40,12 +41,12 @@ def zarr_arrays(url: str) -> dict[str, RowSource]:
 
 
 def read_array(dataset: Dataset, name: str) -> RowSource:
-    """One of a dataset's arrays, read in slabs of ascending rows.
+    """Return one array of a dataset as a source that is read in ascending slabs.
 
     Raises
     ------
     InvalidParameter
-        If it has none of that name.
+        If the dataset does not have an array of that name.
 
     Examples
     --------
@@ -61,7 +62,7 @@ def read_array(dataset: Dataset, name: str) -> RowSource:
 
 def _source(stored: StoredArray) -> RowSource:
     info, n_rows = stored.info, stored.array.shape[0]
-    # The shard, where there is one: its chunks would be asked for one by one otherwise.
+    # Read whole shards if there are any, because their chunks would otherwise be requested one by one.
     band = (stored.array.shards or stored.array.chunks)[0]
     row_nbytes = max(1, stored.row_nbytes)
     rows = max(1, min(band, _BAND_NBYTES // row_nbytes))

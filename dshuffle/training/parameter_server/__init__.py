@@ -1,1 +1,1 @@
-"""The asynchronous parameter server, on real workers and simulated."""
+"""Asynchronous parameter server, on Dask workers and simulated in one process."""

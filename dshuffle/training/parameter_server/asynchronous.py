@@ -1,4 +1,4 @@
-"""What a worker of an asynchronous parameter server does in an epoch, whoever it talks to."""
+"""Work of one worker in an epoch with an asynchronous parameter server, real or simulated."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ PACES = (ONCE, FREE)
 
 @dataclass(frozen=True, slots=True)
 class Asynchrony:
-    """How workers share the work: the parameters that :func:`fit_parameter_server` explains, checked.
+    """Checked parameters of :func:`fit_parameter_server` that say how workers divide the work.
 
     Parameters
     ----------
     n_workers
-        n.
+        Number of workers n.
     batch_size, step
-        B and alpha of a single worker.
+        Batch size B and step alpha of a single worker.
     pace, speeds, seed
-        As there.
+        See :func:`fit_parameter_server`.
 
     Raises
     ------
     InvalidParameter
         A parameter is out of range.
+
+    References
+    ----------
+    Provatas et al. (2021), equations 3 and 4; see docs/papers.md.
 
     Examples
     --------
@@ -60,55 +64,55 @@ class Asynchrony:
                 "batch_size",
                 self.batch_size,
                 f"a multiple of the number of workers ({self.n_workers})",
-                f"Each takes an equal part of it: try {self.n_workers * max(1, self.batch_size // self.n_workers)}.",
+                f"Each takes an equal part of it. Try {self.n_workers * max(1, self.batch_size // self.n_workers)}.",
             )
         check_step(self.step)
         if self.pace not in PACES:
             raise InvalidParameter.of("pace", self.pace, f"one of {', '.join(PACES)}")
         if self.speeds is not None:
             if len(self.speeds) != self.n_workers:
-                raise InvalidParameter.of("len(speeds)", len(self.speeds), f"{self.n_workers}, one a worker")
+                raise InvalidParameter.of("len(speeds)", len(self.speeds), f"{self.n_workers}, one per worker")
             for rank, speed in enumerate(self.speeds):
                 if not (math.isfinite(speed) and speed > 0):
                     raise InvalidParameter.of(f"speeds[{rank}]", speed, "a finite number > 0")
 
     @property
     def worker_batch(self) -> int:
-        """WB = B / n: paper 002, equation 3."""
+        """Batch size of a worker, WB = B / n (equation 3)."""
         return self.batch_size // self.n_workers
 
     @property
     def worker_step(self) -> float:
-        """alpha_w = alpha / n: equation 4."""
+        """Step of a worker, alpha_w = alpha / n (equation 4)."""
         return self.step / self.n_workers
 
     def n_updates(self, n_samples: int) -> int | None:
-        """After how many updates an epoch ends; None if it does when all samples have been used."""
+        """Return the number of updates of an epoch; None if it ends when all samples have been used."""
         return -(-n_samples // self.worker_batch) if self.pace == FREE else None
 
     def check_partition(self, n_samples: int) -> None:
-        """Refuse mini-batches that are larger than a partition.
+        """Check that mini-batches are not larger than a share.
 
         Raises
         ------
         InvalidParameter
-            Naming the batch size that would do.
+            The batch size is too large. The message says the largest allowed batch size.
         """
         if n_samples < self.worker_batch:
             raise InvalidParameter.of(
                 "batch_size",
                 self.batch_size,
                 f"at most {n_samples * self.n_workers}",
-                f"Each of {self.n_workers} workers takes {self.worker_batch} samples of it, and one has only "
-                f"{n_samples}: take a smaller batch, or fewer workers.",
+                f"Each of {self.n_workers} workers takes {self.worker_batch} samples of it, but one worker has only "
+                f"{n_samples}. Use a smaller batch or fewer workers.",
             )
 
 
 class MiniBatches:
-    """Which of its samples a worker takes next.
+    """Mini-batches of a worker's samples, in the order in which it takes them.
 
-    A pass goes over all of them in an order that depends on the seed, the rank and the pass alone, so that the same
-    partition gives the same batches wherever it comes from.
+    A pass visits all samples in an order that depends only on the seed, the rank and the pass. The same partition
+    therefore gives the same batches, whichever delivery brought it.
 
     Parameters
     ----------
@@ -117,11 +121,11 @@ class MiniBatches:
     sharing
         Batch size, pace and seed.
     rank
-        The worker's.
+        Rank of the worker.
     epoch
-        From 0.
+        Epoch, counted from 0.
     done
-        Mini-batches that the worker has trained on before; of no account at the pace ``"once"``.
+        Number of mini-batches that the worker has trained on before. It is ignored at the pace ``"once"``.
 
     Examples
     --------
@@ -146,13 +150,13 @@ class MiniBatches:
 
     @property
     def following(self) -> int:
-        """Samples of the next mini-batch; 0 if there is none in this epoch."""
+        """Number of samples in the next mini-batch; 0 if there is none left in this epoch."""
         if self._done == self._end:
             return 0
         return min(self._size, len(self._positions) - self._done % self._per_pass * self._size)
 
     def take(self) -> Samples:
-        """Positions in ``sample_ids`` of the next mini-batch."""
+        """Return the next mini-batch, as positions in ``sample_ids``."""
         first = self._done % self._per_pass * self._size
         taken = self._order[first : first + self._size]
         self._done += 1
@@ -166,7 +170,7 @@ class MiniBatches:
 
 
 def geometric_speeds(n_workers: int, ratio: float) -> tuple[float, ...]:
-    """Speeds of which each is the same part of the one before, the first 1 and the last ``1 / ratio``.
+    """Return speeds that fall by a constant factor from 1 to ``1 / ratio``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Models as one flat vector of parameters: what trainers that move gradients need, and no more."""
+"""Models with one flat vector of parameters, for trainers that send gradients."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Rows = NDArray[Any]
 
 
 class Model(Protocol):
-    """A loss that is a mean over samples, and its gradient. Immutable: it travels to all workers."""
+    """Loss that is a mean over samples, and its gradient. Immutable, as it is sent to all workers."""
 
     @property
     def n_classes(self) -> int | None:
-        """Targets are integers in ``[0, n_classes)``; None if they are any numbers."""
+        """Number of classes, with targets in ``[0, n_classes)``; None if targets are arbitrary numbers."""
 
     def first(self, n_features: int, seed: int) -> Parameters:
-        """``(p,)``: where training starts."""
+        """Return the initial parameters, ``(p,)``."""
 
     def gradient(self, parameters: Parameters, rows: Rows, targets: NDArray[Any]) -> tuple[Parameters, float]:
-        """Means over a mini-batch: the ``(p,)`` gradient of the loss, a new array, and the loss."""
+        """Return the mean gradient of the loss over a mini-batch, a new ``(p,)`` array, and the mean loss."""
 
     def loss(self, parameters: Parameters, rows: Rows, targets: NDArray[Any]) -> float:
-        """The mean loss over some samples."""
+        """Return the mean loss over some samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SoftmaxRegression:
     Parameters
     ----------
     n_classes
-        Labels are integers from 0 to one less.
+        Number of classes. Labels are integers from 0 to ``n_classes - 1``.
 
     Raises
     ------
@@ -64,7 +64,7 @@ class SoftmaxRegression:
         as_integer("n_classes", self.n_classes, 2)
 
     def first(self, n_features: int, seed: int) -> Parameters:
-        """Zeros, whatever the seed: the loss is convex. ``W`` row by row, then ``b``."""
+        """Return zeros for any seed, as the loss is convex: ``W`` row by row, then ``b``."""
         return np.zeros((n_features + 1) * self.n_classes)
 
     def gradient(self, parameters: Parameters, rows: Rows, targets: NDArray[Any]) -> tuple[Parameters, float]:
@@ -82,7 +82,7 @@ class SoftmaxRegression:
         return float(self._probabilities(parameters, rows, targets)[1].mean())
 
     def predict(self, parameters: Parameters, rows: Rows) -> NDArray[np.int64]:
-        """``(n,)``: the most likely class of each row."""
+        """Return the most likely class of each row, ``(n,)``."""
         classes: NDArray[np.int64] = self._scores(parameters, rows).argmax(axis=1)
         return classes
 
@@ -105,12 +105,12 @@ class SoftmaxRegression:
 
 @dataclass(frozen=True, slots=True)
 class LinearModel:
-    """Linear regression: half the squared error of ``x @ w + b``, or without ``b``.
+    """Linear regression: half the squared error of ``x @ w + b``, or of ``x @ w``.
 
     Parameters
     ----------
     intercept
-        Whether there is ``b``, the last parameter.
+        Whether the model has ``b``, its last parameter.
 
     Examples
     --------
@@ -127,7 +127,7 @@ class LinearModel:
         return None
 
     def first(self, n_features: int, seed: int) -> Parameters:
-        """Zeros, whatever the seed."""
+        """Return zeros for any seed."""
         return np.zeros(n_features + self.intercept)
 
     def gradient(self, parameters: Parameters, rows: Rows, targets: NDArray[Any]) -> tuple[Parameters, float]:
@@ -146,48 +146,49 @@ class LinearModel:
         return float(wrong @ wrong) / (2 * len(rows))
 
     def predict(self, parameters: Parameters, rows: Rows) -> NDArray[np.float64]:
-        """``(n,)`` values."""
+        """Return the predicted values, ``(n,)``."""
         values: NDArray[np.float64] = rows @ parameters[: rows.shape[1]]
         return values + parameters[-1] if self.intercept else values
 
 
 def as_rows(values: NDArray[Any]) -> Rows:
-    """``(n, ...)`` numbers as ``(n, m)`` floats: float64, or float32 where they are that."""
+    """Return ``(n, ...)`` numbers as ``(n, m)`` floats. float32 is kept, all other dtypes become float64."""
     flat = values.reshape(len(values), math.prod(values.shape[1:]))
     return flat if flat.dtype in (np.float32, np.float64) else flat.astype(np.float64)
 
 
 def _labels(targets: NDArray[Any]) -> NDArray[np.intp]:
-    """Targets that can be indices: booleans as they are would be a mask."""
+    """Return targets as integer indices. Booleans would act as a mask."""
     return np.asarray(targets, np.intp)
 
 
 def check_labels(target: str, labels: NDArray[Any], n_samples: int, n_classes: int) -> None:
-    """Refuse what are no labels of a model.
+    """Check that labels suit a model.
 
     Parameters
     ----------
     target
-        What the array is called.
+        Name of the array.
     labels
-        The distinct values of all samples.
+        Distinct values of all samples.
     n_samples, n_classes
-        How many samples there are, and how many classes the model has.
+        Number of samples, and number of classes of the model.
 
     Raises
     ------
     InvalidParameter
-        Values are not integral, all distinct, or not in ``[0, n_classes)``.
+        Labels are not integers, all distinct, or not in ``[0, n_classes)``.
     """
     if labels.dtype.kind not in "biu":
         raise InvalidParameter.of(
-            "target", target, f"an array of integers or booleans (it is {labels.dtype})", "Number the classes."
+            "target", target, f"an array of integers or booleans (it is {labels.dtype})", "Number the classes from 0."
         )
     if len(labels) == n_samples:
         raise InvalidParameter.of(
-            "target", target, f"an array of labels that occur again ({n_samples} samples have {n_samples})"
+            "target", target, f"an array whose labels occur more than once (its {n_samples} labels are all distinct)"
         )
     outside = labels[(labels < 0) | (labels >= n_classes)]
     if len(outside):
-        hint = "Number the classes from 0, and give the model as many."
-        raise InvalidParameter.of("target", target, f"labels in [0, {n_classes}); {outside[0]} is among them", hint)
+        allowed = f"an array of labels in [0, {n_classes}) (it contains {outside[0]})"
+        hint = "Number the classes from 0, and set n_classes of the model to their number."
+        raise InvalidParameter.of("target", target, allowed, hint)

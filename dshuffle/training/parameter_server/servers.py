@@ -1,4 +1,4 @@
-"""The parameter servers of a fit: Dask actors, where they are, and what becomes of them."""
+"""The Dask actors that are the parameter servers of a fit."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from dshuffle.training.parameter_server.slices import OrderedSlice, ParameterSli
 PATIENCE = 60.0
 """Seconds after which an actor that does not answer the client counts as lost."""
 PERIOD = 2.0
-"""Seconds after which a task asks whether the actor that it waits for is still there."""
+"""Seconds after which a waiting task checks that its actor still exists."""
 LOST = "Worker holding Actor was lost"
-"""What Dask says."""
+"""Dask's error message for a lost actor."""
 
 
 class Servers:
-    """Actors that hold the parameters, each a slice of them.
+    """Actors that hold the parameters, one slice each.
 
     Parameters
     ----------
     shuffler
-        Whose workers train. Servers are on other workers of the cluster, if there are any, in turn.
+        Shuffler whose workers train. Servers are placed in turn on other workers of the cluster, if there are any.
     parameters
-        Where training starts.
+        Initial parameters.
     count
-        Slices, at most as many as parameters.
+        Number of slices, at most the number of parameters.
     speeds
-        Of emulated workers; None for real ones.
+        Speeds of emulated workers; None for real ones.
 
     Attributes
     ----------
     handles
-        Of the actors, to be passed to tasks.
+        Handles of the actors, to pass to tasks.
     bounds
-        The parameters of each.
+        Slice of the parameters that each actor holds.
 
     Raises
     ------
     ClusterError
-        On entering, or by any call: an actor cannot be made or reached.
+        An actor cannot be made or reached, on entering or in any call.
     """
 
     def __init__(self, shuffler: Shuffler, parameters: Parameters, count: int, speeds: Sequence[float] | None) -> None:
@@ -71,7 +71,7 @@ class Servers:
             place = [places[number % len(places)]]
             future = client.submit(*made, actor=True, workers=place, allow_other_workers=False, pure=False)
             self._futures.append(future)
-        # A handle belongs to the client that is the current one when it is made.
+        # A handle belongs to the client that is current when the handle is made.
         with client.as_current():
             self.handles = [reached(future) for future in self._futures]
         return self
@@ -90,11 +90,11 @@ class Servers:
             reached(call)
 
     def parameters(self) -> Parameters:
-        """All of them, as they are now."""
+        """Return all parameters as they are now."""
         return np.concatenate([reached(call) for call in [handle.parameters() for handle in self.handles]])
 
     def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
-        """The results of tasks, or the first error as soon as there is one."""
+        """Return the results of tasks, or raise the first error as soon as it occurs."""
         client = self._shuffler.client
         with client.as_current():
             for future in as_completed(futures, loop=client.loop):
@@ -104,14 +104,14 @@ class Servers:
         return gathered(futures)
 
     def _abort(self) -> None:
-        """Tasks that train must end, also those that wait for another worker's turn."""
+        """End the training tasks, including those that wait for another worker's turn."""
         for handle in self.handles:
             with contextlib.suppress(Exception):
                 handle.abort()
 
 
 def reached(call: Any) -> Any:
-    """The result of a call of an actor from the client, or of a task that depends on one.
+    """Return the result of an actor call from the client, or of a task that depends on an actor.
 
     Raises
     ------
@@ -127,14 +127,14 @@ def reached(call: Any) -> Any:
 
 
 def answers(servers: Sequence[Any], calls: Iterable[Any]) -> list[Any]:
-    """The results of calls of actors from a task, one of each server, all under way at the same time.
+    """Return the results of concurrent actor calls from a task, one call per server.
 
     Parameters
     ----------
     servers
         Actors.
     calls
-        What calls of their methods gave.
+        Calls of the actors' methods, in the same order.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def answers(servers: Sequence[Any], calls: Iterable[Any]) -> list[Any]:
 
 
 def _answer(server: Any, call: Any) -> Any:
-    # Dask never answers a call that was under way when the actor's worker went, so somebody has to ask.
+    # Dask never answers a call whose actor was lost during it, so the task has to check.
     while True:
         try:
             return call.result(timeout=PERIOD)
@@ -158,4 +158,4 @@ def _answer(server: Any, call: Any) -> Any:
 
 
 def _lost(error: Exception) -> ClusterError:
-    return ClusterError(f"a parameter server is lost, with its part of the parameters ({error}); train anew")
+    return ClusterError(f"a parameter server is lost, with its slice of the parameters ({error}); start the fit again")

@@ -1,4 +1,4 @@
-"""The asynchronous parameter server in one process and virtual time: the same updates, without a cluster."""
+"""Simulation of the asynchronous parameter server: the same updates in one process and in virtual time."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ def simulate_parameter_server(
     early_stopping: EarlyStopping | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> History[Parameters]:
-    """What :func:`fit_parameter_server` gives for workers of given speeds and fixed shards, simulated.
+    """Simulate :func:`fit_parameter_server` in one process, for workers of given speeds and fixed shares.
 
     Parameters
     ----------
     arrays
-        All samples, by name.
+        Mapping from name to array, with all samples.
     ranks
-        ``(q,)``: the worker of each sample, in all epochs (``assignment="local"``).
+        ``(q,)`` ranks that train on each sample, in all epochs (``assignment="local"``).
     model, epochs, batch_size, step, pace, seed, features, target, schedule, validate, early_stopping, on_epoch
         See :func:`fit_parameter_server`.
     speeds
-        Relative speeds by rank; by default all are equally fast.
+        Relative speeds by rank. By default all workers are equally fast.
 
     Returns
     -------
     History
-        Bit for bit that of :func:`fit_parameter_server` with the same ``speeds`` (all 1 if none are given) and a
-        shuffler with this sharding, but for its seconds, and the error, which is summed in another order.
+        Bit for bit the result of :func:`fit_parameter_server` with the same ``speeds`` (all 1 if none are given) and a
+        shuffler with this sharding. Only the seconds differ, and the error, which is summed in another order.
 
     Raises
     ------
     InvalidParameter
-        As there, or the arrays and ``ranks`` are not of equally many samples.
+        See :func:`fit_parameter_server`; also if the arrays and ``ranks`` do not have the same number of samples.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def simulate_parameter_server(
     checked_width(described, model.n_classes, features=features, target=target)
     for parameter, name in (("features", features), ("target", target)):
         if (found := arrays[name].shape)[:1] != checked.shape:
-            allowed = f"an array of as many samples as there are ranks, {len(checked)} (its shape is {found})"
+            allowed = f"an array of {len(checked)} samples, the length of ranks (its shape is {found})"
             raise InvalidParameter.of(parameter, name, allowed)
         check_finite(parameter, name, arrays[name], np.arange(len(checked)))
     rows, targets = as_rows(arrays[features]), arrays[target]
@@ -109,7 +109,7 @@ def simulate_parameter_server(
         while (ready := turns.next()) is not None:
             turns.finish()
             batch = shards[ready][batches[ready].take()]
-            # Values that are not finite are told at the end of the epoch.
+            # Values that are not finite are detected at the end of the epoch.
             with np.errstate(over="ignore", invalid="ignore"):
                 gradient, _ = model.gradient(replies[ready].parameters, rows[batch], targets[batch])
             following = batches[ready].following

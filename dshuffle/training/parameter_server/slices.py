@@ -1,4 +1,9 @@
-"""What a parameter server keeps: a slice of the parameters. As Dask actors, and in a simulation, by the same code."""
+"""Slices of the parameters that parameter servers keep, used both by Dask actors and in simulations.
+
+References
+----------
+Provatas et al. (2021), equation 5; see docs/papers.md.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +19,16 @@ from dshuffle.training.parameter_server.models import Parameters
 
 
 class Reply(NamedTuple):
-    """What a worker gets for a pull or a push.
+    """Reply of a server to a pull or a push.
 
     Parameters
     ----------
     parameters
-        The slice as it is now, a copy.
+        Copy of the current slice.
     version
-        Updates that are in it.
+        Number of updates applied to the slice.
     staleness
-        Updates of others since the worker's last reply; of a pull 0.
+        Number of updates by other workers since this worker's last reply; 0 for a pull.
     more
         Whether to compute another gradient in this epoch.
     """
@@ -35,12 +40,12 @@ class Reply(NamedTuple):
 
 
 class ParameterSlice:
-    """Some of the parameters; every push is applied at once, in the order in which pushes come.
+    """Slice of the parameters. Every push is applied at once, in the order of arrival.
 
     Parameters
     ----------
     parameters
-        Copied.
+        Initial values, copied.
 
     Examples
     --------
@@ -66,19 +71,21 @@ class ParameterSlice:
         Parameters
         ----------
         step
-            Of a single worker: paper 002's alpha_w.
+            Step of a single worker (alpha_w).
         n_updates
-            After how many it ends; None if every worker knows by itself.
+            Number of updates in the epoch; None if every worker knows when its epoch ends.
         """
         self._step = step
         self._left = n_updates
 
     def pull(self, rank: int, following: int) -> Reply:
-        """The parameters for the first gradient of an epoch, which will be of so many samples."""
+        """Return the parameters for the first gradient of an epoch, which will use ``following`` samples."""
         return self._reply(0, following)
 
     def push(self, rank: int, version: int, gradient: Parameters, following: int) -> Reply:
-        """Apply a mean gradient (paper 002, equation 5); the parameters for the next one, of so many samples.
+        """Apply a mean gradient (equation 5), and return the parameters for the next gradient.
+
+        The next gradient will use ``following`` samples.
 
         Raises
         ------
@@ -87,22 +94,22 @@ class ParameterSlice:
         """
         self.check()
         stale = self._version - version
-        # Whoever trains looks for values that are not finite.
+        # The trainer checks for values that are not finite.
         with np.errstate(over="ignore", invalid="ignore"):
             self._parameters -= self._step * gradient
         self._version += 1
         return self._reply(stale, following)
 
     def parameters(self) -> Parameters:
-        """A copy."""
+        """Return a copy of the parameters."""
         return self._parameters.copy()
 
     def abort(self) -> None:
-        """Let all pushes fail from now on."""
+        """Make all later pushes fail."""
         self._aborted = True
 
     def check(self) -> None:
-        """Raise unless training goes on.
+        """Raise if training has been aborted.
 
         Raises
         ------
@@ -110,7 +117,7 @@ class ParameterSlice:
             Another worker has failed.
         """
         if self._aborted:
-            raise ClusterError("training has ended: another worker failed, or was cancelled")
+            raise ClusterError("training has ended because another worker failed or was cancelled")
 
     def _reply(self, staleness: int, following: int) -> Reply:
         more = following > 0 and self._left != 0
@@ -120,12 +127,12 @@ class ParameterSlice:
 
 
 class Turns:
-    """Whose gradient is ready next, in virtual time; of several at the same time the lowest rank's.
+    """Order in which gradients are ready in virtual time. Ties go to the lowest rank.
 
     Parameters
     ----------
     speeds
-        Samples that each rank goes through in a unit of time.
+        Samples that each rank processes per unit of virtual time.
 
     Examples
     --------
@@ -147,33 +154,35 @@ class Turns:
         self._ready: list[tuple[float, int]] = []
 
     def begin(self, rank: int, rows: int) -> None:
-        """A rank begins the gradient of so many samples, where its last one ended."""
+        """Start a rank's gradient of ``rows`` samples at the time when its last gradient ended."""
         heapq.heappush(self._ready, (self._clock[rank] + rows / self._speeds[rank], rank))
 
     def next(self) -> int | None:
-        """The rank whose gradient is ready next; None if no rank computes one."""
+        """Return the rank whose gradient is ready next; None if no gradient is being computed."""
         return self._ready[0][1] if self._ready else None
 
     def finish(self) -> None:
-        """That gradient is applied."""
+        """Mark the next gradient as applied."""
         time, rank = heapq.heappop(self._ready)
         self._clock[rank] = time
 
 
 class OrderedSlice:
-    """A slice whose pushes wait for their turn, so that workers seem to have given speeds, to the last bit.
+    """Slice that applies pushes in virtual-time order, so that workers of given speeds are emulated bit for bit.
 
-    Pulls are answered at once, but the first push of an epoch waits until all workers have pulled. Not waiting for
-    anybody is then true of virtual time only. For one event loop: as an actor, its worker's own. Nothing in it waits
-    while it holds the loop, but updates are computed there, and meanwhile the worker answers nobody. (Dask runs the
-    methods of a :class:`ParameterSlice`, which are no coroutines, in a thread for actors.)
+    Pulls are answered at once, but the first push of an epoch waits until all workers have pulled. Workers thus wait in
+    real time, but not in virtual time.
+
+    An object belongs to one event loop: for an actor, the loop of its worker. No method blocks the loop while it waits,
+    but updates are computed on the loop, and meanwhile the worker does not answer anybody. (Dask runs the methods of a
+    :class:`ParameterSlice` actor in a thread, because they are not coroutines.)
 
     Parameters
     ----------
     parameters
-        Copied.
+        Initial values, copied.
     speeds
-        As in :class:`Turns`, of all ranks.
+        Speeds of all ranks, as in :class:`Turns`.
     """
 
     def __init__(self, parameters: Parameters, speeds: Sequence[float]) -> None:
@@ -204,11 +213,11 @@ class OrderedSlice:
         return await reply
 
     async def parameters(self) -> Parameters:
-        """A copy."""
+        """Return a copy of the parameters."""
         return self._slice.parameters()
 
     async def abort(self) -> None:
-        """Let all pushes fail, those that wait too."""
+        """Make all pushes fail, including those that wait."""
         self._slice.abort()
         for rank in list(self._waiting):
             self._apply(rank)
@@ -223,9 +232,9 @@ class OrderedSlice:
                 self._turns.begin(rank, following)
 
     def _apply(self, rank: int) -> int:
-        """Answer a push that waits; of how many samples the worker's next gradient will be."""
+        """Answer a waiting push, and return the number of samples of the worker's next gradient."""
         reply, version, gradient, following = self._waiting.pop(rank)
-        if reply.cancelled():  # its connection is lost
+        if reply.cancelled():  # the worker's connection is lost
             return 0
         try:
             answer = self._slice.push(rank, version, gradient, following)

@@ -1,4 +1,4 @@
-"""The asynchronous parameter server of paper 002 on Dask actors: workers pull and push, and wait for nobody."""
+"""Asynchronous parameter server on Dask actors: workers pull and push without waiting for each other."""
 
 from __future__ import annotations
 
@@ -44,75 +44,79 @@ def fit_parameter_server(
 ) -> History[Parameters]:
     """Train a model by asynchronous SGD with parameter servers.
 
-    Every worker computes the gradient of a mini-batch at the parameters that it has, pushes it to the servers, which
-    apply it at once, and goes on with the parameters that it gets back, whatever the others do.
+    Every worker computes the gradient of a mini-batch at its current parameters and pushes it to the servers. The
+    servers apply it at once and return the new parameters. The worker goes on with them, without waiting for other
+    workers.
 
     Parameters
     ----------
     shuffler
-        Any sharding, assignment and delivery. Paper 002 keeps shards fixed: ``assignment="local"`` with
-        ``sharding="random"``, ``"stratified:y"`` or a stored distribution-aware one.
+        Shuffler with any sharding, assignment and delivery. Provatas et al. (2021) keep the first assignment in all
+        epochs: ``assignment="local"`` with ``sharding="random"``, ``"stratified:y"`` or a stored distribution-aware
+        one.
     model
-        Such as :class:`~dshuffle.training.SoftmaxRegression`; or anything with the methods of
+        Model such as :class:`~dshuffle.training.SoftmaxRegression`, or any object with the methods of
         :class:`~dshuffle.training.Model`.
     epochs
-        Passes over as many samples as there are. Those that are broadcast count once per worker, here and in the
-        error.
+        Number of passes over all samples. A broadcast sample counts once per worker, here and in the error.
     batch_size, step
-        B and alpha, as they would be for a single worker. Each of n workers takes mini-batches of ``WB = B / n`` and
-        steps of ``alpha / n``. (In the synchronous trainers ``batch_size`` is what one worker takes, here all do.)
+        Batch size B and step alpha of a single worker. Each of n workers takes mini-batches of ``WB = B / n`` samples
+        and steps of ``alpha / n``. (In the synchronous trainers ``batch_size`` is for one worker; here it is for all
+        workers together.)
     servers
-        Dask actors that share the parameters equally. They are on workers that do not train, if there are any,
-        otherwise on those with the lowest ranks, beside training.
+        Number of Dask actors that share the parameters equally. They run on workers that do not train, if there are
+        any, otherwise on the workers with the lowest ranks, beside training.
     pace
-        ``"once"``: an epoch uses every sample once, so that fast workers are done before the others. ``"free"``: an
-        epoch has as many updates, but whoever is ready makes the next; fast workers begin their partitions again, and
-        samples of slow ones are used less. That is what paper 002 runs, and where shards that differ do harm.
+        ``"once"``: an epoch uses every sample once, so fast workers finish before the others. ``"free"``: an epoch has
+        the same number of updates, but each is made by whichever worker is ready. Fast workers start their share again,
+        and samples of slow workers are used less. Provatas et al. (2021) use this pace. At this pace, differences
+        between shares do harm.
     speeds
-        For experiments: relative speeds by rank. The servers then take gradients in the order in which workers of these
-        speeds would have them, which makes everything reproducible, but lets fast workers wait. By default workers
-        are as fast as they are. Gradients are then applied on the event loop of the server's worker, which does nothing
-        else meanwhile: for models of up to some millions of parameters, whose updates take milliseconds.
+        Relative speeds by rank, for experiments. The servers then apply gradients in the order in which workers of
+        these speeds would push them. This makes the result reproducible, but fast workers have to wait. Gradients are
+        then applied on the event loop of the server's worker, which does nothing else meanwhile. This suits models of
+        up to some millions of parameters, whose updates take milliseconds. By default workers run at their real speed.
     seed
-        Of the order of each worker's samples, and the model's first parameters.
+        Seed of the order of each worker's samples, and of the model's initial parameters.
     features, target
-        Arrays of the dataset: ``(q, ...)`` numbers, flattened; ``(q,)`` labels if the model has classes, otherwise
-        numbers.
+        Names of arrays in the dataset: ``(q, ...)`` numbers, flattened; ``(q,)`` labels if the model has classes,
+        otherwise numbers.
     schedule
         Factor on the step by epoch.
     validate
-        Called with the parameters after every epoch; its metrics become the point's ``validation``.
+        Function that is called with the parameters after every epoch. The metrics that it returns become the point's
+        ``validation``.
     early_stopping
-        When to end before ``epochs``.
+        Rule that ends the fit before ``epochs``.
     on_epoch
-        Called with each epoch's point as soon as it is known.
+        Function that is called with each epoch's point as soon as it is known.
 
     Returns
     -------
     History
         ``weights`` are the parameters. A point's ``error`` is the model's mean loss over the whole dataset, which the
-        workers evaluate between epochs. ``staleness`` has that of every push. With ``speeds``, ``worker_rates`` are
-        samples in a unit of virtual time.
+        workers evaluate between epochs. ``staleness`` counts every push. With ``speeds``, ``worker_rates`` are samples
+        per unit of virtual time.
 
     Raises
     ------
     InvalidParameter
-        A parameter is out of range, the arrays are nothing for the model (samples that are not finite are named), a
-        mini-batch is larger than a partition, or the parameters diverge.
+        A parameter is out of range, the arrays do not suit the model, samples are not finite (the message names one), a
+        mini-batch is larger than a share, or the parameters diverge.
     ClusterError
         A server is lost.
 
     Notes
     -----
-    An epoch begins when all workers have ended the one before: only then have samples moved. ``"once"`` ends with
-    updates of slow workers alone, and ``"free"`` with one of each.
+    An epoch starts when all workers have finished the previous one, because samples move only then. An epoch of
+    ``"once"`` ends with updates from slow workers only; an epoch of ``"free"`` ends with one update from each worker.
 
-    A push takes one message to each server, and brings the parameters back. With several servers a worker may get one
-    part of the parameters from before and another from after an update by somebody else, as with any split server.
+    A push takes one message to each server and returns the parameters. With several servers, a worker may get one slice
+    of the parameters from before another worker's update and another slice from after it, as with any split server.
 
     References
     ----------
-    Paper 002, sections II-B to II-D, equations 3 to 5.
+    Provatas et al. (2021), sections II-B to II-D, equations 3 to 5; see docs/papers.md.
     """
     as_integer("epochs", epochs, 1)
     as_integer("servers", servers, 1)
@@ -152,7 +156,7 @@ def fit_parameter_server(
 
 
 class Work(NamedTuple):
-    """What a worker did in an epoch: the staleness of each of its pushes, and its samples a second."""
+    """Work of a worker in an epoch: the staleness of each push, and samples per second."""
 
     staleness: list[int]
     rate: float
@@ -169,20 +173,20 @@ def work(
     features: str,
     target: str,
 ) -> Work:
-    """An epoch's mini-batches of a worker; a task on each.
+    """Train on a worker's mini-batches of an epoch. Runs as a task on each worker.
 
     Parameters
     ----------
     partition
-        Its samples.
+        Partition with the samples.
     servers, bounds
-        Actors, and which parameters each has.
+        Actors, and the slice of the parameters that each has.
     model, sharing
-        What is trained, and how.
+        Model, and the parameters of the training.
     done
-        Mini-batches in earlier epochs.
+        Number of mini-batches in earlier epochs.
     features, target
-        Names of arrays.
+        Names of the arrays.
     """
     sharing.check_partition(partition.shares[0])
     batches = MiniBatches(partition.sample_ids, sharing, rank=partition.rank, epoch=partition.epoch, done=done)
@@ -193,7 +197,7 @@ def work(
     while replies[0].more:
         parameters = np.concatenate([reply.parameters for reply in replies]) if len(servers) > 1 else replies[0][0]
         batch = partition.take(batches.take(), (features, target))
-        # Values that are not finite are told in the end, by the client.
+        # The client detects values that are not finite at the end of the epoch.
         with np.errstate(over="ignore", invalid="ignore"):
             gradient, _ = model.gradient(parameters, as_rows(batch[features]), batch[target])
         samples, following = samples + following, batches.following
@@ -207,7 +211,9 @@ def work(
 
 
 def survey(partition: Partition, n_classes: int | None, *, features: str, target: str) -> tuple[NDArray[Any], int]:
-    """A partition's distinct labels, none if the model has no classes, and its samples; a task on each worker.
+    """Return a partition's distinct labels (none if the model has no classes) and its number of samples.
+
+    Runs as a task on each worker.
 
     Raises
     ------
@@ -226,7 +232,7 @@ def survey(partition: Partition, n_classes: int | None, *, features: str, target
 def total_loss(
     partition: Partition, model: Model, parameters: Parameters, *, features: str, target: str
 ) -> tuple[float, int]:
-    """The sum of the losses of a partition's samples, and how many those are: the evaluator; a task on each worker."""
+    """Return the sum of the losses of a partition's samples, and their number. Runs as a task on each worker."""
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         for batch in partition.batches(EVALUATION_ROWS):

@@ -10,6 +10,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import (
     CACHINGS,
     Aligned,
+    Choices,
     EpochPlanner,
     Global,
     Local,
@@ -154,7 +155,13 @@ def test_samples_stay_with_a_holder_as_often_as_by_chance():
 
 
 def planner(q, alpha, assignment, delivery="clique", caching="even"):
-    spec = ShufflePlanSpec(q, 20, 0, assignment, delivery, "random", caching, alpha)
+    spec = ShufflePlanSpec(
+        q,
+        20,
+        Choices(
+            assignment=assignment, delivery=delivery, caching=caching, cache_fraction=alpha, sharding="random", seed=0
+        ),
+    )
     made = EpochPlanner(spec)
     made.load()
     return made
@@ -208,7 +215,13 @@ def test_packets_and_seconds_after_five_epochs(q, alpha, packets, seconds):
 
 @pytest.mark.slow
 def test_many_workers_pack_perfectly_too():
-    spec = ShufflePlanSpec(10**6, 256, 0, Aligned(), "clique", "random", "even", 2 / 256)
+    spec = ShufflePlanSpec(
+        10**6,
+        256,
+        Choices(
+            assignment=Aligned(), delivery="clique", caching="even", cache_fraction=2 / 256, sharding="random", seed=0
+        ),
+    )
     made = EpochPlanner(spec)
     made.load()
     epoch = made.advance()
@@ -227,7 +240,7 @@ def test_other_caching_policies_gain_less(caching):
 
 
 def test_without_excess_all_packets_are_pairs():
-    spec = ShufflePlanSpec(10_000, 10, 0, Aligned(), "clique", "random")
+    spec = ShufflePlanSpec(10_000, 10, Choices(assignment=Aligned(), delivery="clique", sharding="random", seed=0))
     made = EpochPlanner(spec)
     made.load()
     epoch = made.advance()

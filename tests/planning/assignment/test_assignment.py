@@ -244,7 +244,7 @@ def test_bad_input():
         first_assignment("random", 3, 2.0, seed=0)
     with pytest.raises(InvalidParameter, match=r"sharding='rand'.*'contiguous', 'random'"):
         first_assignment("rand", 4, 2, seed=0)
-    with pytest.raises(InvalidParameter, match=r"previous\[1\]=2 .*worker in \[0, 2\)"):
+    with pytest.raises(InvalidParameter, match=r"previous\[1\]=2 .*rank in \[0, 2\)"):
         next_assignment(Local(), [0, 2], 2, seed=0, epoch=1)
     with pytest.raises(InvalidParameter, match=r"previous\[0\]=-1"):
         next_assignment(Local(), [-1, 2], 2, seed=0, epoch=1)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.planning import (
     Aligned,
+    Choices,
     Chunks,
     Classes,
     EpochPlanner,
@@ -86,13 +87,15 @@ def test_what_is_balanced_is_told_from_what_is_not(job, data):
         with pytest.raises(InvalidParameter, match=f"sharding='mine'.*Class {wrong} .*'stratified:y'"):
             classes.check_balanced("sharding", "mine", ranks, n)
         if n > 1 and len(labels) >= n:
-            with pytest.raises(InvalidParameter, match="previous='ranks with"):
+            with pytest.raises(InvalidParameter, match=r"previous is not allowed: (workers have|class \d+ is spread)"):
                 exchange_in_classes(ranks, classes, n, len(labels) // n, seed, 1)
 
 
 def test_sizes_that_differ_are_refused_where_every_class_is_spread_equally():
     classes = Classes.of("y", [0, 0, 1, 2, 3])
-    with pytest.raises(InvalidParameter, match=r"previous='ranks with 1 to 4 samples each'.*differ by at most one"):
+    with pytest.raises(
+        InvalidParameter, match=r"previous is not allowed: workers have 1 to 4 samples.*differ by at most one"
+    ):
         next_assignment(Partial(1), [0, 1, 0, 0, 0], 2, seed=0, epoch=1, classes=classes)
 
 
@@ -158,7 +161,16 @@ def test_samples_are_sent_equally_often_and_loose_ones_nearly():
 def test_a_planner_keeps_the_balance_from_the_first_epoch_on(assignment, delivery):
     labels = np.random.default_rng(0).integers(0, 30, 500)
     spec = ShufflePlanSpec(
-        500, 7, 3, assignment, delivery, "random", cache_fraction=0.4, balance=Classes.of("y", labels)
+        500,
+        7,
+        Choices(
+            assignment=assignment,
+            delivery=delivery,
+            cache_fraction=0.4,
+            sharding="random",
+            balance=Classes.of("y", labels),
+            seed=3,
+        ),
     )
     planner = EpochPlanner(spec)
     last = planner.load()
@@ -180,7 +192,7 @@ def test_names_stand_for_labels_that_are_found():
     classes = Classes.of("y", [4, 4, 7])
     by_name = Classes(classes.name, classes.checksum)
     assert by_name.found([4, 4, 7]).order.tolist() == [0, 1, 2]
-    with pytest.raises(InvalidParameter, match=r"balance 'y': checksum=.*as when the session was opened.*written anew"):
+    with pytest.raises(InvalidParameter, match=r"balance 'y': checksum=.*as when the session was opened.*rewritten"):
         by_name.found([4, 7, 7])
     with pytest.raises(PlanError, match="labels 'y' are not known here"):
         draw_classes(by_name, 2, "test")
@@ -189,16 +201,15 @@ def test_names_stand_for_labels_that_are_found():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"assignment": Aligned()}, r"balance='y' .*None with the assignment 'aligned'.*take 'global' or 'partial:Q'"),
+        ({"assignment": Aligned()}, r"balance='y' .*None with the assignment 'aligned'.*Use 'global' or 'partial:Q'"),
         ({"assignment": Chunks(2)}, r"balance='y' .*None with the assignment 'chunks:2'.*whole chunks"),
         ({"n_samples": 7}, r"len\(balance 'y'\)=6 is not allowed; it must be 7"),
     ],
 )
 def test_what_cannot_be_balanced(changes, message):
-    fields = {"n_samples": 6, "n_workers": 2, "seed": 0, "assignment": Global(), "delivery": "peer"}
     classes = Classes.of("y", [0, 0, 0, 0, 1, 1])
     with pytest.raises(InvalidParameter, match=message):
-        ShufflePlanSpec(**fields | {"sharding": "random", "balance": classes} | changes)
+        ShufflePlanSpec(changes.get("n_samples", 6), 2, Choices(changes.get("assignment", Global()), balance=classes))
     ranks = np.arange(changes.get("n_samples", 6)) % 2
     with pytest.raises(InvalidParameter, match="balance"):
         draw_assignment(
@@ -208,12 +219,16 @@ def test_what_cannot_be_balanced(changes, message):
 
 def test_a_sharding_without_the_balance_is_refused():
     classes = Classes.of("y", [0, 0, 0, 0, 1, 1])
-    spec = ShufflePlanSpec(6, 2, 0, Global(), "peer", "contiguous", balance=classes)
+    spec = ShufflePlanSpec(
+        6, 2, Choices(assignment=Global(), delivery="peer", sharding="contiguous", balance=classes, seed=0)
+    )
     with pytest.raises(
-        InvalidParameter, match=r"sharding='contiguous' .*as many samples of each class of 'y'.*'random'"
+        InvalidParameter, match=r"sharding='contiguous' .*counts of each class of 'y' differ by at most one.*'random'"
     ):
         EpochPlanner(spec).load()
-    spec = ShufflePlanSpec(6, 2, 0, Global(), "peer", "round-robin", balance=classes)
+    spec = ShufflePlanSpec(
+        6, 2, Choices(assignment=Global(), delivery="peer", sharding="round-robin", balance=classes, seed=0)
+    )
     assert EpochPlanner(spec).load().assignment.tolist() == [0, 1] * 3  # it has the balance
 
 

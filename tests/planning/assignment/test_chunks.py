@@ -9,6 +9,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import (
     CACHINGS,
     SHARDINGS,
+    Choices,
     Chunks,
     EpochPlanner,
     Global,
@@ -94,7 +95,9 @@ def test_golden_values():
 
 @pytest.mark.parametrize("caching", CACHINGS)
 def test_without_excess_workers_hold_their_shares_alone(caching):
-    spec = ShufflePlanSpec(1003, 4, 0, Chunks(64), "storage", "random", caching=caching)
+    spec = ShufflePlanSpec(
+        1003, 4, Choices(assignment=Chunks(64), delivery="storage", caching=caching, sharding="random", seed=0)
+    )
     assert (spec.capacity, spec.has_excess) == (256, False)
     planner = EpochPlanner(spec)
     for epoch in range(4):
@@ -109,7 +112,11 @@ def test_without_excess_workers_hold_their_shares_alone(caching):
 
 @pytest.mark.parametrize("caching", CACHINGS)
 def test_with_excess_caches_are_full(caching):
-    spec = ShufflePlanSpec(1003, 4, 0, Chunks(64), "peer", "random", caching=caching, cache_fraction=0.5)
+    spec = ShufflePlanSpec(
+        1003,
+        4,
+        Choices(assignment=Chunks(64), delivery="peer", caching=caching, cache_fraction=0.5, sharding="random", seed=0),
+    )
     planner = EpochPlanner(spec)
     planner.load()
     for _ in range(5):
@@ -121,12 +128,14 @@ def test_with_excess_caches_are_full(caching):
 
 
 def test_a_fraction_that_holds_no_more_than_the_largest_share_is_no_excess():
-    spec = ShufflePlanSpec(1000, 4, 0, Chunks(200), "leftover", "random", cache_fraction=0.3)
+    spec = ShufflePlanSpec(
+        1000, 4, Choices(assignment=Chunks(200), delivery="leftover", cache_fraction=0.3, sharding="random", seed=0)
+    )
     assert (spec.capacity, spec.largest_share, spec.most_workers) == (400, 400, 5)
 
 
 def test_fewer_chunks_than_workers_are_refused():
-    message = r"chunk_rows=34 .*at most 33, for 100 samples and 4 workers.* there are 3,"
+    message = r"chunk_rows=34 .*at most 33, for 100 samples and 4 workers.*There are only 3 chunks,"
     with pytest.raises(InvalidParameter, match=message):
         first_assignment("random", 100, 4, seed=0, chunk_rows=34)
     with pytest.raises(InvalidParameter, match=message):
@@ -141,7 +150,7 @@ def test_rows_must_be_a_count(rows):
 
 
 def test_a_survey_counts_the_rows_of_chunks_that_move():
-    [chunks] = survey(4096, 4, cache_fraction=None, assignment=Chunks(64), deliveries=["server"], bounds=False)
+    [chunks] = survey(4096, 4, Choices(assignment=Chunks(64), cache_fraction=None), deliveries=["server"], bounds=False)
     assert chunks.needed % 64 == 0
-    [whole] = survey(4096, 4, cache_fraction=None, assignment=Global(), deliveries=["server"], bounds=False)
+    [whole] = survey(4096, 4, Choices(assignment=Global(), cache_fraction=None), deliveries=["server"], bounds=False)
     assert chunks.theorem2 == whole.theorem2

@@ -8,10 +8,10 @@ from hypothesis.extra import numpy as hnp
 
 from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.planning import (
+    Choices,
     Chunks,
     EpochPlanner,
     GivenSharding,
-    Global,
     ShufflePlanSpec,
     first_assignment,
     label_codes,
@@ -74,7 +74,7 @@ def test_ten_million_labels_take_seconds_at_most():
         ([1, 1], r"len\(labels\)=2 is not allowed; it must be 3"),
         ([0.5, 1.0, 1.0], "labels.dtype='float64'.*return_inverse"),
         (["a", "b", "a"], "labels.dtype='<U1'.*return_inverse"),
-        ([1, 3, 2], "labels='3 distinct values'.*'random'"),
+        ([1, 3, 2], "labels is not allowed: it has 3 distinct values for 3 .*'random'"),
     ],
 )
 def test_labels_that_are_no_classes_are_refused(labels, message):
@@ -94,8 +94,8 @@ def test_round_robin_deals_in_turn(n, more):
 
 
 def spec(sharding, **changes):
-    fields = {"n_samples": 5, "n_workers": 2, "seed": 0, "assignment": Global(), "delivery": "peer"}
-    return ShufflePlanSpec(**{**fields, "sharding": sharding, **changes})
+    n_samples, n_workers = changes.pop("n_samples", 5), changes.pop("n_workers", 2)
+    return ShufflePlanSpec(n_samples, n_workers, Choices(**{"sharding": sharding, **changes}))
 
 
 def test_a_planner_starts_from_a_given_sharding():
@@ -111,8 +111,8 @@ def test_a_planner_starts_from_a_given_sharding():
 @pytest.mark.parametrize(
     ("ranks", "message"),
     [
-        ([0, 0, 2, 2], "ranks of which 1 has 0 samples and 0 has 2"),
-        ([0, 0, 0, 1], "0 has 3.*differ by at most one"),
+        ([0, 0, 2, 2], "sharding is not allowed: worker 1 has 0 samples and worker 0 has 2"),
+        ([0, 0, 0, 1], "worker 0 has 3.*differ by at most one"),
         ([0, -1], r"sharding\[1\]=-1"),
         ([0.0, 1.0], "sharding.dtype='float64'"),
         (np.empty(0, int), r"len\(sharding\)=0"),

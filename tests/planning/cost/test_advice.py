@@ -8,11 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning import Choices
 from dshuffle.planning.cost import Cluster, Work, all_ways, compare_costs, predict, recommend
 from dshuffle.planning.cost.advice import GLOBAL
 
 SLOW = Cluster(8, 12.5e6, 12.5e6, storage=100e6)
-WORK = Work(100_000, 1024, 0.4)
+WORK = Work(100_000, 1024, Choices(cache_fraction=0.4))
 
 
 def advise(cluster, work, **options):
@@ -42,9 +43,9 @@ def test_ways_are_all_that_the_caches_allow():
 def test_slow_links_and_a_slower_store_are_for_peers():
     advice = advise(SLOW, WORK)
     assert advice.best.work.way == "global + peer"
-    assert advice.verdict.startswith("Take global + peer")
+    assert advice.verdict.startswith("Use global + peer")
     assert "every worker must receive 7.71 MB at 12 MB/s whatever the code" in advice.reason
-    assert "storage would need" in advice.reason
+    assert "storage would take" in advice.reason
     assert "times what it needs" in advice.reason
 
 
@@ -99,7 +100,7 @@ def test_whole_chunks_are_mentioned_where_they_are_faster():
 )
 def test_the_best_is_the_fastest_and_changes_are_true(link, server, storage, chunk, alpha, over_links):
     cluster = Cluster(8, 10**link, 10**link, 10**server, 10**storage, storage_over_links=over_links)
-    work = Work(50_000, 1000, alpha, chunk)
+    work = Work(50_000, 1000, Choices(cache_fraction=alpha), chunk_rows=chunk)
     ways = all_ways(cluster, work)
     advice = recommend(cluster, ways, precision="closed")
     times = {p.work: p.exchange_seconds for p in compare_costs(cluster, ways, precision="closed")}
@@ -119,7 +120,7 @@ def test_the_best_is_the_fastest_and_changes_are_true(link, server, storage, chu
 
 def test_real_plans_and_formulas_agree_on_the_answer():
     for alpha in (None, 0.5):
-        work = Work(20_000, 1000, alpha)
+        work = Work(20_000, 1000, Choices(cache_fraction=alpha))
         ways = all_ways(SLOW, work)
         exact, closed = (recommend(SLOW, ways, precision=precision) for precision in ("auto", "closed"))
         assert exact.best.exact
@@ -135,5 +136,5 @@ def test_the_largest_job_is_advised_in_no_time():
 
 
 def test_there_must_be_a_global_way():
-    with pytest.raises(InvalidParameter, match="at least one with the assignment 'global'"):
+    with pytest.raises(InvalidParameter, match="must be a list with a 'global' or 'aligned' way"):
         recommend(SLOW, [dataclasses.replace(WORK, assignment="local")])

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dshuffle.planning import parse_assignment
+from dshuffle.planning import Choices
 from dshuffle.planning.bounds import coded_rate
 from dshuffle.planning.cost.expected_packets import HolderSets, expected_packets
 from dshuffle.planning.cost.job import Work
@@ -13,20 +13,13 @@ from dshuffle.planning.packet_counts import survey
 
 
 def expected(delivery, q, n, alpha, needed, assignment="global", caching="uniform"):
-    work = Work(q, 1, alpha, assignment=assignment, caching=caching)
+    work = Work(q, 1, Choices(assignment=assignment, caching=caching, cache_fraction=alpha))
     return expected_packets(delivery, HolderSets.of(work, n, needed))
 
 
 def real(q, n, alpha, deliveries, assignment="global", caching="uniform", epochs=1):
-    figures = survey(
-        *(q, n),
-        cache_fraction=alpha,
-        assignment=parse_assignment(assignment),
-        deliveries=deliveries,
-        caching=caching,
-        epochs=epochs,
-        bounds=False,
-    )
+    choices = Choices(assignment, caching=caching, cache_fraction=alpha)
+    figures = survey(q, n, choices, deliveries=deliveries, epochs=epochs, bounds=False)
     return figures[0].needed, {row.name: row.packets for row in figures}
 
 

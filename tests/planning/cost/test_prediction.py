@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import EpochPlanner, ShufflePlanSpec, parse_assignment, route
+from dshuffle.planning import Choices, EpochPlanner, ShufflePlanSpec, parse_assignment, route
 from dshuffle.planning.cost import Cluster, Work, predict
 from dshuffle.planning.cost.loads_expected import storage_loads
 from dshuffle.planning.cost.prediction import loads_of, timed
@@ -64,7 +64,7 @@ TESTBED = Cluster(
 )
 @pytest.mark.parametrize("precision", ["exact", "closed"])
 def test_the_measured_times_of_the_design(samples, row, delivery, relay, measured, precision):
-    work = Work(samples, row, cache_fraction=0.5, delivery=delivery, relay=relay)
+    work = Work(samples, row, Choices(delivery=delivery, cache_fraction=0.5, relay=relay))
     predicted = predict(TESTBED, work, precision=precision)
     assert predicted.exchange_seconds == pytest.approx(measured, rel=0.2)
     expected = {"server": "server egress", "peer": "processors", "ring": "scatter, then ring"}
@@ -75,7 +75,7 @@ def test_the_measured_times_of_the_design(samples, row, delivery, relay, measure
 @pytest.mark.parametrize("alpha", [None, 0.3, 0.7])
 def test_peer_reaches_the_cut_set_bound(alpha, precision):
     """DESIGN.md: every worker must receive U/n rows whatever the code."""
-    predicted = predict(network(10), Work(20_000, 996, cache_fraction=alpha), precision=precision)
+    predicted = predict(network(10), Work(20_000, 996, Choices(cache_fraction=alpha)), precision=precision)
     assert predicted.exchange_seconds == pytest.approx(predicted.needed / 10 * 1000 / RATE, rel=0.06)
     assert predicted.needed == pytest.approx(20_000 * (1 - (alpha or 0.1)), rel=0.02)
 
@@ -83,7 +83,7 @@ def test_peer_reaches_the_cut_set_bound(alpha, precision):
 @pytest.mark.parametrize("precision", ["exact", "closed"])
 def test_the_server_sends_everything(precision):
     cluster = network(10, server_up=5e6)
-    predicted = predict(cluster, Work(20_000, 996, delivery="server"), precision=precision)
+    predicted = predict(cluster, Work(20_000, 996, Choices(delivery="server")), precision=precision)
     assert predicted.exchange_seconds == pytest.approx(18_000 * 1000 / 5e6, rel=0.02)
     assert predicted.bottleneck == "server egress"
     assert predicted.runner_up == "worker ingress"
@@ -92,7 +92,7 @@ def test_the_server_sends_everything(precision):
 def test_a_worker_that_serves_sends_itself_nothing():
     dedicated, beside = network(4, server_up=RATE), network(4)
     for delivery, factor in (("server", 0.75), ("clique", None)):
-        work = Work(20_000, 996, 0.5, delivery=delivery)
+        work = Work(20_000, 996, Choices(delivery=delivery, cache_fraction=0.5))
         alone, both = predict(dedicated, work), predict(beside, work)
         if factor is not None:
             assert both.exchange_seconds == pytest.approx(factor * alone.exchange_seconds)
@@ -117,7 +117,9 @@ RELAY = st.sampled_from(["pipelined", "ring", "unicast"])
 )
 def test_no_code_beats_the_cut_set_bound(n, alpha, delivery, relay, assignment, server, precision):
     caching = "even" if assignment == "aligned" else "uniform"
-    work = Work(3000, 500, alpha, delivery=delivery, relay=relay, assignment=assignment, caching=caching)
+    work = Work(
+        3000, 500, Choices(assignment=assignment, delivery=delivery, caching=caching, cache_fraction=alpha, relay=relay)
+    )
     predicted = predict(network(n, server_up=server), work, precision=precision)
     assert predicted.exchange_seconds >= predicted.needed / n * 504 / RATE * (1 - 1e-9)
     assert predicted.packets <= predicted.needed * (1 + 1e-9)
@@ -148,7 +150,7 @@ def test_more_of_anything_is_never_slower(delivery, name, factor, racks, over_li
         machine_workers=2,
         storage_over_links=over_links,
     )
-    work = Work(50_000, 1000, 0.4, delivery=delivery)
+    work = Work(50_000, 1000, Choices(delivery=delivery, cache_fraction=0.4))
     before = predict(cluster, work, precision="closed")
     more = dataclasses.replace(cluster, **{name: getattr(cluster, name) * factor})
     after = predict(more, work, precision="closed")
@@ -160,10 +162,16 @@ def test_more_of_anything_is_never_slower(delivery, name, factor, racks, over_li
 @pytest.mark.parametrize("delivery", ["peer", "clique"])
 def test_the_bytes_are_those_of_the_hops(delivery):
     """An exact prediction beside a planner's own plan of the same shuffle."""
-    work = Work(6000, 96, 0.4, delivery=delivery)
+    work = Work(6000, 96, Choices(delivery=delivery, cache_fraction=0.4))
     predicted = predict(network(6), work, precision="exact")
     planner = EpochPlanner(
-        ShufflePlanSpec(6000, 6, 0, parse_assignment("global"), delivery, "random", cache_fraction=0.4)
+        ShufflePlanSpec(
+            6000,
+            6,
+            Choices(
+                assignment=parse_assignment("global"), delivery=delivery, cache_fraction=0.4, sharding="random", seed=0
+            ),
+        )
     )
     planner.load()
     for _ in range(3):
@@ -180,7 +188,7 @@ def test_the_bytes_are_those_of_the_hops(delivery):
 @pytest.mark.parametrize("alpha", [None, 0.5])
 def test_read_amplification_as_expected_and_as_planned(chunk_rows, alpha):
     cluster = network(5, storage=1e6, storage_over_links=False)
-    work = Work(30_000, 1000, alpha, chunk_rows=chunk_rows, delivery="storage")
+    work = Work(30_000, 1000, Choices(delivery="storage", cache_fraction=alpha), chunk_rows=chunk_rows)
     exact, closed = (predict(cluster, work, precision=precision) for precision in ("exact", "closed"))
     assert closed.read_amplification == pytest.approx(exact.read_amplification, rel=0.03)
     assert closed.requests == pytest.approx(exact.requests, rel=0.03)
@@ -192,7 +200,7 @@ def test_read_amplification_as_expected_and_as_planned(chunk_rows, alpha):
 
 @pytest.mark.parametrize("precision", ["exact", "closed"])
 def test_whole_chunks_are_read_without_amplification(precision):
-    work = Work(64_000, 1000, assignment="chunks", delivery="storage")
+    work = Work(64_000, 1000, Choices(assignment="chunks", delivery="storage"))
     predicted = predict(network(10, storage=1e8), work, precision=precision)
     assert predicted.read_amplification == pytest.approx(1)
     assert predicted.requests == pytest.approx(900, rel=0.03)
@@ -206,7 +214,7 @@ def test_whole_chunks_are_read_without_amplification(precision):
 def test_everybody_waits_for_the_worker_that_reads_the_most_chunks(n_chunks):
     """Few chunks are not planned for, as a plan has luck of its own: here is the mean over many draws."""
     n, rng = 8, np.random.default_rng(0)
-    work = Work(n_chunks * 64, 1000, assignment="chunks", delivery="storage", chunk_rows=64)
+    work = Work(n_chunks * 64, 1000, Choices(assignment="chunks", delivery="storage"), chunk_rows=64)
     predicted = predict(network(n, storage=1e12), work)
     assert not predicted.exact
     assert predicted.bottleneck == "worker ingress"
@@ -221,20 +229,20 @@ def test_everybody_waits_for_the_worker_that_reads_the_most_chunks(n_chunks):
 
 @pytest.mark.parametrize("n_chunks", [9, 17, 25])
 def test_few_chunks_are_as_unlucky_between_peers(n_chunks):
-    work = Work(n_chunks * 64, 1000, assignment="chunks", delivery="peer", chunk_rows=64)
+    work = Work(n_chunks * 64, 1000, Choices(assignment="chunks", delivery="peer"), chunk_rows=64)
     read = predict(network(8, storage=1e12), dataclasses.replace(work, delivery="storage")).exchange_seconds
     assert predict(network(8), work).exchange_seconds == pytest.approx(read, rel=0.01)
 
 
 def test_a_last_chunk_that_is_nearly_empty_leaves_the_others_nothing_and_no_less():
-    work = Work(65, 1000, assignment="chunks", delivery="storage", chunk_rows=64)
+    work = Work(65, 1000, Choices(assignment="chunks", delivery="storage"), chunk_rows=64)
     assert storage_loads(work, 2, np.zeros(2))["read"].min() >= 0
 
 
 @pytest.mark.parametrize(("rows", "chunk_rows"), [(r, 100) for r in (10, 30, 50, 70, 100, 101, 150, 250, 300)])
 def test_groups_that_are_not_the_stores_chunks_are_read_with_the_chunks_around_them(rows, chunk_rows):
     """Expected as counted in a plan, whose groups end wherever they end."""
-    work = Work(60_000, 1000, assignment=f"chunks:{rows}", delivery="storage", chunk_rows=chunk_rows)
+    work = Work(60_000, 1000, Choices(assignment=f"chunks:{rows}", delivery="storage"), chunk_rows=chunk_rows)
     counted, expected = (
         predict(network(5, storage=1e8), work, precision=precision) for precision in ("exact", "closed")
     )
@@ -245,7 +253,7 @@ def test_groups_that_are_not_the_stores_chunks_are_read_with_the_chunks_around_t
 
 def test_those_who_read_the_most_share_the_storage_at_first_and_have_their_own_links_at_last():
     cluster = network(2, storage=2e6, storage_client=1.5e6, storage_over_links=False)
-    work = Work(4000, 1000, delivery="storage")
+    work = Work(4000, 1000, Choices(delivery="storage"))
     loads = dataclasses.replace(loads_of(cluster, work), read=np.array([1e6, 3e6]), requests=np.zeros(2))
     # 1 MB/s each for a second; then 2 MB at 1.5 MB/s.
     assert timed(cluster, work, loads).exchange_seconds == pytest.approx(1 + 2 / 1.5)
@@ -261,7 +269,7 @@ def test_those_who_read_the_most_share_the_storage_at_first_and_have_their_own_l
 
 def test_a_large_job_is_scaled_from_a_small_plan():
     """A gain that grows with the samples: the plan of a tenth must not be taken at face value."""
-    work = Work(300_000, 1000, 0.3, delivery="clique")
+    work = Work(300_000, 1000, Choices(delivery="clique", cache_fraction=0.3))
     cluster = network(12)
     whole = predict(cluster, work)
     scaled = predict(cluster, work, most_samples=30_000)
@@ -276,7 +284,7 @@ def test_the_largest_jobs_take_no_time():
     cluster = Cluster(4096, link_up=12.5e9, link_down=12.5e9, storage=1e12)
     started = time.thread_time()
     for delivery in ("peer", "server", "storage", "clique"):
-        predicted = predict(cluster, Work(10**9, 4096, 8 / 4096, delivery=delivery))
+        predicted = predict(cluster, Work(10**9, 4096, Choices(delivery=delivery, cache_fraction=8 / 4096)))
         assert not predicted.exact
         assert predicted.needed == pytest.approx(10**9 * (1 - 8 / 4096))
         assert predicted.exchange_seconds > 0
@@ -311,8 +319,12 @@ def test_training_hides_the_exchange():
 
 
 def test_local_moves_nothing():
-    predicted = predict(Cluster(4, 1e6, 1e6, epoch_seconds=0.3), Work(10_000, 1000, assignment="local"))
+    predicted = predict(Cluster(4, 1e6, 1e6, epoch_seconds=0.3), Work(10_000, 1000, Choices(assignment="local")))
     assert (predicted.exchange_seconds, predicted.needed, predicted.bottleneck) == (0.0, 0.0, "")
+
+
+def make_work(n_samples=1000, row_nbytes=8, chunk_rows=64, training_seconds=None, **choices):
+    return Work(n_samples, row_nbytes, Choices(**choices), chunk_rows, training_seconds)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +351,7 @@ def test_bad_input_is_named(cluster, work, told):
     with pytest.raises(InvalidParameter, match=told.replace("(", r"\(").replace("[", r"\[")):
         predict(
             Cluster(**{"n_workers": 4, "link_up": 1e6, "link_down": 1e6, **cluster}),
-            Work(**{"n_samples": 1000, "row_nbytes": 8, **work}),
+            make_work(**work),
         )
 
 

@@ -225,7 +225,7 @@ def test_start_is_kept():
 @pytest.mark.parametrize("samples", [[0, 0], [2], [7]])
 def test_a_start_that_delivers_something_else_is_refused(samples):
     start = Plan.uncoded(samples, [1] * len(samples), [SERVER] * len(samples))
-    with pytest.raises(InvalidParameter, match=r"start=.*twice"):
+    with pytest.raises(InvalidParameter, match=r"start is not allowed: .*twice"):
         plan_delivery("clique", [1, 1, 2], [1, 1, 1], 2, start=start)
 
 

@@ -53,9 +53,9 @@ def test_example_1():
 
 
 def test_bad_input():
-    with pytest.raises(InvalidParameter, match=r"destinations.shape=\(1,\) .*\(2,\), as owners has"):
+    with pytest.raises(InvalidParameter, match=r"destinations.shape=\(1,\) .*\(2,\), to match owners"):
         shuffle_matrix([0, 1], [0], 2)
-    with pytest.raises(InvalidParameter, match=r"owners\[1\]=2 .*worker in \[0, 2\)"):
+    with pytest.raises(InvalidParameter, match=r"owners\[1\]=2 .*rank in \[0, 2\)"):
         shuffle_matrix([0, 2], [0, 0], 2)
     with pytest.raises(InvalidParameter, match="n_workers=0"):
         shuffle_matrix([], [], 0)
@@ -64,5 +64,5 @@ def test_bad_input():
             leftover_matrix(np.zeros(shape, dtype=np.int64))
     with pytest.raises(InvalidParameter, match=r"shuffle.dtype='float64'"):
         leftover_matrix([[0.5]])
-    with pytest.raises(InvalidParameter, match=r"shuffle=-1 .*none below 0"):
+    with pytest.raises(InvalidParameter, match=r"shuffle=-1 .*counts >= 0"):
         leftover_matrix([[0, -1], [0, 0]])

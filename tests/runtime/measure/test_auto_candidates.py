@@ -73,7 +73,7 @@ def test_with_a_server_and_a_measured_cluster(cluster_of, dataset):
 
 
 def test_refusals(threads, dataset):
-    with pytest.raises(InvalidParameter, match=r"cluster=.* absent with delivery='peer'"):
+    with pytest.raises(InvalidParameter, match=r"cluster=.* None with delivery='peer'"):
         Shuffler(threads, dataset, cluster=LIKES["peer"])
-    with pytest.raises(InvalidParameter, match=r"cluster.n_workers=2 .* 5, the workers that train"):
+    with pytest.raises(InvalidParameter, match=r"cluster.n_workers=2 .* 5, the number of workers that train"):
         Shuffler(threads, dataset, delivery="auto", cluster=Cluster(2, link_up=1.0, link_down=1.0))

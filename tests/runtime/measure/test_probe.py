@@ -84,7 +84,7 @@ def test_a_cluster_of_one(cluster_of, small):
 def test_somebody_must_train(cluster_of, small):
     with cluster_of({0: {"resources": {SERVER_RESOURCE: 1}}}) as cluster, Client(cluster) as client:
         client.wait_for_workers(1)
-        with pytest.raises(ClusterError, match="left to train"):
+        with pytest.raises(ClusterError, match="workers can train"):
             measure_cluster(client, small, seconds=0.3)
 
 

@@ -54,5 +54,5 @@ def test_a_call_that_notices_first_names_the_member_and_what_to_do(op, address, 
     with pytest.raises(WorkerLost) as caught:
         asyncio.run(coordinator.advance(0))
     assert str(caught.value).startswith(f"{who} ({address}) cannot be reached (OSError: Connection reset by peer)")
-    assert "If it has left the cluster: make a new Shuffler" in str(caught.value)
+    assert "If it has left the cluster, make a new Shuffler" in str(caught.value)
     assert coordinator.epoch == -1

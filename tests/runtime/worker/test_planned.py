@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.exchange.messages import MIB
-from dshuffle.planning import SERVER, EpochPlanner, Global, ShufflePlanSpec
+from dshuffle.planning import SERVER, Choices, EpochPlanner, Global, ShufflePlanSpec
 from dshuffle.planning.cost import Cluster, Work
 from dshuffle.planning.cost.prediction import loads_of, message_count
 from dshuffle.rows import RowLayout
@@ -17,7 +17,9 @@ from dshuffle.runtime.worker.planned import SHORT_MESSAGE_BYTES, Planned
 
 
 def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,), **options):
-    spec = ShufflePlanSpec(n_samples, n_workers, 0, Global(), delivery, "random", **options)
+    spec = ShufflePlanSpec(
+        n_samples, n_workers, Choices(assignment=Global(), delivery=delivery, sharding="random", seed=0, **options)
+    )
     planner = EpochPlanner(spec, checks=False)
     planner.load()
     layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
@@ -81,5 +83,5 @@ def test_the_cost_model_knows_how_many_messages_there_are(n_workers, n_samples, 
     made = planned(n_samples, n_workers, row_nbytes, Settings(), delivery, range(n_workers), **way)
     count = sum(flow.n_messages for _, flows in made.receives.values() for flow in flows.values())
     cluster = Cluster(n_workers, 1e6, 1e6, server_up=1e6)
-    work = Work(n_samples, row_nbytes, delivery=delivery, **way)
+    work = Work(n_samples, row_nbytes, Choices(delivery=delivery, **way))
     assert message_count(work, n_workers, loads_of(cluster, work)) == pytest.approx(count, rel=tolerance)

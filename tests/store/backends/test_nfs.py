@@ -131,7 +131,7 @@ def test_large_chunks(export: Export) -> None:
 
 
 def test_what_is_not_there(export: Export) -> None:
-    with pytest.raises(DatasetNotFound, match="nothing stands at nfs://"):
+    with pytest.raises(DatasetNotFound, match="no dataset exists at nfs://"):
         open_dataset(export.url("open/none"))
     with pytest.raises(DatasetError, match=r"exports neither /nowhere/x nor a folder above.*showmount"):
         open_dataset(f"nfs://{SERVER}/nowhere/x")

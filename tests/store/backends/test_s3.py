@@ -95,18 +95,18 @@ def test_names_of_options(s3_options: dict[str, Any], names: tuple[str, ...], ne
     options: dict[str, Any] = dict(zip(names, s3_options.values(), strict=True))
     if nested:
         options["client_kwargs"] = {"endpoint_url": options.pop(names[2]), "region_name": "eu-west-1"}
-    with pytest.raises(DatasetNotFound, match="nothing stands at s3://bucket/none"):
+    with pytest.raises(DatasetNotFound, match="no dataset exists at s3://bucket/none"):
         open_dataset("s3://bucket/none", storage_options=options)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"nonsense": SECRET}, "'nonsense' is none of these"),
-        ({"client_kwargs": {"verify": False}}, "'verify' is none of these"),
+        ({"nonsense": SECRET}, "'nonsense' is unknown"),
+        ({"client_kwargs": {"verify": False}}, "'verify' is unknown"),
         ({"key": "a" * 5, "access_key_id": "b" * 5}, "access_key_id is given twice"),
         ({"endpoint_url": "host:9000"}, "endpoint='host:9000'.*http://HOST"),
-        ({"endpoint_url": f"http://me:{SECRET}@host"}, r"endpoint='\*\*\*'.*options of their own"),
+        ({"endpoint_url": f"http://me:{SECRET}@host"}, r"endpoint='\*\*\*'.*as separate options"),
         ({"max_retries": -1}, r"max_retries'\]=-1"),
         ({"timeout": 0}, r"timeout'\]=0"),
         ({"timeout": "1s"}, r"timeout'\]='1s'"),

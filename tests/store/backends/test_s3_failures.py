@@ -250,7 +250,7 @@ def test_without_credentials(monkeypatch: Any, told_server: ToldServer) -> None:
 
 def test_nobody_listens() -> None:
     options = {"key": KEY, "secret": SECRET, "endpoint": "http://127.0.0.1:9", "max_retries": 1}
-    with pytest.raises(DatasetError, match=r"Nothing listens at the endpoint\.; tried 2 times"):
+    with pytest.raises(DatasetError, match=r"Nothing is listening at the endpoint\.; tried 2 times"):
         open_dataset("s3://bucket/x", storage_options=options)
 
 

@@ -89,7 +89,7 @@ def text(folder: Path, *lines: str) -> Path:
         ([HEADER, "1,2,3.5,4", "one,3,3.5,4"], r"cannot read .*ratings\.csv: .*Row #3.*'one'"),
         ([HEADER, "1,2,3.5,4", "1,,3.5,4"], "column 'movieId' has a value that is missing"),
         ([HEADER, "1,2,inf,4"], "column 'rating' has a value that is missing or not finite"),
-        ([HEADER, "1,2,3.5,4", "1,3,3.5,4", "2,3,1,4"], r"no user .* has 68 ratings, the most are 2; .*per-user"),
+        ([HEADER, "1,2,3.5,4", "1,3,3.5,4", "2,3,1,4"], r"no user .* has 68 ratings, the maximum is 2; .*per-user"),
     ],
 )
 def test_what_is_no_file_of_ratings_is_refused(tmp_path: Path, lines: list[str], words: str) -> None:

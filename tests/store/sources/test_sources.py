@@ -142,7 +142,7 @@ def test_formats_mix_and_what_is_not_named_is_not_looked_at(tmp_path: Path) -> N
     pq.write_table(pa.table({"y": Y, "word": ["a"] * 1000, "gap": pa.nulls(1000)}), tmp_path / "t.parquet")
     files = [tmp_path / "x.npy", tmp_path / "t.parquet"]
     assert set(read_sources(files, names=["x", "y"])) == {"x", "y"}
-    with pytest.raises(InvalidParameter, match="column 'word'='string'"):
+    with pytest.raises(InvalidParameter, match="column 'word' is not allowed: its type is string"):
         read_sources(files, names=["x", "word"])
     with pytest.raises(InvalidParameter, match=r"names=\['z'\]"):
         read_sources(files, names=["x", "z"])
@@ -154,7 +154,7 @@ def test_a_dataset_is_rechunked_in_its_own_place(tmp_path: Path) -> None:
     assert again.arrays["x"].chunk_rows == 300
     np.testing.assert_array_equal(contents(again)["x"], X)
     create_dataset("memory://ingest-own", {"x": X}, overwrite=True)
-    with pytest.raises(InvalidParameter, match="another place than that of its source, array 'x'"):
+    with pytest.raises(InvalidParameter, match="different from the source of array 'x'"):
         create_dataset("memory://ingest-own", read_sources(["memory://ingest-own"]), overwrite=True)
     assert open_dataset("memory://ingest-own").n_samples == 1000
 
@@ -247,42 +247,72 @@ REFUSED: list[tuple[str, Callable[[Path], list[Any]], type[Exception], str]] = [
     ("suffix", lambda f: [text(f / "a.h5", "")], InvalidParameter, r"a\.h5.*\.npy, \.npz, \.parquet or \.pq"),
     ("ratings", lambda f: [text(f / "a.csv", "")], InvalidParameter, "--movielens"),
     ("remote file", lambda f: ["s3://bucket/a.npy"], InvalidParameter, "Only Zarr is read from URLs"),
-    ("nothing there", lambda f: ["memory://no-such"], DatasetError, "not there"),
+    ("nothing there", lambda f: ["memory://no-such"], DatasetError, "is missing"),
     ("empty folder", lambda f: [f], DatasetError, "an empty folder"),
     ("no content", lambda f: [text(f / "a.npy", "")], DatasetError, r"cannot read .*a\.npy"),
     ("pickle", lambda f: [text(f / "a.npy", "x" * 200)], DatasetError, r"cannot read .*a\.npy"),
     ("truncated", lambda f: [cut(saved(f / "a.npy", X), 0.5)], DatasetError, r"cannot read .*a\.npy"),
     ("objects", lambda f: [saved(f / "a.npy", np.array([{}, 1]))], DatasetError, "object"),
     ("scalar", lambda f: [saved(f / "a.npy", 3.0)], InvalidParameter, "single number"),
-    ("no rows", lambda f: [saved(f / "a.npy", np.zeros((0, 3)))], InvalidParameter, "array 'a'='empty'"),
+    (
+        "no rows",
+        lambda f: [saved(f / "a.npy", np.zeros((0, 3)))],
+        InvalidParameter,
+        "array 'a' is not allowed: it is empty",
+    ),
     ("no zip", lambda f: [text(f / "a.npz", "no zip")], DatasetError, r"cannot read .*a\.npz"),
     ("no members", lambda f: [zipped(f / "a.npz")], InvalidParameter, "at least one array"),
-    ("npz objects", lambda f: [zipped(f / "a.npz", o=np.array([{}]))], InvalidParameter, "array 'o'='object'"),
+    (
+        "npz objects",
+        lambda f: [zipped(f / "a.npz", o=np.array([{}]))],
+        InvalidParameter,
+        "array 'o' is not allowed: its dtype object",
+    ),
     ("npz order", lambda f: [zipped(f / "a.npz", o=np.asfortranarray(X))], InvalidParameter, "ascontiguousarray"),
     ("no table", lambda f: [text(f / "a.parquet", "")], DatasetError, r"cannot read .*a\.parquet"),
-    ("words", lambda f: [table(f / "a.parquet", w=["a"])], InvalidParameter, "column 'w'='string'"),
-    ("dates", lambda f: [table(f / "a.pq", w=np.array(["2020"], "M8[s]"))], InvalidParameter, "column 'w'='timestamp"),
-    ("nulls", lambda f: [table(f / "a.parquet", v=[1, None])], InvalidParameter, "column 'v'='a null'.*Fill nulls"),
-    ("null list", lambda f: [table(f / "a.parquet", v=pa.array([None, [1]]))], InvalidParameter, "column 'v'='a null'"),
-    ("no table rows", lambda f: [table(f / "a.parquet", v=pa.array([], "f4"))], InvalidParameter, "'v'='empty'"),
+    (
+        "words",
+        lambda f: [table(f / "a.parquet", w=["a"])],
+        InvalidParameter,
+        "column 'w' is not allowed: its type is string",
+    ),
+    (
+        "dates",
+        lambda f: [table(f / "a.pq", w=np.array(["2020"], "M8[s]"))],
+        InvalidParameter,
+        "column 'w' .* its type is timestamp",
+    ),
+    (
+        "nulls",
+        lambda f: [table(f / "a.parquet", v=[1, None])],
+        InvalidParameter,
+        "column 'v' .* contains nulls.*Fill the nulls",
+    ),
+    (
+        "null list",
+        lambda f: [table(f / "a.parquet", v=pa.array([None, [1]]))],
+        InvalidParameter,
+        "column 'v' .* contains nulls",
+    ),
+    ("no table rows", lambda f: [table(f / "a.parquet", v=pa.array([], "f4"))], InvalidParameter, "'v' .* it is empty"),
     ("no tables", lambda f: [(f / "a.parquet").mkdir() or f / "a.parquet"], InvalidParameter, "at least one"),
     (
         "types",
         lambda f: [table(f / "a.pq", v=[1]), table(f / "b.pq", v=[1.5])],
         InvalidParameter,
-        r"b\.pq: column 'v'='double'.*int64, as in .*a\.pq",
+        r"b\.pq: column 'v' .* type is double, but int64 in .*a\.pq",
     ),
     (
         "columns",
         lambda f: [table(f / "a.pq", v=[1], w=[1]), table(f / "b.pq", v=[1])],
         InvalidParameter,
-        r"b\.pq: column 'w'='missing'",
+        r"b\.pq: column 'w' .* it is missing",
     ),
     (
         "lengths",
         lambda f: [saved(f / "a.npy", X), saved(f / "b.npy", Y[:9])],
         InvalidParameter,
-        r"\{'a': 1000, 'b': 9\}.*one length.*a\.npy and .*b\.npy",
+        r"'a' of .*a\.npy has 1000 .*'b' of .*b\.npy has 9\..* same length",
     ),
     (
         "names",
@@ -332,10 +362,10 @@ def lost_chunk(folder: Path) -> Path:
     ("make", "error", "words"),
     [
         (lambda f: flip(zipped(f / "a.npz", x=X), 5000), DatasetError, r"cannot read .*a\.npz: BadZipFile: Bad CRC"),
-        (late_nulls, InvalidParameter, "column 'v'='a null'"),
-        (lambda f: table(f / "a.pq", v=[[1], [1, 2]]), InvalidParameter, "'a list of length 2'.*of length 1"),
-        (lambda f: table(f / "a.pq", v=[[1], None]), InvalidParameter, "'a null'"),
-        (lambda f: table(f / "a.pq", v=[[1], [None]]), InvalidParameter, "'a null'"),
+        (late_nulls, InvalidParameter, "column 'v' .* contains nulls"),
+        (lambda f: table(f / "a.pq", v=[[1], [1, 2]]), InvalidParameter, "a list of length 2, .* of length 1"),
+        (lambda f: table(f / "a.pq", v=[[1], None]), InvalidParameter, "contains nulls"),
+        (lambda f: table(f / "a.pq", v=[[1], [None]]), InvalidParameter, "contains nulls"),
         (broken_chunk, CorruptChunk, r"^chunk \(1, 0, 0\) of array 'a'"),
         (lost_chunk, CorruptChunk, r"^chunk \(1, 0, 0\) of array 'x'"),
     ],
@@ -352,7 +382,7 @@ def test_what_turns_out_bad_on_the_way_leaves_nothing(
     np.testing.assert_array_equal(contents(open_dataset(tmp_path / "out" / "d"))["old"], Y)
 
 
-@pytest.mark.parametrize(("change", "words"), [(-8, "cut off"), (8, "longer than its header")])
+@pytest.mark.parametrize(("change", "words"), [(-8, "is truncated"), (8, "longer than its header")])
 def test_a_member_that_its_header_does_not_fit(tmp_path: Path, change: int, words: str) -> None:
     content = saved(tmp_path / "x.npy", X).read_bytes()
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:

@@ -257,12 +257,12 @@ def test_slices_give_copies():
     [
         ({"epochs": 0}, "epochs=0"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": 14}, r"batch_size=14.*multiple of the number of workers \(4\).*try 12"),
-        ({"batch_size": 400}, "batch_size=400.*at most 120.*100 samples of it, and one has only 30"),
+        ({"batch_size": 14}, r"batch_size=14.*multiple of the number of workers \(4\).*Try 12"),
+        ({"batch_size": 400}, "batch_size=400.*at most 120.*100 samples of it, but one worker has only 30"),
         ({"step": 0}, "step=0"),
         ({"step": 1e9, "epochs": 60}, "step=.*diverged in epoch"),
         ({"pace": "fast"}, "pace='fast'.*once, free"),
-        ({"speeds": (1.0, 2.0)}, r"len\(speeds\)=2.*4, one a worker"),
+        ({"speeds": (1.0, 2.0)}, r"len\(speeds\)=2.*4, one per worker"),
         ({"speeds": (1.0, 0.0, 1.0, 1.0)}, r"speeds\[1\]=0.0"),
     ],
 )
@@ -275,9 +275,9 @@ def test_parameters_out_of_range_are_refused(options, message):
     ("labels", "n_classes", "message"),
     [
         (np.array([0.0, 1.5]), 2, "integers or booleans.*float64"),
-        (np.arange(10), 10, "labels that occur again"),
-        (np.array([0, 1, 4]), 4, r"labels in \[0, 4\); 4 is among them.*Number the classes"),
-        (np.array([-1, 1]), 4, "-1 is among them"),
+        (np.arange(10), 10, "labels occur more than once"),
+        (np.array([0, 1, 4]), 4, r"labels in \[0, 4\) \(it contains 4\).*Number the classes"),
+        (np.array([-1, 1]), 4, "it contains -1"),
     ],
 )
 def test_what_are_no_labels_is_refused(labels, n_classes, message):
@@ -328,8 +328,12 @@ def test_boolean_labels_are_the_integers():
     [
         (LINE, {"features": "z"}, "features='z'.*one of the dataset's arrays: x, y"),
         (LINE, {"target": "z"}, "target='z'.*one of the dataset's arrays: x, y"),
-        ({**LINE, "x": LINE["x"][:60]}, {}, r"features='x'.*121 \(its shape is \(60, 3\)\)"),
-        ({**LINE, "y": LINE["y"][:60]}, {}, r"target='y'.*121 \(its shape is \(60,\)\)"),
+        (
+            {**LINE, "x": LINE["x"][:60]},
+            {},
+            r"features='x'.*121 samples, the length of ranks \(its shape is \(60, 3\)\)",
+        ),
+        ({**LINE, "y": LINE["y"][:60]}, {}, r"target='y'.*121 samples, the length of ranks \(its shape is \(60,\)\)"),
         ({**LINE, "y": LINE["y"][:, np.newaxis]}, {}, r"target='y'.*1-D array of numbers \(it is 2-D"),
         ({**LINE, "y": np.where(np.arange(121) == 9, np.nan, 1.0)}, {}, "target='y'.*sample 9 is not"),
     ],

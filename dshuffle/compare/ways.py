@@ -1,0 +1,116 @@
+"""The ways of shuffling that a comparison runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dshuffle.planning import (
+    AUTO,
+    Aligned,
+    Assignment,
+    Choices,
+    Chunks,
+    Global,
+    Local,
+    Partial,
+    get_delivery,
+    parse_assignment,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of shuffling and what a report calls it.
+
+    Whether the labels or the stored sharding exist that the choices name, only a dataset can tell.
+    """
+
+    label: str
+    choices: Choices
+
+
+DEFAULT = Choices()
+
+
+def default_ways(base: Choices = DEFAULT) -> tuple[Way, ...]:
+    """The baselines of the papers, from the least shuffling to the most.
+
+    ``partial`` starts from contiguous shards, because the question is whether exchanging a tenth makes up for leaving
+    data where they are stored. ``chunks`` is how loaders shuffle that read the dataset again, and needs a chunk for
+    every worker. With a cache fraction, coded deliveries are compared as well.
+
+    Parameters
+    ----------
+    base
+        The cache fraction and the seed of all ways.
+    """
+
+    def way(label: str, assignment: Assignment, delivery: str, sharding: str = "random") -> Way:
+        choices = dataclasses.replace(
+            base, assignment=assignment, delivery=delivery, sharding=sharding, caching=assignment.preferred_caching
+        )
+        return Way(label, choices)
+
+    ways = (
+        way("local, as stored", Local(), "peer", "contiguous"),
+        way("local, shuffled once", Local(), "peer"),
+        way("partial:0.1 + peer", Partial(0.1), "peer", "contiguous"),
+        way("chunks + storage", Chunks(), "storage"),
+        way("global + storage", Global(), "storage"),
+        way("global + server", Global(), "server"),
+        way("global + peer", Global(), "peer"),
+    )
+    if base.cache_fraction is None:
+        return ways
+    return (
+        *ways,
+        way("global + ubershuffle", Global(), "ubershuffle"),
+        way("global + clique", Global(), "clique"),
+        way("aligned + clique", Aligned(), "clique"),
+    )
+
+
+def product_of_ways(
+    base: Choices,
+    assignments: Sequence[str],
+    deliveries: Sequence[str],
+    *,
+    caching: str | None = None,
+    relays: Sequence[str] = ("pipelined",),
+) -> tuple[Way, ...]:
+    """Every assignment with every delivery, and with every relay where there are packets to relay.
+
+    ``local`` moves nothing, so it occurs once.
+
+    Parameters
+    ----------
+    base
+        All other choices.
+    caching
+        The caching policy of all ways; by default the one that suits each assignment.
+
+    Examples
+    --------
+    >>> [way.label for way in product_of_ways(Choices(), ["local", "global"], ["peer", "storage"])]
+    ['local', 'global + peer', 'global + storage']
+    >>> [way.label for way in product_of_ways(Choices(), ["global"], ["peer", "clique"], relays=["ring", "unicast"])]
+    ['global + peer', 'global + clique, ring', 'global + clique, unicast']
+    >>> [way.label for way in product_of_ways(Choices(balance="label"), ["global"], ["peer"])]
+    ['global + peer, balance: label']
+    """
+    ways: dict[str, Way] = {}
+    for name, delivery in itertools.product(assignments, deliveries):
+        assignment = parse_assignment(name)
+        coded = delivery != AUTO and get_delivery(delivery).coded
+        for relay in relays if coded else ("pipelined",):
+            label = f"{assignment} + {delivery}" if assignment.moves else str(assignment)
+            if len(relays) > 1 and coded and assignment.moves:
+                label += f", {relay}"
+            if base.balance is not None:
+                label += f", balance: {base.balance}"
+            choices = dataclasses.replace(base, assignment=assignment, delivery=delivery, relay=relay, caching=caching)
+            ways.setdefault(label, Way(label, choices))
+    return tuple(ways.values())

@@ -1,0 +1,64 @@
+"""Balanced random draws: how many samples each worker gets, which ones, and exchanges between workers.
+
+References
+----------
+Nguyen et al. (2022), Algorithm 1, for :func:`exchange_samples`. There a random permutation of the ranks decides where
+sample i of every worker goes, which may be to itself. We draw permutations without fixed points.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from dshuffle.planning.grouping import group_by
+from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
+from dshuffle.planning.types import Ranks, Samples
+
+
+def balanced_sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
+    """``(n_workers,)`` partition sizes that differ by at most one, the larger ones at random."""
+    sizes = np.full(n_workers, n_samples // n_workers)
+    # Always giving the first workers the samples left over would make them slower in every epoch.
+    sizes[permutation(n_workers, "extra", *path)[: n_samples % n_workers]] += 1
+    return sizes
+
+
+def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
+    """A uniform balanced draw: the multiset of ranks, shuffled."""
+    ranks = np.repeat(np.arange(n_workers, dtype=np.int32), balanced_sizes(n_samples, n_workers, *path))
+    shuffle(ranks, *path)
+    return ranks
+
+
+def exchange_samples(previous: Ranks, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:
+    """Every worker sends ``count`` of its samples, drawn at random, and receives as many."""
+    ranks = previous.copy()
+    if count == 0:
+        return ranks
+    order, offsets = group_by(previous, n_workers)
+    sent = np.empty((count, n_workers), dtype=np.int64)
+    for rank in range(n_workers):
+        own = order[offsets[rank] : offsets[rank + 1]]
+        sent[:, rank] = choose(own, count, "partial", seed, epoch, rank)
+    derange(sent, random_words(count, "partial", seed, epoch), ranks)
+    return ranks
+
+
+@numba.njit(nogil=True, cache=True)
+def derange(sent, words, ranks):  # type: ignore[no-untyped-def]
+    """Reassign each row of ``sent`` by a uniform permutation of the ranks without fixed points."""
+    n_workers = sent.shape[1]
+    destination = np.arange(n_workers)
+    for row in range(sent.shape[0]):
+        state = words[row]
+        rank = 0
+        # Fisher-Yates, given up and begun again at the first fixed point: what passes is uniform among the
+        # derangements, whatever order the last round left behind.
+        while rank < n_workers:
+            state, word = next_word(state)
+            other = rank + below(word, n_workers - rank)
+            destination[rank], destination[other] = destination[other], destination[rank]
+            rank = 0 if destination[rank] == rank else rank + 1
+        for rank in range(n_workers):
+            ranks[sent[row, rank]] = destination[rank]

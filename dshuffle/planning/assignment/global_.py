@@ -1,0 +1,37 @@
+"""``global``: a new uniform draw over all samples in every epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from dshuffle.planning.assignment.balance import draw_classes
+from dshuffle.planning.assignment.draws import uniform_ranks
+from dshuffle.planning.assignment.rule import Assignment, Draw
+from dshuffle.planning.plan import Plan
+from dshuffle.planning.types import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Global(Assignment):
+    """A new uniform draw over all samples in every epoch."""
+
+    name: ClassVar[str] = "global"
+    forms: ClassVar[str] = "'global'"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def parse(cls, parameter: str | None) -> Self:
+        """See :class:`Assignment`."""
+        if parameter is not None:
+            raise ValueError(parameter)
+        return cls()
+
+    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+        """See :class:`Assignment`."""
+        path = ("global", draw.seed, draw.epoch)
+        if draw.classes is not None:
+            return draw_classes(draw.classes, draw.n_workers, *path), None
+        return uniform_ranks(len(draw.previous), draw.n_workers, *path), None

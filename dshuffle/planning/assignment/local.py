@@ -1,0 +1,42 @@
+"""``local``: every worker keeps its samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from dshuffle.planning.assignment.rule import Assignment, Draw
+from dshuffle.planning.plan import Plan
+from dshuffle.planning.types import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Local(Assignment):
+    """Every worker keeps its samples; only the order in which it trains on them changes."""
+
+    name: ClassVar[str] = "local"
+    forms: ClassVar[str] = "'local'"
+    moves: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def parse(cls, parameter: str | None) -> Self:
+        """See :class:`Assignment`."""
+        if parameter is not None:
+            raise ValueError(parameter)
+        return cls()
+
+    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+        """See :class:`Assignment`."""
+        return draw.previous.copy(), None
+
+    @property
+    def shuffled_fraction(self) -> float:
+        """Nothing is exchanged."""
+        return 0.0
+
+    def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
+        """See :class:`Assignment`."""
+        return 0

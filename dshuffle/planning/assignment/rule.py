@@ -1,0 +1,132 @@
+"""What the rest of dshuffle has to know of an assignment."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from dshuffle.planning.assignment.balance import Classes
+from dshuffle.planning.plan import Plan
+from dshuffle.planning.types import Holders, Ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """What the ranks of one epoch may depend on.
+
+    Parameters
+    ----------
+    previous
+        ``(q,)`` int32, the worker that trained on each sample in epoch ``epoch - 1``.
+    n_workers, seed, epoch
+        Number of workers, seed of the shuffle, and the epoch to draw.
+    holders
+        ``(q, words)`` masks of who holds what in epoch ``epoch - 1``, for rules with ``needs_holders``.
+    classes
+        Classes to keep balanced, for rules with ``can_balance``.
+    """
+
+    previous: Ranks
+    n_workers: int
+    seed: int
+    epoch: int
+    holders: Holders | None = None
+    classes: Classes | None = None
+
+
+class Assignment(ABC):
+    """A rule for which worker trains on which sample in each epoch.
+
+    Attributes
+    ----------
+    name
+        What users call it, without a parameter.
+    forms
+        How it can be written, for error messages.
+    moves
+        Whether samples change workers.
+    can_balance
+        Whether it can keep classes balanced.
+    needs_holders
+        Whether the draw depends on who holds what.
+    in_chunks
+        Whether it moves whole chunks.
+    preferred_caching
+        The caching policy to use unless another one is chosen.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+    forms: ClassVar[str]
+    moves: ClassVar[bool] = True
+    can_balance: ClassVar[bool] = True
+    needs_holders: ClassVar[bool] = False
+    in_chunks: ClassVar[bool] = False
+    preferred_caching: ClassVar[str] = "uniform"
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, parameter: str | None) -> Self:
+        """The rule with the parameter that followed its name, if any.
+
+        Raises
+        ------
+        ValueError
+            If it cannot be written like this.
+        """
+
+    @abstractmethod
+    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+        """``(q,)`` int32 ranks of an epoch, and packets that they were drawn to need, if any."""
+
+    @property
+    def shuffled_fraction(self) -> float:
+        """Q, the fraction of its share that every worker gives up and gets anew; 1 for a draw over all samples."""
+        return 1.0
+
+    @property
+    def redraws_all(self) -> bool:
+        """Whether every epoch is a new draw over all single samples."""
+        return self.moves and self.shuffled_fraction == 1 and not self.in_chunks
+
+    @property
+    def unit(self) -> int | None:
+        """Samples that always have the same worker: 1, or the rows of a chunk; None if only a dataset tells."""
+        return 1
+
+    def with_unit(self, rows: int) -> Assignment:
+        """The same rule with chunks of this many rows; a rule for single samples is left as it is."""
+        return self
+
+    def unit_for(self, n_samples: int, n_workers: int) -> int:
+        """:attr:`unit`, once it is known and every worker gets one.
+
+        Raises
+        ------
+        InvalidParameter
+            If it is unknown, or there are fewer chunks than workers.
+        """
+        return 1
+
+    def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
+        """Largest number of samples that a worker can receive in one exchange."""
+        return largest_share
+
+    def missing_fraction(self, cached: float, excess: float) -> float:
+        """Expected fraction of all samples whose new worker does not hold them.
+
+        Parameters
+        ----------
+        cached
+            Fraction of the samples that each worker holds.
+        excess
+            Probability that a worker holds a given sample outside its share.
+
+        References
+        ----------
+        Chung et al. (2017), Theorem 1 (equation 1): ``q - s`` samples for a new draw over all of them, whatever the
+        excess, since a worker holds any sample with probability s/q.
+        """
+        return self.shuffled_fraction * (1 - cached)

@@ -1,0 +1,132 @@
+"""The choices that make up a way of shuffling, as one value."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from dshuffle.checks import as_integer, as_ratio
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment import Assignment, Global, check_balance, parse_assignment
+from dshuffle.planning.assignment.balance import Classes
+from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding
+from dshuffle.planning.caching import CACHINGS
+from dshuffle.planning.delivery import DELIVERIES
+from dshuffle.planning.delivery.auto import AUTO
+from dshuffle.planning.delivery.relay import RELAYS
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """A way of shuffling: everything that a user chooses, apart from the dataset and the cluster.
+
+    Parameters
+    ----------
+    assignment
+        The rule for which worker trains on which sample; a name such as ``"partial:0.1"`` is parsed.
+    delivery
+        How a worker gets the samples that it does not hold: a name in :data:`DELIVERIES`, or ``"auto"``.
+    caching
+        What a worker keeps beyond its share: a name in :data:`CACHINGS`; None for the one that suits the assignment.
+    cache_fraction
+        Fraction of the samples that each worker holds, in (0, 1]; None for its share alone.
+    relay
+        How packets of several samples travel: a name in :data:`RELAYS`.
+    sharding
+        The first assignment: a name, or one that was given (not with ``chunks``).
+    balance
+        Classes that every epoch spreads evenly over the workers; a name stands for an array of labels of the dataset.
+    seed
+        Any integer.
+
+    Raises
+    ------
+    InvalidParameter
+        Naming the parameter, its value and what is allowed.
+
+    Examples
+    --------
+    >>> choices = Choices("partial:0.1", "clique", relay="ring")
+    >>> choices.assignment, choices.label
+    (Partial(fraction=0.1), 'partial:0.1 + clique, ring')
+    >>> Choices(cache_fraction=2)
+    Traceback (most recent call last):
+    dshuffle.errors.InvalidParameter: cache_fraction=2 is not allowed; it must be a number in [0, 1]
+    """
+
+    assignment: Assignment = field(default_factory=Global)
+    delivery: str = "peer"
+    caching: str | None = "uniform"
+    cache_fraction: float | None = None
+    relay: str = "pipelined"
+    sharding: str | GivenSharding = "random"
+    balance: Classes | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "assignment", parse_assignment(self.assignment))
+        if self.caching is None:
+            object.__setattr__(self, "caching", self.assignment.preferred_caching)
+        known: dict[str, Collection[str]] = {
+            "delivery": {*DELIVERIES, AUTO},
+            "caching": CACHINGS,
+            "relay": RELAYS,
+        }
+        for name, names in known.items():
+            value = getattr(self, name)
+            if not isinstance(value, str) or value not in names:
+                raise InvalidParameter.of(name, value, f"one of {sorted(names)}")
+        if self.cache_fraction is not None:
+            as_ratio("cache_fraction", self.cache_fraction, Fraction(0))
+        object.__setattr__(self, "seed", as_integer("seed", self.seed))
+        if isinstance(self.sharding, GivenSharding) and self.assignment.in_chunks:
+            hint = "The assignment 'chunks' gives out whole chunks from the first epoch on."
+            raise InvalidParameter.of("sharding", str(self.sharding), f"one of {sorted(SHARDINGS)}", hint)
+        balance: object = self.balance
+        if isinstance(balance, str):
+            object.__setattr__(self, "balance", Classes(balance))
+        if self.balance is not None:
+            check_balance(self.balance, self.assignment)
+
+    @property
+    def coded(self) -> bool:
+        """Whether packets may hold several samples; False for ``"auto"``, which decides later."""
+        return self.delivery != AUTO and DELIVERIES[self.delivery].coded
+
+    @property
+    def label(self) -> str:
+        """Assignment, delivery and relay, for tables."""
+        if not self.assignment.moves:
+            return str(self.assignment)
+        relay = f", {self.relay}" if self.coded else ""
+        return f"{self.assignment} + {self.delivery}{relay}"
+
+    def by_name(self) -> Choices:
+        """The same choices, with a sharding and a balance that were given known by name alone."""
+        return Choices.from_dict(self.to_dict())
+
+    def keywords(self) -> dict[str, Any]:
+        """The choices as keyword arguments of :class:`dshuffle.Shuffler`."""
+        fields = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        return {**fields, "balance": None if self.balance is None else self.balance.name}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The choices by name, as JSON can hold them; ``balance`` is ``""`` without one."""
+        return {
+            "assignment": str(self.assignment),
+            "delivery": self.delivery,
+            "caching": self.caching,
+            "cache_fraction": self.cache_fraction,
+            "relay": self.relay,
+            "sharding": str(self.sharding),
+            "balance": "" if self.balance is None else self.balance.name,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Choices:
+        """The choices that :meth:`to_dict` wrote; arrays are known by name alone."""
+        return cls(**{**fields, "balance": fields["balance"] or None})
