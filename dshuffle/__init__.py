@@ -1,6 +1,6 @@
-"""Epoch shuffling for distributed SGD on Dask.
+"""dshuffle: epoch shuffling for distributed SGD on Dask.
 
-The public names are imported on first use. ``import dshuffle`` and ``import dshuffle.planning`` therefore load neither
+The names below load on first use, so that ``import dshuffle`` (and every ``import dshuffle.planning``) loads neither
 Dask nor Zarr.
 """
 
@@ -10,48 +10,82 @@ import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dshuffle.planning import Global, Local, Partial, row_permutation
-    from dshuffle.records import EpochRecord
-    from dshuffle.runtime import Epoch, Group, Partition, PerRank, Shuffler, permute
-    from dshuffle.store import Dataset, create_dataset, open_dataset
+if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
+    from dshuffle.errors import CacheBudgetError as CacheBudgetError
+    from dshuffle.errors import ChecksumMismatch as ChecksumMismatch
+    from dshuffle.errors import ClusterError as ClusterError
+    from dshuffle.errors import CorruptChunk as CorruptChunk
+    from dshuffle.errors import DatasetError as DatasetError
+    from dshuffle.errors import DatasetExists as DatasetExists
+    from dshuffle.errors import DatasetNotFound as DatasetNotFound
+    from dshuffle.errors import DShuffleError as DShuffleError
+    from dshuffle.errors import ExchangeError as ExchangeError
+    from dshuffle.errors import InvalidParameter as InvalidParameter
+    from dshuffle.errors import PeerFailed as PeerFailed
+    from dshuffle.errors import ShardingWarning as ShardingWarning
+    from dshuffle.errors import StaleEpoch as StaleEpoch
+    from dshuffle.errors import WorkerLost as WorkerLost
+    from dshuffle.planning import Aligned as Aligned
+    from dshuffle.planning import Assignment as Assignment
+    from dshuffle.planning import Choices as Choices
+    from dshuffle.planning import Chunks as Chunks
+    from dshuffle.planning import Global as Global
+    from dshuffle.planning import Local as Local
+    from dshuffle.planning import Partial as Partial
+    from dshuffle.planning import row_permutation as row_permutation
+    from dshuffle.planning.cost import Cluster as Cluster
+    from dshuffle.records import EpochRecord as EpochRecord
+    from dshuffle.records import Measures as Measures
+    from dshuffle.runtime import Epoch as Epoch
+    from dshuffle.runtime import Group as Group
+    from dshuffle.runtime import Partition as Partition
+    from dshuffle.runtime import PerRank as PerRank
+    from dshuffle.runtime import Shuffler as Shuffler
+    from dshuffle.runtime import measure_cluster as measure_cluster
+    from dshuffle.runtime import permute as permute
+    from dshuffle.sharding import Sharding as Sharding
+    from dshuffle.store import Dataset as Dataset
+    from dshuffle.store import create_dataset as create_dataset
+    from dshuffle.store import open_dataset as open_dataset
+    from dshuffle.store import verify_dataset as verify_dataset
 
     __version__: str
 
-__all__ = [
-    "Dataset",
-    "Epoch",
-    "EpochRecord",
-    "Global",
-    "Group",
-    "Local",
-    "Partial",
-    "Partition",
-    "PerRank",
-    "Shuffler",
-    "__version__",
-    "create_dataset",
-    "open_dataset",
-    "permute",
-    "row_permutation",
-]
-
-_HOMES = {
-    "Dataset": "dshuffle.store",
-    "create_dataset": "dshuffle.store",
-    "open_dataset": "dshuffle.store",
-    "Epoch": "dshuffle.runtime",
-    "Group": "dshuffle.runtime",
-    "Partition": "dshuffle.runtime",
-    "PerRank": "dshuffle.runtime",
-    "Shuffler": "dshuffle.runtime",
-    "permute": "dshuffle.runtime",
-    "Global": "dshuffle.planning",
-    "Local": "dshuffle.planning",
-    "Partial": "dshuffle.planning",
-    "row_permutation": "dshuffle.planning",
-    "EpochRecord": "dshuffle.records",
+_MODULES = {
+    "dshuffle.errors": (
+        "CacheBudgetError",
+        "ChecksumMismatch",
+        "ClusterError",
+        "CorruptChunk",
+        "DShuffleError",
+        "DatasetError",
+        "DatasetExists",
+        "DatasetNotFound",
+        "ExchangeError",
+        "InvalidParameter",
+        "PeerFailed",
+        "ShardingWarning",
+        "StaleEpoch",
+        "WorkerLost",
+    ),
+    "dshuffle.planning": (
+        "Aligned",
+        "Assignment",
+        "Choices",
+        "Chunks",
+        "Global",
+        "Local",
+        "Partial",
+        "row_permutation",
+    ),
+    "dshuffle.planning.cost": ("Cluster",),
+    "dshuffle.records": ("EpochRecord", "Measures"),
+    "dshuffle.runtime": ("Epoch", "Group", "PerRank", "Partition", "Shuffler", "measure_cluster", "permute"),
+    "dshuffle.sharding": ("Sharding",),
+    "dshuffle.store": ("Dataset", "create_dataset", "open_dataset", "verify_dataset"),
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> object:

@@ -164,10 +164,9 @@ class Measures:
         >>> both.wire_sent_bytes, both.store_requests, both.plan_seconds, both.cpu_idle
         ((10, 20), 3, 0.5, 0.2)
         """
-        fields: dict[str, Any] = {
-            entry.name: entry.metadata["combine"](measures, entry.name) for entry in dataclasses.fields(Measures)
-        }
-        return Measures(**fields)
+        return Measures.from_dict(
+            {entry.name: entry.metadata["combine"](measures, entry.name) for entry in dataclasses.fields(Measures)}
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name."""
@@ -176,7 +175,8 @@ class Measures:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
         """What :meth:`to_dict` wrote, after it has travelled as JSON or between processes."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+        known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        return cls(**known)
 
 
 PHASES: dict[str, str] = {

@@ -25,7 +25,7 @@ from rich.table import Table
 
 import dshuffle
 from dshuffle.compare import Way, compare_ways, connect, modest_step
-from dshuffle.planning import Choices, get_delivery
+from dshuffle.planning import Choices, Global, Local, Partial, get_delivery
 from dshuffle.report import figures, write_report
 from dshuffle.units import human_seconds
 

@@ -79,7 +79,7 @@ def planned_quality(
 
     Examples
     --------
-    >>> from dshuffle.planning import Chunks, Global, Local
+    >>> from dshuffle.planning import Choices, Chunks, Global, Local
     >>> for assignment in (Local(), Global(), Chunks(100)):
     ...     spec = ShufflePlanSpec(4000, 4, Choices(assignment))
     ...     quality = planned_quality(spec, epochs=4, chunk_rows=100, batch_rows=50)
@@ -101,9 +101,9 @@ def training_orders(spec: ShufflePlanSpec, epochs: int) -> Iterator[Orders]:
         If the sharding broadcasts samples, because every worker trains on those.
     """
     if spec.n_broadcast:
-        hint = "Give the ranks alone."
-        raise InvalidParameter.of("sharding", str(spec.choices.sharding), "one without samples to broadcast", hint)
-    # Assignments depend on no delivery, and reading from the store needs the least planning.
+        hint = "Pass only the ranks."
+        raise InvalidParameter.of("sharding", str(spec.choices.sharding), "a sharding without broadcast samples", hint)
+    # Assignments do not depend on the delivery, and reading from the store needs the least planning.
     planner = EpochPlanner(spec.with_choices(delivery="storage"), checks=False)
     for epoch in range(epochs):
         plan = planner.advance() if epoch else planner.load()

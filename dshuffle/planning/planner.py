@@ -32,7 +32,7 @@ class ShufflePlanSpec:
     Parameters
     ----------
     n_samples, n_workers
-        Numbers of samples and of workers; no fewer samples than workers.
+        Number of samples and number of workers; at least one sample per worker.
     choices
         The way of shuffling, with a delivery of :data:`DELIVERIES`. Samples that its sharding broadcasts are held by
         every worker in every epoch; everything else here concerns the other samples.

@@ -106,7 +106,8 @@ def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...
     --------
     >>> from dshuffle.report.summary import TrainingPoint
     >>> history = tuple(TrainingPoint(epoch=e, seconds=e, error=1.0) for e in range(30))
-    >>> way = WayResult(label="", assignment="", delivery="", sharding="", records=(), history=history)
+    >>> from dshuffle.planning import Choices
+    >>> way = WayResult(label="", choices=Choices(), records=(), history=history)
     >>> epochs_of(Comparison(ways=(way,), seed=0, step=1.0, command=""), most=4)
     (0, 10, 19, 29)
     """

@@ -42,7 +42,7 @@ def url(tmp_path):
     ("options", "message"),
     [
         (("--assignment", "globl"), "assignment='globl'"),
-        (("--delivery", "pear"), "peer, server, storage"),
+        (("--delivery", "pear"), "'peer', 'server', 'storage'"),
         (("--assignment", "partial:2"), "partial:2"),
         (("nothing.zarr",), "nothing.zarr"),
     ],

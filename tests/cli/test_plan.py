@@ -17,7 +17,7 @@ def test_json_has_a_row_for_each_delivery():
     assert ran.exit_code == 0, ran.output
     figures = json.loads(ran.output)
     rows = {row["name"]: row for row in figures["deliveries"]}
-    assert list(rows) == ["server", "coded", "ubershuffle", "clique"]
+    assert list(rows) == ["server", "clique", "ubershuffle", "coded"]
     assert rows["server"]["packets"] == rows["server"]["needed"]
     assert rows["clique"]["packets"] <= rows["ubershuffle"]["packets"] < rows["coded"]["packets"]
     for row in rows.values():

@@ -61,10 +61,10 @@ def test_integers_and_booleans_are_classes(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {**arrays, "many": np.arange(q, dtype="u2")}, chunk_rows=50)
     label = QualityOfWays(dataset, "label")
     assert label.classes == "3 values of label"
-    stored = label.of("local", "contiguous", "uniform", 3, 0, None)
+    stored = label.of(Choices("local", sharding="contiguous"), 3)
     assert stored.class_spread > 10  # every worker has a class of its own
-    assert label.of("global", "random", "uniform", 3, 0, None).class_spread == pytest.approx(1, abs=0.5)
-    assert label.of("chunks", "random", "uniform", 3, 0, None).meets_again == 1
+    assert label.of(Choices("global", sharding="random"), 3).class_spread == pytest.approx(1, abs=0.5)
+    assert label.of(Choices("chunks", sharding="random"), 3).meets_again == 1
     assert QualityOfWays(dataset, "yes").classes == "2 values of yes"
     assert QualityOfWays(dataset, "x").classes == "64 slices of the stored order"
     with pytest.raises(InvalidParameter, match=r"target='z' .*label, many, number, x, yes"):

@@ -51,7 +51,7 @@ def specs(draw):
 
 @given(specs())
 def test_broadcast_samples_are_with_every_worker_and_never_move(spec):
-    broadcast = spec.sharding.broadcast
+    broadcast = spec.choices.sharding.broadcast
     others = np.delete(np.arange(spec.n_samples), broadcast)
     assert spec.n_broadcast == len(broadcast)
     planner = EpochPlanner(spec)
@@ -185,5 +185,5 @@ def test_names_stand_for_what_is_found():
         name.found(mine.ranks, [2, 3])
     with pytest.raises(PlanError, match="not known here"):
         EpochPlanner(ShufflePlanSpec(6, 2, Choices(assignment=Global(), delivery="peer", sharding=name, seed=0)))
-    with pytest.raises(InvalidParameter, match="whole chunks are dealt out"):
+    with pytest.raises(InvalidParameter, match="whole chunks from the first epoch"):
         ShufflePlanSpec(6, 2, Choices(assignment=Chunks(1), delivery="peer", sharding=mine, seed=0))

@@ -174,7 +174,7 @@ def test_orders_are_those_that_workers_train_in():
 def test_samples_that_all_train_on_have_no_quality():
     sharding = GivenSharding.of("mine", np.arange(40) % 4, np.arange(4))
     spec = ShufflePlanSpec(40, 4, Choices(assignment=Global(), delivery="peer", sharding=sharding, seed=0))
-    with pytest.raises(InvalidParameter, match=r"sharding='mine'.*without samples to broadcast.*ranks alone"):
+    with pytest.raises(InvalidParameter, match=r"sharding='mine'.*without broadcast samples.*only the ranks"):
         planned_quality(spec, epochs=2, chunk_rows=4, batch_rows=4)
 
 

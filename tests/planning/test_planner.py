@@ -195,7 +195,8 @@ def test_a_coded_plan_has_no_rows_of_its_own():
 def test_a_wrong_plan_is_never_handed_out(monkeypatch):
     planner = EpochPlanner(make())
     planner.load()
-    monkeypatch.setitem(DELIVERIES, "peer", lambda *args, **options: Plan.uncoded([], [], []))
+    empty = dataclasses.replace(DELIVERIES["peer"], plan=lambda *args, **options: Plan.uncoded([], [], []))
+    monkeypatch.setitem(DELIVERIES, "peer", empty)
     with pytest.raises(PlanError, match=r"sample \d+ is not delivered to worker \d"):
         planner.advance()
     assert planner.current.epoch == 0
@@ -212,7 +213,7 @@ def test_advancing_before_loading():
         ({"n_workers": 0}, "n_workers=0 .* >= 1"),
         ({"n_workers": 1.5}, "n_workers=1.5 .* integer"),
         ({"n_samples": 2}, "n_samples=2 .* >= 3.*fewer samples than workers"),
-        ({"assignment": "global"}, "assignment='global'.*'partial:Q'"),
+        ({"assignment": "globl"}, "assignment='globl'.*'partial:Q'"),
         ({"assignment": Chunks()}, "assignment='chunks' .*'chunks:ROWS'"),
         ({"assignment": Chunks(6)}, "chunk_rows=6 .*at most 5, for 12 samples and 3 workers.*smaller chunks"),
         ({"delivery": "pigeon"}, "delivery='pigeon'.*'peer', 'server', 'storage'"),

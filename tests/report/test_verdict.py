@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from dshuffle.planning import Choices
 from dshuffle.report import verdict, verdict_sentences
 
 
@@ -47,7 +48,7 @@ def test_the_fastest_global_way_is_named_with_ratios(comparison):
 
 
 def test_what_loaders_do_that_re_read_stands_beside(comparison):
-    chunks = dataclasses.replace(comparison.ways[3], label="chunks + storage", assignment="chunks")
+    chunks = dataclasses.replace(comparison.ways[3], label="chunks + storage", choices=Choices("chunks", "storage"))
     comparison = dataclasses.replace(comparison, ways=(*comparison.ways, chunks))
     comparison = with_error(with_seconds(comparison, "chunks + storage", [0.1] * 5), "chunks + storage", 0.03)
     told = "“chunks + storage”, which keeps the rows of a chunk together, took 100 ms and reached an error of 0.03."

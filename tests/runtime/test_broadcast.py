@@ -5,7 +5,7 @@ import pytest
 
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError, InvalidParameter
-from dshuffle.planning import UNCODED
+from dshuffle.planning import DELIVERIES
 from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.store import create_dataset, write_sharding
 
@@ -62,7 +62,7 @@ def run(client, dataset, count, **job):
 @pytest.mark.parametrize("delivery", ["peer", "clique", "storage"])
 def test_every_worker_trains_on_them_and_all_else_is_trained_on_once(threads, small, assignment, delivery):
     sharding = Sharding(some_ranks(5), 5, BROADCAST)
-    fraction = None if delivery in UNCODED else 0.5
+    fraction = 0.5 if DELIVERIES[delivery].coded else None
     records = run(
         threads, small, 4, assignment=assignment, delivery=delivery, sharding=sharding, cache_fraction=fraction
     )
@@ -75,7 +75,7 @@ def test_every_worker_trains_on_them_and_all_else_is_trained_on_once(threads, sm
 @pytest.mark.parametrize("delivery", ["server", "coded", "leftover", "ubershuffle", "auto"])
 def test_on_processes_by_the_name_of_a_stored_one(processes, small, delivery):
     write_sharding(small, "mine", some_ranks(3), broadcast=BROADCAST)
-    fraction = None if delivery in (*UNCODED, "leftover") else 0.5
+    fraction = 0.5 if DELIVERIES[delivery].coded and delivery != "leftover" else None
     records = run(processes, small, 4, delivery=delivery, sharding="mine", cache_fraction=fraction)
     assert {record.sharding for record in records} == {"mine"}
 

@@ -15,12 +15,12 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CacheBudgetError, CorruptChunk, ExchangeError, WorkerLost
 from dshuffle.exchange.packet_flows import PacketDecoder
-from dshuffle.planning import DELIVERIES, RELAYS, UNCODED, Choices, EpochPlanner, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import DELIVERIES, RELAYS, Choices, EpochPlanner, ShufflePlanSpec, parse_assignment
 from dshuffle.runtime.worker.server_rows import ServerRows
 
 pytestmark = pytest.mark.slow  # real clusters
 
-CODED = sorted(DELIVERIES.keys() - UNCODED)
+CODED = sorted(name for name, delivery in DELIVERIES.items() if delivery.coded)
 RESOURCE = {"resources": {"dshuffle-server": 1}}
 CHECKSUM_NBYTES, ROW_NBYTES = 4, 64
 

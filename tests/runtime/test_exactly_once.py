@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SHARDINGS, UNCODED
+from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SHARDINGS
 
 DTYPES = ("?", "i1", "<u2", "<i4", "<f2", "<f4", "<f8", "<c16", "S5", "<U3", [("a", "<i2"), ("b", "<f8")])
 SHAPES = ((), (1,), (3,), (17,), (2, 5), (3, 1, 2))
@@ -36,7 +36,7 @@ def random_job(rng, assignment, delivery, n_workers, nbytes, n_epochs):
     fraction = rng.choice([0.0, 1.0, rng.uniform(1 / n_workers, 1)])
     if delivery == "leftover":  # for caches without excess
         fraction = 0.0
-    elif delivery not in UNCODED:  # often one that packets gain from
+    elif DELIVERIES[delivery].coded:  # often one that packets gain from
         fraction = rng.choice([fraction, rng.uniform(1 / n_workers, 0.7)])
     job = {
         "assignment": assignment if assignment != "partial" else f"partial:{rng.choice([0, 1, rng.random()])}",
@@ -83,7 +83,8 @@ def run(client, n_workers, rng, assignment, delivery, folder, n_epochs, **chosen
 
 
 ASSIGNMENTS = ("local", "partial", "global", "aligned", "chunks")
-CODED = DELIVERIES.keys() - UNCODED
+CODED = {name for name, delivery in DELIVERIES.items() if delivery.coded}
+UNCODED = DELIVERIES.keys() - CODED
 PAIRS = [(assignment, delivery) for assignment in ASSIGNMENTS for delivery in sorted(UNCODED)]
 CODED_PAIRS = [(assignment, delivery) for assignment in ASSIGNMENTS for delivery in sorted(CODED)]
 

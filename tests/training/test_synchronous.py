@@ -87,12 +87,12 @@ def test_schedule_validation_early_stopping_and_breakdown(fake_shuffler):
 def test_the_breakdown_tells_storage_from_workers():
     @dataclass
     class Record:
-        delivery: str
+        reads_store: bool
         waited_seconds: float = 5.0
 
     ranks = (PhaseSeconds(batches=1.0), PhaseSeconds(batches=3.0, gradient_exchange=4.0))
-    for delivery, io, exchange in (("load", 7, 0), ("storage", 7, 0), ("peer", 2, 5), ("clique", 2, 5)):
-        one = EpochBreakdown(epoch=0, ranks=ranks, record=Record(delivery))
+    for reads_store, io, exchange in ((True, 7, 0), (False, 2, 5)):
+        one = EpochBreakdown(epoch=0, ranks=ranks, record=Record(reads_store))
         assert (one.io, one.exchange, one.gradient_exchange) == (io, exchange, 2)
 
 

@@ -44,7 +44,7 @@ ASSIGNMENTS: dict[str, type[Assignment]] = {rule.name: rule for rule in (Local, 
 
 def known_assignments() -> str:
     """How assignments can be written, for error messages."""
-    return "; ".join(rule.forms for rule in ASSIGNMENTS.values())
+    return ", ".join(rule.forms for rule in ASSIGNMENTS.values())
 
 
 def parse_assignment(assignment: str | Assignment) -> Assignment:
@@ -68,9 +68,9 @@ def parse_assignment(assignment: str | Assignment) -> Assignment:
         if name in ASSIGNMENTS:
             try:
                 return ASSIGNMENTS[name].parse(parameter if ":" in assignment else None)
-            except ValueError:  # InvalidParameter is one too; show the whole text that the user typed
+            except ValueError:  # InvalidParameter is a ValueError too; show the whole text that the user typed
                 pass
-    raise InvalidParameter.of("assignment", assignment, f"one of {known_assignments()}")
+    raise InvalidParameter.of("assignment", assignment, known_assignments())
 
 
 def next_assignment(
@@ -136,6 +136,8 @@ def draw_assignment(
     The parameters are those of :func:`next_assignment`. The packets deliver some of the samples that workers need; pass
     them to :func:`~dshuffle.planning.plan_delivery` as ``start``.
     """
+    if not isinstance(assignment, Assignment):
+        raise InvalidParameter.of("assignment", assignment, "an Assignment", "Names are parsed by parse_assignment.")
     n_workers = as_integer("n_workers", n_workers, 1)
     ranks = as_ranks("previous", previous, n_workers)
     masks = None if holders is None else _covering(as_holders(holders, n_workers), ranks)
@@ -153,11 +155,11 @@ def check_balance(classes: Classes, assignment: Assignment, n_samples: int | Non
         If the assignment cannot keep them balanced, or the number of labels is not ``n_samples``.
     """
     if not assignment.can_balance:
-        hint = f"{assignment.name!r} cannot preserve class balance; use 'global' or 'partial:Q'."
+        hint = f"{assignment.name!r} cannot preserve class balance. Use 'global' or 'partial:Q'."
         raise InvalidParameter.of("balance", classes.name, f"None with the assignment {str(assignment)!r}", hint)
     if n_samples is not None and classes.n_samples not in (None, n_samples):
         raise InvalidParameter.of(
-            f"len(balance {classes.name!r})", classes.n_samples, f"{n_samples}, one label for each sample"
+            f"len(balance {classes.name!r})", classes.n_samples, f"{n_samples}, one label per sample"
         )
 
 

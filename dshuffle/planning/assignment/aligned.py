@@ -22,15 +22,15 @@ from dshuffle.planning.types import Ranks
 
 @dataclass(frozen=True, slots=True)
 class Aligned(Assignment):
-    """A random draw over all samples every epoch, or over a part, made so that coded deliveries pack perfectly.
+    """A random draw over all or some samples, made so that coded deliveries pack perfectly.
 
-    To training it is what ``global`` is; only the packets are fewer, with the caching policy ``even`` by far.
+    For training it is equivalent to ``global``. It needs fewer packets, and far fewer with the caching policy ``even``.
 
     Parameters
     ----------
     fraction
         Q in [0, 1]. Below 1, every worker puts as many of its samples into the draw as ``partial`` exchanges, and gets
-        as many out of it, of which about 1/n were its own.
+        the same number from it, about 1/n of which were its own.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class Aligned(Assignment):
     """
 
     name: ClassVar[str] = "aligned"
-    forms: ClassVar[str] = "'aligned', or 'aligned:Q' with Q in [0, 1]"
+    forms: ClassVar[str] = "'aligned', 'aligned:Q' (Q in [0, 1])"
     can_balance: ClassVar[bool] = False
     needs_holders: ClassVar[bool] = True
     preferred_caching: ClassVar[str] = "even"
@@ -54,7 +54,7 @@ class Aligned(Assignment):
         return "aligned" if self.fraction == 1 else f"aligned:{self.fraction}"
 
     def most_drawn(self, n_samples: int, n_workers: int) -> int:
-        """Samples that a worker gets out of the draw, at most.
+        """Largest number of samples that a worker gets from the draw.
 
         Examples
         --------
@@ -82,7 +82,7 @@ class Aligned(Assignment):
     def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
         """See :class:`Assignment`."""
         if draw.holders is None:
-            raise InvalidParameter.of("holders", None, "the masks of who holds what for the assignment 'aligned'")
+            raise InvalidParameter.of("holders", None, "the holder masks, which the assignment 'aligned' needs")
         n_workers = draw.n_workers
         if self.fraction == 1:
             pool = np.arange(len(draw.previous))

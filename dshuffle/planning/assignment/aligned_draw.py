@@ -1,7 +1,8 @@
-"""A random assignment that is drawn together with the packets that carry it out.
+"""Draw a random assignment together with the packets that deliver it.
 
-The papers draw the assignment first and then look for packets, into which the samples rarely fit. A shuffle only has
-to be random, however, so that it can be drawn the other way round: packets first, each of random samples.
+In Chung et al. (2017) and Attia and Tandon (2016), the assignment is drawn first and the packets are fitted to it, so
+that samples rarely fill them. But a shuffle only has to be random. So we draw in the opposite order: packets first,
+each of random samples.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from dshuffle.planning.types import Holders, Ranks, Samples
 
 
 class AlignedDraw(NamedTuple):
-    """New destinations of a pool of samples, and the perfect packets that came with them.
+    """New destinations of a pool of samples, and the perfect packets that were drawn with them.
 
     Parameters
     ----------
     destinations
         ``(m,)`` int32, the destination of each sample.
     members
-        Positions in the pool, packet after packet: one sample for every worker of a set, held by all others of it.
+        Positions in the pool, packet after packet. A packet has one sample for every worker of a set, and all other
+        workers of the set hold that sample.
     offsets
         Packet p has ``members[offsets[p]:offsets[p + 1]]``.
     """
@@ -35,33 +37,34 @@ class AlignedDraw(NamedTuple):
 
 
 def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> AlignedDraw:
-    """Draw destinations for a pool of samples, so that as few packets as possible carry them there.
+    """Draw destinations for a pool of samples, so that as few packets as possible deliver them.
 
     Parameters
     ----------
     holders
-        ``(m, words)`` masks of the pool.
+        ``(m, words)`` holder masks of the pool.
     room
-        ``(n,)`` int64, how many of the samples each worker gets; m in all.
+        ``(n,)`` int64, the number of samples that each worker gets; m in total.
     path
-        Names the random numbers, as in :func:`~dshuffle.planning.random_words`.
+        Name of the random numbers, as in :func:`~dshuffle.planning.random_words`.
 
     Notes
     -----
-    Four steps, in each of which what is alike has the same chances:
+    There are four steps. In each step, equivalent samples and workers have equal chances.
 
-    1. A sample stays with one of its c holders with probability c / n, as in a uniform draw. Every c / n-th of those
-       with the same holders, in random order, does so, which leaves the sets even.
-    2. Samples in random order look for a worker that they can go to in a perfect packet: with their holders it forms a
-       set I of which every worker can get a sample that exactly the others hold. Of the first eight such workers, from
-       a random one on, that is taken which leaves most samples for further packets; no more than 64 are looked at.
-    3. Then also packets with one gap are drawn, with two, and so on to c / 2; but they are not handed out, since a
-       packing that looks at all sets can fill some of the gaps. With a samples in a set on average there are at most
-       1.5 a - 1 gaps: samples that have their set for themselves would find the same company again and again.
-    4. What is left goes to the room that is left at random, and not to its own holders if that can be.
+    1. A sample stays with one of its c holders with probability c / n, as in a uniform draw. Of the samples with the
+       same holders, in random order, a fraction c / n stays, which leaves the sets even.
+    2. Samples in random order look for a destination to which a perfect packet can take them. The destination and the
+       holders of the sample form a set I, and every worker of I can get a sample that exactly the other workers of I
+       hold. At most 64 workers are tried, starting with a random one. Of the first eight with a perfect packet, the one
+       that leaves most samples for further packets is taken.
+    3. Packets with one gap are drawn next, then with two gaps, and so on up to c / 2. They are not returned, because a
+       packing that considers all sets can fill some of the gaps. With an average of a samples per set there are at most
+       1.5 a - 1 gaps: otherwise samples that are alone in their set would be combined with the same ones repeatedly.
+    4. The remaining samples are assigned to the remaining room at random, and not to their own holders if possible.
 
-    With the caching policy ``even`` next to all packets are perfect where there are more samples than sets of c + 1
-    workers. With other policies fewer are, but the draw remains valid.
+    With the caching policy ``even``, nearly all packets are perfect if there are more samples than sets of c + 1
+    workers. With other policies fewer packets are perfect, but the draw remains valid.
     """
     n_workers = len(room)
     names = random_words(n_workers, "sets")
@@ -87,7 +90,10 @@ def draw_aligned(holders: Holders, room: Samples, *path: int | str) -> AlignedDr
 
 @numba.njit(nogil=True, cache=True)
 def _group(holders, names):  # type: ignore[no-untyped-def]
-    """The group of every sample, those with one set of holders, and the first sample of each group."""
+    """Group the samples by their set of holders.
+
+    Returns the group of every sample and the first sample of each group.
+    """
     slots = _no_slots(holders.shape[0])
     groups = np.empty(holders.shape[0], dtype=np.int32)
     heads = np.empty(holders.shape[0], dtype=np.int64)
@@ -107,7 +113,7 @@ def _group(holders, names):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _table(sets, names):  # type: ignore[no-untyped-def]
-    """A hash table of different sets: linear probing from the set's name, -1 where nothing is."""
+    """Build a hash table of different sets: linear probing from the set's name, -1 in free slots."""
     slots = _no_slots(sets.shape[0])
     workers = np.empty(names.size, dtype=np.int64)
     for group in range(sets.shape[0]):
@@ -128,7 +134,7 @@ def _no_slots(count):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _name(holders, sample, names, workers):  # type: ignore[no-untyped-def]
-    """The XOR of the names of all holders, from which that of a set with a worker more or less follows at once."""
+    """XOR of the names of all holders, which is quickly updated when a worker is added or removed."""
     name = np.uint64(0)
     for i in range(_workers_of(holders, sample, workers)):
         name ^= names[workers[i]]
@@ -137,7 +143,10 @@ def _name(holders, sample, names, workers):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _like(holders, one, other, left, joined):  # type: ignore[no-untyped-def]
-    """Whether one sample has the holders of the other, but for a worker that left and one that joined."""
+    """Whether ``one`` has the holders of ``other`` after worker ``left`` has left and worker ``joined`` has joined.
+
+    If ``left`` equals ``joined``, the sets must be equal.
+    """
     for word in range(holders.shape[1]):
         expected = holders[other, word]
         if left >> 6 == word:
@@ -151,7 +160,7 @@ def _like(holders, one, other, left, joined):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _workers_of(holders, sample, workers):  # type: ignore[no-untyped-def]
-    """Write the holders of a sample to ``workers``, ascending, and return how many there are."""
+    """Write the holders of a sample to ``workers``, ascending, and return their number."""
     count = 0
     for word in range(holders.shape[1]):
         rest = holders[sample, word]
@@ -164,15 +173,15 @@ def _workers_of(holders, sample, workers):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _stay(sets, order, starts, room, destinations, state):  # type: ignore[no-untyped-def]
-    """Let some samples of every group stay with their holders.
+    """Let some samples of every group stay with one of their holders.
 
-    Returns where the samples that do not stay begin in every group.
+    Returns the offset in ``order`` of the first sample of each group that does not stay.
     """
     n_workers = room.size
     left = starts[:-1].copy()
     workers = np.empty(n_workers, dtype=np.int64)
     state, word = next_word(state)
-    # Systematic sampling: the shares of the groups add up, and one sample stays for each whole that is reached.
+    # Systematic sampling: sum up the expected numbers of the groups; a sample stays at each whole number reached.
     share = below(word, n_workers)
     for group in range(left.size):
         begin, end = starts[group], starts[group + 1]
@@ -197,9 +206,9 @@ def _stay(sets, order, starts, room, destinations, state):  # type: ignore[no-un
 def _draw_packets(  # type: ignore[no-untyped-def]
     sets, order, left, ends, turns, slots, names, room, destinations, state
 ):
-    """Assign samples packet by packet, and return those packets that are perfect.
+    """Assign samples packet by packet, and return the packets that are perfect.
 
-    Group g has the samples ``order[left[g]:ends[g]]`` to give, and a packet begins with a sample of each of ``turns``.
+    Group g can give the samples ``order[left[g]:ends[g]]``. The groups in ``turns`` start a packet one after the other.
     """
     waiting = turns.copy()
     n_waiting = waiting.size
@@ -209,7 +218,7 @@ def _draw_packets(  # type: ignore[no-untyped-def]
     workers = np.empty(room.size, dtype=np.int64)
     givers = np.empty(room.size, dtype=np.int64)
     best_givers = givers.copy()
-    # The fewest gaps that a packet from a group can have. Groups only shrink, so that it only grows.
+    # The fewest gaps that a packet from a group can have. It only grows, because groups only shrink.
     fewest = np.zeros(ends.size, dtype=np.int64)
     gaps = 0
     while n_waiting > 0 and (gaps == 0 or 2 * (gaps + 1) * ends.size <= 3 * order.size):
@@ -254,7 +263,7 @@ def _draw_packets(  # type: ignore[no-untyped-def]
 def _choose(  # type: ignore[no-untyped-def]
     sets, left, ends, slots, names, room, workers, group, word, givers, best_givers
 ):
-    """The destination that gives a sample of a group the best packet, and the gaps in it.
+    """Choose the destination that gives a sample of a group the best packet; also return the number of gaps.
 
     ``best_givers[k]`` is the group that gives a sample to ``workers[k]``, one of the group's holders, or -1.
     """

@@ -23,14 +23,14 @@ from dshuffle.planning.types import Ranks
 class Chunks(Assignment):
     """Every chunk of the store goes to a random worker, which mixes the rows of all its chunks.
 
-    This is how loaders shuffle that read a dataset again every epoch: no chunk is read by two workers, and rows of one
-    chunk stay together. The first epoch's assignment is made of whole chunks as well.
+    Loaders that read a dataset again in every epoch shuffle this way: no chunk is read by two workers, and the rows of
+    a chunk stay together. The first epoch's assignment consists of whole chunks too.
 
     Parameters
     ----------
     rows
-        Samples in a chunk. None stands for those of the dataset, which :class:`~dshuffle.Shuffler` fills in; planning
-        by itself has no dataset, and needs the number.
+        Number of samples per chunk. None means the chunk size of the dataset, which :class:`~dshuffle.Shuffler` fills
+        in. Planning without a dataset needs the number.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class Chunks(Assignment):
     """
 
     name: ClassVar[str] = "chunks"
-    forms: ClassVar[str] = "'chunks', or 'chunks:ROWS' with an integer ROWS >= 1"
+    forms: ClassVar[str] = "'chunks' or 'chunks:ROWS' (an integer >= 1)"
     can_balance: ClassVar[bool] = False
     in_chunks: ClassVar[bool] = True
 
@@ -73,15 +73,15 @@ class Chunks(Assignment):
         return Chunks(rows)
 
     def unit_for(self, n_samples: int, n_workers: int) -> int:
-        """Rows of a chunk, once they are known and every worker gets a chunk.
+        """Return the number of samples per chunk, if it is known and every worker gets a chunk.
 
         Raises
         ------
         InvalidParameter
-            If they are unknown, or there are fewer chunks than workers.
+            If the number is unknown, or there are fewer chunks than workers.
         """
         if self.rows is None:
-            hint = "Without a dataset nobody knows how many samples a chunk has."
+            hint = "Planning without a dataset needs the number of samples per chunk."
             raise InvalidParameter.of("assignment", "chunks", "'chunks:ROWS'", hint)
         check_chunks(n_samples, n_workers, self.rows)
         return self.rows

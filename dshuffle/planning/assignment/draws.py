@@ -1,9 +1,8 @@
-"""Balanced random draws: how many samples each worker gets, which ones, and exchanges between workers.
+"""Balanced random draws: the sizes of shares, which samples they get, and exchanges between workers.
 
 References
 ----------
-Nguyen et al. (2022), Algorithm 1, for :func:`exchange_samples`. There a random permutation of the ranks decides where
-sample i of every worker goes, which may be to itself. We draw permutations without fixed points.
+Nguyen et al. (2022), Algorithm 1; see docs/papers.md. :func:`~dshuffle.planning.next_assignment` says how we differ.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from dshuffle.planning.types import Ranks, Samples
 
 
 def balanced_sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
-    """``(n_workers,)`` partition sizes that differ by at most one, the larger ones at random."""
+    """Draw ``(n_workers,)`` share sizes that differ by at most one; random workers get the larger ones."""
     sizes = np.full(n_workers, n_samples // n_workers)
-    # Always giving the first workers the samples left over would make them slower in every epoch.
+    # If the first workers always got the extra samples, they would be slower in every epoch.
     sizes[permutation(n_workers, "extra", *path)[: n_samples % n_workers]] += 1
     return sizes
 
 
 def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
-    """A uniform balanced draw: the multiset of ranks, shuffled."""
+    """Draw a uniform balanced assignment by shuffling the multiset of ranks."""
     ranks = np.repeat(np.arange(n_workers, dtype=np.int32), balanced_sizes(n_samples, n_workers, *path))
     shuffle(ranks, *path)
     return ranks
 
 
 def exchange_samples(previous: Ranks, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:
-    """Every worker sends ``count`` of its samples, drawn at random, and receives as many."""
+    """Exchange ``count`` random samples of every worker; each receives as many as it sends."""
     ranks = previous.copy()
     if count == 0:
         return ranks
@@ -53,8 +52,8 @@ def derange(sent, words, ranks):  # type: ignore[no-untyped-def]
     for row in range(sent.shape[0]):
         state = words[row]
         rank = 0
-        # Fisher-Yates, given up and begun again at the first fixed point: what passes is uniform among the
-        # derangements, whatever order the last round left behind.
+        # Fisher-Yates, restarted at the first fixed point. The result is uniform among the derangements, whatever
+        # order the previous row left behind.
         while rank < n_workers:
             state, word = next_word(state)
             other = rank + below(word, n_workers - rank)

@@ -16,13 +16,17 @@ from dshuffle.planning.types import Ranks
 
 @dataclass(frozen=True, slots=True)
 class Partial(Assignment):
-    """Every worker exchanges a fraction of its partition (paper 004, Algorithm 1).
+    """Every worker exchanges a fraction of its share with other workers.
 
     Parameters
     ----------
     fraction
-        Q in [0, 1]; 0 is the same as ``local``. The other end is not ``global``: with Q = 1 every sample
-        moves to another worker.
+        Q in [0, 1]. 0 is the same as ``local``. 1 is not the same as ``global``: every sample moves to another worker.
+
+    References
+    ----------
+    Nguyen et al. (2022), Algorithm 1; see docs/papers.md. :func:`~dshuffle.planning.next_assignment` says how we
+    differ.
 
     Examples
     --------
@@ -31,7 +35,7 @@ class Partial(Assignment):
     """
 
     name: ClassVar[str] = "partial"
-    forms: ClassVar[str] = "'partial:Q' with Q in [0, 1]"
+    forms: ClassVar[str] = "'partial:Q' (Q in [0, 1])"
 
     fraction: float
 
@@ -43,9 +47,9 @@ class Partial(Assignment):
         return f"partial:{self.fraction}"
 
     def n_exchanged(self, n_samples: int, n_workers: int) -> int:
-        """Samples that every worker sends, and receives, in an epoch.
+        """Number of samples that every worker sends and receives in an epoch.
 
-        ``ceil(Q * q / n)``, but no more than the smallest partition has, and none without a second worker.
+        ``ceil(Q * q / n)``, but at most the smallest share, and 0 if there is only one worker.
 
         Examples
         --------
@@ -55,7 +59,7 @@ class Partial(Assignment):
         if n_workers == 1:
             return 0
         wanted = as_ratio("assignment.fraction", self.fraction, Fraction(0)) * n_samples / n_workers
-        # A positive Q of less than 1e-12 is the fraction 0, but it was asked to move something.
+        # as_ratio rounds a Q below 1e-12 to 0, but a positive Q must move something.
         at_least = 1 if self.fraction > 0 else 0
         return min(max(-(-wanted.numerator // wanted.denominator), at_least), n_samples // n_workers)
 

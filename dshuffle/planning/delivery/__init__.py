@@ -50,7 +50,7 @@ def get_delivery(name: str) -> Delivery:
 
 
 def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
-    """Refuse a delivery that is unknown, or does not support this many workers or such caches.
+    """Raise an error if a delivery is unknown or does not support these workers or caches.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
     others = [other.name for other in DELIVERIES.values() if other.supports(n_workers, excess=excess)]
     hint = f"Use one of {', '.join(map(repr, others))}."
     if excess and delivery.excess is Excess.REFUSED:
-        raise InvalidParameter.of("delivery", name, "one that supports a cache fraction above 1/n", hint)
+        raise InvalidParameter.of("delivery", name, "a delivery that supports caches with excess", hint)
     allowed = f"at most {delivery.most_workers} for the delivery {name!r}"
     raise InvalidParameter.of("n_workers", n_workers, allowed, hint)
 
@@ -120,7 +120,7 @@ def plan_delivery(
     masks = as_holders(holders, n_workers)
     ranks = as_ranks("destinations", destinations, n_workers)
     if len(masks) != len(ranks):
-        raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), as holders has")
+        raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), to match holders")
     delivery = DELIVERIES[name]
     if start is not None and delivery.extends_plans:
         options["start"] = start

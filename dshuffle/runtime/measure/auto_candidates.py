@@ -51,7 +51,9 @@ def expected_seconds(
     if cluster is None:
         cluster = measure_cluster(client, dataset, seconds=PROBE_SECONDS).cluster
     elif cluster.n_workers != n_workers:
-        raise InvalidParameter.of("cluster.n_workers", cluster.n_workers, f"{n_workers}, the number of workers that train")
+        raise InvalidParameter.of(
+            "cluster.n_workers", cluster.n_workers, f"{n_workers}, the number of workers that train"
+        )
     work = work_of(dataset, dataclasses.replace(choices, delivery="peer"))
     excess = work.excess(n_workers) > 0
     whole = dataset.n_samples * dataset.row_nbytes

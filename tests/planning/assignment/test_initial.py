@@ -130,7 +130,7 @@ def test_a_given_sharding_of_another_shape_is_refused():
         spec(mine, n_workers=3)
     with pytest.raises(InvalidParameter, match=r"'mine'.*=5 is not allowed; it must be 6"):
         spec(mine, n_samples=6)
-    with pytest.raises(InvalidParameter, match="whole chunks are dealt out"):
+    with pytest.raises(InvalidParameter, match="whole chunks from the first epoch"):
         spec(mine, assignment=Chunks(1))
     with pytest.raises(InvalidParameter, match="as when the session was opened"):
         mine.found([0, 1, 0, 1, 0])

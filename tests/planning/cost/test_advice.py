@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices
 from dshuffle.planning.cost import Cluster, Work, all_ways, compare_costs, predict, recommend
-from dshuffle.planning.cost.advice import GLOBAL
 
 SLOW = Cluster(8, 12.5e6, 12.5e6, storage=100e6)
 WORK = Work(100_000, 1024, Choices(cache_fraction=0.4))
@@ -31,7 +30,7 @@ def test_ways_are_all_that_the_caches_allow():
     } < with_excess
     assert {"chunks + storage", "partial:0.1 + coded, pipelined"} < with_excess
     assert not any("leftover" in way for way in with_excess)
-    without = {way.way for way in all_ways(SLOW, dataclasses.replace(WORK, cache_fraction=None))}
+    without = {way.way for way in all_ways(SLOW, WORK.with_choices(cache_fraction=None))}
     assert "global + leftover, unicast" in without
     assert not any(word in way for way in without for word in ("clique", "aligned", "ubershuffle"))
     few = {way.way for way in all_ways(Cluster(100, 1e6, 1e6), WORK, server=False)}
@@ -59,9 +58,9 @@ def test_a_fast_store_is_read_again():
 def test_a_gateway_without_peers_is_for_codes():
     """Where workers' egress is scarce, one transmission that reaches many wins."""
     gateway = Cluster(8, link_up=1e6, link_down=1e9, server_up=12.5e6)
-    assert advise(gateway, dataclasses.replace(WORK, cache_fraction=0.8)).best.work.delivery == "server"
+    assert advise(gateway, WORK.with_choices(cache_fraction=0.8)).best.work.choices.delivery == "server"
     scarce = dataclasses.replace(gateway, link_up=11e6, server_up=5e6)
-    ways = [way for way in all_ways(scarce, WORK) if way.delivery != "peer"]
+    ways = [way for way in all_ways(scarce, WORK) if way.choices.delivery != "peer"]
     assert recommend(scarce, ways, precision="closed").best.work.coded
 
 
@@ -82,7 +81,7 @@ def test_whole_chunks_are_mentioned_where_they_are_faster():
     store = dataclasses.replace(SLOW, storage=1e9, storage_over_links=False)
     advice = advise(store, WORK)
     assert advice.whole_chunks.work.way == "chunks + storage"
-    assert advice.best.work.assignment in GLOBAL
+    assert advice.best.work.choices.assignment.redraws_all
     assert any("whole chunks" in note for note in advice.notes)
     assert advise(SLOW, WORK).whole_chunks is None
 
@@ -104,7 +103,7 @@ def test_the_best_is_the_fastest_and_changes_are_true(link, server, storage, chu
     ways = all_ways(cluster, work)
     advice = recommend(cluster, ways, precision="closed")
     times = {p.work: p.exchange_seconds for p in compare_costs(cluster, ways, precision="closed")}
-    fastest = min(seconds for way, seconds in times.items() if way.assignment in GLOBAL)
+    fastest = min(seconds for way, seconds in times.items() if way.choices.assignment.redraws_all)
     assert advice.best.exchange_seconds <= 1.02 * fastest
     assert advice.best.exchange_seconds == times[advice.best.work]
     for change in advice.changes:
@@ -137,4 +136,4 @@ def test_the_largest_job_is_advised_in_no_time():
 
 def test_there_must_be_a_global_way():
     with pytest.raises(InvalidParameter, match="must be a list with a 'global' or 'aligned' way"):
-        recommend(SLOW, [dataclasses.replace(WORK, assignment="local")])
+        recommend(SLOW, [WORK.with_choices(assignment="local")])

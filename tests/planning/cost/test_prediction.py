@@ -230,7 +230,7 @@ def test_everybody_waits_for_the_worker_that_reads_the_most_chunks(n_chunks):
 @pytest.mark.parametrize("n_chunks", [9, 17, 25])
 def test_few_chunks_are_as_unlucky_between_peers(n_chunks):
     work = Work(n_chunks * 64, 1000, Choices(assignment="chunks", delivery="peer"), chunk_rows=64)
-    read = predict(network(8, storage=1e12), dataclasses.replace(work, delivery="storage")).exchange_seconds
+    read = predict(network(8, storage=1e12), work.with_choices(delivery="storage")).exchange_seconds
     assert predict(network(8), work).exchange_seconds == pytest.approx(read, rel=0.01)
 
 
