@@ -53,7 +53,7 @@ from rich.table import Table
 import dshuffle
 from dshuffle.compare import compile_kernels, connect, local_cluster
 from dshuffle.compare.stored_order import AsStored
-from dshuffle.planning import first_assignment
+from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
 from dshuffle.synthetic import keyed_regression, low_rank_entries, low_rank_factors
 from dshuffle.training import EarlyStopping, History, fit_linear_regression, fit_matrix_completion
@@ -202,7 +202,7 @@ def run(client: Client, study: Study, dataset: Any, test: Any, policy: Policy, d
     if assignment == "chunks":
         assignment = f"chunks:{study.unit}"
     elif study.unit > 1:
-        sharding = first_assignment(sharding, dataset.n_samples, study.workers, seed=seed, chunk_rows=study.unit)
+        sharding = first_ranks(sharding, dataset.n_samples, study.workers, seed=seed, chunk_rows=study.unit)
     cached: dict[str, Any] = {"delivery": delivery, "seed": seed}
     if delivery in DELIVERIES[3:]:
         cached["cache_fraction"] = max(CODED_CACHE, 1 / study.workers)

@@ -46,7 +46,7 @@ from rich.progress import track
 from rich.table import Table
 
 from dshuffle.compare.variance import VarianceRatio, variance_ratio
-from dshuffle.planning import first_assignment
+from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.sharding import distribution_aware, stratified
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import SoftmaxRegression, geometric_speeds, simulate_parameter_server
@@ -103,7 +103,7 @@ def ranks_of(sharding: str, data: str, samples: int, seed: int) -> NDArray[np.in
     """Assign the samples to workers for one run."""
     arrays = arrays_of(data, samples)
     if sharding == "random":
-        return first_assignment("random", samples, N_WORKERS, seed=seed)
+        return first_ranks("random", samples, N_WORKERS, seed=seed)
     if sharding == "stratified":
         return stratified(arrays["y"], N_WORKERS, seed=seed)
     return distribution_aware(arrays["x"], n_workers=N_WORKERS, clusters=2 * N_CLASSES, seed=seed).ranks

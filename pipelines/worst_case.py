@@ -22,8 +22,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from dshuffle.planning import first_assignment, holders_of, plan_delivery, shuffle_matrix
+from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.bounds import leftover_lower_bound, leftover_rate, worst_case_rate, worst_case_shuffle
+from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.delivery.leftover import shuffle_matrix
+from dshuffle.planning.holders import holders_of
 
 
 def main() -> None:
@@ -39,8 +42,8 @@ def main() -> None:
         worst = plan_delivery("leftover", holders_of(owners, n), destinations, n).n_packets
         packets, rates, bounds, cliques, needed = [], [], [], [], []
         for seed in range(options.shuffles):
-            owners = first_assignment("random", q, n, seed=2 * seed)
-            destinations = first_assignment("random", q, n, seed=2 * seed + 1)
+            owners = first_ranks("random", q, n, seed=2 * seed)
+            destinations = first_ranks("random", q, n, seed=2 * seed + 1)
             holders = holders_of(owners, n)
             matrix = shuffle_matrix(owners, destinations, n)
             packets.append(plan_delivery("leftover", holders, destinations, n).n_packets)

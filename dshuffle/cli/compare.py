@@ -18,7 +18,7 @@ from dshuffle.cli.output import warnings_as_lines
 from dshuffle.compare import Way, compare_ways, compile_kernels, connect, default_ways, modest_step, product_of_ways
 from dshuffle.compare.provenance import without_secrets
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, Choices, Classes, ShufflePlanSpec
+from dshuffle.planning import AUTO, Choices, Classes, ShuffleSpec
 from dshuffle.report import (
     Comparison,
     TrainingPoint,
@@ -30,7 +30,7 @@ from dshuffle.report import (
 )
 from dshuffle.report.progress import progress_bar
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
-from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
+from dshuffle.runtime.cluster_view import cluster_info, only_serves
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.store import Dataset, create_dataset, open_dataset
@@ -159,7 +159,7 @@ def compare(
             client = stack.enter_context(connect(scheduler, workers))
             if scheduler is not None:  # all ways, before hours have gone into the first
                 there = cluster_info(client)["workers"].values()
-                training = sum(SERVER_RESOURCE not in worker.get("resources", {}) for worker in there)
+                training = sum(not only_serves(worker.get("resources")) for worker in there)
                 ways = _possible(ways, chosen, data, max(1, training))
             done = 0
 
@@ -207,7 +207,7 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
         delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
         try:
             choices = dataclasses.replace(resolved(data, way.choices), delivery=delivery)
-            ShufflePlanSpec(data.n_samples, workers, choices)
+            ShuffleSpec(data.n_samples, workers, choices)
         except InvalidParameter as error:
             if chosen or not possible:  # the first of the default ways, local, asks for nothing that not all ask for
                 raise

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from dshuffle.cli.output import warnings_as_lines
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import SHARDINGS, GivenSharding, first_assignment, label_codes
+from dshuffle.planning import SHARDINGS, GivenSharding
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.assignment.stratified import label_codes
 from dshuffle.report.class_spread import HEADINGS, box_plot_page, class_rows
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.sharding import Sharding, distribution_aware, stratified
@@ -104,7 +106,7 @@ def shard(
                 assert found is not None
                 ranks = stratified(found, workers, seed=seed)
             else:
-                ranks = first_assignment(by, dataset.n_samples, workers, seed=seed)
+                ranks = first_ranks(by, dataset.n_samples, workers, seed=seed)
             made = Sharding(ranks, workers, np.empty(0, dtype=np.int64))
         seconds = time.perf_counter() - started
     _print(made, found, by, seconds)

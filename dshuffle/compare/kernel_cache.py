@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from dshuffle.exchange.warmup import warm_up
-from dshuffle.planning import Aligned, Choices, EpochPlanner, Global, Partial, ShufflePlanSpec, get_delivery
+from dshuffle.planning import Aligned, Choices, EpochPlanner, Global, Partial, ShuffleSpec, get_delivery
 from dshuffle.planning.delivery import Excess
 from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
@@ -33,6 +33,6 @@ def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
         fraction = None if delivery.excess is Excess.REFUSED else 0.5
         ways += [Choices(rule, delivery.name, None, fraction) for rule in (Global(), Aligned())]
     for choices in ways:
-        planner = EpochPlanner(ShufflePlanSpec(64, 4, choices))
+        planner = EpochPlanner(ShuffleSpec(64, 4, choices))
         planner.load()
         planner.advance().shares  # noqa: B018  computing the shares compiles another kernel

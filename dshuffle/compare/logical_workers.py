@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Choices, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.mixing import training_orders
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.inputs import check_step, diverged
@@ -78,7 +78,7 @@ def fit_logical_workers(
     rows, labels = checked_batch(network, arrays, features, target, ids)
     if len(rows) != len(labels):
         raise InvalidParameter.of(f"len({target})", len(labels), f"{len(rows)}, the length of {features}")
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         len(rows),
         n_workers,
         Choices(assignment=parse_assignment(assignment), delivery="storage", sharding=sharding, seed=shuffle_seed),

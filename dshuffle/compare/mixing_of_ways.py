@@ -11,20 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    SHARDINGS,
-    Assignment,
-    Choices,
-    Classes,
-    GivenSharding,
-    ShufflePlanSpec,
-    ShuffleQuality,
-    choose,
-    label_codes,
-    planned_quality,
-    stratified_ranks,
-)
+from dshuffle.planning import SHARDINGS, Assignment, Choices, Classes, GivenSharding, ShuffleSpec
 from dshuffle.planning.assignment.draws import balanced_sizes
+from dshuffle.planning.assignment.stratified import deal_classes, label_codes
+from dshuffle.planning.mixing import ShuffleQuality, planned_quality
+from dshuffle.planning.randomness import choose
 from dshuffle.runtime.dataset_inputs import STRATIFIED, read_labels, unit_rows, with_chunks_of
 from dshuffle.store import Dataset, read_sharding
 
@@ -39,7 +30,7 @@ SLICES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Likeness:
+class RowSubset:
     """Evenly spaced subset of the rows of a dataset that represents all rows.
 
     Parameters
@@ -62,9 +53,9 @@ class Likeness:
 
         Examples
         --------
-        >>> Likeness.of(10_000, 100, at_most=5_000).sample_ids[:5]
+        >>> RowSubset.of(10_000, 100, at_most=5_000).sample_ids[:5]
         array([0, 2, 4, 6, 8])
-        >>> Likeness.of(10_000, 20, at_most=5_000).chunk_rows
+        >>> RowSubset.of(10_000, 20, at_most=5_000).chunk_rows
         16
         """
         if n_samples <= at_most:
@@ -105,7 +96,7 @@ class QualityOfWays:
     def __init__(self, dataset: Dataset, target: str) -> None:
         self._dataset = dataset
         self._labels = functools.cache(lambda name: read_labels(dataset, name))
-        self._likeness = Likeness.of(dataset.n_samples, unit_rows(dataset))
+        self._likeness = RowSubset.of(dataset.n_samples, unit_rows(dataset))
         ids = self._likeness.sample_ids
         known = _values(dataset, target, ids)
         if known is None:
@@ -133,7 +124,7 @@ class QualityOfWays:
         choices = dataclasses.replace(
             choices, assignment=assignment, delivery="storage", sharding=sharding, balance=balance
         )
-        spec = ShufflePlanSpec(n_samples, n_workers, choices)
+        spec = ShuffleSpec(n_samples, n_workers, choices)
         return planned_quality(
             spec,
             epochs=EPOCHS,
@@ -152,7 +143,7 @@ class QualityOfWays:
         ids = self._likeness.sample_ids
         if sharding.startswith(STRATIFIED):
             codes, classes = label_codes(self._labels(sharding.removeprefix(STRATIFIED)))
-            return GivenSharding.of(sharding, stratified_ranks(codes[ids], len(classes), n_workers, seed=seed))
+            return GivenSharding.of(sharding, deal_classes(codes[ids], len(classes), n_workers, seed=seed))
         return GivenSharding.of(sharding, _evened(read_sharding(self._dataset, sharding)[ids], n_workers))
 
 

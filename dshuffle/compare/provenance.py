@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from distributed import Client
 
-from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
+from dshuffle.runtime.cluster_view import cluster_info, only_serves
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes
 
@@ -51,7 +51,7 @@ def cluster_facts(client: Client) -> dict[str, Any]:
     workers = information["workers"].values()
     return {
         "workers": len(workers),
-        "of them servers": sum(SERVER_RESOURCE in (worker["resources"] or {}) for worker in workers),
+        "of them servers": sum(only_serves(worker["resources"]) for worker in workers),
         "hosts": len({worker["host"] for worker in workers}),
         "threads a worker": _range(worker["nthreads"] for worker in workers),
         "memory a worker": _range((worker["memory_limit"] for worker in workers), human_bytes),

@@ -96,15 +96,17 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
     n_runs = min(len(above), len(below))
     if not np.ptp(above) and not np.ptp(below):  # both variances are 0
         return VarianceRatio(ratio=np.nan, low=np.nan, high=np.nan, p_value=1.0, n_runs=n_runs)
-    rng = np.random.default_rng(seed)
-    # A resample of equal results gives nan, which the percentiles ignore.
-    with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = [
-            np.var(values[rng.integers(len(values), size=(resamples, len(values)))], axis=1, ddof=1)
-            for values in (above, below)
-        ]
-        low, high = np.nanpercentile(drawn[0] / drawn[1], [2.5, 97.5])
-        ratio = np.var(above, ddof=1) / np.var(below, ddof=1)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a resample of equal results has no variance
+        ratio = _ratio(above, below)
+        drawn = scipy.stats.bootstrap(
+            (above, below),
+            _ratio,
+            n_resamples=resamples,
+            vectorized=True,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        ).bootstrap_distribution
+        low, high = np.nanpercentile(drawn, [2.5, 97.5])
     return VarianceRatio(
         ratio=float(ratio),
         low=float(low),
@@ -112,6 +114,11 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
         p_value=float(scipy.stats.levene(above, below, center="median").pvalue),
         n_runs=n_runs,
     )
+
+
+def _ratio(above: NDArray[np.float64], below: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
+    ratio: NDArray[np.float64] = np.var(above, axis=axis, ddof=1) / np.var(below, axis=axis, ddof=1)
+    return ratio
 
 
 def _results(name: str, values: ArrayLike) -> NDArray[np.float64]:

@@ -90,7 +90,7 @@ class CachePartition:
     >>> cache = CachePartition(layout, capacity=2, incoming=1)
     >>> slots = cache.reserve(np.array([4, 9]))
     >>> layout.column(cache.rows, "x")[slots] = [0.4, 0.9]
-    >>> cache.seal(np.array([4, 9]), slots)
+    >>> cache.add_checksums(np.array([4, 9]), slots)
     >>> cache.commit(cache.prepare(np.array([4, 9])))
     >>> layout.column(cache.rows, "x")[cache.index.find(np.array([9, 4, 9]))]
     array([0.9, 0.4, 0.9])
@@ -130,7 +130,7 @@ class CachePartition:
         self._incoming = Index(sample_ids[order], slots[order])
         return slots
 
-    def seal(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+    def add_checksums(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Compute the checksums of rows that were just read from the store; they are sent along with the rows."""
         self.checksums[slots] = checksum_rows(self.rows, sample_ids, slots)
 

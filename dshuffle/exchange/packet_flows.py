@@ -24,7 +24,8 @@ from dshuffle.coding import add_packets, decode, encode
 from dshuffle.errors import ChecksumMismatch, ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.messages import Flow, flows_of_hops
-from dshuffle.planning import Hops, Plan
+from dshuffle.planning import Packets
+from dshuffle.planning.delivery.relay import Hops
 from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
 
 Places = NDArray[np.int64]
@@ -53,7 +54,7 @@ class CodedPart:
     outgoing: dict[int, Flow]
 
     @classmethod
-    def of(cls, plan: Plan, hops: Hops, participant: int, *, at_most: int) -> CodedPart:
+    def of(cls, plan: Packets, hops: Hops, participant: int, *, at_most: int) -> CodedPart:
         """Cut the hops to and from a participant into messages of at most ``at_most`` packets."""
         groups = np.maximum(hops.waits_for, hops.opens)
         here = np.flatnonzero(plan.destinations == participant)
@@ -130,7 +131,7 @@ class PacketDecoder:
     def __init__(
         self,
         cache: CachePartition,
-        plan: Plan,
+        plan: Packets,
         packets: Places,
         arriving: Places,
         wanted: NDArray[np.bool_],

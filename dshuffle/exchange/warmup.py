@@ -7,7 +7,8 @@ import numpy as np
 from dshuffle.coding import encode
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
-from dshuffle.planning import SERVER, Plan, route
+from dshuffle.planning import SERVER, Packets
+from dshuffle.planning.delivery.relay import route
 from dshuffle.rows import RowLayout, checksum_rows
 
 
@@ -24,14 +25,14 @@ def warm_up(row_nbytes: int, *, coded: bool = False) -> None:
     samples = np.arange(2)
     cache = CachePartition(RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))}), capacity=2, incoming=2)
     cache.rows[:] = 0
-    cache.seal(samples, cache.reserve(samples))
+    cache.add_checksums(samples, cache.reserve(samples))
     cache.commit(cache.prepare(samples))
     rows, checksums = cache.rows[:2].copy(), cache.checksums[:2].copy()
     cache.unpack(samples, cache.reserve(samples), rows, checksums)
     if not coded:
         return
     # Rank 0 gets the XOR of samples 2 and 3, and sample 3 alone: it decodes sample 2 from two packets.
-    plan = Plan(
+    plan = Packets(
         offsets=np.array([0, 2, 3]),
         samples=np.array([2, 3, 3]),
         destinations=np.array([0, 1, 0], dtype=np.int32),

@@ -9,16 +9,9 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    Assignment,
-    Choices,
-    Classes,
-    ShufflePlanSpec,
-    epoch_order,
-    next_assignment,
-    parse_assignment,
-)
+from dshuffle.planning import Assignment, Choices, Classes, ShuffleSpec, next_ranks, parse_assignment
 from dshuffle.planning.batching import DROP, MODES, PAD
+from dshuffle.planning.order import epoch_order
 from dshuffle.planning.types import Samples
 
 
@@ -91,14 +84,14 @@ class ExchangeSampler:
             allowed = "'partial:Q', 'global', 'local' or 'chunks:ROWS'"
             raise InvalidParameter.of("assignment", str(parsed), allowed, "Coded deliveries are not supported.")
         classes = None if balance is None else Classes.of("given", balance, n_samples)
-        self._spec = ShufflePlanSpec(
+        self._spec = ShuffleSpec(
             n_samples,
             self._n_workers,
             Choices(
                 assignment=parsed, delivery="peer", sharding=sharding, balance=classes, seed=as_integer("seed", seed)
             ),
         )
-        self._first = self._spec.first_assignment()
+        self._first = self._spec.first_ranks()
         self._ranks, self._before, self._epoch = self._first, self._first, 0
 
     def __len__(self) -> int:
@@ -122,7 +115,7 @@ class ExchangeSampler:
         while self._epoch < epoch:
             self._epoch += 1
             self._before = self._ranks
-            self._ranks = next_assignment(
+            self._ranks = next_ranks(
                 self._spec.choices.assignment,
                 self._before,
                 self._n_workers,

@@ -9,8 +9,8 @@ import numpy as np
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import permutation
 from dshuffle.planning.batching import DROP, Batching
+from dshuffle.planning.randomness import permutation
 
 if TYPE_CHECKING:
     from dshuffle.runtime import Partition

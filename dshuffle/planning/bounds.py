@@ -18,7 +18,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.leftover import as_matrix, leftover_matrix
 from dshuffle.planning.grouping import count_holders
 from dshuffle.planning.holders import as_holders
-from dshuffle.planning.plan import missing_samples
+from dshuffle.planning.packets import missing_samples
 from dshuffle.planning.types import Holders, Ranks
 
 MOST_WORKERS = 20

@@ -10,11 +10,11 @@ from dshuffle.checks import as_ranks
 from dshuffle.errors import PlanError
 from dshuffle.planning.grouping import count_held, holds
 from dshuffle.planning.holders import as_holders
-from dshuffle.planning.plan import SERVER, STORE, Plan
+from dshuffle.planning.packets import SERVER, STORE, Packets
 
 
 def check_plan(
-    plan: Plan, holders: ArrayLike, destinations: ArrayLike, n_workers: int, *, capacity: int | None = None
+    plan: Packets, holders: ArrayLike, destinations: ArrayLike, n_workers: int, *, capacity: int | None = None
 ) -> None:
     """Raise an error unless a plan delivers every needed sample exactly once.
 

@@ -11,12 +11,12 @@ import numpy as np
 from dshuffle.planning.grouping import count_keys, group_by
 from dshuffle.planning.holders import held_by, holders_of
 from dshuffle.planning.order import epoch_permutation
-from dshuffle.planning.plan import SERVER, STORE, Plan
+from dshuffle.planning.packets import SERVER, STORE, Packets
 from dshuffle.planning.types import Holders, Ranks, Samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WorkerPlan:
+class WorkerPart:
     """One worker's part of an epoch plan.
 
     Parameters
@@ -62,11 +62,11 @@ class EpochPlan:
         Number of the epoch, from 0. The exchange for epoch 0 loads rows from the store.
     seed, n_workers
         Seed and number of workers of the specification.
-    assignment
+    ranks
         ``(q,)`` int32, the worker that trains on each sample; -1 for samples that all workers train on.
     holders
         ``(q, words)`` uint64 masks of the workers that hold each sample after the exchange is committed.
-    plan
+    packets
         Packets of the exchange.
     n_needed
         Number of samples that were missing from their worker's partition before the exchange.
@@ -77,9 +77,9 @@ class EpochPlan:
     epoch: int
     seed: int
     n_workers: int
-    assignment: Ranks
+    ranks: Ranks
     holders: Holders
-    plan: Plan
+    packets: Packets
     n_needed: int
     broadcast: Samples = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
@@ -87,7 +87,7 @@ class EpochPlan:
     def shares(self) -> tuple[int, int]:
         """Smallest and largest number of samples that a worker trains on."""
         # Skip key -1 (broadcast samples): every worker trains on all of them.
-        counts = count_keys(self.assignment, -1, self.n_workers)[1:] + len(self.broadcast)
+        counts = count_keys(self.ranks, -1, self.n_workers)[1:] + len(self.broadcast)
         return int(counts.min()), int(counts.max())
 
     def with_broadcast(self, broadcast: Samples, dealt: Samples) -> EpochPlan:
@@ -96,55 +96,55 @@ class EpochPlan:
         Sample j of this plan is ``dealt[j]``; ``dealt`` is ascending.
         """
         n_samples = len(broadcast) + len(dealt)
-        assignment = np.full(n_samples, -1, dtype=np.int32)
-        assignment[dealt] = self.assignment
+        ranks = np.full(n_samples, -1, dtype=np.int32)
+        ranks[dealt] = self.ranks
         holders = np.empty((n_samples, self.holders.shape[1]), dtype=np.uint64)
         holders[dealt] = self.holders
         holders[broadcast] = np.bitwise_or.reduce(holders_of(np.arange(self.n_workers, dtype=np.int32), self.n_workers))
-        plan = dataclasses.replace(self.plan, samples=dealt[self.plan.samples])
+        packets = dataclasses.replace(self.packets, samples=dealt[self.packets.samples])
         if self.epoch == 0:
-            plan = loading(holders, self.n_workers)
+            packets = loading(holders, self.n_workers)
         n_needed = self.n_needed if self.epoch else n_samples
-        return EpochPlan(self.epoch, self.seed, self.n_workers, assignment, holders, plan, n_needed, broadcast)
+        return EpochPlan(self.epoch, self.seed, self.n_workers, ranks, holders, packets, n_needed, broadcast)
 
     def digest(self) -> int:
         """Return a checksum of the assignment and the packets, to compare plans between processes."""
         value = 0
-        plan = self.plan
-        for array in (self.assignment, plan.offsets, plan.samples, plan.destinations, plan.senders):
+        packets = self.packets
+        for array in (self.ranks, packets.offsets, packets.samples, packets.destinations, packets.senders):
             value = zlib.crc32(array.data, value)
         return value
 
-    def for_worker(self, rank: int) -> WorkerPlan:
+    def for_worker(self, rank: int) -> WorkerPart:
         """Return the part of one worker, or of the server."""
-        plan = self.plan
+        packets = self.packets
         # Only uncoded plans have packets of single rows to list.
-        rows = slice(0 if plan.coded else plan.n_packets)
-        outgoing = np.flatnonzero(plan.senders[rows] == rank)
-        sends = _split(plan.samples[outgoing], plan.destinations[outgoing], self.n_workers)
+        rows = slice(0 if packets.coded else packets.n_packets)
+        outgoing = np.flatnonzero(packets.senders[rows] == rank)
+        sends = _split(packets.samples[outgoing], packets.destinations[outgoing], self.n_workers)
         if rank == SERVER:
             nothing = np.empty(0, dtype=np.int64)
-            return WorkerPlan(rank, self.epoch, nothing, nothing, nothing, {}, sends)
-        incoming = np.flatnonzero(plan.destinations[rows] == rank)
-        own = np.flatnonzero(self.assignment == rank)
+            return WorkerPart(rank, self.epoch, nothing, nothing, nothing, {}, sends)
+        incoming = np.flatnonzero(packets.destinations[rows] == rank)
+        own = np.flatnonzero(self.ranks == rank)
         if len(self.broadcast):
             own = np.sort(np.concatenate([own, self.broadcast]))
-        return WorkerPlan(
+        return WorkerPart(
             rank=rank,
             epoch=self.epoch,
             own=own,
             permutation=epoch_permutation(len(own), seed=self.seed, epoch=self.epoch, rank=rank),
             held=np.flatnonzero(held_by(self.holders, rank)),
-            receives=_split(plan.samples[incoming], plan.senders[incoming], self.n_workers),
+            receives=_split(packets.samples[incoming], packets.senders[incoming], self.n_workers),
             sends=sends,
         )
 
 
-def loading(holders: Holders, n_workers: int) -> Plan:
+def loading(holders: Holders, n_workers: int) -> Packets:
     """Plan that every worker reads the samples that it will hold from the store, in ascending order."""
     held = [np.flatnonzero(held_by(holders, worker)) for worker in range(n_workers)]
     samples = np.concatenate(held)
-    return Plan.uncoded(
+    return Packets.uncoded(
         samples, np.repeat(np.arange(n_workers), [len(ids) for ids in held]), np.full(len(samples), STORE)
     )
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_ranks
 from dshuffle.planning.grouping import count_held, count_holders, holds, lowest_bit
 from dshuffle.planning.holders import as_holders, has_excess, holders_of
-from dshuffle.planning.plan import missing_samples
+from dshuffle.planning.packets import missing_samples
 from dshuffle.planning.randomness import below, next_word, permutation, random_words
 from dshuffle.planning.types import Holders, Ranks, Words
 

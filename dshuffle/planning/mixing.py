@@ -16,9 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.combinatorics import log_choose
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.order import epoch_permutation
-from dshuffle.planning.planner import EpochPlanner, ShufflePlanSpec
+from dshuffle.planning.planner import EpochPlanner, ShuffleSpec
 from dshuffle.planning.types import Samples
 
 Orders = Sequence[Samples]
@@ -59,7 +60,7 @@ class ShuffleQuality:
 
 
 def planned_quality(
-    spec: ShufflePlanSpec, *, epochs: int, chunk_rows: int, batch_rows: int, classes: ArrayLike | None = None
+    spec: ShuffleSpec, *, epochs: int, chunk_rows: int, batch_rows: int, classes: ArrayLike | None = None
 ) -> ShuffleQuality:
     """Measure the first epochs that a specification plans.
 
@@ -81,7 +82,7 @@ def planned_quality(
     --------
     >>> from dshuffle.planning import Choices, Chunks, Global, Local
     >>> for assignment in (Local(), Global(), Chunks(100)):
-    ...     spec = ShufflePlanSpec(4000, 4, Choices(assignment))
+    ...     spec = ShuffleSpec(4000, 4, Choices(assignment))
     ...     quality = planned_quality(spec, epochs=4, chunk_rows=100, batch_rows=50)
     ...     print(f"{quality.meets_again:.2f} {quality.by_chance:.2f} {quality.neighbour_distance:.1f}")
     1.00 0.25 1.0
@@ -92,7 +93,7 @@ def planned_quality(
     return shuffle_quality(training_orders(spec, epochs), chunk_rows=chunk_rows, batch_rows=batch_rows, classes=classes)
 
 
-def training_orders(spec: ShufflePlanSpec, epochs: int) -> Iterator[Orders]:
+def training_orders(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:
     """Yield who trains on what in which order, for the first epochs of a shuffle.
 
     Raises
@@ -107,7 +108,7 @@ def training_orders(spec: ShufflePlanSpec, epochs: int) -> Iterator[Orders]:
     planner = EpochPlanner(spec.with_choices(delivery="storage"), checks=False)
     for epoch in range(epochs):
         plan = planner.advance() if epoch else planner.load()
-        order, offsets = group_by(plan.assignment, spec.n_workers)
+        order, offsets = group_by(plan.ranks, spec.n_workers)
         owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(spec.n_workers)]
         yield [
             own[epoch_permutation(len(own), seed=spec.choices.seed, epoch=epoch, rank=rank)]
@@ -260,9 +261,5 @@ def mean_deviation(n_samples: int, n_marked: int, drawn: int) -> float:
     others = n_samples - n_marked - drawn + v
     if v > min(n_marked, drawn):
         return 0.0
-    log = _log_choose(n_marked, v) + _log_choose(n_samples - n_marked, drawn - v) - _log_choose(n_samples, drawn)
+    log = log_choose(n_marked, v) + log_choose(n_samples - n_marked, drawn - v) - log_choose(n_samples, drawn)
     return 2 * v * others / n_samples * math.exp(log)
-
-
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

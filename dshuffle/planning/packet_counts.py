@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dshuffle.checks import as_integer
-from dshuffle.planning.assignment import draw_assignment
+from dshuffle.planning.assignment import draw_ranks
 from dshuffle.planning.bounds import MOST_WORKERS, average_lower_bound, coded_rate, lower_bound
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import check_delivery, plan_delivery
-from dshuffle.planning.plan import missing_samples
-from dshuffle.planning.planner import ShufflePlanSpec
+from dshuffle.planning.packets import missing_samples
+from dshuffle.planning.planner import ShuffleSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +97,18 @@ def survey(
     clique True
     """
     epochs = as_integer("epochs", epochs, 1)
-    spec = ShufflePlanSpec(n_samples, n_workers, dataclasses.replace(choices, delivery="server"))
+    spec = ShuffleSpec(n_samples, n_workers, dataclasses.replace(choices, delivery="server"))
     seed = choices.seed
     for name in deliveries:
         check_delivery(name, n_workers, excess=spec.has_excess)
     policy = spec.policy()
-    ranks = spec.first_assignment()
+    ranks = spec.first_ranks()
     holders = policy.first(ranks)
     for epoch in range(1, epochs + 1):
         if epoch > 1:
             holders = policy.evolve(holders, ranks, epoch - 1)
         started = time.process_time()
-        ranks, packets = draw_assignment(
+        ranks, packets = draw_ranks(
             choices.assignment, ranks, n_workers, seed=seed, epoch=epoch, holders=holders, classes=choices.balance
         )
         drawing = time.process_time() - started

@@ -11,22 +11,22 @@ from typing import Any
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, PlanError
-from dshuffle.planning.assignment import check_balance, draw_assignment
+from dshuffle.planning.assignment import check_balance, draw_ranks
 from dshuffle.planning.assignment.balance import draw_classes
-from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_assignment
+from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
 from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import check_delivery, plan_delivery
 from dshuffle.planning.epoch_plan import EpochPlan, loading
 from dshuffle.planning.holders import cache_capacity, largest_share
-from dshuffle.planning.plan import Plan, missing_samples
+from dshuffle.planning.packets import Packets, missing_samples
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.types import Ranks
 
 
 @dataclass(frozen=True, slots=True)
-class ShufflePlanSpec:
+class ShuffleSpec:
     """Everything that the plans of a shuffle depend on.
 
     Parameters
@@ -44,7 +44,7 @@ class ShufflePlanSpec:
 
     Examples
     --------
-    >>> spec = ShufflePlanSpec(10, 4, Choices("global"))
+    >>> spec = ShuffleSpec(10, 4, Choices("global"))
     >>> spec.capacity, spec.max_incoming
     (3, 3)
     """
@@ -65,7 +65,7 @@ class ShufflePlanSpec:
             check_balance(balance, self.choices.assignment, self.n_samples)
         check_delivery(self.choices.delivery, self.n_workers, excess=self.has_excess)
 
-    def with_choices(self, **changes: Any) -> ShufflePlanSpec:
+    def with_choices(self, **changes: Any) -> ShuffleSpec:
         """The same job with other choices."""
         return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))
 
@@ -80,7 +80,7 @@ class ShufflePlanSpec:
         """Number of samples that are not broadcast: one worker trains on each in an epoch."""
         return self.n_samples - self.n_broadcast
 
-    def of_dealt(self) -> ShufflePlanSpec:
+    def of_dealt(self) -> ShuffleSpec:
         """Return the specification for the samples that are not broadcast, renumbered from 0."""
         if not self.n_broadcast:
             return self
@@ -90,7 +90,7 @@ class ShufflePlanSpec:
         choices = dataclasses.replace(
             self.choices, sharding=sharding.of_others(), balance=None if balance is None else balance.only(others)
         )
-        return ShufflePlanSpec(len(others), self.n_workers, choices)
+        return ShuffleSpec(len(others), self.n_workers, choices)
 
     @property
     def chunk_rows(self) -> int:
@@ -125,7 +125,7 @@ class ShufflePlanSpec:
         assert self.choices.caching is not None  # Choices fills it in
         return CACHINGS[self.choices.caching](self.n_workers, self.capacity, self.choices.seed)
 
-    def first_assignment(self) -> Ranks:
+    def first_ranks(self) -> Ranks:
         """Return the assignment of epoch 0, ``(q,)`` int32.
 
         Raises
@@ -141,7 +141,7 @@ class ShufflePlanSpec:
             ranks = sharding.assignment()
         else:
             chunk_rows = self.chunk_rows if self.choices.assignment.in_chunks else None
-            ranks = first_assignment(sharding, self.n_samples, n, seed=seed, chunk_rows=chunk_rows)
+            ranks = first_ranks(sharding, self.n_samples, n, seed=seed, chunk_rows=chunk_rows)
         if balance is not None:
             balance.check_balanced("sharding", str(sharding), ranks, n)
         return ranks
@@ -168,7 +168,7 @@ class EpochPlanner:
 
     Examples
     --------
-    >>> spec = ShufflePlanSpec(8, 2, Choices("partial:0.5", sharding="contiguous"))
+    >>> spec = ShuffleSpec(8, 2, Choices("partial:0.5", sharding="contiguous"))
     >>> planner = EpochPlanner(spec)
     >>> planner.load().for_worker(0).receives
     {-2: array([0, 1, 2, 3])}
@@ -177,7 +177,7 @@ class EpochPlanner:
     ({1: array([4, 6])}, {1: array([2, 3])})
     """
 
-    def __init__(self, spec: ShufflePlanSpec, *, checks: bool = True) -> None:
+    def __init__(self, spec: ShuffleSpec, *, checks: bool = True) -> None:
         self.spec = spec
         self.checks = checks
         self.current: EpochPlan | None = None
@@ -189,10 +189,10 @@ class EpochPlanner:
     def load(self) -> EpochPlan:
         """Plan epoch 0: every worker reads its share and its excess from the store, in ascending order."""
         spec = self._dealt
-        assignment = spec.first_assignment()
-        holders = self._policy.first(assignment)
-        plan = loading(holders, spec.n_workers)
-        return self._found(EpochPlan(0, spec.choices.seed, spec.n_workers, assignment, holders, plan, spec.n_samples))
+        ranks = spec.first_ranks()
+        holders = self._policy.first(ranks)
+        packets = loading(holders, spec.n_workers)
+        return self._found(EpochPlan(0, spec.choices.seed, spec.n_workers, ranks, holders, packets, spec.n_samples))
 
     def advance(self, delivery: str | None = None) -> EpochPlan:
         """Plan the next epoch: the exchange from the current partitions to the next assignment.
@@ -214,10 +214,10 @@ class EpochPlanner:
         n, epoch = spec.n_workers, last.epoch + 1
         if not choices.assignment.moves and not spec.has_excess:
             # Only the order changes, and planning would take cores from the training that it goes on beside.
-            return self._found(dataclasses.replace(last, epoch=epoch, plan=Plan.uncoded([], [], []), n_needed=0))
-        assignment, packets = draw_assignment(
+            return self._found(dataclasses.replace(last, epoch=epoch, packets=Packets.uncoded([], [], []), n_needed=0))
+        ranks, start = draw_ranks(
             choices.assignment,
-            last.assignment,
+            last.ranks,
             n,
             seed=choices.seed,
             epoch=epoch,
@@ -225,12 +225,12 @@ class EpochPlanner:
             classes=choices.balance,
         )
         seed = int(random_words(1, "delivery", choices.seed, epoch)[0])
-        plan = plan_delivery(delivery or choices.delivery, last.holders, assignment, n, seed=seed, start=packets)
+        packets = plan_delivery(delivery or choices.delivery, last.holders, ranks, n, seed=seed, start=start)
         if self.checks:
-            check_plan(plan, last.holders, assignment, n, capacity=spec.capacity)
-        holders = self._policy.evolve(last.holders, assignment, epoch)
-        n_needed = len(missing_samples(last.holders, assignment))
-        return self._found(EpochPlan(epoch, choices.seed, n, assignment, holders, plan, n_needed))
+            check_plan(packets, last.holders, ranks, n, capacity=spec.capacity)
+        holders = self._policy.evolve(last.holders, ranks, epoch)
+        n_needed = len(missing_samples(last.holders, ranks))
+        return self._found(EpochPlan(epoch, choices.seed, n, ranks, holders, packets, n_needed))
 
     def _found(self, plan: EpochPlan) -> EpochPlan:
         self._last = self.current = plan

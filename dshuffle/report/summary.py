@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Choices, ShuffleQuality
+from dshuffle.planning import Choices
+from dshuffle.planning.mixing import ShuffleQuality
 from dshuffle.records import PHASES, EpochRecord
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,8 @@ from distributed import Client, Scheduler
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning import SERVER, ShufflePlanSpec, get_delivery
-from dshuffle.runtime.session_spec import SessionSpec, ShuffleOrder
+from dshuffle.planning import SERVER, ShuffleSpec, get_delivery
+from dshuffle.runtime.session_spec import SessionRequest, SessionSpec
 
 
 def check_client(client: Any) -> None:
@@ -38,6 +39,11 @@ SERVER_RESOURCE = "dshuffle-server"
 """Dask resource of a worker that serves and does not train."""
 
 
+def only_serves(resources: Mapping[str, float] | None) -> bool:
+    """Whether a worker with these Dask resources serves and does not train."""
+    return SERVER_RESOURCE in (resources or {})
+
+
 @dataclass(frozen=True, slots=True)
 class Members:
     """The participants of a session, and the role of its server.
@@ -49,7 +55,7 @@ class Members:
     server_role: str
 
 
-def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
+def choose_members(scheduler: Scheduler, order: SessionRequest) -> Members:
     """Assign ranks in the order of worker names, so that the same cluster always gets the same ranks.
 
     Raises
@@ -61,9 +67,7 @@ def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
     """
     workers = sorted(scheduler.workers.values(), key=_by_name)
     server = _find_server(workers, order.server)
-    training = [
-        worker for worker in workers if worker is not server and SERVER_RESOURCE not in (worker.resources or {})
-    ]
+    training = [worker for worker in workers if worker is not server and not only_serves(worker.resources)]
     if not training and server is not None and order.server is not None:
         training = [server]  # the user named the only worker as the server, so it also trains
     if not training:
@@ -72,7 +76,7 @@ def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
             "without it"
         )
     choices = dataclasses.replace(order.choices, delivery=max(order.deliveries, key=_demands))
-    plan = ShufflePlanSpec(order.dataset.n_samples, len(training), choices)
+    plan = ShuffleSpec(order.dataset.n_samples, len(training), choices)
     addresses = {rank: worker.address for rank, worker in enumerate(training)}
     role = ""
     if any(get_delivery(name).needs_server for name in order.deliveries):
@@ -87,7 +91,7 @@ def choose_members(scheduler: Scheduler, order: ShuffleOrder) -> Members:
 
 def _find_server(workers: list[WorkerState], wanted: str | None) -> WorkerState | None:
     if wanted is None:
-        marked = [worker for worker in workers if SERVER_RESOURCE in (worker.resources or {})]
+        marked = [worker for worker in workers if only_serves(worker.resources)]
         return marked[0] if marked else None
     for worker in workers:
         if wanted in (worker.address, str(worker.name)):

@@ -28,7 +28,7 @@ OFFLOAD_BYTES = 2**20
 """Arrays with more bytes than this in total over all ranks are averaged in a thread, to keep the event loop free."""
 
 
-class Meeting:
+class Collective:
     """The averaging steps of one call of :meth:`dshuffle.Epoch.together`. At most one step is open at any time.
 
     Parameters
@@ -113,7 +113,7 @@ def _reject(future: asyncio.Future[Array], reason: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CollectiveId:
     """Address at which the ranks of a session average (rank 0's worker), and the number of the call."""
 
     session_id: str
@@ -131,7 +131,7 @@ class Group:
         This rank, and the number of ranks.
     """
 
-    def __init__(self, place: Place, rank: int) -> None:
+    def __init__(self, place: CollectiveId, rank: int) -> None:
         self.rank = rank
         self.size = place.size
         self._place = place
@@ -193,7 +193,7 @@ class Group:
             return
 
 
-def run_together(partition: Partition, place: Place, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_together(partition: Partition, place: CollectiveId, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run the task behind :meth:`dshuffle.Epoch.together` and report its failure to the other ranks."""
     # Tasks that wait for each other must all run. If two sessions share single-threaded workers, each could hold
     # threads that the other waits for. Seceding keeps these tasks out of the worker's thread pool.

@@ -14,15 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import InvalidParameter, ShardingWarning
-from dshuffle.planning import (
-    SHARDINGS,
-    Assignment,
-    Choices,
-    Classes,
-    GivenSharding,
-    ShufflePlanSpec,
-    stratified_assignment,
-)
+from dshuffle.planning import SHARDINGS, Assignment, Choices, Classes, GivenSharding, ShuffleSpec
+from dshuffle.planning.assignment.stratified import stratified_ranks
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, read_array, read_broadcast, read_sharding, stored_shardings
 
@@ -140,7 +133,7 @@ def warn_of_small_classes(classes: Classes, n_workers: int, stacklevel: int = 2)
         )
 
 
-def with_data(plan: ShufflePlanSpec, dataset: Dataset) -> ShufflePlanSpec:
+def with_data(shuffle: ShuffleSpec, dataset: Dataset) -> ShuffleSpec:
     """Read the labels and the first epoch's ranks that the plan only names.
 
     Raises
@@ -150,21 +143,21 @@ def with_data(plan: ShufflePlanSpec, dataset: Dataset) -> ShufflePlanSpec:
         first assignment does not have the requested balance.
     """
     labels = functools.cache(lambda name: read_labels(dataset, name))  # balance and sharding may use the same array
-    choices = plan.choices
+    choices = shuffle.choices
     balance, given = choices.balance, choices.sharding
     if balance is not None:
-        plan = plan.with_choices(balance=balance.found(labels(balance.name), plan.n_samples))
+        shuffle = shuffle.with_choices(balance=balance.found(labels(balance.name), shuffle.n_samples))
     if isinstance(given, GivenSharding) and given.ranks is None:
         if given.name.startswith(STRATIFIED):
             found = labels(given.name.removeprefix(STRATIFIED))
-            ranks = stratified_assignment(found, plan.n_workers, seed=choices.seed, n_samples=plan.n_samples)
+            ranks = stratified_ranks(found, shuffle.n_workers, seed=choices.seed, n_samples=shuffle.n_samples)
             given = given.found(ranks)
         else:
             given = given.found(read_sharding(dataset, given.name), read_broadcast(dataset, given.name))
-        plan = plan.with_choices(sharding=given)
+        shuffle = shuffle.with_choices(sharding=given)
     if balance is not None:
-        plan.of_dealt().first_assignment()  # refuse it now, not when the first epoch is planned
-    return plan
+        shuffle.of_dealt().first_ranks()  # refuse it now, not when the first epoch is planned
+    return shuffle
 
 
 def read_labels(dataset: Dataset, name: str) -> NDArray[np.generic]:

@@ -8,7 +8,7 @@ from dask.utils import parse_bytes
 
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.planning import ShufflePlanSpec, get_delivery
+from dshuffle.planning import ShuffleSpec, get_delivery
 from dshuffle.rows import RowLayout
 
 
@@ -36,7 +36,7 @@ def parse_memory_limit(memory_limit: int | str | None) -> int | None:
     return parsed
 
 
-def check_budget(plan: ShufflePlanSpec, layout: RowLayout, limit: int | None) -> None:
+def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None) -> None:
     """Refuse a session whose cache partitions do not fit.
 
     Raises
@@ -45,45 +45,45 @@ def check_budget(plan: ShufflePlanSpec, layout: RowLayout, limit: int | None) ->
         If a partition exceeds the limit. The message gives the bytes that are needed, and the number of workers that
         would be enough.
     """
-    needed = partition_nbytes(plan, layout)
+    needed = partition_nbytes(shuffle, layout)
     if limit is None or needed <= limit:
         return
-    workers = _workers_that_fit(plan, layout, limit)
+    workers = _workers_that_fit(shuffle, layout, limit)
     if workers is None:
         way_out = "Raise memory_limit; more workers would not help"
-        if plan.choices.cache_fraction is not None:
-            way_out += f" with cache_fraction={plan.choices.cache_fraction}, but a lower cache_fraction may"
+        if shuffle.choices.cache_fraction is not None:
+            way_out += f" with cache_fraction={shuffle.choices.cache_fraction}, but a lower cache_fraction may"
     else:
         way_out = f"Use {workers} workers, or a memory_limit of {needed} bytes"
-    relayed = f", and for {_relayed(plan)} packets to relay" if _relayed(plan) else ""
+    relayed = f", and for {_relayed(shuffle)} packets to relay" if _relayed(shuffle) else ""
     raise CacheBudgetError(
-        f"a cache partition needs {needed} bytes on each of {plan.n_workers} workers ({plan.capacity} rows of "
-        f"{layout.nbytes} bytes and room for {plan.max_incoming} incoming ones{relayed}); memory_limit allows "
+        f"a cache partition needs {needed} bytes on each of {shuffle.n_workers} workers ({shuffle.capacity} rows of "
+        f"{layout.nbytes} bytes and room for {shuffle.max_incoming} incoming ones{relayed}); memory_limit allows "
         f"{limit} bytes. {way_out}"
     )
 
 
-def partition_nbytes(plan: ShufflePlanSpec, layout: RowLayout) -> int:
+def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout) -> int:
     """Maximum bytes that a worker needs for its rows, for incoming rows, and for packets that it relays."""
-    return CachePartition.nbytes_for(layout, plan.capacity + plan.max_incoming + _relayed(plan))
+    return CachePartition.nbytes_for(layout, shuffle.capacity + shuffle.max_incoming + _relayed(shuffle))
 
 
-def _relayed(plan: ShufflePlanSpec) -> int:
+def _relayed(shuffle: ShuffleSpec) -> int:
     """Maximum number of packets that a worker relays. It only relays packets from which it decodes a sample."""
-    return 0 if not plan.choices.coded or plan.choices.relay == "unicast" else plan.max_incoming
+    return 0 if not shuffle.choices.coded or shuffle.choices.relay == "unicast" else shuffle.max_incoming
 
 
-def _workers_that_fit(plan: ShufflePlanSpec, layout: RowLayout, limit: int) -> int | None:
+def _workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int | None:
     """Smallest number of workers whose partitions fit. Bisection works: more workers never need more memory each."""
 
     def fits(n_workers: int) -> bool:
         try:
-            return partition_nbytes(dataclasses.replace(plan, n_workers=n_workers), layout) <= limit
+            return partition_nbytes(dataclasses.replace(shuffle, n_workers=n_workers), layout) <= limit
         except InvalidParameter:  # too few workers: the cache fraction must be at least 1/n
             return False
 
-    low, high = plan.n_workers, plan.most_workers
-    supported = get_delivery(plan.choices.delivery).most_workers
+    low, high = shuffle.n_workers, shuffle.most_workers
+    supported = get_delivery(shuffle.choices.delivery).most_workers
     if supported is not None:
         high = min(high, supported)
     if high <= low or not fits(high):

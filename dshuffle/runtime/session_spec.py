@@ -15,7 +15,7 @@ from dask.utils import parse_bytes, parse_timedelta
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning import Choices, ShufflePlanSpec
+from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
 from dshuffle.rows import RowLayout
 from dshuffle.store import Dataset
@@ -95,7 +95,7 @@ class DatasetReference:
 
     n_samples: int
     layout: RowLayout
-    sealed: bytes = field(repr=False)
+    pickled: bytes = field(repr=False)
 
     @classmethod
     def of(cls, dataset: Dataset) -> DatasetReference:
@@ -110,7 +110,7 @@ class DatasetReference:
         ClusterError
             If this process sees a different dataset than the client.
         """
-        dataset = loads(self.sealed)
+        dataset = loads(self.pickled)
         assert isinstance(dataset, Dataset)
         if dataset.n_samples != self.n_samples or dataset.layout != self.layout:
             raise ClusterError(
@@ -121,7 +121,7 @@ class DatasetReference:
 
 
 @dataclass(frozen=True, slots=True)
-class ShuffleOrder:
+class SessionRequest:
     """Request of a client for a session, before ranks are assigned.
 
     ``deliveries`` maps the deliveries to choose from in each epoch to the expected seconds of an exchange.
@@ -143,7 +143,7 @@ class SessionSpec:
 
     Parameters
     ----------
-    plan
+    shuffle
         Everything that plans depend on. If epochs may use different deliveries, it names the one that needs the most
         memory.
     deliveries
@@ -154,15 +154,15 @@ class SessionSpec:
 
     session_id: str
     dataset: DatasetReference
-    plan: ShufflePlanSpec
+    shuffle: ShuffleSpec
     deliveries: tuple[str, ...]
     memory_limit: int | None
     settings: Settings
     addresses: dict[int, str] = field(default_factory=dict)
 
-    def with_plan(self, plan: ShufflePlanSpec) -> SessionSpec:
+    def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""
-        return dataclasses.replace(self, plan=plan)
+        return dataclasses.replace(self, shuffle=shuffle)
 
     def with_memory_limit(self, memory_limit: int) -> SessionSpec:
         """The same session with another byte budget (derived from the worker's own limit if the user gave none)."""

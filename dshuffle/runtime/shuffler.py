@@ -18,26 +18,18 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
-from dshuffle.planning import (
-    AUTO,
-    SERVER,
-    Assignment,
-    Choices,
-    Classes,
-    GivenSharding,
-    parse_assignment,
-)
+from dshuffle.planning import AUTO, SERVER, Assignment, Choices, Classes, GivenSharding, parse_assignment
 from dshuffle.planning.cost import Cluster
 from dshuffle.records import EpochRecord, Measures
 from dshuffle.runtime.cluster_view import check_client
-from dshuffle.runtime.collective import Place
+from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.dataset_inputs import resolved, wanted_sharding, warn_of_small_classes
 from dshuffle.runtime.epoch import Epoch, submit_to_all
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.memory import parse_memory_limit
 from dshuffle.runtime.replies import Reply, unwrap
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
-from dshuffle.runtime.session_spec import DatasetReference, Settings, ShuffleOrder
+from dshuffle.runtime.session_spec import DatasetReference, SessionRequest, Settings
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, open_dataset
 
@@ -180,7 +172,7 @@ class Shuffler:
         classes = choices.balance
         if classes is not None:  # labels travel by name
             choices = dataclasses.replace(choices, balance=Classes(classes.name, classes.checksum))
-        self._order = ShuffleOrder(
+        self._order = SessionRequest(
             session_id=uuid.uuid4().hex[:12],
             client_id=client.id,
             dataset=DatasetReference.of(self.dataset),
@@ -193,7 +185,7 @@ class Shuffler:
         self._closed = True  # until the session is open
         self._epoch: Epoch | None = None
         self._next = 0
-        self._meetings = itertools.count(1)
+        self._collectives = itertools.count(1)
         self._measured: dict[str, Any] = {}
         client.register_plugin(DShuffleScheduler())
         try:
@@ -347,10 +339,10 @@ class Shuffler:
         epoch._futures.extend(futures)
         return futures
 
-    def _new_meeting(self) -> Place:
-        return Place(self._order.session_id, next(self._meetings), self.n_workers, self._addresses[0])
+    def _new_meeting(self) -> CollectiveId:
+        return CollectiveId(self._order.session_id, next(self._collectives), self.n_workers, self._addresses[0])
 
-    def _disband(self, place: Place, reason: str) -> None:
+    def _disband(self, place: CollectiveId, reason: str) -> None:
         """Fail all ranks that still wait for a mean of this call."""
         if self._client.status != "running":
             return

@@ -15,7 +15,8 @@ from sklearn.decomposition import IncrementalPCA
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, ShardingWarning
-from dshuffle.planning import deal_groups, label_codes, random_words
+from dshuffle.planning.assignment.stratified import deal_groups, label_codes
+from dshuffle.planning.randomness import random_words
 from dshuffle.sharding.sharding import Sharding
 
 Floats = NDArray[np.float32] | NDArray[np.float64]

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter, ShardingWarning
-from dshuffle.planning import label_codes, stratified_ranks
+from dshuffle.planning.assignment.stratified import deal_classes, label_codes
 from dshuffle.planning.types import Ranks, Samples
 
 
@@ -126,7 +126,7 @@ def stratified(labels: ArrayLike, n_workers: int, *, seed: int = 0) -> Ranks:
     array([0, 1, 0, 1], dtype=int32)
     """
     codes, classes = label_codes(labels)
-    ranks = stratified_ranks(codes, len(classes), n_workers, seed=seed)
+    ranks = deal_classes(codes, len(classes), n_workers, seed=seed)
     sizes = np.bincount(codes)
     small = np.flatnonzero(sizes < n_workers)
     if len(small):

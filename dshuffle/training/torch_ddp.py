@@ -41,7 +41,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(slots=True)
-class Seat:
+class TrainingState:
     """State that a rank keeps in its process from epoch to epoch."""
 
     store: Any
@@ -52,7 +52,7 @@ class Seat:
     """Time at which the last gradients of the current step were ready."""
 
 
-_seats: dict[str, Seat] = {}
+_seats: dict[str, TrainingState] = {}
 """State by name of the fit. There is one at a time, as a process has one default process group."""
 
 
@@ -194,7 +194,7 @@ def open_store(partition: Partition, name: str, host: str, size: int, timeout: f
     if partition.rank:
         return 0
     limit = datetime.timedelta(seconds=timeout)
-    _seats[name] = Seat(dist.TCPStore(host, 0, size, is_master=True, timeout=limit, wait_for_workers=False))
+    _seats[name] = TrainingState(dist.TCPStore(host, 0, size, is_master=True, timeout=limit, wait_for_workers=False))
     return int(_seats[name].store.port)
 
 
@@ -218,7 +218,7 @@ def join(
     """Join the process group, and make this rank's model and optimizer. Runs as a task on each worker."""
     limit = datetime.timedelta(seconds=timeout)
     if group.rank:
-        _seats[name] = Seat(dist.TCPStore(*place, group.size, is_master=False, timeout=limit))
+        _seats[name] = TrainingState(dist.TCPStore(*place, group.size, is_master=False, timeout=limit))
     seat = _seats[name]
     with leaving_if_it_fails(name):
         if found := interface_of(str(urlsplit(get_worker().address).hostname)):
@@ -233,7 +233,7 @@ def join(
         seat.first_steps = [one["lr"] for one in seat.optimizer.param_groups]
 
 
-def average(seat: Seat, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def average(seat: TrainingState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients over all ranks, and note when the bucket was ready."""
     seat.computed = time.perf_counter()
     future: torch.futures.Future[torch.Tensor] = allreduce_hook(dist.group.WORLD, bucket)
@@ -311,7 +311,7 @@ class leaving_if_it_fails:
 
 
 def _steps(
-    partition: Partition, group: Group, seat: Seat, batch_size: int, loss: Loss, features: str, target: str
+    partition: Partition, group: Group, seat: TrainingState, batch_size: int, loss: Loss, features: str, target: str
 ) -> PhaseSeconds:
     batches = partition.to_torch(batch_size, mode=UNEVEN, arrays=(features, target))
     positions = [batches.batching.positions(number) for number in range(len(batches))]
@@ -354,7 +354,7 @@ def checked(x: torch.Tensor, y: torch.Tensor, features: str, target: str, sample
         )
 
 
-def _wrong_labels(partition: Partition, seat: Seat, features: str, target: str) -> int:
+def _wrong_labels(partition: Partition, seat: TrainingState, features: str, target: str) -> int:
     seat.model.eval()
     dtype = next(seat.model.parameters()).dtype
     wrong = 0

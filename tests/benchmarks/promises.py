@@ -22,7 +22,7 @@ import psutil
 from distributed import Client, LocalCluster, Worker
 
 import dshuffle
-from dshuffle.planning import Choices, EpochPlanner, Global, ShufflePlanSpec
+from dshuffle.planning import Choices, EpochPlanner, Global, ShuffleSpec
 
 MIB = 2**20
 
@@ -39,9 +39,7 @@ def _neighbour(name: str) -> ModuleType:
 
 def planning_seconds(n_samples: int = 1_000_000, n_workers: int = 20) -> float:
     """One global epoch with `peer`, checked, on one core, after compilation."""
-    spec = ShufflePlanSpec(
-        n_samples, n_workers, Choices(assignment=Global(), delivery="peer", sharding="random", seed=0)
-    )
+    spec = ShuffleSpec(n_samples, n_workers, Choices(assignment=Global(), delivery="peer", sharding="random", seed=0))
     planner = EpochPlanner(spec)
     planner.load().for_worker(0)
     seconds = []

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dshuffle
-from dshuffle.compare.mixing_of_ways import LEAST_CHUNK_ROWS, Likeness, QualityOfWays
+from dshuffle.compare.mixing_of_ways import LEAST_CHUNK_ROWS, QualityOfWays, RowSubset
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Choices, Chunks, Global, ShufflePlanSpec
+from dshuffle.planning import Choices, Chunks, Global, ShuffleSpec
 from dshuffle.store import write_sharding
 
 
@@ -20,7 +20,7 @@ def test_rows_that_stand_for_all_are_evenly_apart(data):
     n_samples = data.draw(st.integers(1, 3000))
     chunk_rows = data.draw(st.integers(1, n_samples))
     at_most = data.draw(st.integers(100, 3000))
-    likeness = Likeness.of(n_samples, chunk_rows, at_most)
+    likeness = RowSubset.of(n_samples, chunk_rows, at_most)
     ids = likeness.sample_ids
     assert 0 < len(ids) <= at_most
     assert (np.diff(ids) > 0).all()
@@ -43,10 +43,10 @@ def test_chunks_that_can_be_planned_can_be_planned_for_those_rows(data):
     n_samples = data.draw(st.integers(2, 3000))
     n_workers = data.draw(st.integers(1, min(n_samples, 60)))
     rows = data.draw(st.integers(1, max(1, (n_samples - 1) // max(1, n_workers - 1))))
-    likeness = Likeness.of(n_samples, data.draw(st.integers(1, n_samples)), 1000)
+    likeness = RowSubset.of(n_samples, data.draw(st.integers(1, n_samples)), 1000)
     q = len(likeness.sample_ids)
     assignment = likeness.assignment(Chunks(rows), n_workers)
-    ShufflePlanSpec(q, n_workers, Choices(assignment=assignment, delivery="storage", sharding="random", seed=0))
+    ShuffleSpec(q, n_workers, Choices(assignment=assignment, delivery="storage", sharding="random", seed=0))
     assert likeness.assignment(Global(), n_workers) == Global()
 
 
@@ -73,8 +73,8 @@ def test_integers_and_booleans_are_classes(tmp_path):
 
 @pytest.mark.parametrize("at_most", [600, 300])
 def test_labels_and_stored_ranks_decide_where_samples_start(tmp_path, monkeypatch, at_most):
-    likeness = Likeness.of
-    monkeypatch.setattr(Likeness, "of", lambda n_samples, chunk_rows: likeness(n_samples, chunk_rows, at_most))
+    likeness = RowSubset.of
+    monkeypatch.setattr(RowSubset, "of", lambda n_samples, chunk_rows: likeness(n_samples, chunk_rows, at_most))
     arrays = {"label": np.repeat([7, -3, 12], 200), "few": np.arange(600) // 2}
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", arrays, chunk_rows=50)
     write_sharding(dataset, "mine", np.repeat([2, 0, 1], 200))

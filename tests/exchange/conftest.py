@@ -170,7 +170,7 @@ class Cluster:
     def read_store(self, reader: Participant, sample_ids: np.ndarray, slots: np.ndarray) -> None:
         self.reads += 1
         reader.cache.rows[slots] = self.truth.rows[sample_ids]
-        reader.cache.seal(sample_ids, slots)
+        reader.cache.add_checksums(sample_ids, slots)
 
     # -- the scheduler -----------------------------------------------------------------------------------------
 

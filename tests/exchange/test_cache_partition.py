@@ -73,7 +73,7 @@ def test_many_epochs_against_a_set(nbytes: int, seed: int, n_epochs: int) -> Non
             if aborted:
                 n_read, incoming, slots = 0, incoming[::2], slots[::2]
             cache.rows[slots[:n_read]] = truth.rows[incoming[:n_read]]
-            cache.seal(incoming[:n_read], slots[:n_read])
+            cache.add_checksums(incoming[:n_read], slots[:n_read])
             others = incoming[n_read:]
             cache.unpack(others, slots[n_read:], truth.rows[others], truth.checksums[others])
             check(cache, truth, held, rng)
@@ -86,13 +86,13 @@ def test_many_epochs_against_a_set(nbytes: int, seed: int, n_epochs: int) -> Non
         check(cache, truth, held, rng)
 
 
-def test_rows_from_the_store_are_sealed_in_pieces() -> None:
+def test_checksums_are_added_in_pieces() -> None:
     truth = Truth(10_000, 9)
     cache = CachePartition(layout_of(9), capacity=10_000, incoming=0)
     sample_ids = np.random.default_rng(1).permutation(10_000)
     slots = cache.reserve(sample_ids)
     cache.rows[slots] = truth.rows[sample_ids]
-    cache.seal(sample_ids, slots)
+    cache.add_checksums(sample_ids, slots)
     np.testing.assert_array_equal(cache.checksums[slots], truth.checksums[sample_ids])
 
 

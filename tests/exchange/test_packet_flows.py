@@ -19,7 +19,10 @@ from dshuffle.errors import ChecksumMismatch, ExchangeError
 from dshuffle.exchange import packet_flows
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
-from dshuffle.planning import RELAYS, SERVER, Plan, check_plan, plan_delivery, route
+from dshuffle.planning import RELAYS, SERVER, Packets
+from dshuffle.planning.check_plan import check_plan
+from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.delivery.relay import route
 from dshuffle.rows import RowLayout, checksum_rows
 
 DELIVERIES = ["clique", "coded", "leftover", "ubershuffle"]
@@ -32,7 +35,7 @@ Message = tuple[int, int, int]
 class Truth:
     """The store's rows, and all packets of a plan."""
 
-    def __init__(self, n_samples: int, plan: Plan, nbytes: int, rng: np.random.Generator) -> None:
+    def __init__(self, n_samples: int, plan: Packets, nbytes: int, rng: np.random.Generator) -> None:
         self.rows = rng.integers(0, 256, (n_samples, nbytes), dtype=np.uint8)
         self.checksums = checksum_rows(self.rows, np.arange(n_samples))
         self.packets = np.zeros((plan.n_packets, nbytes), np.uint8)
@@ -61,7 +64,7 @@ class World:
     def __init__(
         self,
         n: int,
-        plan: Plan,
+        plan: Packets,
         holders: list[int],
         assignment: list[int],
         rng: np.random.Generator,
@@ -103,7 +106,7 @@ class World:
         cache.rows[:], cache.checksums[:] = 0xA5, 0xA5A5A5A5
         slots = cache.reserve(np.concatenate([held, np.arange(10**6, 10**6 + 5)]).astype(np.int64))
         cache.rows[slots[: len(held)]] = truth.rows[held]
-        cache.seal(held, slots[: len(held)])
+        cache.add_checksums(held, slots[: len(held)])
         cache.commit(cache.prepare(np.sort(held)))
         store = PacketStore(layout, part.leaving)
         slots = cache.reserve(samples[wanted])
@@ -224,11 +227,11 @@ def random_world(
     return World(n, plan, holders.tolist(), assignment.tolist(), rng, relay=relay, nbytes=nbytes)
 
 
-def packets_of(*packets: list[tuple[int, int]]) -> Plan:
+def packets_of(*packets: list[tuple[int, int]]) -> Packets:
     """A plan from lists of (sample, destination) pairs."""
     pairs = np.array([pair for packet in packets for pair in packet])
     senders = np.full(len(packets), SERVER, np.int32)
-    return Plan(np.cumsum([0, *map(len, packets)]), pairs[:, 0].copy(), pairs[:, 1].astype(np.int32), senders)
+    return Packets(np.cumsum([0, *map(len, packets)]), pairs[:, 0].copy(), pairs[:, 1].astype(np.int32), senders)
 
 
 # -- what arrives --------------------------------------------------------------------------------------------------
@@ -470,7 +473,7 @@ def test_packets_are_not_read_from_the_store() -> None:
 # -- what cannot be decoded ----------------------------------------------------------------------------------------
 
 
-def decoder_of(plan: Plan, *held: int) -> PacketDecoder:
+def decoder_of(plan: Packets, *held: int) -> PacketDecoder:
     """The decoder of rank 0, which holds these samples and wants all that comes in."""
     cache = CachePartition(RowLayout.of({"x": (np.dtype("f8"), ())}), capacity=9, incoming=99)
     cache.reserve(np.array(held, np.int64))
@@ -491,7 +494,7 @@ def decoder_of(plan: Plan, *held: int) -> PacketDecoder:
         (packets_of([(0, 0), (1, 1)], [(1, 0), (7, 1)]), (), 7),
     ],
 )
-def test_a_sample_that_decoding_lacks_is_named(plan: Plan, held: tuple[int, ...], lost: int) -> None:
+def test_a_sample_that_decoding_lacks_is_named(plan: Packets, held: tuple[int, ...], lost: int) -> None:
     with pytest.raises(ExchangeError, match=f"sample {lost} is needed for decoding, but is neither held nor incoming"):
         decoder_of(plan, *held)
     decoder_of(plan, *sorted([*held, lost]))
@@ -511,7 +514,7 @@ def test_a_sample_that_decoding_lacks_is_named(plan: Plan, held: tuple[int, ...]
     ],
     ids=str,
 )
-def test_packets_that_need_each_other_are_refused(plan: Plan) -> None:
+def test_packets_that_need_each_other_are_refused(plan: Packets) -> None:
     with pytest.raises(ExchangeError, match="each of which can be decoded only after another"):
         decoder_of(plan)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations.sampler import ExchangeSampler
-from dshuffle.planning import Choices, Classes, EpochPlanner, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import Choices, Classes, EpochPlanner, ShuffleSpec, parse_assignment
 
 
 @settings(max_examples=30, deadline=None)
@@ -35,7 +35,7 @@ def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
         options = {"assignment": assignment, "sharding": sharding, "balance": labels, "seed": seed, "mode": mode}
         return [ExchangeSampler(n_samples, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
 
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         n_samples,
         world_size,
         Choices(

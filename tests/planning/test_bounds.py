@@ -10,18 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    DELIVERIES,
-    Global,
-    bounds,
-    demand,
-    first_assignment,
-    first_holders,
-    holders_of,
-    next_assignment,
-    plan_delivery,
-    shuffle_matrix,
-)
+from dshuffle.planning import DELIVERIES, Global, bounds, next_ranks
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.caching import first_holders
+from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.delivery.leftover import shuffle_matrix
+from dshuffle.planning.holders import as_holders, holders_of
+from dshuffle.planning.packets import missing_samples
 
 
 @st.composite
@@ -120,12 +115,14 @@ def test_coded_rate_without_excess_is_one_of_pairs():
 @pytest.mark.parametrize("capacity", [5_000, 20_000, 55_000])
 def test_rates_are_the_means_of_random_shuffles(capacity):
     q, n = 100_000, 20
-    previous = first_assignment("random", q, n, seed=1)
+    previous = first_ranks("random", q, n, seed=1)
     holders = first_holders(previous, n, capacity, seed=1)
-    destinations = next_assignment(Global(), previous, n, seed=1, epoch=1)
+    destinations = next_ranks(Global(), previous, n, seed=1, epoch=1)
     average = bounds.average_lower_bound(holders, destinations, n)
     assert average == pytest.approx(bounds.coded_rate(q, n, capacity), rel=0.01)
-    assert len(demand(holders, destinations, n)) == pytest.approx(bounds.uncoded_rate(q, capacity), rel=0.01)
+    assert len(missing_samples(as_holders(holders, n), np.asarray(destinations, np.int32))) == pytest.approx(
+        bounds.uncoded_rate(q, capacity), rel=0.01
+    )
     bound = bounds.lower_bound(holders, destinations, n)
     assert average <= bound <= 1.1 * average
 
@@ -178,7 +175,7 @@ def test_worst_case(n):
 @given(st.integers(2, 6), st.integers(1, 4), st.integers(0, 2**32))
 def test_no_shuffle_is_worse_than_the_worst(n, share, seed):
     q = n * share
-    owners, destinations = (first_assignment("random", q, n, seed=seed + i) for i in range(2))
+    owners, destinations = (first_ranks("random", q, n, seed=seed + i) for i in range(2))
     matrix = shuffle_matrix(owners, destinations, n)
     assert bounds.leftover_lower_bound(matrix) <= bounds.leftover_rate(matrix) <= bounds.worst_case_rate(q, n)
 

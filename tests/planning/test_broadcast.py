@@ -19,9 +19,9 @@ from dshuffle.planning import (
     Global,
     Local,
     Partial,
-    ShufflePlanSpec,
-    check_plan,
+    ShuffleSpec,
 )
+from dshuffle.planning.check_plan import check_plan
 
 
 @st.composite
@@ -35,7 +35,7 @@ def specs(draw):
     ranks[np.delete(np.arange(q + n_broadcast), broadcast)] = rng.permutation(np.arange(q) % n)
     delivery = draw(st.sampled_from(sorted(DELIVERIES if n <= 64 else {"peer", "server", "storage", "clique"})))
     fraction = draw(st.sampled_from([None] if delivery == "leftover" else [None, (1 + 1 / n) / 2, 1.0]))
-    return ShufflePlanSpec(
+    return ShuffleSpec(
         q + n_broadcast,
         n,
         Choices(
@@ -79,11 +79,11 @@ def test_broadcast_samples_are_with_every_worker_and_never_move(spec):
         assert max(sizes) - min(sizes) <= 1
         assert len(plan.for_worker(SERVER).own) == 0
         if epoch:
-            assert not np.isin(plan.plan.samples, broadcast).any()
+            assert not np.isin(plan.packets.samples, broadcast).any()
             # What is dealt out is delivered, seen from the numbers of the dataset as well.
-            destinations = np.where(plan.assignment < 0, 0, plan.assignment)
-            check_plan(plan.plan, before.holders, destinations, spec.n_workers)
-            assert plan.n_needed == len(np.unique(plan.plan.samples)) or plan.plan.coded
+            destinations = np.where(plan.ranks < 0, 0, plan.ranks)
+            check_plan(plan.packets, before.holders, destinations, spec.n_workers)
+            assert plan.n_needed == len(np.unique(plan.packets.samples)) or plan.packets.coded
         before = plan
 
 
@@ -93,7 +93,7 @@ def test_others_are_planned_for_as_if_they_were_alone(assignment, delivery):
     rng = np.random.default_rng(0)
     broadcast, ranks = np.array([3, 50, 51, 99]), rng.permutation(np.arange(96) % 4)
     others = np.delete(np.arange(100), broadcast)
-    alone = ShufflePlanSpec(
+    alone = ShuffleSpec(
         96,
         4,
         Choices(
@@ -107,7 +107,7 @@ def test_others_are_planned_for_as_if_they_were_alone(assignment, delivery):
     all_ranks = np.zeros(100, np.int32)
     all_ranks[others] = ranks
     given_ranks = GivenSharding.of("mine", all_ranks, broadcast)
-    both = ShufflePlanSpec(
+    both = ShuffleSpec(
         100, 4, Choices(assignment=assignment, delivery=delivery, cache_fraction=0.5, sharding=given_ranks, seed=7)
     )
     assert both.capacity == alone.capacity + 4
@@ -115,17 +115,17 @@ def test_others_are_planned_for_as_if_they_were_alone(assignment, delivery):
     one, other = EpochPlanner(alone), EpochPlanner(both)
     for epoch in range(3):
         a, b = (planner.advance() if epoch else planner.load() for planner in (one, other))
-        np.testing.assert_array_equal(a.assignment, b.assignment[others])
-        assert (b.assignment[broadcast] == -1).all()
+        np.testing.assert_array_equal(a.ranks, b.ranks[others])
+        assert (b.ranks[broadcast] == -1).all()
         if epoch:
-            np.testing.assert_array_equal(others[a.plan.samples], b.plan.samples)
+            np.testing.assert_array_equal(others[a.packets.samples], b.packets.samples)
             assert a.n_needed == b.n_needed
 
 
 def test_what_is_broadcast_has_no_part_in_the_balance():
     labels = np.repeat([0, 1, 2], [40, 20, 3])
     ranks = np.concatenate([np.arange(60) % 4, [0, 0, 0]])
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         63,
         4,
         Choices(
@@ -139,14 +139,14 @@ def test_what_is_broadcast_has_no_part_in_the_balance():
     planner = EpochPlanner(spec)
     for epoch in range(4):
         plan = planner.advance() if epoch else planner.load()
-        assert np.bincount(plan.assignment[:40]).tolist() == [10] * 4
-        assert np.bincount(plan.assignment[40:60]).tolist() == [5] * 4
+        assert np.bincount(plan.ranks[:40]).tolist() == [10] * 4
+        assert np.bincount(plan.ranks[40:60]).tolist() == [5] * 4
 
 
 def test_digests_tell_apart_what_is_broadcast():
     plans = [
         EpochPlanner(
-            ShufflePlanSpec(
+            ShuffleSpec(
                 8,
                 2,
                 Choices(
@@ -184,6 +184,6 @@ def test_names_stand_for_what_is_found():
     with pytest.raises(InvalidParameter, match="checksum"):
         name.found(mine.ranks, [2, 3])
     with pytest.raises(PlanError, match="not known here"):
-        EpochPlanner(ShufflePlanSpec(6, 2, Choices(assignment=Global(), delivery="peer", sharding=name, seed=0)))
+        EpochPlanner(ShuffleSpec(6, 2, Choices(assignment=Global(), delivery="peer", sharding=name, seed=0)))
     with pytest.raises(InvalidParameter, match="whole chunks from the first epoch"):
-        ShufflePlanSpec(6, 2, Choices(assignment=Chunks(1), delivery="peer", sharding=mine, seed=0))
+        ShuffleSpec(6, 2, Choices(assignment=Chunks(1), delivery="peer", sharding=mine, seed=0))

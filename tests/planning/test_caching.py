@@ -4,17 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    CACHINGS,
-    Global,
-    Local,
-    Partial,
-    first_assignment,
-    first_holders,
-    held_by,
-    holders_of,
-    next_assignment,
-)
+from dshuffle.planning import CACHINGS, Global, Local, Partial, next_ranks
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.caching import first_holders
+from dshuffle.planning.holders import held_by, holders_of
 
 
 @st.composite
@@ -35,7 +28,7 @@ def shares(assignment, n):
 @given(shape=shapes(), seed=st.integers())
 def test_first_holders_fill_the_cache_exactly(shape, seed):
     q, n, capacity = shape
-    assignment = first_assignment("random", q, n, seed=seed)
+    assignment = first_ranks("random", q, n, seed=seed)
     holders = first_holders(assignment, n, capacity, seed=seed)
     excess = capacity > -(-q // n)
     for share, cached in zip(shares(assignment, n), held(holders, n), strict=True):
@@ -49,7 +42,7 @@ def test_first_holders_fill_the_cache_exactly(shape, seed):
 def test_policy_contract(caching, assignment, shape, seed):
     q, n, capacity = shape
     policy = CACHINGS[caching](n, capacity, seed)
-    ranks = first_assignment("random", q, n, seed=seed)
+    ranks = first_ranks("random", q, n, seed=seed)
     holders = policy.first(ranks)
     if caching != "even":
         np.testing.assert_array_equal(holders, first_holders(ranks, n, capacity, seed=seed))
@@ -57,7 +50,7 @@ def test_policy_contract(caching, assignment, shape, seed):
     twin.first(ranks)
     for epoch in range(1, 4):
         before, given_away = held(holders, n), holders.copy()
-        ranks = next_assignment(assignment, ranks, n, seed=seed, epoch=epoch)
+        ranks = next_ranks(assignment, ranks, n, seed=seed, epoch=epoch)
         evolved = policy.evolve(holders, ranks, epoch)
         np.testing.assert_array_equal(holders, given_away)
         np.testing.assert_array_equal(evolved, twin.evolve(holders, ranks, epoch))
@@ -72,11 +65,11 @@ def test_policy_contract(caching, assignment, shape, seed):
 
 
 def test_without_excess_workers_hold_their_shares_alone():
-    assignment = first_assignment("random", 10, 4, seed=0)
+    assignment = first_ranks("random", 10, 4, seed=0)
     for make in CACHINGS.values():
         policy = make(4, 3, 0)
         np.testing.assert_array_equal(policy.first(assignment), holders_of(assignment, 4))
-        moved = next_assignment(Global(), assignment, 4, seed=0, epoch=1)
+        moved = next_ranks(Global(), assignment, 4, seed=0, epoch=1)
         np.testing.assert_array_equal(policy.evolve(holders_of(assignment, 4), moved, 1), holders_of(moved, 4))
 
 
@@ -89,7 +82,7 @@ def test_caches_that_begin_below_the_capacity_are_filled_by_keeping_everything()
 
 def test_first_excess_is_uniform():
     q, n, rounds = 12, 3, 1500
-    assignment = first_assignment("contiguous", q, n, seed=0)
+    assignment = first_ranks("contiguous", q, n, seed=0)
     counts = sum(held_by(first_holders(assignment, n, 7, seed=seed), 1).astype(int) for seed in range(rounds))
     assert (counts[4:8] == rounds).all()
     # Three of eight: 562 with a standard deviation of 19.
@@ -114,11 +107,11 @@ def test_uniform_eviction_is_uniform():
 def test_recent_keeps_what_was_trained_on_last(shape, seed, fraction):
     q, n, capacity = shape
     policy = CACHINGS["recent"](n, capacity, seed)
-    ranks = first_assignment("random", q, n, seed=seed)
+    ranks = first_ranks("random", q, n, seed=seed)
     trained = {(int(worker), sample): 0 for sample, worker in enumerate(ranks)}
     holders = policy.first(ranks)
     for epoch in range(1, 6):
-        ranks = next_assignment(Partial(fraction), ranks, n, seed=seed, epoch=epoch)
+        ranks = next_ranks(Partial(fraction), ranks, n, seed=seed, epoch=epoch)
         evolved = policy.evolve(holders, ranks, epoch)
         for worker, (old, new) in enumerate(zip(held(holders, n), held(evolved, n), strict=True)):
             share = set(np.flatnonzero(ranks == worker).tolist())

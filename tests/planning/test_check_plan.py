@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import PlanError
-from dshuffle.planning import SERVER, STORE, Plan, check_plan
+from dshuffle.planning import SERVER, STORE, Packets
+from dshuffle.planning.check_plan import check_plan
 
 
 def make(packets, senders=None):
     """A plan from lists of (sample, destination) pairs."""
     pairs = [pair for packet in packets for pair in packet]
-    return Plan(
+    return Packets(
         offsets=np.cumsum([0, *map(len, packets)]).astype(np.int64),
         samples=np.array([sample for sample, _ in pairs], dtype=np.int64),
         destinations=np.array([worker for _, worker in pairs], dtype=np.int32),
@@ -251,6 +252,6 @@ def test_plans_whose_arrays_do_not_fit(changes, message):
         "destinations": np.zeros(3, dtype=np.int32),
         "senders": np.zeros(3, dtype=np.int32),
     }
-    assert Plan(**fields).n_packets == 3
+    assert Packets(**fields).n_packets == 3
     with pytest.raises(PlanError, match=message):
-        Plan(**fields | changes)
+        Packets(**fields | changes)

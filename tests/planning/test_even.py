@@ -6,19 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.planning import (
-    CACHINGS,
-    Aligned,
-    Choices,
-    EpochPlanner,
-    Global,
-    Local,
-    Partial,
-    ShufflePlanSpec,
-    first_assignment,
-    held_by,
-    next_assignment,
-)
+from dshuffle.planning import CACHINGS, Aligned, Choices, EpochPlanner, Global, Local, Partial, ShuffleSpec, next_ranks
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.holders import held_by
 
 ASSIGNMENTS = [Local(), Partial(0.3), Global(), Aligned(), Aligned(0.3)]
 
@@ -26,11 +16,11 @@ ASSIGNMENTS = [Local(), Partial(0.3), Global(), Aligned(), Aligned(0.3)]
 def epochs(q, n, capacity, assignment, count, seed=0):
     """(assignment, holders) of epoch 0 and each after it."""
     policy = CACHINGS["even"](n, capacity, seed)
-    ranks = first_assignment("random", q, n, seed=seed)
+    ranks = first_ranks("random", q, n, seed=seed)
     holders = policy.first(ranks)
     yield ranks, holders
     for epoch in range(1, count):
-        ranks = next_assignment(assignment, ranks, n, seed=seed, epoch=epoch, holders=holders)
+        ranks = next_ranks(assignment, ranks, n, seed=seed, epoch=epoch, holders=holders)
         holders = policy.evolve(holders, ranks, epoch)
         yield ranks, holders
 
@@ -85,7 +75,7 @@ def test_sets_are_evenly_filled(assignment):
     n, q = 8, 5600
     spread = {}
     for caching in ("even", "uniform"):
-        spec = ShufflePlanSpec(
+        spec = ShuffleSpec(
             q,
             n,
             Choices(

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import as_holders, cache_capacity, demand, held_by, holders_of
 from dshuffle.planning.grouping import count_held, count_holders, group_by, holds, lowest_bit, popcount
+from dshuffle.planning.holders import as_holders, cache_capacity, held_by, holders_of
+from dshuffle.planning.packets import missing_samples
 
 
 @given(st.integers(0, 2**64 - 1))
@@ -49,11 +50,11 @@ def test_masks_say_who_holds_what(case):
 
 
 @given(held(), st.data())
-def test_demand_is_what_the_destination_lacks(case, data):
+def test_samples_that_the_destination_lacks_are_missing(case, data):
     n, sets, masks = case
     destinations = [data.draw(st.integers(0, n - 1)) for _ in sets]
     expected = [sample for sample, worker in enumerate(destinations) if worker not in sets[sample]]
-    needed = demand(masks, destinations, n)
+    needed = missing_samples(as_holders(masks, n), np.asarray(destinations, np.int32))
     assert needed.dtype == np.int64
     assert needed.tolist() == expected
 

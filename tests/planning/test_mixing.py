@@ -10,21 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    Aligned,
-    Choices,
-    Chunks,
-    EpochPlanner,
-    GivenSharding,
-    Global,
-    Local,
-    Partial,
-    ShufflePlanSpec,
-    ShuffleQuality,
-    planned_quality,
-    shuffle_quality,
-)
-from dshuffle.planning.mixing import mean_deviation, training_orders
+from dshuffle.planning import Aligned, Choices, Chunks, EpochPlanner, GivenSharding, Global, Local, Partial, ShuffleSpec
+from dshuffle.planning.mixing import ShuffleQuality, mean_deviation, planned_quality, shuffle_quality, training_orders
 
 
 @st.composite
@@ -102,7 +89,7 @@ def test_mean_deviation_is_that_of_all_draws(n, marked, drawn):
 
 
 def quality(assignment, sharding="random", n=4, cache_fraction=None, **changes):
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         8000,
         n,
         Choices(assignment=assignment, delivery="peer", cache_fraction=cache_fraction, sharding=sharding, seed=3),
@@ -152,7 +139,7 @@ def test_rows_in_the_order_of_the_store_are_neighbours():
 
 def test_orders_are_those_that_workers_train_in():
     for cache_fraction in (None, 0.5):
-        spec = ShufflePlanSpec(
+        spec = ShuffleSpec(
             200,
             3,
             Choices(
@@ -173,7 +160,7 @@ def test_orders_are_those_that_workers_train_in():
 
 def test_samples_that_all_train_on_have_no_quality():
     sharding = GivenSharding.of("mine", np.arange(40) % 4, np.arange(4))
-    spec = ShufflePlanSpec(40, 4, Choices(assignment=Global(), delivery="peer", sharding=sharding, seed=0))
+    spec = ShuffleSpec(40, 4, Choices(assignment=Global(), delivery="peer", sharding=sharding, seed=0))
     with pytest.raises(InvalidParameter, match=r"sharding='mine'.*without broadcast samples.*only the ranks"):
         planned_quality(spec, epochs=2, chunk_rows=4, batch_rows=4)
 

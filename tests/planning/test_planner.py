@@ -20,16 +20,16 @@ from dshuffle.planning import (
     EpochPlanner,
     Global,
     Local,
+    Packets,
     Partial,
-    Plan,
-    ShufflePlanSpec,
-    epoch_order,
+    ShuffleSpec,
 )
+from dshuffle.planning.order import epoch_order
 
 
 def make(n_samples=12, n_workers=3, **changes):
     fields = {"seed": 0, "assignment": Global(), "delivery": "peer", "sharding": "random"}
-    return ShufflePlanSpec(n_samples, n_workers, Choices(**fields | changes))
+    return ShuffleSpec(n_samples, n_workers, Choices(**fields | changes))
 
 
 @st.composite
@@ -97,10 +97,10 @@ def test_two_planners_make_the_same_plans(spec):
     one, other = EpochPlanner(spec), EpochPlanner(spec)
     for epoch in range(3):
         a, b = (planner.advance() if epoch else planner.load() for planner in (one, other))
-        np.testing.assert_array_equal(a.assignment, b.assignment)
+        np.testing.assert_array_equal(a.ranks, b.ranks)
         np.testing.assert_array_equal(a.holders, b.holders)
         for field in ("offsets", "samples", "destinations", "senders"):
-            np.testing.assert_array_equal(getattr(a.plan, field), getattr(b.plan, field))
+            np.testing.assert_array_equal(getattr(a.packets, field), getattr(b.packets, field))
         assert a.digest() == b.digest()
 
 
@@ -118,21 +118,21 @@ def test_loading_again_begins_again(caching):
     again = [planner.load(), planner.advance(), planner.advance()]
     for one, other in zip(first, again, strict=True):
         np.testing.assert_array_equal(one.holders, other.holders)
-        np.testing.assert_array_equal(one.plan.senders, other.plan.senders)
+        np.testing.assert_array_equal(one.packets.senders, other.packets.senders)
 
 
 def test_loading_reads_share_and_excess_from_the_store():
     spec = make(20, 4, cache_fraction=0.5)
     plan = EpochPlanner(spec).load()
     assert plan.n_needed == 20
-    assert plan.plan.n_packets == 4 * 10
+    assert plan.packets.n_packets == 4 * 10
     for rank in range(4):
         worker = plan.for_worker(rank)
         assert list(worker.receives) == [STORE]
         np.testing.assert_array_equal(worker.receives[STORE], worker.held)
         assert worker.sends == {}
         np.testing.assert_array_equal(
-            worker.order, epoch_order(np.flatnonzero(plan.assignment == rank), seed=0, epoch=0, rank=rank)
+            worker.order, epoch_order(np.flatnonzero(plan.ranks == rank), seed=0, epoch=0, rank=rank)
         )
 
 
@@ -142,7 +142,7 @@ def test_local_epochs_move_nothing_and_change_the_order(delivery):
     before = planner.load().for_worker(1)
     plan = planner.advance()
     after = plan.for_worker(1)
-    assert plan.n_needed == plan.plan.n_packets == 0
+    assert plan.n_needed == plan.packets.n_packets == 0
     assert after.receives == after.sends == plan.for_worker(SERVER).sends == {}
     assert after.order.tolist() != before.order.tolist()
     assert sorted(after.order.tolist()) == sorted(before.order.tolist())
@@ -181,21 +181,21 @@ def test_partial_reaches_its_bound():
 
 
 def test_a_coded_plan_has_no_rows_of_its_own():
-    plan = Plan(np.array([0, 2]), np.array([0, 1]), np.array([0, 1], np.int32), np.array([SERVER], np.int32))
+    plan = Packets(np.array([0, 2]), np.array([0, 1]), np.array([0, 1], np.int32), np.array([SERVER], np.int32))
     epoch = EpochPlan(1, 0, 2, np.array([0, 1], np.int32), np.array([[1], [2]], np.uint64), plan, 2)
     assert plan.coded
     for rank in (0, 1, SERVER):
         part = epoch.for_worker(rank)
         assert part.receives == part.sends == {}
     assert epoch.for_worker(1).own.tolist() == [1]
-    recoded = Plan(plan.offsets, plan.samples, plan.destinations[::-1].copy(), plan.senders)
-    assert dataclasses.replace(epoch, plan=recoded).digest() != epoch.digest()  # who gets what is agreed upon
+    recoded = Packets(plan.offsets, plan.samples, plan.destinations[::-1].copy(), plan.senders)
+    assert dataclasses.replace(epoch, packets=recoded).digest() != epoch.digest()  # who gets what is agreed upon
 
 
 def test_a_wrong_plan_is_never_handed_out(monkeypatch):
     planner = EpochPlanner(make())
     planner.load()
-    empty = dataclasses.replace(DELIVERIES["peer"], plan=lambda *args, **options: Plan.uncoded([], [], []))
+    empty = dataclasses.replace(DELIVERIES["peer"], plan=lambda *args, **options: Packets.uncoded([], [], []))
     monkeypatch.setitem(DELIVERIES, "peer", empty)
     with pytest.raises(PlanError, match=r"sample \d+ is not delivered to worker \d"):
         planner.advance()

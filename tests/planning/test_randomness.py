@@ -6,8 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import choose, permutation, random_words
-from dshuffle.planning.randomness import below, next_word, shuffle
+from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
 
 
 def test_golden_values():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dshuffle.planning import Choices, ShuffleQuality
+from dshuffle.planning import Choices
+from dshuffle.planning.mixing import ShuffleQuality
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 

@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CacheBudgetError, CorruptChunk, ExchangeError, WorkerLost
 from dshuffle.exchange.packet_flows import PacketDecoder
-from dshuffle.planning import DELIVERIES, RELAYS, Choices, EpochPlanner, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import DELIVERIES, RELAYS, Choices, EpochPlanner, ShuffleSpec, parse_assignment
 from dshuffle.runtime.worker.server_rows import ServerRows
 
 pytestmark = pytest.mark.slow  # real clusters
@@ -40,12 +40,12 @@ def test_records_say_what_was_planned_and_moved(with_server, small, orders, deli
     way = {"delivery": delivery, "relay": relay, "cache_fraction": fraction, "seed": 3, "sharding": "random"}
     with Shuffler(with_server, small, **way) as shuffler:
         orders(shuffler, 3)
-    planner = EpochPlanner(ShufflePlanSpec(1000, 4, Choices(assignment=parse_assignment("global"), **way)))
+    planner = EpochPlanner(ShuffleSpec(1000, 4, Choices(assignment=parse_assignment("global"), **way)))
     planner.load()
     load, *records = shuffler.records
     assert (load.relay, load.encode_seconds, load.decode_seconds) == ("", 0.0, 0.0)
     for record in records:
-        plan = planner.advance().plan
+        plan = planner.advance().packets
         assert plan.coded
         assert (record.delivery, record.relay, record.server) == (delivery, relay, "dedicated")
         assert (record.packets, record.components) == (plan.n_packets, plan.n_components)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dshuffle import Shuffler, create_dataset
-from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, ShufflePlanSpec, parse_assignment
+from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, ShuffleSpec, parse_assignment
 from dshuffle.records import EpochRecord
 
 pytestmark = pytest.mark.slow  # real clusters
@@ -36,7 +36,7 @@ def test_records_say_what_was_planned_and_moved(threads, small, ids, delivery, a
             threads.gather(epoch.map(ids))
     seconds = time.perf_counter() - started
     planner = EpochPlanner(
-        ShufflePlanSpec(
+        ShuffleSpec(
             1000,
             5,
             Choices(
@@ -56,22 +56,22 @@ def test_records_say_what_was_planned_and_moved(threads, small, ids, delivery, a
     load = planner.load()
     assert first.delivery == "load"
     assert first.needed == load.n_needed == 1000
-    assert first.packets == load.plan.n_packets
-    assert first.store_delivered_bytes == load.plan.n_packets * 64
+    assert first.packets == load.packets.n_packets
+    assert first.store_delivered_bytes == load.packets.n_packets * 64
     assert first.store_requests > 0
     assert first.store_bytes > 0
     assert first.wire_bytes == first.coded_load_bytes == first.server_sent_bytes == 0
 
     for record in others:
         planned = planner.advance()
-        moved = planned.plan.n_packets * (64 + CHECKSUM_NBYTES)
+        moved = planned.packets.n_packets * (64 + CHECKSUM_NBYTES)
         assert record.delivery == delivery
         assert record.assignment == assignment
         assert (record.caching, record.sharding) == ("recent", "contiguous")
         assert (record.n_workers, record.n_samples, record.row_nbytes) == (5, 1000, 64)
         assert record.cache_fraction == (cache_fraction or 0.2)
         assert record.needed == planned.n_needed
-        assert record.packets == planned.plan.n_packets
+        assert record.packets == planned.packets.n_packets
         assert record.coded_load_bytes == record.packets * 64
         assert (record.needed == 0) == (assignment == "local")
         assert len(record.wire_sent_bytes) == len(record.wire_received_bytes) == 5

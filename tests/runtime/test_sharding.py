@@ -3,7 +3,7 @@ import pytest
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import DatasetExists, DShuffleError, InvalidParameter
-from dshuffle.planning import stratified_assignment
+from dshuffle.planning.assignment.stratified import stratified_ranks
 from dshuffle.store import open_dataset, read_sharding, stored_shardings, write_sharding
 
 pytestmark = pytest.mark.slow  # real clusters
@@ -21,7 +21,7 @@ def test_a_session_starts_from_a_stratified_assignment_and_keeps_it(processes, l
     with Shuffler(processes, labelled, assignment="local", sharding="stratified:label", seed=5) as shuffler:
         first, second = orders(shuffler, 2)
     label = labelled.read_rows(np.arange(1000))["label"]
-    expected = stratified_assignment(label, 3, seed=5)
+    expected = stratified_ranks(label, 3, seed=5)
     for rank in range(3):
         np.testing.assert_array_equal(np.sort(first[rank]), np.flatnonzero(expected == rank))
         np.testing.assert_array_equal(np.sort(second[rank]), np.sort(first[rank]))

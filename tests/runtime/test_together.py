@@ -15,7 +15,7 @@ from distributed import Client
 
 from dshuffle import Shuffler
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
-from dshuffle.runtime.collective import OFFLOAD_BYTES, Group, Meeting, Place, weighted_mean
+from dshuffle.runtime.collective import OFFLOAD_BYTES, Collective, CollectiveId, Group, weighted_mean
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def means():
 @pytest.mark.parametrize("length", [3, OFFLOAD_BYTES // 8])
 def test_a_mean_waits_for_all_and_does_not_depend_on_who_comes_first(length):
     async def meet(order):
-        meeting = Meeting(1)
+        meeting = Collective(1)
         coming = []
         for rank in order:
             values = np.random.default_rng(rank).random(length)
@@ -58,7 +58,7 @@ def test_a_mean_waits_for_all_and_does_not_depend_on_who_comes_first(length):
 )
 def test_ranks_that_do_not_fit_together_all_hear_of_it(second, message):
     async def meet():
-        meeting = Meeting(1)
+        meeting = Collective(1)
         one = {"size": 2, "step": 0, "rank": 0, "values": np.ones(3), "weight": 1.0}
         waits = asyncio.create_task(meeting.mean(**one))
         await asyncio.sleep(0)
@@ -75,7 +75,7 @@ def test_ranks_that_do_not_fit_together_all_hear_of_it(second, message):
 @pytest.mark.parametrize("length", [3, OFFLOAD_BYTES // 8])
 def test_a_meeting_that_ends_keeps_no_mean_from_anybody(length):
     async def meet():
-        meeting = Meeting(1)
+        meeting = Collective(1)
         coming = [
             asyncio.create_task(meeting.mean(size=2, step=0, rank=rank, values=np.full(length, rank), weight=1.0))
             for rank in range(2)
@@ -99,7 +99,7 @@ def test_a_meeting_that_ends_keeps_no_mean_from_anybody(length):
     ],
 )
 def test_what_has_no_mean_is_refused_before_anything_is_sent(values, weight, message):
-    group = Group(Place("session", 1, 2, "nowhere"), 0)
+    group = Group(CollectiveId("session", 1, 2, "nowhere"), 0)
     with pytest.raises(InvalidParameter, match=message):
         group.mean(values, weight)
 

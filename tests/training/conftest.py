@@ -15,7 +15,8 @@ from distributed import Client, LocalCluster
 from numpy.typing import NDArray
 
 from dshuffle.errors import PeerFailed
-from dshuffle.planning import first_assignment, next_assignment, parse_assignment
+from dshuffle.planning import next_ranks, parse_assignment
+from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.rows import RowLayout
 from dshuffle.runtime import Partition, PerRank
 from dshuffle.runtime.collective import weighted_mean
@@ -110,11 +111,11 @@ class FakeShuffler:
         rows = layout.empty(n_samples)
         for name, array in self.arrays.items():
             layout.column(rows, name)[:] = array
-        ranks = first_assignment(self.sharding, n_samples, self.n_workers, seed=self.seed)
+        ranks = first_ranks(self.sharding, n_samples, self.n_workers, seed=self.seed)
         for epoch in range(count):
             if epoch:
                 parsed = parse_assignment(self.assignment)
-                ranks = next_assignment(parsed, ranks, self.n_workers, seed=self.seed, epoch=epoch)
+                ranks = next_ranks(parsed, ranks, self.n_workers, seed=self.seed, epoch=epoch)
             order = np.random.default_rng([self.seed, epoch]).permutation(n_samples)
             shares = [order[ranks[order] == rank] for rank in range(self.n_workers)]
             sizes = [len(share) for share in shares]

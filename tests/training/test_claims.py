@@ -13,7 +13,7 @@ import dshuffle
 from dshuffle.compare import fit_logical_workers, local_cluster
 from dshuffle.compare.stored_order import AsStored
 from dshuffle.compare.variance import variance_ratio
-from dshuffle.planning import first_assignment
+from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.sharding import stratified
 from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries, low_rank_factors
 from dshuffle.training import (
@@ -132,7 +132,7 @@ def test_reshuffling_lowers_the_error_that_noise_leaves(tmp_path):
     with local_cluster(n, processes=False) as client:
 
         def error(assignment, sharding, permute_columns, wrap=lambda shuffler: shuffler):
-            ranks = first_assignment(sharding, dataset.n_samples, n, seed=0, chunk_rows=60)
+            ranks = first_ranks(sharding, dataset.n_samples, n, seed=0, chunk_rows=60)
             given = "random" if assignment == "chunks:60" else ranks
             with dshuffle.Shuffler(client, dataset, assignment=assignment, sharding=given) as shuffler:
                 history = fit_matrix_completion(
@@ -180,7 +180,7 @@ def test_stratified_shards_make_an_asynchronous_server_scatter_less():
 
     # The null: equally fast workers.
     equal = [
-        [simulated(first_assignment("random", 240, 12, seed=seed), seed) for seed in range(20)],
+        [simulated(first_ranks("random", 240, 12, seed=seed), seed) for seed in range(20)],
         [simulated(stratified(arrays["y"], 12, seed=seed), seed) for seed in range(20, 40)],
     ]
     null = variance_ratio(*equal)

@@ -46,7 +46,7 @@ def test_a_share_of_one_sample_comes_to_every_step(fake_shuffler, monkeypatch):
     def uneven(sharding, n_samples, n_workers, *, seed):
         return np.minimum(np.arange(n_samples), 1)  # 1 sample and 192: three steps, two of them empty for rank 0
 
-    monkeypatch.setattr(sys.modules[fake_shuffler.__module__], "first_assignment", uneven)
+    monkeypatch.setattr(sys.modules[fake_shuffler.__module__], "first_ranks", uneven)
     shuffler = linear(fake_shuffler, 193, 2)
     [epoch] = shuffler.epochs(1)
     assert [len(partition) for partition in epoch.partitions] == [1, 192]

@@ -19,7 +19,7 @@ from dshuffle.planning.assignment.local import Local
 from dshuffle.planning.assignment.partial import Partial
 from dshuffle.planning.assignment.rule import Assignment, Draw
 from dshuffle.planning.holders import as_holders
-from dshuffle.planning.plan import Plan, missing_samples
+from dshuffle.planning.packets import Packets, missing_samples
 from dshuffle.planning.types import Holders, Ranks
 
 __all__ = [
@@ -32,9 +32,9 @@ __all__ = [
     "Local",
     "Partial",
     "check_balance",
-    "draw_assignment",
+    "draw_ranks",
     "known_assignments",
-    "next_assignment",
+    "next_ranks",
     "parse_assignment",
 ]
 
@@ -73,7 +73,7 @@ def parse_assignment(assignment: str | Assignment) -> Assignment:
     raise InvalidParameter.of("assignment", assignment, known_assignments())
 
 
-def next_assignment(
+def next_ranks(
     assignment: Assignment,
     previous: ArrayLike,
     n_workers: int,
@@ -115,13 +115,13 @@ def next_assignment(
 
     Examples
     --------
-    >>> next_assignment(Partial(0.5), [0, 0, 0, 0, 1, 1, 1, 1], 2, seed=0, epoch=1)
+    >>> next_ranks(Partial(0.5), [0, 0, 0, 0, 1, 1, 1, 1], 2, seed=0, epoch=1)
     array([0, 0, 1, 1, 0, 1, 0, 1], dtype=int32)
     """
-    return draw_assignment(assignment, previous, n_workers, seed=seed, epoch=epoch, holders=holders, classes=classes)[0]
+    return draw_ranks(assignment, previous, n_workers, seed=seed, epoch=epoch, holders=holders, classes=classes)[0]
 
 
-def draw_assignment(
+def draw_ranks(
     assignment: Assignment,
     previous: ArrayLike,
     n_workers: int,
@@ -130,10 +130,10 @@ def draw_assignment(
     epoch: int,
     holders: ArrayLike | None = None,
     classes: Classes | None = None,
-) -> tuple[Ranks, Plan | None]:
+) -> tuple[Ranks, Packets | None]:
     """Compute the next assignment and, with ``aligned``, the perfect packets that were drawn with it.
 
-    The parameters are those of :func:`next_assignment`. The packets deliver some of the samples that workers need; pass
+    The parameters are those of :func:`next_ranks`. The packets deliver some of the samples that workers need; pass
     them to :func:`~dshuffle.planning.plan_delivery` as ``start``.
     """
     if not isinstance(assignment, Assignment):

@@ -15,7 +15,7 @@ from dshuffle.planning.assignment.draws import balanced_sizes
 from dshuffle.planning.assignment.partial import Partial
 from dshuffle.planning.assignment.rule import Assignment, Draw
 from dshuffle.planning.grouping import group_by
-from dshuffle.planning.plan import SERVER, Plan
+from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.randomness import choose
 from dshuffle.planning.types import Ranks
 
@@ -79,7 +79,7 @@ class Aligned(Assignment):
         """See :class:`Assignment`."""
         return self.most_drawn(n_samples, n_workers)
 
-    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
         """See :class:`Assignment`."""
         if draw.holders is None:
             raise InvalidParameter.of("holders", None, "the holder masks, which the assignment 'aligned' needs")
@@ -99,4 +99,4 @@ class Aligned(Assignment):
         ranks = draw.previous.copy()
         ranks[pool] = drawn.destinations
         senders = np.full(len(drawn.offsets) - 1, SERVER, dtype=np.int32)
-        return ranks, Plan(drawn.offsets, pool[drawn.members], drawn.destinations[drawn.members], senders)
+        return ranks, Packets(drawn.offsets, pool[drawn.members], drawn.destinations[drawn.members], senders)

@@ -14,7 +14,7 @@ import numpy as np
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.rule import Assignment, Draw
-from dshuffle.planning.plan import Plan
+from dshuffle.planning.packets import Packets
 from dshuffle.planning.randomness import permutation, shuffle
 from dshuffle.planning.types import Ranks
 
@@ -57,7 +57,7 @@ class Chunks(Assignment):
         """See :class:`Assignment`."""
         return cls(None if parameter is None else int(parameter))
 
-    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
         """See :class:`Assignment`."""
         n_samples = len(draw.previous)
         rows = self.unit_for(n_samples, draw.n_workers)

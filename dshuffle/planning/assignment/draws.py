@@ -2,7 +2,7 @@
 
 References
 ----------
-Nguyen et al. (2022), Algorithm 1; see docs/papers.md. :func:`~dshuffle.planning.next_assignment` says how we differ.
+Nguyen et al. (2022), Algorithm 1; see docs/papers.md. :func:`~dshuffle.planning.next_ranks` says how we differ.
 """
 
 from __future__ import annotations

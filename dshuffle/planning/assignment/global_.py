@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 from dshuffle.planning.assignment.balance import draw_classes
 from dshuffle.planning.assignment.draws import uniform_ranks
 from dshuffle.planning.assignment.rule import Assignment, Draw
-from dshuffle.planning.plan import Plan
+from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Ranks
 
 
@@ -29,7 +29,7 @@ class Global(Assignment):
             raise ValueError(parameter)
         return cls()
 
-    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
         """See :class:`Assignment`."""
         path = ("global", draw.seed, draw.epoch)
         if draw.classes is not None:

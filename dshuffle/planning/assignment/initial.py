@@ -40,9 +40,7 @@ SHARDINGS: dict[str, Callable[[int, int, int], Ranks]] = {
 """Shardings by name: name -> function of (n_samples, n_workers, seed) that draws the first assignment."""
 
 
-def first_assignment(
-    sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int | None = None
-) -> Ranks:
+def first_ranks(sharding: str, n_samples: int, n_workers: int, *, seed: int, chunk_rows: int | None = None) -> Ranks:
     """Make the assignment of epoch 0.
 
     Parameters
@@ -65,11 +63,11 @@ def first_assignment(
 
     Examples
     --------
-    >>> first_assignment("contiguous", 5, 2, seed=0)
+    >>> first_ranks("contiguous", 5, 2, seed=0)
     array([0, 0, 0, 1, 1], dtype=int32)
-    >>> first_assignment("contiguous", 5, 2, seed=0, chunk_rows=2)
+    >>> first_ranks("contiguous", 5, 2, seed=0, chunk_rows=2)
     array([0, 0, 1, 1, 1], dtype=int32)
-    >>> first_assignment("round-robin", 5, 2, seed=0)
+    >>> first_ranks("round-robin", 5, 2, seed=0)
     array([0, 1, 0, 1, 0], dtype=int32)
     """
     n_workers = as_integer("n_workers", n_workers, 1)

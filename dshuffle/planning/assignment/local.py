@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from dshuffle.planning.assignment.rule import Assignment, Draw
-from dshuffle.planning.plan import Plan
+from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Ranks
 
 
@@ -28,7 +28,7 @@ class Local(Assignment):
             raise ValueError(parameter)
         return cls()
 
-    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
         """See :class:`Assignment`."""
         return draw.previous.copy(), None
 

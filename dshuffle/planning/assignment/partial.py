@@ -10,7 +10,7 @@ from dshuffle.checks import as_ratio
 from dshuffle.planning.assignment.balance import exchange_in_classes
 from dshuffle.planning.assignment.draws import exchange_samples
 from dshuffle.planning.assignment.rule import Assignment, Draw
-from dshuffle.planning.plan import Plan
+from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Ranks
 
 
@@ -25,7 +25,7 @@ class Partial(Assignment):
 
     References
     ----------
-    Nguyen et al. (2022), Algorithm 1; see docs/papers.md. :func:`~dshuffle.planning.next_assignment` says how we
+    Nguyen et al. (2022), Algorithm 1; see docs/papers.md. :func:`~dshuffle.planning.next_ranks` says how we
     differ.
 
     Examples
@@ -68,7 +68,7 @@ class Partial(Assignment):
         """See :class:`Assignment`."""
         return cls(float(parameter or ""))
 
-    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
         """See :class:`Assignment`."""
         count = self.n_exchanged(len(draw.previous), draw.n_workers)
         if draw.classes is not None:

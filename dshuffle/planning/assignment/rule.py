@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from dshuffle.planning.assignment.balance import Classes
-from dshuffle.planning.plan import Plan
+from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Holders, Ranks
 
 
@@ -78,7 +78,7 @@ class Assignment(ABC):
         """
 
     @abstractmethod
-    def draw(self, draw: Draw) -> tuple[Ranks, Plan | None]:
+    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
         """``(q,)`` int32 ranks of an epoch, and packets that they were drawn to need, if any."""
 
     @property

@@ -108,7 +108,7 @@ def deal_groups(groups: NDArray[np.int32], n_groups: int, n_workers: int, *path:
     return ranks
 
 
-def stratified_assignment(labels: ArrayLike, n_workers: int, *, seed: int, n_samples: int | None = None) -> Ranks:
+def stratified_ranks(labels: ArrayLike, n_workers: int, *, seed: int, n_samples: int | None = None) -> Ranks:
     """Draw an assignment with the same class proportions on every worker.
 
     Parameters
@@ -135,15 +135,15 @@ def stratified_assignment(labels: ArrayLike, n_workers: int, *, seed: int, n_sam
 
     Examples
     --------
-    >>> stratified_assignment([0, 0, 0, 0, 1, 1], 2, seed=0)
+    >>> stratified_ranks([0, 0, 0, 0, 1, 1], 2, seed=0)
     array([0, 1, 0, 1, 0, 1], dtype=int32)
     """
     codes, classes = label_codes(labels, n_samples)
-    return stratified_ranks(codes, len(classes), n_workers, seed=seed)
+    return deal_classes(codes, len(classes), n_workers, seed=seed)
 
 
-def stratified_ranks(codes: NDArray[np.int32], n_classes: int, n_workers: int, *, seed: int) -> Ranks:
-    """Draw a :func:`stratified_assignment` from labels that are already numbered.
+def deal_classes(codes: NDArray[np.int32], n_classes: int, n_workers: int, *, seed: int) -> Ranks:
+    """Draw a :func:`stratified_ranks` from labels that are already numbered.
 
     Parameters
     ----------

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.planning.combinatorics import log_choose
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.delivery import PacketModel, check_delivery, get_delivery
 
@@ -81,7 +82,7 @@ class HolderSets:
     @property
     def occupancy(self) -> Floats:
         """``(s,)`` logarithm of the expected number of samples per set and destination, for each set size."""
-        ways = np.array([_log_choose(self.n_workers, size) for size in self.sizes.tolist()])
+        ways = np.array([log_choose(self.n_workers, size) for size in self.sizes.tolist()])
         logs: Floats = math.log(self.needed) + np.log(self.chances) - ways - np.log(self.sizes)
         return logs
 
@@ -103,10 +104,10 @@ class HolderSets:
     def _common(self, size: float) -> float:
         holders = self.sizes - 1
         fits = holders >= size - 1
-        subsets = np.array([_log_choose(h, size - 1) for h in holders[fits].tolist()])
+        subsets = np.array([log_choose(h, size - 1) for h in holders[fits].tolist()])
         most = float(subsets.max())
         expected = most + math.log(float((self.chances[fits] * np.exp(subsets - most)).sum()))
-        return math.log(self.needed / self.n_workers) + expected - _log_choose(self.n_workers - 1, size - 1)
+        return math.log(self.needed / self.n_workers) + expected - log_choose(self.n_workers - 1, size - 1)
 
 
 def expected_packets(delivery: str, sets: HolderSets) -> float:
@@ -174,7 +175,7 @@ def _tables(sets: HolderSets) -> float:
     """Expected packets if each set has one column of samples per member and sends a packet per row of the longest."""
     total = 0.0
     for size, occupancy in zip(sets.sizes.tolist(), sets.occupancy.tolist(), strict=True):
-        total += math.exp(_log_choose(sets.n_workers, size) + _log_longest(math.exp(occupancy), size))
+        total += math.exp(log_choose(sets.n_workers, size) + _log_longest(math.exp(occupancy), size))
     return total
 
 
@@ -229,10 +230,6 @@ def _binomial(count: int, chance: float) -> Floats:
         certain[0 if chance == 0.0 else -1] = 1.0
         return certain
     k = np.arange(count + 1)
-    ways = np.array([_log_choose(count, i) for i in k.tolist()])
+    ways = np.array([log_choose(count, i) for i in k.tolist()])
     probabilities: Floats = np.exp(ways + k * math.log(chance) + (count - k) * math.log1p(-chance))
     return probabilities
-
-
-def _log_choose(n: float, k: float) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

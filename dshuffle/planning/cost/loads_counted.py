@@ -15,8 +15,8 @@ from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
 from dshuffle.planning.cost.loads_expected import needed_rows, ring_bytes, storage_loads
 from dshuffle.planning.delivery.relay import route
-from dshuffle.planning.plan import SERVER, Plan
-from dshuffle.planning.planner import EpochPlanner, ShufflePlanSpec
+from dshuffle.planning.packets import SERVER, Packets
+from dshuffle.planning.planner import EpochPlanner, ShuffleSpec
 
 EPOCHS = 3
 """Epoch that is planned. By then the caches hold what eviction has left, not what was loaded."""
@@ -98,7 +98,7 @@ def _fewer(work: Work, few: int, n_workers: int) -> float:
     return there / here
 
 
-def _chunks(plan: Plan, work: Work, n_workers: int) -> dict[str, object]:
+def _chunks(plan: Packets, work: Work, n_workers: int) -> dict[str, object]:
     """Count the chunks that each worker reads; a worker reads each chunk once."""
     c = work.chunk_rows
     n_chunks = -(-work.n_samples // c)
@@ -110,20 +110,20 @@ def _chunks(plan: Plan, work: Work, n_workers: int) -> dict[str, object]:
     }
 
 
-def _planned(work: Work, n_samples: int, n_workers: int) -> tuple[Plan, int]:
+def _planned(work: Work, n_samples: int, n_workers: int) -> tuple[Packets, int]:
     """Return the plan of an epoch and the number of samples that it delivers."""
     choices = _countable_choices(work)
     # The previous epoch is the same for all deliveries and relays.
     planner = copy.deepcopy(_epoch_before(n_samples, n_workers, dataclasses.replace(choices, delivery="storage")))
     planner.spec.with_choices(delivery=work.delivery.name)  # raises if it is not allowed
     epoch = planner.advance(work.delivery.name)
-    return epoch.plan, epoch.n_needed
+    return epoch.packets, epoch.n_needed
 
 
 @functools.lru_cache(maxsize=6)
 def _epoch_before(n_samples: int, n_workers: int, choices: Choices) -> EpochPlanner:
     """Return a planner at the previous epoch."""
-    planner = EpochPlanner(ShufflePlanSpec(n_samples, n_workers, choices), checks=False)
+    planner = EpochPlanner(ShuffleSpec(n_samples, n_workers, choices), checks=False)
     planner.load()
     for _ in range(1, EPOCHS):
         planner.advance()

@@ -15,7 +15,7 @@ from dshuffle.planning.delivery.leftover import LEFTOVER
 from dshuffle.planning.delivery.ubershuffle import UBERSHUFFLE
 from dshuffle.planning.delivery.uncoded import PEER, SERVER_ROWS, STORAGE
 from dshuffle.planning.holders import as_holders
-from dshuffle.planning.plan import Plan
+from dshuffle.planning.packets import Packets
 
 __all__ = [
     "DELIVERIES",
@@ -80,9 +80,9 @@ def plan_delivery(
     n_workers: int,
     *,
     seed: int = 0,
-    start: Plan | None = None,
+    start: Packets | None = None,
     **options: Any,
-) -> Plan:
+) -> Packets:
     """Plan how every worker gets the samples that it will train on but does not hold.
 
     Parameters

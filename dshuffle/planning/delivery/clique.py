@@ -12,14 +12,16 @@ from dshuffle.planning.delivery.clique_pairs import pack_small_cliques
 from dshuffle.planning.delivery.definition import Delivery, Excess, Source
 from dshuffle.planning.delivery.encoding_tables import Tables
 from dshuffle.planning.delivery.ubershuffle import plan_ubershuffle
-from dshuffle.planning.plan import SERVER, Plan, missing_samples
+from dshuffle.planning.packets import SERVER, Packets, missing_samples
 from dshuffle.planning.types import Holders, Ranks, Samples
 
 _FEW_SAMPLES = 20_000
 _FEW_TABLES = 4096
 
 
-def plan_clique(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, start: Plan | None = None) -> Plan:
+def plan_clique(
+    holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, start: Packets | None = None
+) -> Packets:
     """Plan few packets from the server, for any caches and any number of workers.
 
     The plan never needs more packets than ``ubershuffle``. If there are few samples or few sets of holders, both come
@@ -68,7 +70,7 @@ def plan_clique(holders: Holders, destinations: Ranks, n_workers: int, *, seed: 
     )
 
 
-def _not_delivered(start: Plan, needed: Samples, destinations: Ranks) -> NDArray[np.bool_]:
+def _not_delivered(start: Packets, needed: Samples, destinations: Ranks) -> NDArray[np.bool_]:
     times = np.bincount(start.samples, minlength=len(destinations))
     ours = times[needed]
     if len(times) > len(destinations) or ours.sum() != start.n_components or ours.max(initial=0) > 1:
@@ -81,7 +83,7 @@ def _not_delivered(start: Plan, needed: Samples, destinations: Ranks) -> NDArray
     return missing
 
 
-def _with_cycles(samples: Samples, offsets: Samples, holders: Holders, destinations: Ranks, n_workers: int) -> Plan:
+def _with_cycles(samples: Samples, offsets: Samples, holders: Holders, destinations: Ranks, n_workers: int) -> Packets:
     """Return the plan of these packets, with packets of one sample combined in cycles where possible."""
     sizes = np.diff(offsets)
     alone = samples[offsets[:-1][sizes == 1]]
@@ -101,9 +103,9 @@ def _with_cycles(samples: Samples, offsets: Samples, holders: Holders, destinati
     )
 
 
-def _plan(sizes: Samples, samples: Samples, destinations: Ranks) -> Plan:
+def _plan(sizes: Samples, samples: Samples, destinations: Ranks) -> Packets:
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    return Plan(offsets, samples, destinations, np.full(len(sizes), SERVER, dtype=np.int32))
+    return Packets(offsets, samples, destinations, np.full(len(sizes), SERVER, dtype=np.int32))
 
 
 CLIQUE = Delivery(

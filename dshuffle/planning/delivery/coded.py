@@ -13,11 +13,11 @@ import numpy as np
 
 from dshuffle.planning.delivery.definition import Delivery, Excess, PacketModel, Source
 from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
-from dshuffle.planning.plan import Plan
+from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Holders, Ranks
 
 
-def plan_coded(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
+def plan_coded(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
     """Plan as many packets from the server for every encoding table as its longest column has samples.
 
     The rate is that of Theorem 2 if the columns of a table are equally long, as they are for very many samples.

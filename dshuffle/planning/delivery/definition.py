@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.plan import Plan
+from dshuffle.planning.packets import Packets
 
-DeliveryPlanner = Callable[..., Plan]
+DeliveryPlanner = Callable[..., Packets]
 """``planner(holders, destinations, n_workers, *, seed, **options) -> Plan``, on checked arrays: ``(q, words)`` uint64
 holders and ``(q,)`` int32 destinations. The plan must pass :func:`~dshuffle.planning.check_plan` and be a function of
 the arguments alone. A delivery with ``extends_plans`` also takes ``start``, a plan whose packets it keeps."""

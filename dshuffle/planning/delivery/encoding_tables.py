@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dshuffle.planning.grouping import group_by
-from dshuffle.planning.plan import SERVER, Plan, missing_samples
+from dshuffle.planning.packets import SERVER, Packets, missing_samples
 from dshuffle.planning.types import Holders, Ranks, Samples, Words
 
 MOST_WORKERS = 64
@@ -78,11 +78,11 @@ class Tables:
             samples=samples,
         )
 
-    def plan(self, packet_of: Samples, n_packets: int, destinations: Ranks) -> Plan:
+    def plan(self, packet_of: Samples, n_packets: int, destinations: Ranks) -> Packets:
         """Return the server's plan with ``samples[i]`` in packet ``packet_of[i]``; every packet has a sample."""
         order, offsets = group_by(packet_of, n_packets)
         samples = self.samples[order]
-        return Plan(offsets, samples, destinations[samples], np.full(n_packets, SERVER, dtype=np.int32))
+        return Packets(offsets, samples, destinations[samples], np.full(n_packets, SERVER, dtype=np.int32))
 
 
 def _differs(values: Words | Ranks) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -21,7 +21,7 @@ from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.definition import Delivery, Excess, PacketModel, Source
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
-from dshuffle.planning.plan import SERVER, Plan, missing_samples
+from dshuffle.planning.packets import SERVER, Packets, missing_samples
 from dshuffle.planning.randomness import permutation
 from dshuffle.planning.types import Holders, Ranks
 
@@ -89,7 +89,7 @@ def as_matrix(name: str, values: ArrayLike) -> Matrix:
     return matrix.astype(np.int64)
 
 
-def plan_leftover(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
+def plan_leftover(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
     """Plan packets of at most two samples from the server.
 
     The seed chooses among the workers that are equally good to ignore.
@@ -127,7 +127,7 @@ def plan_leftover(holders: Holders, destinations: Ranks, n_workers: int, *, seed
     workers = np.empty(2 * len(needed), dtype=np.int32)
     n_packets = _emit(needed[order], offsets, trails, ignored, packets, samples, workers)
     packets = packets[: n_packets + 1]
-    return Plan(packets, samples[: packets[-1]], workers[: packets[-1]], np.full(n_packets, SERVER, dtype=np.int32))
+    return Packets(packets, samples[: packets[-1]], workers[: packets[-1]], np.full(n_packets, SERVER, dtype=np.int32))
 
 
 @numba.njit(nogil=True, cache=True)

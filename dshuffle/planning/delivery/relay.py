@@ -15,7 +15,7 @@ import numpy as np
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.grouping import group_by
-from dshuffle.planning.plan import SERVER, Plan
+from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.types import Ranks, Samples
 
 BATCHES = 12
@@ -49,7 +49,7 @@ class Hops:
     opens: Ranks
 
 
-def route(relay: str, plan: Plan, n_workers: int, batch: int) -> Hops:
+def route(relay: str, plan: Packets, n_workers: int, batch: int) -> Hops:
     """Return the hops of a plan whose packets come from the server.
 
     Parameters
@@ -66,7 +66,7 @@ def route(relay: str, plan: Plan, n_workers: int, batch: int) -> Hops:
 
     Examples
     --------
-    >>> plan = Plan(np.array([0, 3]), np.arange(3), np.array([2, 0, 1], np.int32), np.array([-1], np.int32))
+    >>> plan = Packets(np.array([0, 3]), np.arange(3), np.array([2, 0, 1], np.int32), np.array([-1], np.int32))
     >>> hops = route("pipelined", plan, 3, batch=1)
     >>> hops.senders, hops.opens, hops.waits_for
     (array([-1,  2,  2], dtype=int32), array([ 0, -1, -1], dtype=int32), array([-1,  0,  0], dtype=int32))
@@ -111,7 +111,7 @@ def batch_sizes(n_packets: int, n_workers: int, row_nbytes: int) -> list[int]:
     return _batches(max(1, n_packets // n_workers), packets_per_batch(n_packets, n_workers, row_nbytes))
 
 
-def _pipelined(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops:
+def _pipelined(plan: Packets, packets: Samples, n_workers: int, batch: int) -> Hops:
     """Send each packet from the server to one of its destinations, which passes it to the others.
 
     The destination that has passed on the least so far relays the packet, so the load is even from the first packet
@@ -145,7 +145,7 @@ def _batches(n_packets: int, most: int) -> list[int]:
     return sizes
 
 
-def _ring(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops:
+def _ring(plan: Packets, packets: Samples, n_workers: int, batch: int) -> Hops:
     """Scatter the packets from the server over their destinations, which then pass them around in a ring.
 
     References
@@ -161,13 +161,13 @@ def _ring(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops:
     return Hops(packets, senders, waits_for=steps - np.int32(1), opens=steps)
 
 
-def _unicast(plan: Plan, packets: Samples, n_workers: int, batch: int) -> Hops:
+def _unicast(plan: Packets, packets: Samples, n_workers: int, batch: int) -> Hops:
     """Send each packet from the server to every one of its destinations."""
     nothing = np.full(plan.n_components, -1, dtype=np.int32)
     return Hops(packets, np.full(plan.n_components, SERVER, dtype=np.int32), nothing, nothing)
 
 
-RELAYS: dict[str, Callable[[Plan, Samples, int, int], Hops]] = {
+RELAYS: dict[str, Callable[[Packets, Samples, int, int], Hops]] = {
     "pipelined": _pipelined,
     "ring": _ring,
     "unicast": _unicast,

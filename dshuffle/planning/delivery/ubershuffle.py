@@ -18,11 +18,11 @@ from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS
 from dshuffle.planning.delivery.definition import Delivery, Excess, PacketModel, Source
 from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
-from dshuffle.planning.plan import Plan
+from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Holders, Ranks
 
 
-def plan_ubershuffle(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, depth: int = 2) -> Plan:
+def plan_ubershuffle(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, depth: int = 2) -> Packets:
     """Plan the packets of ``coded`` after moving samples to tables of subsets with shorter columns.
 
     Parameters

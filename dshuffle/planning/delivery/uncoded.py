@@ -13,21 +13,21 @@ import numpy as np
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.definition import Delivery, Source
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
-from dshuffle.planning.plan import SERVER, STORE, Plan, missing_samples
+from dshuffle.planning.packets import SERVER, STORE, Packets, missing_samples
 from dshuffle.planning.randomness import below, next_word, random_words
 from dshuffle.planning.types import Holders, Ranks
 
 
-def plan_storage(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
+def plan_storage(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
     """Plan one packet from the store for every needed sample, by ascending sample.
 
     A worker receives the samples of one chunk one after the other, so it fetches the chunk once.
     """
     samples = missing_samples(holders, destinations)
-    return Plan.uncoded(samples, destinations[samples], np.full(len(samples), STORE))
+    return Packets.uncoded(samples, destinations[samples], np.full(len(samples), STORE))
 
 
-def plan_server(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
+def plan_server(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
     """Plan one packet from the server for every needed sample, by ascending sample.
 
     In this order, a server whose memory is smaller than the dataset streams through the store once.
@@ -37,10 +37,10 @@ def plan_server(holders: Holders, destinations: Ranks, n_workers: int, *, seed: 
     The uncoded baseline of Chung et al. (2017) and Attia and Tandon (2016); see docs/papers.md.
     """
     samples = missing_samples(holders, destinations)
-    return Plan.uncoded(samples, destinations[samples], np.full(len(samples), SERVER))
+    return Packets.uncoded(samples, destinations[samples], np.full(len(samples), SERVER))
 
 
-def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Plan:
+def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
     """Plan one packet for every needed sample from its least loaded holder, by ascending sample.
 
     Samples with few holders choose their sender first, and samples with many holders fill the gaps. With two or more
@@ -65,7 +65,7 @@ def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: in
     scarce_first = group_by(counts, n_workers + 1)[0] if choice else np.arange(len(needed))
     senders = np.empty(len(needed), dtype=np.int32)
     _pick_senders(holders, needed, scarce_first, n_workers, random_words(1, "peer", seed)[0], senders)
-    return Plan.uncoded(needed, destinations[needed], senders)
+    return Packets.uncoded(needed, destinations[needed], senders)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -10,7 +10,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import DELIVERIES, Choices, get_delivery
 from dshuffle.planning.cost import Cluster, Work, compare_costs
 from dshuffle.planning.delivery import Excess
-from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
+from dshuffle.runtime.cluster_view import cluster_info, only_serves
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.store import Dataset
@@ -44,7 +44,7 @@ def expected_seconds(
         worker = workers[address]
         if server is not None:
             return server in (address, str(worker["name"]))
-        return SERVER_RESOURCE in (worker["resources"] or {})
+        return only_serves(worker["resources"])
 
     serving = {address: worker for address, worker in workers.items() if serves(address)}
     n_workers = len(workers) - len(serving)

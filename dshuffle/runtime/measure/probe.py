@@ -17,7 +17,7 @@ from distributed import Client, Future, KilledWorker
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import Cluster
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
-from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
+from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info, only_serves
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure import probe_tasks
 from dshuffle.runtime.measure.probe_tasks import Kernels, Machine, Traffic
@@ -99,7 +99,7 @@ def measure_cluster(client: Client, dataset: Dataset, *, seconds: float = 12.0) 
 def _members(client: Client) -> tuple[list[str], str | None]:
     """Addresses of the workers that train, and of the server."""
     info = cluster_info(client)["workers"]
-    servers = [address for address, worker in info.items() if SERVER_RESOURCE in (worker.get("resources") or {})]
+    servers = [address for address, worker in info.items() if only_serves(worker.get("resources"))]
     workers = [address for address in info if address not in servers]
     if not workers:
         raise ClusterError(

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 from distributed import Worker
 
 from dshuffle.coding import decode, encode
@@ -20,6 +19,7 @@ from dshuffle.exchange.messages import MIB
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.rows import RowLayout, checksum_rows, gather_rows, scatter_verified
 from dshuffle.runtime.dataset_inputs import unit_rows
+from dshuffle.runtime.measure.processors import ProcessorTimes
 from dshuffle.runtime.replies import Reply
 from dshuffle.store import Dataset
 
@@ -117,9 +117,7 @@ def machine() -> Machine:
     boot = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers and network namespaces of a machine
     name = boot.read_text().strip() if boot.exists() else os.uname().nodename
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    times = psutil.cpu_times()
-    idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
-    return Machine(name, cores, f"{HERE}-{os.getpid()}", sum(times[:8]) - idle, time.process_time())
+    return Machine(name, cores, f"{HERE}-{os.getpid()}", ProcessorTimes.now().used, time.process_time())
 
 
 async def where(dask_worker: Worker) -> Machine:

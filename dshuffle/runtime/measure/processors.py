@@ -9,10 +9,14 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class ProcessorTimes:
-    """Idle and total processor seconds of this host since it started, summed over all processors."""
+    """Idle, total and stolen processor seconds of this host since it started, summed over all processors.
+
+    Stolen time was used by other virtual machines.
+    """
 
     idle: float
     total: float
+    stolen: float = 0.0
 
     @classmethod
     def now(cls) -> ProcessorTimes:
@@ -21,7 +25,12 @@ class ProcessorTimes:
         waiting = times.get("iowait", 0.0)
         # Linux counts the time of guests twice: as guest time and as user time.
         total = sum(seconds for name, seconds in times.items() if not name.startswith("guest"))
-        return cls(times["idle"] + waiting, total)
+        return cls(times["idle"] + waiting, total, times.get("steal", 0.0))
+
+    @property
+    def used(self) -> float:
+        """Seconds that this host itself used its processors."""
+        return self.total - self.idle - self.stolen
 
     def idle_since(self, before: ProcessorTimes) -> float:
         """Idle fraction of the time from ``before`` to now, in [0, 1].

@@ -175,7 +175,7 @@ class Coordinator:
 
     @property
     def _ranks(self) -> range:
-        return range(self._spec.plan.n_workers)
+        return range(self._spec.shuffle.n_workers)
 
     async def _begin(self) -> Run:
         if self._broken is not None:

@@ -21,7 +21,7 @@ from dshuffle.planning import AutoDelivery
 from dshuffle.runtime.cluster_view import choose_members
 from dshuffle.runtime.replies import Reply, replying
 from dshuffle.runtime.scheduler.coordinator import Coordinator
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, TASK_PREFIX, ShuffleOrder
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, TASK_PREFIX, SessionRequest
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class DShuffleScheduler(SchedulerPlugin):
             assert self._hello is not None
             self._hello.set()
 
-        async def open_session(order: ShuffleOrder) -> Reply:
+        async def open_session(order: SessionRequest) -> Reply:
             return await self.open(order)
 
         async def advance(session_id: str, epoch: int) -> Reply:
@@ -95,7 +95,7 @@ class DShuffleScheduler(SchedulerPlugin):
                 "restarted. Make a new Shuffler"
             ) from None
 
-    async def open(self, order: ShuffleOrder) -> Reply:
+    async def open(self, order: SessionRequest) -> Reply:
         """Assign ranks and open the session on all participants, or on none if that fails."""
         assert self._scheduler is not None
         await self._wait_for_workers(order.settings.timeout)

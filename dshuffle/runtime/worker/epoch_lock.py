@@ -28,7 +28,7 @@ class View:
     broadcast: NDArray[np.int64]
 
 
-class EpochGate:
+class EpochLock:
     """Access of tasks to a worker's partition of the current epoch. A commit waits until no task reads.
 
     Parameters

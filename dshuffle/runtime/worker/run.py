@@ -10,8 +10,8 @@ from typing import Any
 from dshuffle.exchange.cache_partition import CachePartition, Swap
 from dshuffle.exchange.endpoints import Receiver
 from dshuffle.runtime.measure.processors import ProcessorTimes
-from dshuffle.runtime.worker.epoch_lock import EpochGate, View
-from dshuffle.runtime.worker.planned import Planned
+from dshuffle.runtime.worker.epoch_lock import EpochLock, View
+from dshuffle.runtime.worker.member_exchange import MemberExchange
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Run:
     run_id: int
     epoch: int
     delivery: str
-    planned: Planned | None = None
+    exchange: MemberExchange | None = None
     prepared: asyncio.Future[tuple[Swap, View]] | None = None
     ends: list[asyncio.Future[Any]] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
@@ -33,9 +33,9 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class TrainingState:
     """Objects that only a worker that trains has, not a dedicated server."""
 
     cache: CachePartition
     receiver: Receiver
-    gate: EpochGate
+    lock: EpochLock

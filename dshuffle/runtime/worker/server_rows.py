@@ -21,7 +21,7 @@ from dshuffle.coding import encode
 from dshuffle.errors import CacheBudgetError
 from dshuffle.exchange.cache_partition import SLOT_OVERHEAD
 from dshuffle.exchange.messages import MIB
-from dshuffle.planning import Plan
+from dshuffle.planning import Packets
 from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
 from dshuffle.store import Dataset
 
@@ -105,7 +105,9 @@ class ServerRows:
             rows[places] = block.rows[within]
             checksums[places] = block.checksums[within]
 
-    def encode(self, plan: Plan, packets: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
+    def encode(
+        self, plan: Packets, packets: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]
+    ) -> None:
         """Encode packets of a plan into buffers. All rows must be in memory."""
         encode(self._rows, self._checksums, plan.offsets, plan.samples, packets, rows, checksums)
 
@@ -169,7 +171,7 @@ class EncodedPackets:
         The plan, and the packet of each item that is sent.
     """
 
-    def __init__(self, server_rows: ServerRows, plan: Plan, leaving: NDArray[np.int64]) -> None:
+    def __init__(self, server_rows: ServerRows, plan: Packets, leaving: NDArray[np.int64]) -> None:
         server_rows.wait()
         self._server_rows = server_rows
         self._plan = plan

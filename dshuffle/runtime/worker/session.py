@@ -26,16 +26,16 @@ from dshuffle.exchange.endpoints import Receiver, Reply, RowSink, RowSource, Sen
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.messages import MessageId, rows_per_message
 from dshuffle.exchange.outbox import Outbox
-from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, WorkerPlan, name_of
+from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, WorkerPart, name_of
 from dshuffle.records import Measures
 from dshuffle.runtime.measure.processors import ProcessorTimes
 from dshuffle.runtime.memory import partition_nbytes
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.session_spec import SessionSpec
-from dshuffle.runtime.worker.epoch_lock import EpochGate, View
-from dshuffle.runtime.worker.planned import Planned
-from dshuffle.runtime.worker.run import Run, Seat
+from dshuffle.runtime.worker.epoch_lock import EpochLock, View
+from dshuffle.runtime.worker.member_exchange import MemberExchange
+from dshuffle.runtime.worker.run import Run, TrainingState
 from dshuffle.runtime.worker.server_rows import ServerRows
 from dshuffle.store import Dataset
 
@@ -80,8 +80,8 @@ class WorkerSession:
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-plan")
         self._dataset = dataset
         # All members compare digests of their plans, so one check is enough.
-        self._planner = EpochPlanner(spec.plan, checks=rank == 0)
-        self._plans: dict[int, asyncio.Future[Planned]] = {}
+        self._planner = EpochPlanner(spec.shuffle, checks=rank == 0)
+        self._plans: dict[int, asyncio.Future[MemberExchange]] = {}
         self._run: Run | None = None
         self._traffic = dataset.traffic
         self._stop_reading = threading.Event()
@@ -98,11 +98,11 @@ class WorkerSession:
             return Sender(Outbox(participant, window=settings.window), buffers, network, executor)
 
         self._senders: dict[int, Sender] = {}
-        self._seat: Seat | None = None
+        self._training: TrainingState | None = None
         self._server_rows: ServerRows | None = None
         if rank is not None:
             cache = CachePartition(
-                layout, capacity=spec.plan.capacity, incoming=spec.plan.max_incoming, budget=spec.memory_limit
+                layout, capacity=spec.shuffle.capacity, incoming=spec.shuffle.max_incoming, budget=spec.memory_limit
             )
             receiver = Receiver(
                 Inbox(rank, window=settings.window),
@@ -113,24 +113,24 @@ class WorkerSession:
                 timeout=settings.timeout,
                 open_gate=lambda run_id, gate: self._senders[rank].open_gate(run_id, gate),
             )
-            self._seat = Seat(cache, receiver, EpochGate(layout, cache.rows, rank, self._loop))
+            self._training = TrainingState(cache, receiver, EpochLock(layout, cache.rows, rank, self._loop))
             self._senders[rank] = sender(rank)
         if spec.addresses.get(SERVER) == worker.address:
             budget = spec.memory_limit
-            if budget is not None and self._seat is not None:  # training and serving share the budget
-                budget -= partition_nbytes(spec.plan, layout)
+            if budget is not None and self._training is not None:  # training and serving share the budget
+                budget -= partition_nbytes(spec.shuffle, layout)
             self._server_rows = ServerRows(
                 dataset,
                 budget=budget,
-                window_bytes=settings.window_bytes * spec.plan.n_workers,
-                whole=spec.plan.choices.coded,
+                window_bytes=settings.window_bytes * spec.shuffle.n_workers,
+                whole=spec.shuffle.choices.coded,
             )
             self._senders[SERVER] = sender(SERVER)
 
     @property
     def nbytes(self) -> int:
         """Maximum size of the cache partition in bytes."""
-        return 0 if self._seat is None else partition_nbytes(self.spec.plan, self._dataset.layout)
+        return 0 if self._training is None else partition_nbytes(self.spec.shuffle, self._dataset.layout)
 
     @property
     def participant(self) -> int:
@@ -139,17 +139,17 @@ class WorkerSession:
 
     def partition(self, epoch: int) -> AbstractContextManager[Partition]:
         """The partition of an epoch, valid for one task. Called from the task's thread."""
-        seat = self._seat
-        if seat is None:
+        training = self._training
+        if training is None:
             raise StaleEpoch(
                 f"session {self.spec.session_id} does not have a partition on this worker: it has been closed, or the "
                 "worker only serves"
             )
-        return seat.gate.partition(epoch)
+        return training.lock.partition(epoch)
 
     def take_training_seconds(self) -> float:
         """Seconds of training in this session on this worker since the last call."""
-        return 0.0 if self._seat is None else self._seat.gate.take_training_seconds()
+        return 0.0 if self._training is None else self._training.lock.take_training_seconds()
 
     async def begin(self, run_id: int, epoch: int, delivery: str) -> None:
         """Start an attempt at an epoch's exchange. The result on this worker is reported to the scheduler."""
@@ -184,15 +184,15 @@ class WorkerSession:
         def install() -> None:
             for sender in self._senders.values():
                 sender.end()
-            if self._seat is not None and run.prepared is not None:
-                self._seat.receiver.commit(run_id)
-                self._seat.cache.commit(run.prepared.result()[0])
+            if self._training is not None and run.prepared is not None:
+                self._training.receiver.commit(run_id)
+                self._training.cache.commit(run.prepared.result()[0])
             self._plans.pop(run.epoch)
             self.epoch, self._run = run.epoch, None
             self._let_go(run)
 
-        if self._seat is not None and run.prepared is not None:
-            await self._seat.gate.swap(run.prepared.result()[1], install)
+        if self._training is not None and run.prepared is not None:
+            await self._training.lock.swap(run.prepared.result()[1], install)
         else:
             install()
         measures = self._measures(run, time.perf_counter() - started)
@@ -203,10 +203,10 @@ class WorkerSession:
         run, self._run = self._run, None
         for sender in self._senders.values():
             sender.end()
-        if self._seat is not None:
+        if self._training is not None:
             stop, self._stop_reading = self._stop_reading, threading.Event()
             stop.set()  # otherwise reading from a slow store could continue for a long time
-            await self._seat.receiver.abort()
+            await self._training.receiver.abort()
         if run is not None:
             if run.ends:  # these tasks reserve slots and may write to them
                 await asyncio.wait(run.ends)
@@ -224,7 +224,7 @@ class WorkerSession:
         self._planning.shutdown(wait=False, cancel_futures=True)
         if self._server_rows is not None:
             await self._loop.run_in_executor(None, self._server_rows.close)
-        self._seat = self._server_rows = None
+        self._training = self._server_rows = None
         self._senders = {}
 
     async def serve(self, message: MessageId) -> Reply:
@@ -249,7 +249,7 @@ class WorkerSession:
             self._report(run.run_id, f"the exchange could not start: {type(error).__name__}: {error}")
 
     async def _start(self, run: Run) -> None:
-        run.planned = planned = await self._plan(run.epoch, run.delivery)
+        run.exchange = exchange = await self._plan(run.epoch, run.delivery)
         if self._run is not run:  # aborted in the meantime
             return
         self._traffic = self._dataset.traffic
@@ -257,17 +257,17 @@ class WorkerSession:
         served: asyncio.Future[RowSource] | None = None
         if self._server_rows is not None:
             # In a separate thread: with a coded plan this waits until all rows have been read.
-            served = self._loop.run_in_executor(None, planned.source, SERVER, self._server_rows)
-            self._begin_sending(run, planned, SERVER, served)
-        if self._seat is not None and self.rank is not None:
-            source = self._planning.submit(planned.source, self.rank, self._seat.cache)
-            sink = asyncio.wrap_future(self._planning.submit(self._make_sink, planned, source))
+            served = self._loop.run_in_executor(None, exchange.source, SERVER, self._server_rows)
+            self._begin_sending(run, exchange, SERVER, served)
+        if self._training is not None and self.rank is not None:
+            source = self._planning.submit(exchange.source, self.rank, self._training.cache)
+            sink = asyncio.wrap_future(self._planning.submit(self._make_sink, exchange, source))
             run.ends += [asyncio.wrap_future(source), sink]
-            self._begin_sending(run, planned, self.rank, run.ends[0])
-            self._seat.receiver.begin(run.run_id, planned.incoming(self.rank), sink, window=planned.asked)
+            self._begin_sending(run, exchange, self.rank, run.ends[0])
+            self._training.receiver.begin(run.run_id, exchange.incoming(self.rank), sink, window=exchange.asked)
             # The sink has reserved the slots by then, so the next epoch's index can be built while its rows arrive.
             run.prepared = self._loop.run_in_executor(
-                self._planning, self._prepare, planned.parts[self.rank], planned.plan
+                self._planning, self._prepare, exchange.parts[self.rank], exchange.epoch_plan
             )
         if len(self.spec.deliveries) == 1:  # otherwise the next delivery is chosen after this exchange has been timed
             run.timer = self._loop.call_later(PLAN_AFTER, self._plan, run.epoch + 1, run.delivery)
@@ -275,12 +275,12 @@ class WorkerSession:
             await asyncio.shield(end)
         if served is not None:
             await asyncio.shield(served)
-        if self._seat is None:
+        if self._training is None:
             self._report(run.run_id, None)
 
-    def _begin_sending(self, run: Run, planned: Planned, who: int, source: asyncio.Future[RowSource]) -> None:
-        answered = planned.answered_by(who, self.spec.settings)
-        self._senders[who].begin(run.run_id, planned.outgoing(who), source, window=answered)
+    def _begin_sending(self, run: Run, exchange: MemberExchange, who: int, source: asyncio.Future[RowSource]) -> None:
+        answered = exchange.answered_by(who, self.spec.settings)
+        self._senders[who].begin(run.run_id, exchange.outgoing(who), source, window=answered)
 
     @staticmethod
     def _let_go(run: Run) -> None:
@@ -289,28 +289,28 @@ class WorkerSession:
             run.timer.cancel()
         run.ends.clear()
 
-    def _plan(self, epoch: int, delivery: str) -> asyncio.Future[Planned]:
+    def _plan(self, epoch: int, delivery: str) -> asyncio.Future[MemberExchange]:
         """The plan of an epoch. It is made once, even if the exchange is retried, unless planning failed."""
         plan = self._plans.get(epoch)
         if plan is None or (plan.done() and plan.exception() is not None):
             self._plans[epoch] = self._loop.run_in_executor(self._planning, self._make_plan, epoch, delivery)
         return self._plans[epoch]
 
-    def _make_plan(self, epoch: int, delivery: str) -> Planned:
+    def _make_plan(self, epoch: int, delivery: str) -> MemberExchange:
         participants, layout = list(self._senders), self._dataset.layout
-        return Planned.make(self._planner, epoch, participants, layout, self.spec.settings, delivery)
+        return MemberExchange.make(self._planner, epoch, participants, layout, self.spec.settings, delivery)
 
-    def _make_sink(self, planned: Planned, source: Future[RowSource]) -> RowSink:
-        assert self._seat is not None
+    def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:
+        assert self._training is not None
         assert self.rank is not None
-        return planned.sink(self.rank, self._seat.cache, source.result(), self._read_store)
+        return exchange.sink(self.rank, self._training.cache, source.result(), self._read_store)
 
     def _read_store(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
-        seat = self._seat
-        assert seat is not None
+        training = self._training
+        assert training is not None
         stop = self._stop_reading  # the event of this run; an abort replaces it
-        self._dataset.read_into(seat.cache.rows, slots, sample_ids, stop=stop.is_set)
-        seat.cache.seal(sample_ids, slots)
+        self._dataset.read_into(training.cache.rows, slots, sample_ids, stop=stop.is_set)
+        training.cache.add_checksums(sample_ids, slots)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -334,8 +334,8 @@ class WorkerSession:
         run.ready = reason is None
         run.cpu_idle = ProcessorTimes.now().idle_since(run.processors)
         run.watched_seconds = time.perf_counter() - run.started
-        vote: dict[str, Any] = {} if run.planned is None else dict(run.planned.summary)
-        vote["rows"] = self._seat.receiver.meter.rows if self._seat is not None else 0
+        vote: dict[str, Any] = {} if run.exchange is None else dict(run.exchange.summary)
+        vote["rows"] = self._training.receiver.meter.rows if self._training is not None else 0
         try:
             reply = await self._worker.scheduler.dshuffle_report(
                 session_id=self.spec.session_id,
@@ -348,19 +348,19 @@ class WorkerSession:
         except (OSError, DShuffleError) as error:  # if the scheduler is lost, Dask closes this worker
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
 
-    def _prepare(self, mine: WorkerPlan, plan: EpochPlan) -> tuple[Swap, View]:
-        assert self._seat is not None
-        swap = self._seat.cache.prepare(mine.held)
+    def _prepare(self, mine: WorkerPart, plan: EpochPlan) -> tuple[Swap, View]:
+        assert self._training is not None
+        swap = self._training.cache.prepare(mine.held)
         # Without excess a worker holds exactly what it trains on, so it does not have to search.
         own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
         return swap, View(plan.epoch, mine.order, own[mine.permutation], plan.shares, plan.broadcast)
 
     def _measures(self, run: Run, commit_seconds: float) -> Measures:
-        assert run.planned is not None
+        assert run.exchange is not None
         traffic = self._dataset.traffic - self._traffic
         sent = {participant: sender.meter for participant, sender in self._senders.items()}
-        meter = None if self._seat is None else self._seat.receiver.meter
-        coded = run.planned.hops is not None
+        meter = None if self._training is None else self._training.receiver.meter
+        coded = run.exchange.hops is not None
         return Measures(
             wire_sent_bytes=() if self.rank is None else (sent[self.rank].sent_bytes,),
             wire_received_bytes=() if meter is None else (meter.received_bytes,),
@@ -371,7 +371,7 @@ class WorkerSession:
             store_delivered_bytes=traffic.delivered_bytes,
             store_retries=traffic.retries,
             store_cache_hits=traffic.cache_hits,
-            plan_seconds=run.planned.seconds,
+            plan_seconds=run.exchange.seconds,
             gather_seconds=sum(meter.gather_seconds for meter in sent.values()),
             transfer_seconds=meter.transfer_seconds if meter else 0.0,
             scatter_seconds=meter.scatter_seconds if meter else 0.0,

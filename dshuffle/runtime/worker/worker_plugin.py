@@ -21,7 +21,7 @@ from dshuffle.exchange.comms import as_frames
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.planning import SERVER
-from dshuffle.runtime.collective import Meeting
+from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.memory import check_budget
 from dshuffle.runtime.partition import Partition
@@ -38,7 +38,7 @@ class DShuffleWorker(WorkerPlugin):
 
     def __init__(self) -> None:
         self.sessions: dict[str, WorkerSession] = {}
-        self.meetings: dict[str, Meeting] = {}
+        self.meetings: dict[str, Collective] = {}
         self._executor: ThreadPoolExecutor | None = None
         self._worker: Worker | None = None
 
@@ -72,7 +72,7 @@ class DShuffleWorker(WorkerPlugin):
             return {"training_seconds": plugin().session(session_id).take_training_seconds()}
 
         async def close_session(session_id: str) -> None:
-            plugin().end_meeting(session_id)
+            plugin().end_collective(session_id)
             session = plugin().sessions.pop(session_id, None)
             if session is not None:
                 await session.close()
@@ -127,7 +127,7 @@ class DShuffleWorker(WorkerPlugin):
         """Close all sessions."""
         worker.handlers.pop("dshuffle_protocol", None)
         for session_id in list(self.meetings):
-            self.end_meeting(session_id)
+            self.end_collective(session_id)
         sessions, self.sessions = list(self.sessions.values()), {}
         for session in sessions:
             await session.close()
@@ -145,11 +145,11 @@ class DShuffleWorker(WorkerPlugin):
             taken = sum(session.nbytes for session in self.sessions.values())
             spec = spec.with_memory_limit(max(0, int(spec.settings.memory_fraction * limit) - taken))
         if ranks:
-            check_budget(spec.plan, spec.dataset.layout, spec.memory_limit)
+            check_budget(spec.shuffle, spec.dataset.layout, spec.memory_limit)
         loop = asyncio.get_running_loop()
         dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
-        spec = spec.with_plan(await loop.run_in_executor(self._executor, with_data, spec.plan, dataset))
-        if spec.plan.choices.coded:
+        spec = spec.with_shuffle(await loop.run_in_executor(self._executor, with_data, spec.shuffle, dataset))
+        if spec.shuffle.choices.coded:
             await loop.run_in_executor(self._executor, functools.partial(warm_up, dataset.row_nbytes, coded=True))
         self.sessions[spec.session_id] = WorkerSession(
             self._worker, spec, dataset, ranks[0] if ranks else None, self._executor
@@ -162,18 +162,18 @@ class DShuffleWorker(WorkerPlugin):
         except KeyError:
             raise ClusterError(f"session {session_id} is not open on this worker") from None
 
-    def meeting(self, session_id: str, number: int) -> Meeting:
+    def meeting(self, session_id: str, number: int) -> Collective:
         """State of a call of :meth:`dshuffle.Epoch.together`, by its number. Calls that have ended are refused."""
         self.session(session_id)
         meeting = self.meetings.get(session_id)
         if meeting is None or meeting.number < number:
-            self.end_meeting(session_id)
-            meeting = self.meetings[session_id] = Meeting(number)
+            self.end_collective(session_id)
+            meeting = self.meetings[session_id] = Collective(number)
         elif meeting.number > number:
             raise PeerFailed(f"call {number} of Epoch.together has ended: the ranks are at call {meeting.number}")
         return meeting
 
-    def end_meeting(self, session_id: str) -> None:
+    def end_collective(self, session_id: str) -> None:
         """Fail all ranks that still wait in a session's last call of :meth:`dshuffle.Epoch.together`."""
         meeting = self.meetings.pop(session_id, None)
         if meeting is not None:

@@ -7,23 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    CACHINGS,
-    Aligned,
-    Choices,
-    EpochPlanner,
-    Global,
-    Local,
-    ShufflePlanSpec,
-    cache_capacity,
-    check_plan,
-    demand,
-    draw_assignment,
-    first_assignment,
-    first_holders,
-    next_assignment,
-    plan_delivery,
-)
+from dshuffle.planning import CACHINGS, Aligned, Choices, EpochPlanner, Global, Local, ShuffleSpec, next_ranks
+from dshuffle.planning.assignment import draw_ranks
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.caching import first_holders
+from dshuffle.planning.check_plan import check_plan
+from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.holders import as_holders, cache_capacity
+from dshuffle.planning.packets import missing_samples
 
 
 @st.composite
@@ -31,7 +22,7 @@ def situations(draw):
     n = draw(st.sampled_from([1, 2, 3, 8, 20, 70]))
     q = draw(st.integers(n, 3 * n + 60))
     seed = draw(st.integers())
-    previous = first_assignment("random", q, n, seed=seed)
+    previous = first_ranks("random", q, n, seed=seed)
     capacity = draw(st.integers(-(-q // n), q))
     caching = draw(st.sampled_from(sorted(CACHINGS)))
     return n, previous, CACHINGS[caching](n, capacity, seed).first(previous)
@@ -41,7 +32,7 @@ def situations(draw):
 def test_draws_are_balanced_and_their_packets_perfect(situation, seed, fraction):
     n, previous, holders = situation
     assignment = Aligned(fraction)
-    ranks, packets = draw_assignment(assignment, previous, n, seed=seed, epoch=4, holders=holders)
+    ranks, packets = draw_ranks(assignment, previous, n, seed=seed, epoch=4, holders=holders)
     assert ranks.dtype == np.int32
     counts = np.bincount(ranks, minlength=n)
     assert np.ptp(counts) <= 1
@@ -53,15 +44,15 @@ def test_draws_are_balanced_and_their_packets_perfect(situation, seed, fraction)
     for delivery in ("clique", "peer"):
         plan = plan_delivery(delivery, holders, ranks, n, start=packets)
         check_plan(plan, holders, ranks, n)
-    again = next_assignment(assignment, previous, n, seed=seed, epoch=4, holders=holders.copy())
+    again = next_ranks(assignment, previous, n, seed=seed, epoch=4, holders=holders.copy())
     np.testing.assert_array_equal(ranks, again)
 
 
 def test_draws_differ_by_seed_epoch_and_holders():
-    previous = first_assignment("random", 60, 5, seed=0)
+    previous = first_ranks("random", 60, 5, seed=0)
     holders = [first_holders(previous, 5, 24, seed=seed) for seed in (0, 1)]
     draws = {
-        tuple(next_assignment(Aligned(), previous, 5, seed=seed, epoch=epoch, holders=held).tolist())
+        tuple(next_ranks(Aligned(), previous, 5, seed=seed, epoch=epoch, holders=held).tolist())
         for seed in (0, 1)
         for epoch in (1, 2)
         for held in holders
@@ -70,11 +61,11 @@ def test_draws_differ_by_seed_epoch_and_holders():
 
 
 def test_every_worker_gets_its_turn_with_an_extra_sample():
-    previous = first_assignment("contiguous", 11, 4, seed=0)
+    previous = first_ranks("contiguous", 11, 4, seed=0)
     holders = first_holders(previous, 4, 6, seed=0)
     larger = np.zeros(4)
     for epoch in range(1200):
-        ranks = next_assignment(Aligned(), previous, 4, seed=0, epoch=epoch, holders=holders)
+        ranks = next_ranks(Aligned(), previous, 4, seed=0, epoch=epoch, holders=holders)
         larger += np.bincount(ranks, minlength=4) == 3
     # Three of four each time: 900 with a standard deviation of 15.
     assert np.abs(larger - 900).max() < 75
@@ -83,11 +74,11 @@ def test_every_worker_gets_its_turn_with_an_extra_sample():
 def trace(assignment, q, n, alpha, epochs, caching="even"):
     """``(epochs, q)`` assignments."""
     policy = CACHINGS[caching](n, cache_capacity(alpha, q, n), 0)
-    ranks = first_assignment("random", q, n, seed=0)
+    ranks = first_ranks("random", q, n, seed=0)
     holders = policy.first(ranks)
     steps = [ranks]
     for epoch in range(1, epochs):
-        ranks = next_assignment(assignment, ranks, n, seed=0, epoch=epoch, holders=holders)
+        ranks = next_ranks(assignment, ranks, n, seed=0, epoch=epoch, holders=holders)
         holders = policy.evolve(holders, ranks, epoch)
         steps.append(ranks)
     return np.array(steps)
@@ -146,16 +137,16 @@ def test_two_samples_meet_again_as_often_as_by_chance(traces, q, n, _alpha, lag)
 
 def test_samples_stay_with_a_holder_as_often_as_by_chance():
     q, n = 20_000, 20
-    previous = first_assignment("random", q, n, seed=0)
+    previous = first_ranks("random", q, n, seed=0)
     holders = CACHINGS["even"](n, 4000, 0).first(previous)
-    ranks = next_assignment(Aligned(), previous, n, seed=0, epoch=1, holders=holders)
+    ranks = next_ranks(Aligned(), previous, n, seed=0, epoch=1, holders=holders)
     # A share of c / n = 1 / 5, exactly but for the samples left over at the end.
-    assert len(demand(holders, ranks, n)) == pytest.approx(16_000, abs=20)
+    assert len(missing_samples(as_holders(holders, n), np.asarray(ranks, np.int32))) == pytest.approx(16_000, abs=20)
     assert (previous == ranks).sum() == pytest.approx(1000, abs=130)
 
 
 def planner(q, alpha, assignment, delivery="clique", caching="even"):
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         q,
         20,
         Choices(
@@ -170,7 +161,7 @@ def planner(q, alpha, assignment, delivery="clique", caching="even"):
 def test_next_to_all_packets_are_perfect_where_samples_abound():
     made = planner(20_000, 0.1, Aligned())
     for _ in range(5):
-        plan = made.advance().plan
+        plan = made.advance().packets
     sizes = Counter(np.diff(plan.offsets).tolist())
     assert sizes[3] > 0.97 * plan.n_packets
 
@@ -181,15 +172,15 @@ def test_fewer_packets_than_any_code_needs_for_a_uniform_draw():
         epoch = made.advance()
     assert epoch.n_needed == pytest.approx(8000, abs=20)
     # The exact bound for a uniform draw is 2040.
-    assert epoch.plan.n_packets <= 1880
+    assert epoch.packets.n_packets <= 1880
     coded = [plan_delivery("coded", *_uniform(10_000, 0.2), 20).n_packets]
-    assert epoch.plan.n_packets < 0.4 * coded[0]
+    assert epoch.packets.n_packets < 0.4 * coded[0]
 
 
 def _uniform(q, alpha):
-    previous = first_assignment("random", q, 20, seed=0)
+    previous = first_ranks("random", q, 20, seed=0)
     holders = first_holders(previous, 20, int(alpha * q), seed=0)
-    return holders, next_assignment(Global(), previous, 20, seed=0, epoch=1)
+    return holders, next_ranks(Global(), previous, 20, seed=0, epoch=1)
 
 
 @pytest.mark.slow
@@ -202,11 +193,9 @@ def test_packets_and_seconds_after_five_epochs(q, alpha, packets, seconds):
     made = planner(q, alpha, Aligned())
     took = float("inf")  # the best of five: other machines may take this one's processors
     for _ in range(5):
-        before, plan = made.current, made.advance().plan
+        before, plan = made.current, made.advance().packets
         start = time.thread_time()
-        ranks, perfect = draw_assignment(
-            Aligned(), before.assignment, 20, seed=0, epoch=before.epoch + 1, holders=before.holders
-        )
+        ranks, perfect = draw_ranks(Aligned(), before.ranks, 20, seed=0, epoch=before.epoch + 1, holders=before.holders)
         plan_delivery("clique", before.holders, ranks, 20, start=perfect)
         took = min(took, time.thread_time() - start)
     assert plan.n_packets <= packets
@@ -215,7 +204,7 @@ def test_packets_and_seconds_after_five_epochs(q, alpha, packets, seconds):
 
 @pytest.mark.slow
 def test_many_workers_pack_perfectly_too():
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         10**6,
         256,
         Choices(
@@ -225,7 +214,7 @@ def test_many_workers_pack_perfectly_too():
     made = EpochPlanner(spec)
     made.load()
     epoch = made.advance()
-    assert epoch.n_needed > 2.9 * epoch.plan.n_packets
+    assert epoch.n_needed > 2.9 * epoch.packets.n_packets
 
 
 @pytest.mark.parametrize("caching", ["uniform", "recent"])
@@ -235,33 +224,33 @@ def test_other_caching_policies_gain_less(caching):
         made = planner(10_000, 0.1, assignment, caching=caching)
         for _ in range(3):
             epoch = made.advance()
-        packets[assignment] = epoch.plan.n_packets
+        packets[assignment] = epoch.packets.n_packets
     assert packets[Aligned()] < 0.95 * packets[Global()]
 
 
 def test_without_excess_all_packets_are_pairs():
-    spec = ShufflePlanSpec(10_000, 10, Choices(assignment=Aligned(), delivery="clique", sharding="random", seed=0))
+    spec = ShuffleSpec(10_000, 10, Choices(assignment=Aligned(), delivery="clique", sharding="random", seed=0))
     made = EpochPlanner(spec)
     made.load()
     epoch = made.advance()
-    assert epoch.plan.n_packets <= 0.505 * epoch.n_needed
+    assert epoch.packets.n_packets <= 0.505 * epoch.n_needed
 
 
 def test_bad_input():
     with pytest.raises(InvalidParameter, match=r"holders=None .*'aligned'"):
-        next_assignment(Aligned(), [0, 1], 2, seed=0, epoch=1)
+        next_ranks(Aligned(), [0, 1], 2, seed=0, epoch=1)
     with pytest.raises(InvalidParameter, match=r"holders.shape=\(3, 1\) .* 2 samples"):
-        next_assignment(Aligned(), [0, 1], 2, seed=0, epoch=1, holders=[1, 2, 1])
+        next_ranks(Aligned(), [0, 1], 2, seed=0, epoch=1, holders=[1, 2, 1])
     with pytest.raises(InvalidParameter, match=r"holders\[1\]=\[4\]"):
-        next_assignment(Aligned(), [0, 1], 2, seed=0, epoch=1, holders=[1, 4])
-    assert next_assignment(Local(), [0, 1], 2, seed=0, epoch=1, holders=None).tolist() == [0, 1]
+        next_ranks(Aligned(), [0, 1], 2, seed=0, epoch=1, holders=[1, 4])
+    assert next_ranks(Local(), [0, 1], 2, seed=0, epoch=1, holders=None).tolist() == [0, 1]
 
 
 def test_golden_values():
-    previous = first_assignment("random", 12, 4, seed=7)
+    previous = first_ranks("random", 12, 4, seed=7)
     holders = first_holders(previous, 4, 6, seed=7)
-    drawn = next_assignment(Aligned(), previous, 4, seed=7, epoch=1, holders=holders)
+    drawn = next_ranks(Aligned(), previous, 4, seed=7, epoch=1, holders=holders)
     assert drawn.tolist() == [0, 0, 2, 1, 3, 3, 0, 2, 1, 2, 3, 1]
-    part, packets = draw_assignment(Aligned(0.6), previous, 4, seed=7, epoch=1, holders=holders)
+    part, packets = draw_ranks(Aligned(0.6), previous, 4, seed=7, epoch=1, holders=holders)
     assert part.tolist() == [1, 3, 2, 1, 3, 0, 0, 2, 1, 2, 0, 3]
     assert packets.samples.tolist() == [2, 6]

@@ -7,19 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    SHARDINGS,
-    Aligned,
-    Chunks,
-    Global,
-    Local,
-    Partial,
-    draw_assignment,
-    epoch_order,
-    first_assignment,
-    next_assignment,
-    parse_assignment,
-)
+from dshuffle.planning import SHARDINGS, Aligned, Chunks, Global, Local, Partial, next_ranks, parse_assignment
+from dshuffle.planning.assignment import draw_ranks
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.order import epoch_order
 
 workers = st.integers(1, 9)
 seeds = st.integers(-(2**70), 2**70)
@@ -44,24 +35,24 @@ def shapes(draw):
 @given(shape=shapes(), seed=seeds)
 def test_first_assignment_is_balanced_and_deterministic(sharding, shape, seed):
     q, n = shape
-    assignment = first_assignment(sharding, q, n, seed=seed)
+    assignment = first_ranks(sharding, q, n, seed=seed)
     assert assignment.shape == (q,)
     assert assignment.dtype == np.int32
     assert balanced(assignment, n)
-    np.testing.assert_array_equal(assignment, first_assignment(sharding, q, n, seed=seed))
+    np.testing.assert_array_equal(assignment, first_ranks(sharding, q, n, seed=seed))
 
 
 @given(shape=shapes())
 def test_contiguous_shares_are_slices_in_rank_order(shape):
-    assignment = first_assignment("contiguous", *shape, seed=0)
+    assignment = first_ranks("contiguous", *shape, seed=0)
     assert (np.diff(assignment) >= 0).all()
 
 
 @given(shape=shapes(), seed=seeds, epoch=st.integers(1, 10**6))
 def test_global_is_balanced_and_does_not_depend_on_the_past(shape, seed, epoch):
     q, n = shape
-    one = next_assignment(Global(), first_assignment("random", q, n, seed=1), n, seed=seed, epoch=epoch)
-    other = next_assignment(Global(), first_assignment("contiguous", q, n, seed=2), n, seed=seed, epoch=epoch)
+    one = next_ranks(Global(), first_ranks("random", q, n, seed=1), n, seed=seed, epoch=epoch)
+    other = next_ranks(Global(), first_ranks("contiguous", q, n, seed=2), n, seed=seed, epoch=epoch)
     assert one.dtype == np.int32
     assert balanced(one, n)
     np.testing.assert_array_equal(one, other)
@@ -70,8 +61,8 @@ def test_global_is_balanced_and_does_not_depend_on_the_past(shape, seed, epoch):
 @given(shape=shapes(), seed=seeds)
 def test_local_keeps_every_sample_where_it_is(shape, seed):
     q, n = shape
-    previous = first_assignment("random", q, n, seed=seed)
-    kept = next_assignment(Local(), previous, n, seed=seed, epoch=1)
+    previous = first_ranks("random", q, n, seed=seed)
+    kept = next_ranks(Local(), previous, n, seed=seed, epoch=1)
     np.testing.assert_array_equal(kept, previous)
     assert not np.shares_memory(kept, previous)
 
@@ -79,8 +70,8 @@ def test_local_keeps_every_sample_where_it_is(shape, seed):
 @given(shape=shapes(), seed=seeds, fraction=fractions)
 def test_partial_sends_and_receives_exactly_k(shape, seed, fraction):
     q, n = shape
-    previous = first_assignment("random", q, n, seed=seed)
-    assignment = next_assignment(Partial(fraction), previous, n, seed=seed, epoch=3)
+    previous = first_ranks("random", q, n, seed=seed)
+    assignment = next_ranks(Partial(fraction), previous, n, seed=seed, epoch=3)
     # Algorithm 1's Q * N / M, rounded up in exact decimal arithmetic.
     k = 0 if n == 1 else min(math.ceil(Fraction(str(fraction)) * q / n), q // n)
     moved = previous != assignment
@@ -100,8 +91,8 @@ def test_partial_counts_are_not_off_by_a_float():
 
 def test_partial_destinations_are_uniform_derangements():
     n, rounds = 4, 3000
-    previous = first_assignment("contiguous", n * rounds, n, seed=0)
-    assignment = next_assignment(Partial(1), previous, n, seed=0, epoch=1)
+    previous = first_ranks("contiguous", n * rounds, n, seed=0)
+    assignment = next_ranks(Partial(1), previous, n, seed=0, epoch=1)
     moves = np.zeros((n, n))
     np.add.at(moves, (previous, assignment), 1)
     assert np.diag(moves).tolist() == [0] * n
@@ -112,20 +103,18 @@ def test_partial_destinations_are_uniform_derangements():
 
 def test_partial_draws_the_samples_that_leave_at_random():
     q, n, epochs = 40, 4, 500
-    previous = first_assignment("contiguous", q, n, seed=0)
-    left = sum(
-        previous != next_assignment(Partial(0.3), previous, n, seed=0, epoch=epoch) for epoch in range(1, epochs)
-    )
+    previous = first_ranks("contiguous", q, n, seed=0)
+    left = sum(previous != next_ranks(Partial(0.3), previous, n, seed=0, epoch=epoch) for epoch in range(1, epochs))
     assert np.abs(left / epochs - 0.3).max() < 0.1
 
 
 def test_global_is_uniform():
     q, n, epochs = 30, 5, 2000
-    start = first_assignment("contiguous", q, n, seed=0)
+    start = first_ranks("contiguous", q, n, seed=0)
     counts = np.zeros((q, n))
     together = 0
     for epoch in range(epochs):
-        assignment = next_assignment(Global(), start, n, seed=0, epoch=epoch)
+        assignment = next_ranks(Global(), start, n, seed=0, epoch=epoch)
         counts[np.arange(q), assignment] += 1
         together += assignment[0] == assignment[1]
     # 400 of each with a standard deviation of 18; two samples share a worker with probability 5/29.
@@ -136,13 +125,13 @@ def test_global_is_uniform():
 @pytest.mark.parametrize("draw", ["sharding", "global"])
 def test_every_worker_gets_its_turn_with_an_extra_sample(draw):
     q, n, rounds = 11, 4, 1200
-    start = first_assignment("contiguous", q, n, seed=0)
+    start = first_ranks("contiguous", q, n, seed=0)
     larger = np.zeros(n)
     for i in range(rounds):
         if draw == "sharding":
-            assignment = first_assignment("random", q, n, seed=i)
+            assignment = first_ranks("random", q, n, seed=i)
         else:
-            assignment = next_assignment(Global(), start, n, seed=0, epoch=i)
+            assignment = next_ranks(Global(), start, n, seed=0, epoch=i)
         larger += sizes(assignment, n) == 3
     # Three of four each time: 900 with a standard deviation of 15.
     assert np.abs(larger - 900).max() < 75
@@ -163,9 +152,9 @@ def test_epoch_order_changes_with_seed_epoch_and_rank():
 
 
 def test_golden_values():
-    start = first_assignment("random", 12, 3, seed=7)
+    start = first_ranks("random", 12, 3, seed=7)
     assert start.tolist() == [2, 0, 0, 1, 2, 0, 2, 1, 1, 1, 0, 2]
-    drawn = next_assignment(Global(), start, 3, seed=7, epoch=1)
+    drawn = next_ranks(Global(), start, 3, seed=7, epoch=1)
     assert drawn.tolist() == [
         0,
         1,
@@ -180,7 +169,7 @@ def test_golden_values():
         2,
         1,
     ]
-    exchanged = next_assignment(Partial(0.5), start, 3, seed=7, epoch=1)
+    exchanged = next_ranks(Partial(0.5), start, 3, seed=7, epoch=1)
     assert exchanged.tolist() == [
         1,
         0,
@@ -237,23 +226,23 @@ def test_fractions_outside_0_1_are_refused(kind, fraction):
 
 def test_bad_input():
     with pytest.raises(InvalidParameter, match=r"n_samples=3 .* integer >= 4.*fewer samples than workers"):
-        first_assignment("random", 3, 4, seed=0)
+        first_ranks("random", 3, 4, seed=0)
     with pytest.raises(InvalidParameter, match="n_workers=0"):
-        first_assignment("random", 3, 0, seed=0)
+        first_ranks("random", 3, 0, seed=0)
     with pytest.raises(InvalidParameter, match="n_workers=2\\.0"):
-        first_assignment("random", 3, 2.0, seed=0)
+        first_ranks("random", 3, 2.0, seed=0)
     with pytest.raises(InvalidParameter, match=r"sharding='rand'.*'contiguous', 'random'"):
-        first_assignment("rand", 4, 2, seed=0)
+        first_ranks("rand", 4, 2, seed=0)
     with pytest.raises(InvalidParameter, match=r"previous\[1\]=2 .*rank in \[0, 2\)"):
-        next_assignment(Local(), [0, 2], 2, seed=0, epoch=1)
+        next_ranks(Local(), [0, 2], 2, seed=0, epoch=1)
     with pytest.raises(InvalidParameter, match=r"previous\[0\]=-1"):
-        next_assignment(Local(), [-1, 2], 2, seed=0, epoch=1)
+        next_ranks(Local(), [-1, 2], 2, seed=0, epoch=1)
     with pytest.raises(InvalidParameter, match=r"previous.dtype='float64'"):
-        next_assignment(Local(), [0.0, 1.0], 2, seed=0, epoch=1)
+        next_ranks(Local(), [0.0, 1.0], 2, seed=0, epoch=1)
     with pytest.raises(InvalidParameter, match=r"previous.shape=\(1, 2\)"):
-        next_assignment(Local(), [[0, 1]], 2, seed=0, epoch=1)
+        next_ranks(Local(), [[0, 1]], 2, seed=0, epoch=1)
     with pytest.raises(InvalidParameter, match="assignment='local'"):
-        next_assignment("local", [0, 1], 2, seed=0, epoch=1)
+        next_ranks("local", [0, 1], 2, seed=0, epoch=1)
 
 
 @pytest.mark.parametrize("assignment", ["local", "partial:0.5", "global", "aligned", "chunks:2"])
@@ -261,6 +250,6 @@ def test_holders_that_do_not_cover_the_shares_are_refused(assignment):
     previous = np.array([0, 1, 0, 1])
     holders = np.array([0b01, 0b10, 0b10, 0b11], dtype=np.uint64)  # worker 0 trains on sample 2, and lacks it
     with pytest.raises(InvalidParameter, match=r"holders\[2\]=\[2\] is not allowed.*mask with worker 0.*its own share"):
-        draw_assignment(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)
+        draw_ranks(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)
     holders[2] |= np.uint64(1)
-    draw_assignment(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)
+    draw_ranks(parse_assignment(assignment), previous, 2, seed=0, epoch=1, holders=holders)

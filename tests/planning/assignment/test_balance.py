@@ -19,12 +19,11 @@ from dshuffle.planning import (
     Global,
     Local,
     Partial,
-    ShufflePlanSpec,
-    draw_assignment,
-    draw_classes,
-    exchange_in_classes,
-    next_assignment,
+    ShuffleSpec,
+    next_ranks,
 )
+from dshuffle.planning.assignment import draw_ranks
+from dshuffle.planning.assignment.balance import draw_classes, exchange_in_classes
 
 
 @st.composite
@@ -62,12 +61,12 @@ def test_an_exchange_keeps_the_balance_and_every_worker_sends_and_receives_the_s
     ranks = draw_classes(classes, n, "test", seed)
     count = Partial(fraction).n_exchanged(len(labels), n)
     for epoch in range(4):
-        following = next_assignment(Partial(fraction), ranks, n, seed=seed, epoch=epoch, classes=classes)
+        following = next_ranks(Partial(fraction), ranks, n, seed=seed, epoch=epoch, classes=classes)
         moved = following != ranks
         assert np.bincount(ranks[moved], minlength=n).tolist() == [count] * n
         assert np.bincount(following[moved], minlength=n).tolist() == [count] * n
         assert is_balanced(labels, following, n)
-        again = next_assignment(Partial(fraction), ranks, n, seed=seed, epoch=epoch, classes=classes)
+        again = next_ranks(Partial(fraction), ranks, n, seed=seed, epoch=epoch, classes=classes)
         np.testing.assert_array_equal(following, again)
         ranks = following
 
@@ -96,7 +95,7 @@ def test_sizes_that_differ_are_refused_where_every_class_is_spread_equally():
     with pytest.raises(
         InvalidParameter, match=r"previous is not allowed: workers have 1 to 4 samples.*differ by at most one"
     ):
-        next_assignment(Partial(1), [0, 1, 0, 0, 0], 2, seed=0, epoch=1, classes=classes)
+        next_ranks(Partial(1), [0, 1, 0, 0, 0], 2, seed=0, epoch=1, classes=classes)
 
 
 def every_balanced(labels, n):
@@ -160,7 +159,7 @@ def test_samples_are_sent_equally_often_and_loose_ones_nearly():
 @pytest.mark.parametrize("delivery", ["peer", "storage", "clique"])
 def test_a_planner_keeps_the_balance_from_the_first_epoch_on(assignment, delivery):
     labels = np.random.default_rng(0).integers(0, 30, 500)
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         500,
         7,
         Choices(
@@ -175,9 +174,9 @@ def test_a_planner_keeps_the_balance_from_the_first_epoch_on(assignment, deliver
     planner = EpochPlanner(spec)
     last = planner.load()
     for _ in range(4):
-        assert is_balanced(labels, last.assignment, 7)
+        assert is_balanced(labels, last.ranks, 7)
         following = planner.advance()
-        assert (np.any(following.assignment != last.assignment)) == (assignment != Local())
+        assert (np.any(following.ranks != last.ranks)) == (assignment != Local())
         last = following
 
 
@@ -209,27 +208,25 @@ def test_names_stand_for_labels_that_are_found():
 def test_what_cannot_be_balanced(changes, message):
     classes = Classes.of("y", [0, 0, 0, 0, 1, 1])
     with pytest.raises(InvalidParameter, match=message):
-        ShufflePlanSpec(changes.get("n_samples", 6), 2, Choices(changes.get("assignment", Global()), balance=classes))
+        ShuffleSpec(changes.get("n_samples", 6), 2, Choices(changes.get("assignment", Global()), balance=classes))
     ranks = np.arange(changes.get("n_samples", 6)) % 2
     with pytest.raises(InvalidParameter, match="balance"):
-        draw_assignment(
-            changes.get("assignment", Global()), ranks, 2, seed=0, epoch=1, holders=ranks + 1, classes=classes
-        )
+        draw_ranks(changes.get("assignment", Global()), ranks, 2, seed=0, epoch=1, holders=ranks + 1, classes=classes)
 
 
 def test_a_sharding_without_the_balance_is_refused():
     classes = Classes.of("y", [0, 0, 0, 0, 1, 1])
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         6, 2, Choices(assignment=Global(), delivery="peer", sharding="contiguous", balance=classes, seed=0)
     )
     with pytest.raises(
         InvalidParameter, match=r"sharding='contiguous' .*counts of each class of 'y' differ by at most one.*'random'"
     ):
         EpochPlanner(spec).load()
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         6, 2, Choices(assignment=Global(), delivery="peer", sharding="round-robin", balance=classes, seed=0)
     )
-    assert EpochPlanner(spec).load().assignment.tolist() == [0, 1] * 3  # it has the balance
+    assert EpochPlanner(spec).load().ranks.tolist() == [0, 1] * 3  # it has the balance
 
 
 @pytest.mark.slow

@@ -6,17 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    CACHINGS,
-    SHARDINGS,
-    Choices,
-    Chunks,
-    EpochPlanner,
-    Global,
-    ShufflePlanSpec,
-    first_assignment,
-    next_assignment,
-)
+from dshuffle.planning import CACHINGS, SHARDINGS, Choices, Chunks, EpochPlanner, Global, ShuffleSpec, next_ranks
+from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.holders import largest_share
 from dshuffle.planning.packet_counts import survey
 
@@ -31,8 +22,8 @@ def shapes(draw):
 
 def draws(q, n, rows, seed):
     """The first assignments, and those of some epochs."""
-    firsts = [first_assignment(sharding, q, n, seed=seed, chunk_rows=rows) for sharding in sorted(SHARDINGS)]
-    return [*firsts, *(next_assignment(Chunks(rows), firsts[0], n, seed=seed, epoch=epoch) for epoch in (1, 2, 3))]
+    firsts = [first_ranks(sharding, q, n, seed=seed, chunk_rows=rows) for sharding in sorted(SHARDINGS)]
+    return [*firsts, *(next_ranks(Chunks(rows), firsts[0], n, seed=seed, epoch=epoch) for epoch in (1, 2, 3))]
 
 
 @given(shapes(), st.integers())
@@ -56,18 +47,18 @@ def test_draws_depend_on_seed_and_epoch_alone(shape, seed):
         np.testing.assert_array_equal(one, other)
     anywhere = np.arange(q) % n
     np.testing.assert_array_equal(
-        next_assignment(Chunks(rows), anywhere, n, seed=seed, epoch=2), draws(q, n, rows, seed)[-2]
+        next_ranks(Chunks(rows), anywhere, n, seed=seed, epoch=2), draws(q, n, rows, seed)[-2]
     )
 
 
 @given(shapes())
 def test_contiguous_chunks_are_slices_in_rank_order(shape):
     q, n, rows = shape
-    assert (np.diff(first_assignment("contiguous", q, n, seed=0, chunk_rows=rows)) >= 0).all()
+    assert (np.diff(first_ranks("contiguous", q, n, seed=0, chunk_rows=rows)) >= 0).all()
 
 
 def test_chunks_of_one_row_are_balanced_as_global_is():
-    ranks = next_assignment(Chunks(1), np.zeros(103, int), 10, seed=0, epoch=1)
+    ranks = next_ranks(Chunks(1), np.zeros(103, int), 10, seed=0, epoch=1)
     assert sorted(np.bincount(ranks).tolist()) == [10] * 7 + [11] * 3
 
 
@@ -77,7 +68,7 @@ def test_every_chunk_goes_everywhere_and_nobody_is_favoured():
     counts, sizes = np.zeros((7, n)), np.zeros(n)
     together = 0
     for epoch in range(epochs):
-        ranks = next_assignment(Chunks(rows), start, n, seed=0, epoch=epoch)
+        ranks = next_ranks(Chunks(rows), start, n, seed=0, epoch=epoch)
         counts[np.arange(7), ranks[::rows]] += 1
         sizes += np.bincount(ranks)
         together += ranks[0] == ranks[10]
@@ -88,14 +79,14 @@ def test_every_chunk_goes_everywhere_and_nobody_is_favoured():
 
 
 def test_golden_values():
-    start = first_assignment("random", 11, 2, seed=7, chunk_rows=2)
+    start = first_ranks("random", 11, 2, seed=7, chunk_rows=2)
     assert start.tolist() == [0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0]
-    assert next_assignment(Chunks(2), start, 2, seed=7, epoch=1).tolist() == [1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0]
+    assert next_ranks(Chunks(2), start, 2, seed=7, epoch=1).tolist() == [1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("caching", CACHINGS)
 def test_without_excess_workers_hold_their_shares_alone(caching):
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         1003, 4, Choices(assignment=Chunks(64), delivery="storage", caching=caching, sharding="random", seed=0)
     )
     assert (spec.capacity, spec.has_excess) == (256, False)
@@ -112,7 +103,7 @@ def test_without_excess_workers_hold_their_shares_alone(caching):
 
 @pytest.mark.parametrize("caching", CACHINGS)
 def test_with_excess_caches_are_full(caching):
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         1003,
         4,
         Choices(assignment=Chunks(64), delivery="peer", caching=caching, cache_fraction=0.5, sharding="random", seed=0),
@@ -128,7 +119,7 @@ def test_with_excess_caches_are_full(caching):
 
 
 def test_a_fraction_that_holds_no_more_than_the_largest_share_is_no_excess():
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         1000, 4, Choices(assignment=Chunks(200), delivery="leftover", cache_fraction=0.3, sharding="random", seed=0)
     )
     assert (spec.capacity, spec.largest_share, spec.most_workers) == (400, 400, 5)
@@ -137,10 +128,10 @@ def test_a_fraction_that_holds_no_more_than_the_largest_share_is_no_excess():
 def test_fewer_chunks_than_workers_are_refused():
     message = r"chunk_rows=34 .*at most 33, for 100 samples and 4 workers.*There are only 3 chunks,"
     with pytest.raises(InvalidParameter, match=message):
-        first_assignment("random", 100, 4, seed=0, chunk_rows=34)
+        first_ranks("random", 100, 4, seed=0, chunk_rows=34)
     with pytest.raises(InvalidParameter, match=message):
-        next_assignment(Chunks(34), np.zeros(100, int), 4, seed=0, epoch=1)
-    assert len(set(first_assignment("random", 100, 4, seed=0, chunk_rows=33).tolist())) == 4
+        next_ranks(Chunks(34), np.zeros(100, int), 4, seed=0, epoch=1)
+    assert len(set(first_ranks("random", 100, 4, seed=0, chunk_rows=33).tolist())) == 4
 
 
 @pytest.mark.parametrize("rows", [0, -1, 2.5, "8"])

@@ -7,16 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dshuffle.errors import InvalidParameter, PlanError
-from dshuffle.planning import (
-    Choices,
-    Chunks,
-    EpochPlanner,
-    GivenSharding,
-    ShufflePlanSpec,
-    first_assignment,
-    label_codes,
-    stratified_assignment,
-)
+from dshuffle.planning import Choices, Chunks, EpochPlanner, GivenSharding, ShuffleSpec
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.assignment.stratified import label_codes, stratified_ranks
 
 
 @st.composite
@@ -32,12 +25,12 @@ def labelled(draw):
 @given(labelled())
 def test_stratified_class_counts_and_sizes_differ_by_one_at_most(case):
     labels, n, seed = case
-    ranks = stratified_assignment(labels, n, seed=seed)
+    ranks = stratified_ranks(labels, n, seed=seed)
     assert ranks.dtype == np.int32
     assert np.ptp(np.bincount(ranks, minlength=n)) <= 1
     for label in np.unique(labels):
         assert np.ptp(np.bincount(ranks[labels == label], minlength=n)) <= 1
-    np.testing.assert_array_equal(ranks, stratified_assignment(labels, n, seed=seed))
+    np.testing.assert_array_equal(ranks, stratified_ranks(labels, n, seed=seed))
 
 
 @given(labelled())
@@ -52,7 +45,7 @@ def test_codes_number_the_classes(case):
 def test_no_worker_is_favoured():
     """Over seeds every worker gets the extra samples equally often, and each sample equally often."""
     labels = np.array([0] * 7 + [1] * 2 + [2] * 2)
-    draws = np.array([stratified_assignment(labels, 4, seed=seed) for seed in range(2000)])
+    draws = np.array([stratified_ranks(labels, 4, seed=seed) for seed in range(2000)])
     for sample in range(len(labels)):
         counts = np.bincount(draws[:, sample], minlength=4)
         assert np.all(abs(counts - 500) < 5 * np.sqrt(500 * 0.75))
@@ -61,9 +54,9 @@ def test_no_worker_is_favoured():
 @pytest.mark.slow
 def test_ten_million_labels_take_seconds_at_most():
     labels = np.random.default_rng(0).integers(0, 1000, 10**7)
-    stratified_assignment(labels[:5000], 12, seed=0)  # compiles
+    stratified_ranks(labels[:5000], 12, seed=0)  # compiles
     started = time.thread_time()
-    stratified_assignment(labels, 12, seed=0)
+    stratified_ranks(labels, 12, seed=0)
     assert time.thread_time() - started < 3  # 0.3 to 0.8 measured
 
 
@@ -79,29 +72,29 @@ def test_ten_million_labels_take_seconds_at_most():
 )
 def test_labels_that_are_no_classes_are_refused(labels, message):
     with pytest.raises(InvalidParameter, match=message):
-        stratified_assignment(labels, 2, seed=0, n_samples=3)
+        stratified_ranks(labels, 2, seed=0, n_samples=3)
 
 
 def test_more_workers_than_samples_are_refused():
     with pytest.raises(InvalidParameter, match="fewer samples than workers"):
-        stratified_assignment([1, 1, 0], 4, seed=0)
+        stratified_ranks([1, 1, 0], 4, seed=0)
 
 
 @given(st.integers(1, 50), st.integers(0, 50))
 def test_round_robin_deals_in_turn(n, more):
-    ranks = first_assignment("round-robin", n + more, n, seed=0)
+    ranks = first_ranks("round-robin", n + more, n, seed=0)
     assert ranks.tolist() == [sample % n for sample in range(n + more)]
 
 
 def spec(sharding, **changes):
     n_samples, n_workers = changes.pop("n_samples", 5), changes.pop("n_workers", 2)
-    return ShufflePlanSpec(n_samples, n_workers, Choices(**{"sharding": sharding, **changes}))
+    return ShuffleSpec(n_samples, n_workers, Choices(**{"sharding": sharding, **changes}))
 
 
 def test_a_planner_starts_from_a_given_sharding():
     given_ranks = GivenSharding.of("mine", [1, 0, 1, 0, 1])
     planner = EpochPlanner(spec(given_ranks))
-    assert planner.load().assignment.tolist() == [1, 0, 1, 0, 1]
+    assert planner.load().ranks.tolist() == [1, 0, 1, 0, 1]
     planner.advance()
     assert str(given_ranks) == "mine"
     with pytest.raises(PlanError, match=r"'mine' are not known here"):

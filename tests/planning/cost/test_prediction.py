@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Choices, EpochPlanner, ShufflePlanSpec, parse_assignment, route
+from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec, parse_assignment
 from dshuffle.planning.cost import Cluster, Work, predict
 from dshuffle.planning.cost.loads_expected import storage_loads
 from dshuffle.planning.cost.prediction import loads_of, timed
-from dshuffle.planning.plan import SERVER
+from dshuffle.planning.delivery.relay import route
+from dshuffle.planning.packets import SERVER
 
 FAST = {
     "send_rate": math.inf,
@@ -165,7 +166,7 @@ def test_the_bytes_are_those_of_the_hops(delivery):
     work = Work(6000, 96, Choices(delivery=delivery, cache_fraction=0.4))
     predicted = predict(network(6), work, precision="exact")
     planner = EpochPlanner(
-        ShufflePlanSpec(
+        ShuffleSpec(
             6000,
             6,
             Choices(
@@ -177,11 +178,11 @@ def test_the_bytes_are_those_of_the_hops(delivery):
     for _ in range(3):
         epoch = planner.advance()
     assert predicted.needed == epoch.n_needed
-    assert predicted.packets == epoch.plan.n_packets
-    senders = epoch.plan.senders if delivery == "peer" else route("pipelined", epoch.plan, 6, 8192).senders
+    assert predicted.packets == epoch.packets.n_packets
+    senders = epoch.packets.senders if delivery == "peer" else route("pipelined", epoch.packets, 6, 8192).senders
     assert predicted.server_egress == 100 * np.count_nonzero(senders == SERVER)
     assert predicted.worker_egress == pytest.approx(100 * np.count_nonzero(senders >= 0))
-    assert predicted.most_ingress == 100 * np.bincount(epoch.plan.destinations).max()
+    assert predicted.most_ingress == 100 * np.bincount(epoch.packets.destinations).max()
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 7, 64, 1000])

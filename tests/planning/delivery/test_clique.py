@@ -7,31 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    SERVER,
-    Global,
-    Plan,
-    cache_capacity,
-    check_plan,
-    demand,
-    first_assignment,
-    first_holders,
-    next_assignment,
-    plan_delivery,
-)
+from dshuffle.planning import SERVER, Global, Packets, next_ranks
+from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.bounds import lower_bound
+from dshuffle.planning.caching import first_holders
+from dshuffle.planning.check_plan import check_plan
+from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.clique_cycles import find_cycles
+from dshuffle.planning.holders import as_holders, cache_capacity
+from dshuffle.planning.packets import missing_samples
 
 
 def fresh(q, n, alpha, seed=0):
     """Holders with uniformly random excess and the next uniform assignment."""
-    previous = first_assignment("random", q, n, seed=seed)
+    previous = first_ranks("random", q, n, seed=seed)
     holders = first_holders(previous, n, cache_capacity(alpha, q, n), seed=seed)
-    return holders, next_assignment(Global(), previous, n, seed=seed, epoch=1)
+    return holders, next_ranks(Global(), previous, n, seed=seed, epoch=1)
 
 
 def needed(holders, destinations, n):
-    return len(demand(holders, destinations, n))
+    return len(missing_samples(as_holders(holders, n), np.asarray(destinations, np.int32)))
 
 
 @st.composite
@@ -78,7 +73,7 @@ def test_small_plans_are_nearly_always_the_best():
     for seed in range(150):
         n, q = 5, 8
         masks, destinations = rng.integers(0, 2**n, q), rng.integers(0, n, q)
-        samples = demand(masks, destinations, n).tolist()
+        samples = missing_samples(as_holders(masks, n), np.asarray(destinations, np.int32)).tolist()
         ours += plan_delivery("clique", masks, destinations, n, seed=seed).n_packets
         best += fewest_cliques(samples, masks.tolist(), destinations.tolist())
     assert ours <= 1.005 * best
@@ -212,7 +207,7 @@ def test_start_is_kept():
     holders, destinations = fresh(2000, 6, 0.4)
     first = plan_delivery("clique", holders, destinations, 6, seed=1)
     cut = first.offsets[100]
-    start = Plan(first.offsets[:101], first.samples[:cut], first.destinations[:cut], first.senders[:100])
+    start = Packets(first.offsets[:101], first.samples[:cut], first.destinations[:cut], first.senders[:100])
     plan = plan_delivery("clique", holders, destinations, 6, seed=2, start=start)
     check_plan(plan, holders, destinations, 6)
     np.testing.assert_array_equal(plan.offsets[:101], start.offsets)
@@ -224,7 +219,7 @@ def test_start_is_kept():
 
 @pytest.mark.parametrize("samples", [[0, 0], [2], [7]])
 def test_a_start_that_delivers_something_else_is_refused(samples):
-    start = Plan.uncoded(samples, [1] * len(samples), [SERVER] * len(samples))
+    start = Packets.uncoded(samples, [1] * len(samples), [SERVER] * len(samples))
     with pytest.raises(InvalidParameter, match=r"start is not allowed: .*twice"):
         plan_delivery("clique", [1, 1, 2], [1, 1, 1], 2, start=start)
 

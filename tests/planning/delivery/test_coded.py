@@ -9,21 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    SERVER,
-    Global,
-    bounds,
-    check_plan,
-    demand,
-    first_assignment,
-    first_holders,
-    holders_of,
-    next_assignment,
-    plan_delivery,
-    random_words,
-    shuffle_matrix,
-)
+from dshuffle.planning import SERVER, Global, bounds, next_ranks
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.caching import first_holders
+from dshuffle.planning.check_plan import check_plan
+from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.delivery.encoding_tables import Tables
+from dshuffle.planning.delivery.leftover import shuffle_matrix
+from dshuffle.planning.holders import as_holders, holders_of
+from dshuffle.planning.packets import missing_samples
+from dshuffle.planning.randomness import random_words
 
 # Paper 000, examples 1 to 3, with samples and workers counted from 0.
 CACHES = [{1, 2, 3, 7}, {5, 6, 7, 8}, {0, 2, 3, 4}]
@@ -128,7 +123,9 @@ def test_tables_are_sorted(n):
     holders, destinations = words[:100][np.arange(400) % 100], (words % np.uint64(n)).astype(np.int32)
     tables = Tables.of(holders[:, np.newaxis], destinations, n)
     assert (tables.masks[1:] > tables.masks[:-1]).all()
-    assert sorted(tables.samples) == demand(holders, destinations, n).tolist()
+    assert (
+        sorted(tables.samples) == missing_samples(as_holders(holders, n), np.asarray(destinations, np.int32)).tolist()
+    )
     for table, mask in enumerate(tables.masks.tolist()):
         columns = range(tables.columns[table], tables.columns[table + 1])
         workers = [int(tables.workers[column]) for column in columns]
@@ -142,10 +139,10 @@ def test_tables_are_sorted(n):
 
 def test_sets_of_64_workers():
     n, q = 64, 3000
-    previous = first_assignment("random", q, n, seed=0)
+    previous = first_ranks("random", q, n, seed=0)
     holders = first_holders(previous, n, 150, seed=0)
     # The highest worker of all, too.
-    destinations = next_assignment(Global(), previous, n, seed=0, epoch=1)
+    destinations = next_ranks(Global(), previous, n, seed=0, epoch=1)
     needed = sum(not int(holders[j, 0]) >> int(d) & 1 for j, d in enumerate(destinations))
     counts = [needed]
     for name, options in [("coded", {}), ("ubershuffle", {"depth": 1}), ("ubershuffle", {"depth": 4})]:
@@ -176,7 +173,7 @@ def test_many_workers_and_any_depth_take_no_time():
 
 @pytest.mark.parametrize("name", ["coded", "ubershuffle"])
 def test_without_excess_there_are_pairs(name):
-    owners, destinations = (first_assignment("random", 500, 6, seed=seed) for seed in (0, 1))
+    owners, destinations = (first_ranks("random", 500, 6, seed=seed) for seed in (0, 1))
     matrix = shuffle_matrix(owners, destinations, 6)
     made = plan_delivery(name, holders_of(owners, 6), destinations, 6)
     assert np.diff(made.offsets).max() == 2
@@ -190,9 +187,9 @@ def test_samples_that_nobody_holds_go_alone(name):
 
 
 def fresh(q, alpha, seed=1, n=20):
-    previous = first_assignment("random", q, n, seed=seed)
+    previous = first_ranks("random", q, n, seed=seed)
     holders = first_holders(previous, n, round(alpha * q), seed=seed)
-    return holders, next_assignment(Global(), previous, n, seed=seed, epoch=1)
+    return holders, next_ranks(Global(), previous, n, seed=seed, epoch=1)
 
 
 FIGURES = [

@@ -11,19 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    DELIVERIES,
-    SERVER,
-    STORE,
-    Global,
-    Partial,
-    check_plan,
-    first_assignment,
-    first_holders,
-    holders_of,
-    next_assignment,
-    plan_delivery,
-)
+from dshuffle.planning import DELIVERIES, SERVER, STORE, Global, Partial, next_ranks
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.caching import first_holders
+from dshuffle.planning.check_plan import check_plan
+from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.holders import holders_of
 
 LIMITS = {"coded": (64, 5), "ubershuffle": (64, 5), "leftover": (130, 1)}
 """The most workers, and holders of a sample, that a delivery can do with, if there is a limit."""
@@ -134,9 +127,9 @@ def test_uncoded_packets_ascend_by_sample(name, sender, instance):
 @pytest.mark.parametrize("assignment", [Global(), Partial(0.4)], ids=str)
 def test_peer_loads_are_equal(alpha, assignment):
     q, n = 100_000, 20
-    previous = first_assignment("random", q, n, seed=3)
+    previous = first_ranks("random", q, n, seed=3)
     holders = first_holders(previous, n, int(alpha * q), seed=3)
-    plan = plan_delivery("peer", holders, next_assignment(assignment, previous, n, seed=3, epoch=1), n)
+    plan = plan_delivery("peer", holders, next_ranks(assignment, previous, n, seed=3, epoch=1), n)
     sends = np.bincount(plan.senders, minlength=n)
     assert sends.max() / sends.mean() <= 1.01
 
@@ -169,8 +162,8 @@ def test_peer_needs_a_holder():
 
 
 def test_golden_plan():
-    holders = first_holders(first_assignment("random", 10, 3, seed=5), 3, 6, seed=5)
-    destinations = first_assignment("random", 10, 3, seed=6)
+    holders = first_holders(first_ranks("random", 10, 3, seed=5), 3, 6, seed=5)
+    destinations = first_ranks("random", 10, 3, seed=6)
     plan = plan_delivery("peer", holders, destinations, 3, seed=5)
     assert list(components(plan)) == [
         (1, 0, 2),

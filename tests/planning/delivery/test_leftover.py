@@ -8,16 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    SERVER,
-    bounds,
-    check_plan,
-    first_assignment,
-    holders_of,
-    leftover_matrix,
-    plan_delivery,
-    shuffle_matrix,
-)
+from dshuffle.planning import SERVER, bounds
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.check_plan import check_plan
+from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.delivery.leftover import leftover_matrix, shuffle_matrix
+from dshuffle.planning.holders import holders_of
 
 
 def shuffle(matrix):
@@ -77,7 +73,7 @@ def test_the_rate_is_theorem_1s(instance, seed):
 @pytest.mark.parametrize("share", [1, 2, 5, 100])
 def test_the_rate_on_random_shuffles(n, share):
     for seed in range(5):
-        owners, destinations = (first_assignment("random", n * share, n, seed=2 * seed + i) for i in range(2))
+        owners, destinations = (first_ranks("random", n * share, n, seed=2 * seed + i) for i in range(2))
         matrix = shuffle_matrix(owners, destinations, n)
         assert plan(owners, destinations, n).n_packets == bounds.leftover_rate(matrix)
 
@@ -142,7 +138,7 @@ def test_the_seed_chooses_the_ignored_worker():
 
 def test_more_than_64_workers():
     n = 130
-    owners, destinations = (first_assignment("random", 40 * n, n, seed=seed) for seed in range(2))
+    owners, destinations = (first_ranks("random", 40 * n, n, seed=seed) for seed in range(2))
     matrix = shuffle_matrix(owners, destinations, n)
     assert plan(owners, destinations, n).n_packets == bounds.leftover_rate(matrix)
 
@@ -156,7 +152,7 @@ def test_samples_that_nobody_holds_go_alone():
 
 
 def test_golden_plan():
-    owners, destinations = (first_assignment("random", 12, 4, seed=seed) for seed in (5, 6))
+    owners, destinations = (first_ranks("random", 12, 4, seed=seed) for seed in (5, 6))
     # Three pairs, and a trail from worker 0 to 1, to 3 and back.
     assert packets(plan(owners, destinations, 4, seed=7)) == [
         [(9, 0), (11, 2)],

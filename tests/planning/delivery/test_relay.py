@@ -10,18 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import (
-    RELAYS,
-    SERVER,
-    Global,
-    Plan,
-    check_plan,
-    first_assignment,
-    first_holders,
-    next_assignment,
-    plan_delivery,
-    route,
-)
+from dshuffle.planning import RELAYS, SERVER, Global, Packets, next_ranks
+from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning.caching import first_holders
+from dshuffle.planning.check_plan import check_plan
+from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.delivery.relay import route
 
 DELIVERIES = ["clique", "coded", "leftover", "ubershuffle"]
 
@@ -45,7 +39,7 @@ def by_hand(n, q, seed):
     destinations = [rng.permutation(n)[: rng.integers(1, n + 1)] for _ in range(q)]
     offsets = np.cumsum([0, *map(len, destinations)])
     workers = np.concatenate([np.zeros(0, np.int32), *destinations]).astype(np.int32)
-    return Plan(offsets, rng.permutation(offsets[-1]), workers, np.full(q, SERVER, dtype=np.int32))
+    return Packets(offsets, rng.permutation(offsets[-1]), workers, np.full(q, SERVER, dtype=np.int32))
 
 
 @st.composite
@@ -154,7 +148,7 @@ def packets_to(packets):
     """A plan from the destinations of its packets."""
     workers = np.array([to for packet in packets for to in packet], dtype=np.int32)
     senders = np.full(len(packets), SERVER, dtype=np.int32)
-    return Plan(np.cumsum([0, *map(len, packets)]), np.arange(len(workers)), workers, senders)
+    return Packets(np.cumsum([0, *map(len, packets)]), np.arange(len(workers)), workers, senders)
 
 
 def test_pipelined_chooses_whoever_has_handed_on_the_least():
@@ -168,9 +162,9 @@ def test_pipelined_chooses_whoever_has_handed_on_the_least():
 @pytest.fixture(scope="module")
 def big_plan():
     n, q = 8, 20_000
-    assignment = first_assignment("random", q, n, seed=1)
+    assignment = first_ranks("random", q, n, seed=1)
     holders = first_holders(assignment, n, q // 2, seed=1)
-    return plan_delivery("ubershuffle", holders, next_assignment(Global(), assignment, n, seed=1, epoch=1), n)
+    return plan_delivery("ubershuffle", holders, next_ranks(Global(), assignment, n, seed=1, epoch=1), n)
 
 
 @pytest.mark.parametrize("relay", ["pipelined", "ring"])

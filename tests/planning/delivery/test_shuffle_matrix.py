@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import leftover_matrix, shuffle_matrix
+from dshuffle.planning.delivery.leftover import leftover_matrix, shuffle_matrix
 
 
 @st.composite

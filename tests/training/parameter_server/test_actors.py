@@ -18,7 +18,7 @@ import dshuffle
 import dshuffle.sharding
 from dshuffle.compare import local_cluster
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning import stratified_assignment
+from dshuffle.planning.assignment.stratified import stratified_ranks
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import SoftmaxRegression, fit_parameter_server, simulate_parameter_server
 
@@ -69,7 +69,7 @@ def test_workers_of_given_speeds_are_the_simulation_to_the_last_bit(client, pace
     options = {"epochs": 3, "batch_size": 20, "step": 0.4, "pace": pace, "speeds": speeds, "seed": 5}
     with shuffler(client, assignment="local", sharding="stratified:y", seed=2) as real:
         history = fit_parameter_server(real, SoftmaxRegression(4), servers=servers, **options)
-    ranks = stratified_assignment(BLOBS["y"], N_WORKERS, seed=2)
+    ranks = stratified_ranks(BLOBS["y"], N_WORKERS, seed=2)
     expected = simulate_parameter_server(BLOBS, ranks, SoftmaxRegression(4), **options)
     assert np.array_equal(history.weights, expected.weights)
     assert np.array_equal(history.staleness.counts, expected.staleness.counts)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dshuffle.compare.variance import variance_ratio
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning import first_assignment
+from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import (
     Decay,
@@ -34,7 +34,7 @@ LINE = {"x": BLOBS["x"].astype(float), "y": BLOBS["x"] @ np.array([1.0, -2.0, 0.
 
 
 def simulate(n_workers, arrays=LINE, model=None, **options):
-    ranks = first_assignment("random", len(arrays["y"]), n_workers, seed=1)
+    ranks = first_ranks("random", len(arrays["y"]), n_workers, seed=1)
     defaults = {"epochs": 2, "batch_size": 5 * n_workers, "step": 0.1, "seed": 3}
     return ranks, simulate_parameter_server(arrays, ranks, model or LinearModel(), **{**defaults, **options})
 

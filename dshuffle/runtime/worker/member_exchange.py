@@ -14,7 +14,8 @@ from dshuffle.exchange.endpoints import RowSink, RowSource
 from dshuffle.exchange.messages import MIB, Flow, flows_of_samples, rows_per_message
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
 from dshuffle.exchange.row_flows import ArrivingRows, LeavingRows
-from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, Hops, WorkerPlan, packets_per_batch, route
+from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, WorkerPart
+from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import Settings
 from dshuffle.runtime.worker.server_rows import EncodedPackets, ServerRows
@@ -28,13 +29,13 @@ ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class MemberExchange:
     """The parts of an epoch's plan that concern this process, and a summary of the plan.
 
     Parameters
     ----------
-    plan, hops
-        The plan, and the routes of its packets if it is coded.
+    epoch_plan, hops
+        The plan of the epoch, and the routes of its packets if it is coded.
     parts
         Participant of this process -> its part.
     sends, receives
@@ -49,9 +50,9 @@ class Planned:
         Duration of planning.
     """
 
-    plan: EpochPlan
+    epoch_plan: EpochPlan
     hops: Hops | None
-    parts: dict[int, WorkerPlan]
+    parts: dict[int, WorkerPart]
     sends: dict[int, Listed]
     receives: dict[int, Listed]
     at_most: int
@@ -69,20 +70,20 @@ class Planned:
         layout: RowLayout,
         settings: Settings,
         delivery: str,
-    ) -> Planned:
+    ) -> MemberExchange:
         """Plan the given epoch, which is the planner's next or current one."""
         started = time.perf_counter()
         made = planner.current or planner.load()
         if made.epoch < epoch:  # otherwise an earlier call planned this epoch and then failed
             made = planner.advance(delivery)
-        plan = made.plan
+        packets = made.packets
         hops = None
         n_workers = planner.spec.n_workers
         at_most = rows_per_message(layout.nbytes, settings.message_bytes)
         fitting = rows_per_message(layout.nbytes, settings.window_bytes)
-        if plan.coded:
+        if packets.coded:
             at_most = packets_per_batch(
-                plan.n_packets,
+                packets.n_packets,
                 n_workers,
                 layout.nbytes,
                 message_bytes=settings.message_bytes,
@@ -92,12 +93,12 @@ class Planned:
             # fit the window.
             asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
             answered = max(settings.window, min(asked, 2 * n_workers))  # a relay answers two per worker
-            hops = route(planner.spec.choices.relay, plan, n_workers, at_most)
+            hops = route(planner.spec.choices.relay, packets, n_workers, at_most)
         summary = {
-            "packets": plan.n_packets,
-            "coded": plan.coded,
+            "packets": packets.n_packets,
+            "coded": packets.coded,
             "needed": made.n_needed,
-            "expected": plan.n_components,
+            "expected": packets.n_components,
             "digest": made.digest(),
         }
         parts = {who: made.for_worker(who) for who in participants}
@@ -108,7 +109,7 @@ class Planned:
                 sends[who] = flows_of_samples(part.sends, at_most=at_most)
                 receives[who] = flows_of_samples(part.receives, at_most=at_most, whole=STORE)
             else:
-                coded = CodedPart.of(plan, hops, who, at_most=at_most)
+                coded = CodedPart.of(packets, hops, who, at_most=at_most)
                 sends[who] = coded.leaving, coded.outgoing
                 receives[who] = coded.arriving, coded.incoming
         if hops is None:  # request and answer as many messages as fit the window
@@ -141,18 +142,20 @@ class Planned:
         if self.hops is None:
             return LeavingRows(holder, leaving)
         if isinstance(holder, ServerRows):
-            return EncodedPackets(holder, self.plan.plan, leaving)
+            return EncodedPackets(holder, self.epoch_plan.packets, leaving)
         return PacketStore(holder.layout, leaving)
 
     def sink(self, rank: int, cache: CachePartition, source: RowSource, read_store: ReadStore) -> RowSink:
         """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
-        arriving, plan = self.receives[rank][0], self.plan.plan
+        arriving, packets = self.receives[rank][0], self.epoch_plan.packets
         if self.hops is None:
             return ArrivingRows(cache, arriving, cache.reserve(arriving), read_store)
         assert isinstance(source, PacketStore)
-        samples = plan.samples[arriving]
-        wanted = self.plan.assignment[samples] == rank
-        return PacketDecoder(cache, plan, self.hops.packets, arriving, wanted, cache.reserve(samples[wanted]), source)
+        samples = packets.samples[arriving]
+        wanted = self.epoch_plan.ranks[samples] == rank
+        return PacketDecoder(
+            cache, packets, self.hops.packets, arriving, wanted, cache.reserve(samples[wanted]), source
+        )
 
 
 def _longest(lists: Mapping[int, Listed]) -> int:

@@ -8,22 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.exchange.messages import MIB
-from dshuffle.planning import SERVER, Choices, EpochPlanner, Global, ShufflePlanSpec
+from dshuffle.planning import SERVER, Choices, EpochPlanner, Global, ShuffleSpec
 from dshuffle.planning.cost import Cluster, Work
 from dshuffle.planning.cost.prediction import loads_of, message_count
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import Settings
-from dshuffle.runtime.worker.planned import SHORT_MESSAGE_BYTES, Planned
+from dshuffle.runtime.worker.member_exchange import SHORT_MESSAGE_BYTES, MemberExchange
 
 
 def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,), **options):
-    spec = ShufflePlanSpec(
+    spec = ShuffleSpec(
         n_samples, n_workers, Choices(assignment=Global(), delivery=delivery, sharding="random", seed=0, **options)
     )
     planner = EpochPlanner(spec, checks=False)
     planner.load()
     layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
-    return Planned.make(planner, 1, who, layout, settings, delivery)
+    return MemberExchange.make(planner, 1, who, layout, settings, delivery)
 
 
 def longest(flows):

@@ -13,10 +13,8 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dshuffle.checks import as_ranks
 from dshuffle.errors import PlanError
 from dshuffle.planning.grouping import holds
-from dshuffle.planning.holders import as_holders
 from dshuffle.planning.types import Holders, Ranks, Samples
 
 SERVER = -1
@@ -37,7 +35,7 @@ def name_of(participant: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class Packets:
     """All packets of one epoch, in sending order.
 
     Parameters
@@ -58,7 +56,7 @@ class Plan:
 
     Examples
     --------
-    >>> plan = Plan.uncoded(np.array([4, 2]), np.array([0, 1]), np.array([1, SERVER]))
+    >>> plan = Packets.uncoded(np.array([4, 2]), np.array([0, 1]), np.array([1, SERVER]))
     >>> plan.n_packets, plan.n_components, plan.offsets
     (2, 2, array([0, 1, 2]))
     """
@@ -90,7 +88,7 @@ class Plan:
             raise PlanError(f"packet {short[0]} has no components: offsets must increase")
 
     @classmethod
-    def uncoded(cls, samples: ArrayLike, destinations: ArrayLike, senders: ArrayLike) -> Plan:
+    def uncoded(cls, samples: ArrayLike, destinations: ArrayLike, senders: ArrayLike) -> Packets:
         """Build a plan with one packet per (sample, destination) pair."""
         return cls(
             offsets=np.arange(np.size(samples) + 1, dtype=np.int64),
@@ -115,27 +113,21 @@ class Plan:
         return self.n_components != self.n_packets
 
 
-def demand(holders: ArrayLike, destinations: ArrayLike, n_workers: int) -> Samples:
-    """Return the samples that are missing at their destination, ascending; ``(D,)`` int64.
+def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
+    """Return the samples that their destination does not hold, ascending; ``(D,)`` int64.
 
     Parameters
     ----------
     holders
-        ``(q, words)`` masks of the workers that hold each sample; see :func:`~dshuffle.planning.as_holders`.
+        ``(q, words)`` masks, see :func:`~dshuffle.planning.holders.as_holders`.
     destinations
-        ``(q,)`` integers, the worker that will train on each sample.
+        ``(q,)`` int32 ranks that will train on the samples.
 
     Examples
     --------
-    >>> demand([0b01, 0b11, 0b01], [1, 1, 0], 2)
+    >>> missing_samples(np.array([[0b01], [0b11], [0b01]], np.uint64), np.array([1, 1, 0], np.int32))
     array([0])
     """
-    masks = as_holders(holders, n_workers)
-    return missing_samples(masks, as_ranks("destinations", destinations, n_workers))
-
-
-def missing_samples(holders: Holders, destinations: Ranks) -> Samples:
-    """Return :func:`demand` for arrays that are already checked."""
     missing = np.empty(len(destinations), dtype=np.int64)
     return missing[: _missing(holders, destinations, missing)]
 
