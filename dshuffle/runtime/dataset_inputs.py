@@ -77,10 +77,10 @@ def wanted_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding |
     InvalidParameter
         If the sharding or its labels do not exist, or the given ranks are not balanced.
     """
+    if isinstance(sharding, GivenSharding):
+        return sharding  # it has been checked already
     if not isinstance(sharding, str):
-        if isinstance(sharding, GivenSharding):
-            given = sharding
-        elif isinstance(sharding, Sharding):
+        if isinstance(sharding, Sharding):
             given = GivenSharding.of("given", sharding.ranks, sharding.broadcast)
         else:
             given = GivenSharding.of("given", sharding)

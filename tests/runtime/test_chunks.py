@@ -22,7 +22,7 @@ def test_re_reading_whole_chunks_fetches_nothing_twice(threads, small, orders, s
         seen = orders(shuffler, 4)
     moved = 0
     for ids, record in zip(seen, shuffler.records, strict=True):
-        assert record.assignment == "chunks:100"
+        assert str(record.choices.assignment) == "chunks:100"
         assert {len(own) for own in ids} == {200}
         assert all(len(set((own // 100).tolist())) == 2 for own in ids)
         # Every chunk is stored with a checksum; x and y have chunks of their own.

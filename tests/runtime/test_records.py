@@ -66,8 +66,8 @@ def test_records_say_what_was_planned_and_moved(threads, small, ids, delivery, a
         planned = planner.advance()
         moved = planned.packets.n_packets * (64 + CHECKSUM_NBYTES)
         assert record.delivery == delivery
-        assert record.assignment == assignment
-        assert (record.caching, record.sharding) == ("recent", "contiguous")
+        assert str(record.choices.assignment) == assignment
+        assert (record.choices.caching, record.choices.sharding) == ("recent", "contiguous")
         assert (record.n_workers, record.n_samples, record.row_nbytes) == (5, 1000, 64)
         assert record.cache_fraction == (cache_fraction or 0.2)
         assert record.needed == planned.n_needed

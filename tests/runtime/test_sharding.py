@@ -25,7 +25,7 @@ def test_a_session_starts_from_a_stratified_assignment_and_keeps_it(processes, l
     for rank in range(3):
         np.testing.assert_array_equal(np.sort(first[rank]), np.flatnonzero(expected == rank))
         np.testing.assert_array_equal(np.sort(second[rank]), np.sort(first[rank]))
-    assert {record.sharding for record in shuffler.records} == {"stratified:label"}
+    assert {record.choices.sharding for record in shuffler.records} == {"stratified:label"}
 
 
 def test_a_session_starts_from_stored_or_given_ranks(threads, labelled, orders):
@@ -64,7 +64,7 @@ def test_shardings_that_do_not_fit_are_refused(threads, labelled, sharding, mess
 
 
 def test_a_sharding_does_not_go_with_whole_chunks(threads, labelled):
-    with pytest.raises(InvalidParameter, match="whole chunks are dealt out"):
+    with pytest.raises(InvalidParameter, match="whole chunks from the first epoch"):
         Shuffler(threads, labelled, sharding="stratified:label", assignment="chunks")
 
 
@@ -86,7 +86,7 @@ def test_ranks_that_change_between_client_and_workers_are_noticed(threads, label
 def test_what_is_stored_stays_until_it_is_overwritten(labelled):
     assert stored_shardings(labelled) == ()
     write_sharding(labelled, "mine", np.arange(1000) % 5)
-    with pytest.raises(DatasetExists, match="'mine' already"):
+    with pytest.raises(DatasetExists, match="'mine' .* already exists"):
         write_sharding(labelled, "mine", np.zeros(1000))
     write_sharding(labelled, "mine", np.arange(1000) % 2, overwrite=True)
     assert read_sharding(labelled, "mine").max() == 1
