@@ -16,13 +16,18 @@ from dshuffle.records import PHASES
 from dshuffle.report.summary import Comparison, Figures, TrainingPoint, WayResult, figures
 from dshuffle.units import human_bytes, human_error, human_seconds
 
-# Okabe and Ito's palette for colour-blind readers. Grey replaces its black, which is invisible on a dark page.
-BLUE, ORANGE, GREEN, VERMILLION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PURPLE, SKY, GREY, YELLOW = "#CC79A7", "#56B4E9", "#8A8F98", "#F0E442"
-WAY_COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY, GREY)
+# Each hue means one way: Okabe and Ito's palette for colour-blind readers without the hue that marks waiting, and three
+# more.
+BLUE, ORANGE, GREEN, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"
+SLATE, WINE, TEAL = "#6A5ACD", "#A2285D", "#44AA99"
+WAY_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, SLATE, WINE, TEAL)
 WAY_DASHES = ("solid", "dashed", "dotted", "dotdash")
 WAY_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "hex", "star")
-PHASE_COLOURS = dict(zip(PHASES, (PURPLE, SKY, BLUE, GREEN, ORANGE, GREY), strict=True))
+WAITING = "#D55E00"
+"""Time that training waits: the only part of a bar to worry about."""
+DARK, MIDDLE, LIGHT = "#5B6470", "#8A929C", "#BCC2C9"
+"""Greys for amounts, told apart by the key above each chart."""
+PHASE_COLOURS = dict(zip(PHASES, ("#4A3B00", "#6E5900", "#937900", "#B69B2B", "#D2BF74", "#E9DFB9"), strict=True))
 
 Key = tuple[tuple[str, str], ...]
 
@@ -49,7 +54,7 @@ def way_colour(place: int) -> str:
 
 
 def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
-    key = ((BLUE, "training"), (VERMILLION, "waiting for data"), (GREY, "other"))
+    key = ((DARK, "training"), (WAITING, "waiting for data"), (LIGHT, "other"))
     chart = _horizontal(measured)
     _stack(
         chart,
@@ -89,14 +94,14 @@ def _phases(measured: Mapping[str, Figures]) -> Chart:
         }
     )
     marks = chart.scatter(
-        "seconds", "way", source=whole, marker="diamond", size=13, fill_color=YELLOW, line_color="#333333"
+        "seconds", "way", source=whole, marker="diamond", size=13, fill_color="white", line_color="#333333"
     )
     chart.add_tools(HoverTool(renderers=[marks], tooltips=[("whole exchange", "@text")]))
     return Chart(
         "Where an exchange spends its time",
         "Median seconds of an exchange; each phase is that of its slowest worker. Phases overlap, so a bar can be "
         "longer than the exchange. The diamond is the measured time of the whole exchange.",
-        (*((PHASE_COLOURS[phase], phase) for phase in PHASES), (YELLOW, "◆ whole exchange")),
+        (*((PHASE_COLOURS[phase], phase) for phase in PHASES), ("white", "◆ whole exchange")),
         chart,
     )
 
@@ -107,8 +112,8 @@ def _phase(phase: str) -> Callable[[Figures], float | None]:
 
 def _bytes(measured: Mapping[str, Figures]) -> Chart:
     kinds: dict[str, tuple[str, Callable[[Figures], float | None]]] = {
-        "wire": (BLUE, lambda found: found.wire_bytes),
-        "store": (ORANGE, lambda found: found.store_bytes),
+        "wire": (DARK, lambda found: found.wire_bytes),
+        "store": (LIGHT, lambda found: found.store_bytes),
     }
     rows = [(label, kind) for label in measured for kind in kinds]
     values = [kinds[kind][1](measured[label]) or 0 for label, kind in rows]
@@ -131,7 +136,7 @@ def _bytes(measured: Mapping[str, Figures]) -> Chart:
     return Chart(
         "Bytes per epoch",
         "Bytes sent between workers and bytes read from the store, summed over all workers.",
-        ((BLUE, "on the wire"), (ORANGE, "from the store")),
+        ((DARK, "sent between workers"), (LIGHT, "read from the store")),
         chart,
     )
 

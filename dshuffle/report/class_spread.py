@@ -17,7 +17,7 @@ from bokeh.plotting import figure
 from bokeh.resources import INLINE
 from numpy.typing import NDArray
 
-from dshuffle.report.charts import BLUE, GREY
+from dshuffle.report.charts import BLUE, LIGHT
 from dshuffle.units import human_count
 
 MOST_CLASSES = 60
@@ -84,11 +84,11 @@ def box_plot_page(counts: Counts, classes: Sequence[str], title: str) -> str:
         x_axis_label="class",
         y_axis_label="samples per shard: minimum, quartiles, maximum",
     )
-    chart.segment("class", "low", "class", "first", source=source, color=GREY)
-    chart.segment("class", "third", "class", "high", source=source, color=GREY)
+    chart.segment("class", "low", "class", "first", source=source, color=LIGHT)
+    chart.segment("class", "third", "class", "high", source=source, color=LIGHT)
     boxes = chart.vbar("class", 0.6, "third", "first", source=source, fill_color=BLUE, line_color=BLUE, fill_alpha=0.4)
     for end in ("low", "high"):
-        chart.rect("class", end, 0.3, 1, height_units="screen", source=source, color=GREY)
+        chart.rect("class", end, 0.3, 1, height_units="screen", source=source, color=LIGHT)
     chart.rect("class", "median", 0.6, 2, height_units="screen", source=source, color=BLUE)
     tips = [(name, f"@{name}") for name in ("class", "low", "first", "median", "third", "high")]
     chart.add_tools(HoverTool(renderers=[boxes], tooltips=tips))

@@ -16,12 +16,14 @@ from dshuffle.report.tables import (
     CAPTION,
     QUALITY_CAPTION,
     QUALITY_HEADINGS,
+    SHORT_HEADINGS,
     STORE_HEADINGS,
     TIME_HEADINGS,
     TRAFFIC_HEADINGS,
     epochs_of,
     error_cells,
     quality_cells,
+    short_cells,
     store_cells,
     time_cells,
     traffic_cells,
@@ -45,15 +47,16 @@ def render_html(comparison: Comparison) -> str:
         rows = [(way.label, way_colour(place), cells(way)) for place, way in enumerate(comparison.ways)]
         return _table(("way", *headings), rows)
 
-    sentences = "\n".join(f'<p class="verdict">{_unbroken(escape(s))}</p>' for s in verdict_sentences(comparison))
-    figures = "\n".join(_figure(chart, division) for chart, division in zip(drawn, divisions, strict=True))
+    answer, *others = verdict_sentences(comparison)
+    sentences = "\n".join(f'<p class="verdict">{_unbroken(escape(sentence))}</p>' for sentence in others)
+    time, phases, traffic, *errors = (_figure(*pair) for pair in zip(drawn, divisions, strict=True))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>dshuffle: comparison of ways to shuffle</title>
+<title>dshuffle compare: {escape(answer)}</title>
 <style>
 {STYLE}
 </style>
@@ -63,29 +66,39 @@ def render_html(comparison: Comparison) -> str:
 <main>
 <header>
 <p class="name">dshuffle compare</p>
-<h1>Which way of shuffling is fastest here?</h1>
+<h1>{_unbroken(escape(answer))}</h1>
 {sentences}
 <p class="facts">{escape(_headline(comparison))}</p>{_emulated(comparison.emulated)}
 </header>
+{time}
 <section>
-<h2>Time</h2>
-{table((*TIME_HEADINGS, "last error"), lambda way: (*time_cells(way), *error_cells(way, epochs[-1:])))}
-<h2>Traffic per epoch</h2>
-{table((*TRAFFIC_HEADINGS, *STORE_HEADINGS), lambda way: (*traffic_cells(way), *store_cells(way)))}
-<p class="caption">{escape(CAPTION)}</p>
+{table(SHORT_HEADINGS, short_cells)}
+<p class="caption">Medians of the epochs after the first one. exchange: time until every worker has its samples, mostly
+during training. predicted: the same by the cost model. waited: time that training waited for it.</p>
 </section>
 <section class="charts">
-{figures}
+{"".join(errors)}
 </section>
-<section>
-<h2>Mixing</h2>
+<details open>
+<summary>Times in detail</summary>
+{phases}
+{table(TIME_HEADINGS, time_cells)}
+<p class="caption">{escape(CAPTION)}</p>
+</details>
+<details open>
+<summary>Traffic</summary>
+{traffic}
+{table((*TRAFFIC_HEADINGS, *STORE_HEADINGS), lambda way: (*traffic_cells(way), *store_cells(way)))}
+</details>
+<details open>
+<summary>Mixing</summary>
 {table(QUALITY_HEADINGS, quality_cells)}
 <p class="caption">{escape(QUALITY_CAPTION)}</p>
-</section>
-<section>
-<h2>Error after each epoch, in numbers</h2>
+</details>
+<details open>
+<summary>Error after each epoch, in numbers</summary>
 {table(tuple(map(str, epochs)), lambda way: error_cells(way, epochs))}
-</section>
+</details>
 <section>
 <h2>How to repeat this run</h2>
 <pre>{escape(comparison.command)}</pre>

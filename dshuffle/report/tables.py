@@ -1,4 +1,4 @@
-"""The comparison as tables for a terminal, 80 columns wide; the HTML report shows the same cells."""
+"""Tables of a comparison for a terminal of 80 columns; the HTML report shows the same cells."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from rich.text import Text
 from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures
 from dshuffle.units import UNKNOWN, human_bytes, human_count, human_error, human_ratio, human_seconds
 
-TIME_HEADINGS = ("epoch", "shuffle", "range", "predicted", "idle CPU", "training", "waited")
-TRAFFIC_HEADINGS = ("needed", "packets", "on the wire", "by the server")
-STORE_HEADINGS = ("from the store", "read amplification", "requests", "a second")
+TIME_HEADINGS = ("epoch", "exchange", "range", "predicted", "idle CPU", "training", "waited")
+TRAFFIC_HEADINGS = ("samples received", "packets", "bytes sent", "by the server")
+STORE_HEADINGS = ("bytes read", "read amplification", "requests", "requests/s")
+SHORT_HEADINGS = ("epoch", "exchange", "predicted", "waited", "last error")
 CAPTION = (
-    "Medians of the epochs after the first, which is loaded and not exchanged. epoch: wall time. "
-    "shuffle: from the start of an exchange until every worker is ready, mostly while training. "
-    "predicted: the same by the cost model, from a few seconds of measurement before; not in it is what training takes "
-    "from processors that an exchange wants as well. "
-    "idle CPU: of the busiest host during an exchange; with less than 15 % idle (marked !) the time is what the "
-    "processors allow, not what the network or the store does. "
-    "waited: how long training stood still for it. needed: samples trained on "
-    "by a worker that did not hold them. packets: what was sent for them, each one sample or the XOR of "
-    "several. read amplification: bytes fetched for each byte needed. Bytes and requests are of one epoch, over all "
-    "workers; those sent by the server are part of those on the wire."
+    "Medians of the epochs after the first one, which is loaded and not exchanged. epoch: wall time. "
+    "exchange: time until every worker has its samples, mostly during training. "
+    "predicted: the same by the cost model, from measurements made before; the model does not know that training "
+    "competes for the processors. "
+    "idle CPU: on the busiest host during an exchange. Below 15 % (marked !) the processors limit the time, not the "
+    "network or the store. "
+    "waited: time that training waited for the exchange. samples received: samples that a worker trained on and did "
+    "not hold. packets: what was sent for them, each one sample or the XOR of several. "
+    "read amplification: bytes read for each byte needed. Bytes and requests are those of one epoch on all workers; "
+    "bytes sent include those sent by the server."
 )
-QUALITY_HEADINGS = ("meet again", "by chance", "neighbour distance", "class spread")
+QUALITY_HEADINGS = ("co-location probability", "if random", "neighbour distance", "class spread")
 QUALITY_CAPTION = (
-    "How well the first epochs are mixed, by their plans. meet again: the probability that two rows of one chunk that "
-    "were with one worker are with one worker in the next epoch too, and by chance what it is in a uniform draw. "
-    "neighbour distance: how far apart rows are trained on that are neighbours in the store, "
+    "How well the first epochs are mixed, according to their plans. co-location probability: the probability that two "
+    "rows of a chunk that were on one worker are on one worker again in the next epoch; if random: the same in a "
+    "uniform draw. neighbour distance: how far apart a worker trains on rows that are neighbours in the store, "
     "relative to a uniform permutation. class spread: how far the classes in a batch of 256 rows are from those of the "
-    "whole, relative to random batches; 1.00 is as random as can be, and more is less mixed."
+    "dataset, relative to random batches. 1.00 is perfectly random; more is less mixed."
 )
-# So many epochs fit beside the label.
 MOST_ERROR_COLUMNS = 7
+"""Number of epochs that fit beside the label."""
 
 
 def time_cells(way: WayResult) -> tuple[str, ...]:
@@ -50,6 +51,19 @@ def time_cells(way: WayResult) -> tuple[str, ...]:
         idle_cell(found),
         human_seconds(found.training_seconds),
         human_seconds(found.waited_seconds),
+    )
+
+
+def short_cells(way: WayResult) -> tuple[str, ...]:
+    """One cell for each of :data:`SHORT_HEADINGS`."""
+    found = figures(way)
+    spread = found.shuffle_seconds
+    return (
+        human_seconds(found.epoch_seconds),
+        human_seconds(None if spread is None else spread.median),
+        human_seconds(way.predicted_seconds),
+        human_seconds(found.waited_seconds),
+        human_error(found.last_error),
     )
 
 
@@ -76,7 +90,7 @@ def store_cells(way: WayResult) -> tuple[str, ...]:
 
 
 def idle_cell(found: Figures) -> str:
-    """The idle share of the processors, with a mark where it is so little that they were the limit."""
+    """The idle fraction of the processors, with a mark if they were the limit."""
     if found.cpu_idle is None:
         return UNKNOWN
     return f"{found.cpu_idle:.0%}".replace("%", " %") + (" !" if found.cpu_idle < CPU_BOUND else "")
@@ -100,7 +114,7 @@ def error_cells(way: WayResult, epochs: Iterable[int]) -> tuple[str, ...]:
 
 
 def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...]:
-    """The epochs after which an error is known; at most ``most``, evenly apart, with first and last.
+    """The epochs after which an error is known: at most ``most`` of them, evenly spaced, with the first and the last.
 
     Examples
     --------
@@ -118,7 +132,7 @@ def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """A row for each way in each table: seconds, traffic, storage, how well it mixes, the error after each epoch."""
+    """Five tables with a row for each way: seconds, traffic, storage, mixing, and errors."""
     epochs = epochs_of(comparison, MOST_ERROR_COLUMNS)
     return [
         _table("Seconds", _but_range(TIME_HEADINGS), [(way, _but_range(time_cells(way))) for way in comparison.ways]),
@@ -134,7 +148,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 
 
 def _but_range(cells: tuple[str, ...]) -> tuple[str, ...]:
-    """Eighty columns have no room for it."""
+    """Leave out the range, which does not fit into 80 columns."""
     place = TIME_HEADINGS.index("range")
     return cells[:place] + cells[place + 1 :]
 

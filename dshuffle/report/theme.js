@@ -31,4 +31,12 @@
     }
   }
   start();
+  // Charts are drawn while their section is open, as a closed one has no width; then the details are folded.
+  window.addEventListener("load", function () {
+    window.setTimeout(function () {
+      for (const section of document.querySelectorAll("details")) {
+        section.open = false;
+      }
+    }, 500);
+  });
 })();

@@ -1,149 +1,198 @@
-"""What a comparison means, in two sentences and a doubt: which way was fastest, and whether it was worth it."""
+"""What a comparison means: one sentence that answers, and at most three that explain.
+
+The sentences follow from the figures alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from dshuffle.planning import Global
-from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, WayResult, figures
+from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures
 from dshuffle.units import human_error, human_ratio, human_seconds
 
-# Errors that differ by less are called the same.
 SAME_ERROR = 1.1
-# Relative residuals below this are the rounding of float32 data; differences between them mean nothing.
+"""Errors that differ by less than this factor count as the same."""
 ROUNDING = 1e-6
+"""Relative residuals below this are the rounding of float32 data; differences between them mean nothing."""
 
 
 def verdict(comparison: Comparison) -> str:
-    """The verdict, computed from the figures alone."""
+    """Return all sentences as one text."""
     return " ".join(verdict_sentences(comparison))
 
 
 def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
-    """One sentence on speed, one on what limits it where that is no network or store, and one on worth."""
-    measured = [(way, figures(way)) for way in comparison.ways]
-    return tuple(sentence for sentence in (_speed(measured), _doubt(measured), _worth(measured)) if sentence)
-
-
-def _speed(measured: list[tuple[WayResult, Figures]]) -> str:
-    whole = [
-        (found.shuffle_seconds, way)
-        for way, found in measured
-        if way.choices.assignment == Global() and found.shuffle_seconds is not None
-    ]
-    if not whole:
-        return "No way with the assignment “global” was run for two epochs or more: none can be called the fastest."
-    whole.sort(key=lambda pair: pair[0].median)
-    (best, fastest), others = whole[0], whole[1:]
-    sentence = (
-        f"“{fastest.label}” took {human_seconds(best.median)} an epoch to reshuffle everything "
-        f"({_cost(measured, fastest)})"
+    """Return the answer, in at most 25 words, and then the times, the errors and a doubt, where there are any."""
+    measured = [_Measured(way, figures(way)) for way in comparison.ways]
+    ranking = _Ranking.of(measured)
+    if ranking is None:
+        answer = "No way that reshuffles everything ran for two epochs or more, so none can be called the fastest."
+        return tuple(filter(None, (answer, _errors(measured))))
+    return tuple(
+        filter(None, (_answer(measured, ranking), _times(measured, ranking), _errors(measured), _doubt(ranking)))
     )
-    if not others:
-        return f"{sentence}; no other way of doing so was run{_by_chunks(measured)}."
-    slower = [
-        f"{human_ratio(spread.median / best.median)} times as fast as “{way.label}”"
-        for spread, way in others
-        if spread.least > best.greatest
-    ]
-    alike = [
-        f"“{way.label}” ({human_seconds(spread.median)})" for spread, way in others if spread.least <= best.greatest
-    ]
-    if alike:
-        slower.append(f"not clearly faster than {_listed(alike)}, whose times are in the same range")
-    return f"{sentence}: {_listed(slower)}{_by_chunks(measured)}."
 
 
-def _doubt(measured: list[tuple[WayResult, Figures]]) -> str:
-    """Which of the times that were compared are not those of a network or a store."""
-    known = [
-        (way, found.cpu_idle)
-        for way, found in measured
-        if way.choices.assignment == Global() and found.shuffle_seconds is not None and found.cpu_idle is not None
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A way and its figures."""
+
+    way: WayResult
+    figures: Figures
+
+    @property
+    def label(self) -> str:
+        return f"“{self.way.label}”"
+
+    @property
+    def is_global(self) -> bool:
+        return self.way.choices.assignment == Global()
+
+    @property
+    def is_local(self) -> bool:
+        return not self.way.choices.assignment.moves
+
+    @property
+    def spread(self) -> Spread:
+        """Seconds of an exchange, of a way that ran for two epochs or more."""
+        assert self.figures.shuffle_seconds is not None
+        return self.figures.shuffle_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranking:
+    """The ways that reshuffle everything: the fastest, those with times in the same range, and the slower ones."""
+
+    fastest: _Measured
+    alike: tuple[_Measured, ...]
+    slower: tuple[_Measured, ...]
+
+    @classmethod
+    def of(cls, measured: Iterable[_Measured]) -> _Ranking | None:
+        """Rank the ways by their median; None if no way can be ranked."""
+        ranked = sorted(
+            (one for one in measured if one.is_global and one.figures.shuffle_seconds is not None),
+            key=lambda one: one.spread.median,
+        )
+        if not ranked:
+            return None
+        fastest, *others = ranked
+        alike = tuple(one for one in others if one.spread.least <= fastest.spread.greatest)
+        slower = tuple(one for one in others if one.spread.least > fastest.spread.greatest)
+        return cls(fastest, alike, slower)
+
+    @property
+    def use(self) -> str:
+        """What to use, and how much faster it is than re-reading, or than the next slower way."""
+        if self.alike:
+            return f"use {self.fastest.label} or {self.alike[0].label}, which are about as fast"
+        if not self.slower:
+            return f"use {self.fastest.label}, the only such way that ran"
+        rereading = [one for one in self.slower if one.way.choices.delivery == "storage"]
+        other = (*rereading, *self.slower)[0]
+        than = "re-reading" if rereading else other.label
+        ratio = human_ratio(other.spread.median / self.fastest.spread.median)
+        return f"use {self.fastest.label} ({ratio} times as fast as {than})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Worth:
+    """Last errors: the least with reshuffling, after one shuffle before training, and in stored order."""
+
+    reshuffled: float
+    once: float | None
+    stored: float | None
+    epochs: int
+
+    @classmethod
+    def of(cls, measured: Iterable[_Measured]) -> _Worth | None:
+        """Collect the errors; None if there is nothing to compare."""
+        known = [(one, one.figures.last_error) for one in measured if one.figures.last_error is not None]
+        reshuffled = [error for one, error in known if one.is_global]
+        fixed = {str(one.way.choices.sharding): error for one, error in reversed(known) if one.is_local}
+        once, stored = fixed.get("random"), fixed.get("contiguous")
+        epochs = max((len(one.way.history) for one, _ in known), default=0)
+        # The first epoch is only loaded: until the second, nothing has been reshuffled.
+        if not reshuffled or (once is None and stored is None) or epochs < 2:
+            return None
+        return cls(min(reshuffled), once, stored, epochs)
+
+    @property
+    def reason(self) -> str:
+        """What the errors say about reshuffling, as the beginning of the answer."""
+        if self.stored is not None and (self.stored <= self.reshuffled or _same(self.stored, self.reshuffled)):
+            return "These data need no shuffling"
+        if self.once is None:
+            return ""
+        if self.once <= self.reshuffled or _same(self.once, self.reshuffled):
+            return "One shuffle before training is enough here"
+        return "Reshuffling every epoch pays here"
+
+
+def _answer(measured: list[_Measured], ranking: _Ranking) -> str:
+    worth = _Worth.of(measured)
+    reason = "" if worth is None else worth.reason
+    if not reason:
+        return f"To reshuffle everything every epoch, {ranking.use}."
+    if reason.startswith("Reshuffling"):
+        return f"{reason}: {ranking.use}."
+    return f"{reason}; if you reshuffle every epoch, {ranking.use}."
+
+
+def _times(measured: list[_Measured], ranking: _Ranking) -> str:
+    """Seconds of every way that was ranked, what the exchange costs the training, and the fastest way by chunks."""
+    fastest = ranking.fastest
+    times = [
+        f"{human_seconds(one.spread.median)} with {one.label}" for one in (fastest, *ranking.alike, *ranking.slower)
     ]
-    busy = [f"“{way.label}”" for way, idle in known if idle < CPU_BOUND]
+    parts = [f"An exchange takes {_listed(times)}", _cost(measured, fastest)]
+    chunks = [
+        one for one in measured if one.way.choices.assignment.in_chunks and one.figures.shuffle_seconds is not None
+    ]
+    if chunks:
+        best = min(chunks, key=lambda one: one.spread.median)
+        parts.append(
+            f"{best.label}, which keeps the rows of a chunk together, takes {human_seconds(best.spread.median)}"
+        )
+    return f"{'; '.join(parts)}."
+
+
+def _cost(measured: list[_Measured], fastest: _Measured) -> str:
+    """What the exchange costs the training that runs at the same time."""
+    found = fastest.figures
+    without = [one.figures.epoch_seconds for one in measured if one.is_local and one.figures.epoch_seconds is not None]
+    if without and found.epoch_seconds is not None:
+        # The waiting time alone would hide that exchange and training share processors.
+        return f"epochs take {human_seconds(found.epoch_seconds)} with it and {human_seconds(min(without))} without"
+    return f"training waits for {human_seconds(found.waited_seconds)} of it"
+
+
+def _errors(measured: list[_Measured]) -> str:
+    worth = _Worth.of(measured)
+    if worth is None:
+        return ""
+    parts = [f"{human_error(worth.reshuffled)} with reshuffling"]
+    if worth.once is not None:
+        parts.append(f"{human_error(worth.once)} after one shuffle")
+    if worth.stored is not None:
+        parts.append(f"{human_error(worth.stored)} in stored order")
+    return f"After {worth.epochs} epochs the error is {_listed(parts)}."
+
+
+def _doubt(ranking: _Ranking) -> str:
+    """Which of the times do not describe a network or a store."""
+    ranked = (ranking.fastest, *ranking.alike, *ranking.slower)
+    known = [(one, one.figures.cpu_idle) for one in ranked if one.figures.cpu_idle is not None]
+    busy = [one.label for one, idle in known if idle < CPU_BOUND]
     if not busy:
         return ""
-    whom = "all of these ways" if len(busy) == len(known) > 1 else _listed(busy)
+    which = "all of these ways" if len(busy) == len(known) > 1 else _listed(busy)
     return (
-        f"Processors were idle for less than {CPU_BOUND:.0%} of the time under {whom}: such times are limited by "
-        "processors, and say nothing about networks or stores."
+        f"Processors were idle for less than {CPU_BOUND:.0%} of the time with {which}: they limit these times, not the "
+        "network or the store."
     ).replace("%", " %")
-
-
-def _by_chunks(measured: list[tuple[WayResult, Figures]]) -> str:
-    """What loaders do that re-read stands beside: it shuffles less, so that it can be no fastest way of doing the same.
-
-    Of several ways the fastest; the error says whether less was enough.
-    """
-    found = [
-        (measures.shuffle_seconds.median, way, measures)
-        for way, measures in measured
-        if way.choices.assignment.in_chunks and measures.shuffle_seconds is not None
-    ]
-    if not found:
-        return ""
-    seconds, way, measures = min(found, key=lambda one: one[0])
-    return (
-        f"; “{way.label}”, which keeps the rows of a chunk together, took {human_seconds(seconds)} and reached an "
-        f"error of {human_error(measures.last_error)}"
-    )
-
-
-def _cost(measured: list[tuple[WayResult, Figures]], fastest: WayResult) -> str:
-    """What the exchange cost the training that it ran beside."""
-    found = next(found for way, found in measured if way is fastest)
-    without = [
-        other.epoch_seconds
-        for way, other in measured
-        if not way.choices.assignment.moves and other.epoch_seconds is not None
-    ]
-    if without and found.epoch_seconds is not None:
-        # Waiting alone would hide that exchange and training share cores.
-        return f"epochs took {human_seconds(found.epoch_seconds)} with it, {human_seconds(min(without))} without"
-    return f"training stood still for {human_seconds(found.waited_seconds)} of it"
-
-
-def _worth(measured: list[tuple[WayResult, Figures]]) -> str:
-    errors = [(way, found.last_error) for way, found in measured if found.last_error is not None]
-    whole = [(way, error) for way, error in errors if way.choices.assignment == Global()]
-    fixed = [(way, error) for way, error in errors if not way.choices.assignment.moves]
-    once = next((pair for pair in fixed if pair[0].choices.sharding == "random"), None)
-    never = next((pair for pair in fixed if pair[0].choices.sharding == "contiguous"), None)
-    if not whole or not (once or never):
-        return ""
-    reached = min(error for _, error in whole)
-    epochs = max(len(way.history) for way, _ in errors)
-    if epochs < 2:  # the first epoch is only loaded: nothing has been reshuffled yet
-        return ""
-    parts = []
-    if once is not None:
-        if _same(once[1], reached):
-            parts.append(
-                f"one shuffle before training reached the same error as reshuffling every epoch "
-                f"({human_error(once[1])} against {human_error(reached)}), so reshuffling was not worth "
-                f"its cost for this model on these data"
-            )
-        elif once[1] > reached:
-            parts.append(
-                f"reshuffling every epoch paid: its error of {human_error(reached)} is "
-                f"{human_ratio(once[1] / reached)} times smaller than the {human_error(once[1])} after "
-                f"one shuffle before training"
-            )
-        else:
-            parts.append(
-                f"one shuffle before training did better than reshuffling every epoch "
-                f"({human_error(once[1])} against {human_error(reached)}), so reshuffling was not "
-                f"worth its cost here"
-            )
-    if never is not None:
-        if _same(never[1], reached):
-            parts.append(
-                f"leaving every sample where it is stored reached {human_error(never[1])}: these data need no shuffling"
-            )
-        else:
-            parts.append(f"with every sample left where it is stored the error was {human_error(never[1])}")
-            if once is None:
-                parts[-1] += f", against {human_error(reached)} with reshuffling"
-    return f"After {epochs} epoch{'s' if epochs > 1 else ''}, {'; '.join(parts)}."
 
 
 def _same(one: float, other: float) -> bool:

@@ -37,6 +37,10 @@ def opened(comparison, tmp_path_factory):
     page = write_report(comparison, folder)
     # The page itself notes what a person would see: whether anything sticks out, and where the charts are.
     watch = """<script>addEventListener("load", () => setTimeout(() => {
+        document.body.dataset.folded = document.querySelectorAll("details:not([open])").length;
+        for (const folded of document.querySelectorAll("details")) folded.open = true;
+    }, 1500));
+    addEventListener("load", () => setTimeout(() => {
         const drawn = [...document.querySelectorAll("figure")].filter((figure) => {
             const box = figure.querySelector(".bk-Figure")?.getBoundingClientRect();
             return box && box.height > 100 && box.width > 200;
@@ -44,7 +48,7 @@ def opened(comparison, tmp_path_factory):
         document.body.dataset.drawn = drawn;
         document.body.dataset.sticks = document.documentElement.scrollWidth - innerWidth;
         document.body.dataset.roots = Bokeh.documents.flatMap((one) => one.roots()).length;
-    }, 2000))</script></body>"""
+    }, 3000))</script></body>"""
     page.write_text(page.read_text().replace("</body>", watch))
     found = {}
     for width in (1280, 500):
@@ -78,3 +82,4 @@ def test_the_page_draws_everything_and_complains_of_nothing(opened, width):
     assert n_charts >= 5
     assert int(facts["drawn"]) == int(facts["roots"]) == n_charts
     assert int(facts["sticks"]) <= 0
+    assert int(facts["folded"]) == document.count("<details") >= 4

@@ -69,7 +69,10 @@ def test_on_processes(processes, labelled, orders, assignment, delivery):
         ({"balance": 3}, r"balance=3 is not allowed"),
         ({"balance": "y"}, "balance 'y' is not allowed: it has 1000 distinct values"),
         ({"balance": "label", "assignment": "aligned"}, "balance='label' is not allowed.*'aligned'"),
-        ({"balance": "label", "assignment": "chunks"}, "balance='label' is not allowed.*None with the assignment 'chunks'"),
+        (
+            {"balance": "label", "assignment": "chunks"},
+            "balance='label' is not allowed.*None with the assignment 'chunks'",
+        ),
         ({"balance": "label", "sharding": "contiguous"}, "sharding='contiguous'.*'random' or 'stratified:label'"),
         ({"balance": "label", "sharding": "mine"}, "sharding='mine'.*'random' or 'stratified:label'"),
         ({"balance": "label", "sharding": np.arange(1000) // 200}, "sharding='given'.*each class of 'label'"),

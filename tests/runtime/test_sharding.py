@@ -86,7 +86,7 @@ def test_ranks_that_change_between_client_and_workers_are_noticed(threads, label
 def test_what_is_stored_stays_until_it_is_overwritten(labelled):
     assert stored_shardings(labelled) == ()
     write_sharding(labelled, "mine", np.arange(1000) % 5)
-    with pytest.raises(DatasetExists, match="'mine' .* already exists"):
+    with pytest.raises(DatasetExists, match=r"'mine' .* already exists"):
         write_sharding(labelled, "mine", np.zeros(1000))
     write_sharding(labelled, "mine", np.arange(1000) % 2, overwrite=True)
     assert read_sharding(labelled, "mine").max() == 1
