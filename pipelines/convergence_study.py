@@ -51,10 +51,8 @@ from rich.console import Console
 from rich.table import Table
 
 import dshuffle
-from dshuffle.compare import compile_kernels, connect, local_cluster
-from dshuffle.compare.stored_order import AsStored
-from dshuffle.planning.assignment.initial import first_ranks
-from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info
+from dshuffle.compare import AsStored, compile_kernels, connect, count_training_workers, local_cluster
+from dshuffle.planning import first_ranks
 from dshuffle.synthetic import keyed_regression, low_rank_entries, low_rank_factors
 from dshuffle.training import EarlyStopping, History, fit_linear_regression, fit_matrix_completion
 from dshuffle.units import human_seconds
@@ -383,8 +381,7 @@ def main() -> None:
         title = f"{options.seeds} seeds; {kind}. Brackets and bands show minimum and maximum over the seeds."
         console.print(title, highlight=False)
         compile_kernels(options.deliveries)
-        found_workers = cluster_info(client)["workers"].values() if client else ()
-        n_workers = sum(SERVER_RESOURCE not in (worker["resources"] or {}) for worker in found_workers)
+        n_workers = count_training_workers(client) if client else 0
         for study in studies(options, n_workers):
             with ExitStack() as own:
                 here = client or own.enter_context(local_cluster(study.workers, processes=False))

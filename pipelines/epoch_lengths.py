@@ -22,7 +22,7 @@ from rich.table import Table
 
 import dshuffle
 from dshuffle.compare import local_cluster
-from dshuffle.training.matrix_completion import column_blocks, entries_by_block
+from dshuffle.training import column_blocks, entries_by_block
 
 
 def zipf_entries(size: int, per_row: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:

@@ -45,8 +45,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from dshuffle.compare.variance import VarianceRatio, variance_ratio
-from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.compare import VarianceRatio, variance_ratio
+from dshuffle.planning import first_ranks
 from dshuffle.sharding import distribution_aware, stratified
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import SoftmaxRegression, geometric_speeds, simulate_parameter_server

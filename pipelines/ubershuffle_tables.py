@@ -34,10 +34,9 @@ from rich.console import Console
 from rich.table import Table
 
 import dshuffle
-from dshuffle.compare import Way, connect, measure_exchanges
+from dshuffle.compare import Way, connect, count_training_workers, measure_exchanges
 from dshuffle.planning import Choices, Chunks, Global
-from dshuffle.report.summary import CPU_BOUND
-from dshuffle.runtime.cluster_view import cluster_info
+from dshuffle.report import CPU_BOUND
 from dshuffle.units import human_bytes, human_ratio, human_seconds
 
 PAPER_RATE = 1e9 / 8
@@ -89,7 +88,7 @@ def measure(client: Client, name: str, options: argparse.Namespace, console: Con
     local = dshuffle.create_dataset(f"{options.data}/{name}.zarr", {"x": rows}, overwrite=True)
     del rows
     results: dict[str, Any] = {}
-    n_workers = len(cluster_info(client)["workers"]) - 1  # without the server
+    n_workers = count_training_workers(client)
     fraction = max(setup.cache_fraction, 1 / n_workers)
     network = Choices(Global(), cache_fraction=fraction, sharding="contiguous")
     storage = dataclasses.replace(network, delivery="storage")

@@ -22,11 +22,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from dshuffle.planning.assignment.initial import first_ranks
+from dshuffle.planning import first_ranks, holders_of
 from dshuffle.planning.bounds import leftover_lower_bound, leftover_rate, worst_case_rate, worst_case_shuffle
-from dshuffle.planning.delivery import plan_delivery
-from dshuffle.planning.delivery.leftover import shuffle_matrix
-from dshuffle.planning.holders import holders_of
+from dshuffle.planning.delivery import plan_delivery, shuffle_matrix
 
 
 def main() -> None:

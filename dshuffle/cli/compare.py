@@ -14,6 +14,8 @@ from tempfile import TemporaryDirectory
 import click
 from rich.console import Console
 
+from dshuffle.cli import options
+from dshuffle.cli.options import RegistryOption
 from dshuffle.cli.output import warnings_as_lines
 from dshuffle.compare import Way, compare_ways, compile_kernels, connect, default_ways, modest_step, product_of_ways
 from dshuffle.compare.provenance import without_secrets
@@ -30,7 +32,7 @@ from dshuffle.report import (
 )
 from dshuffle.report.progress import progress_bar
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
-from dshuffle.runtime.cluster_view import cluster_info, only_serves
+from dshuffle.runtime.cluster_view import count_training_workers
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.store import Dataset, create_dataset, open_dataset
@@ -52,13 +54,17 @@ DEFAULT_CHUNK_ROWS = 1_000
     "--assignment",
     "assignments",
     multiple=True,
-    help="local, partial:Q, chunks[:ROWS], global or aligned[:Q]. May be repeated.",
+    cls=RegistryOption,
+    names=options.assignments,
+    help="May be repeated.",
 )
 @click.option(
     "--delivery",
     "deliveries",
     multiple=True,
-    help="peer, server, storage, coded, ubershuffle, leftover, clique or auto. May be repeated.",
+    cls=RegistryOption,
+    names=options.deliveries_or_auto,
+    help="May be repeated.",
 )
 @click.option(
     "--relay",
@@ -158,9 +164,7 @@ def compare(
             advance(0, len(ways) * epochs, beginning)
             client = stack.enter_context(connect(scheduler, workers))
             if scheduler is not None:  # all ways, before hours have gone into the first
-                there = cluster_info(client)["workers"].values()
-                training = sum(not only_serves(worker.get("resources")) for worker in there)
-                ways = _possible(ways, chosen, data, max(1, training))
+                ways = _possible(ways, chosen, data, max(1, count_training_workers(client)))
             done = 0
 
             def on_epoch(way: Way, point: TrainingPoint) -> None:

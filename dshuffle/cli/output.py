@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dshuffle.cli import options
+from dshuffle.cli.options import RegistryOption
 from dshuffle.errors import ShardingWarning
-from dshuffle.planning import Assignment, parse_assignment
+from dshuffle.planning import Assignment, Global, parse_assignment
 from dshuffle.planning.cost import Change, Cluster, Prediction, Recommendation, Work, all_ways
 from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.units import human_bytes, human_ratio, human_seconds
@@ -40,7 +42,8 @@ def warnings_as_lines() -> Iterator[None]:
 
 def _with_global(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """Add ``global``: every recommendation compares with a global shuffle."""
-    return given if "global" in given else (*given, "global")
+    everything = str(Global())
+    return given if everything in given else (*given, everything)
 
 
 assignment_option = click.option(
@@ -50,7 +53,9 @@ assignment_option = click.option(
     default=ASSIGNMENTS,
     show_default=True,
     callback=_with_global,
-    help="local, partial:Q, global, aligned[:Q] or chunks[:ROWS]. May be repeated. global is always included.",
+    cls=RegistryOption,
+    names=options.assignments,
+    help="May be repeated. global is always included.",
 )
 
 

@@ -11,6 +11,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from dshuffle.cli import options
+from dshuffle.cli.options import RegistryOption
 from dshuffle.planning import CACHINGS, DELIVERIES, Choices, parse_assignment
 from dshuffle.planning.delivery import Excess
 from dshuffle.planning.packet_counts import DeliveryFigures, survey
@@ -23,9 +25,7 @@ from dshuffle.units import human_bytes, human_seconds
 @click.option(
     "--cache-fraction", type=float, help="Fraction of the dataset that each worker holds.  [default: 1/workers]"
 )
-@click.option(
-    "--assignment", default="global", show_default=True, help="local, partial:Q, chunks:ROWS, global or aligned[:Q]."
-)
+@click.option("--assignment", default="global", show_default=True, cls=RegistryOption, names=options.assignments)
 @click.option(
     "--caching",
     type=click.Choice(sorted(CACHINGS)),
@@ -37,7 +37,8 @@ from dshuffle.units import human_bytes, human_seconds
     "--delivery",
     "deliveries",
     multiple=True,
-    type=click.Choice(sorted(DELIVERIES)),
+    cls=RegistryOption,
+    names=options.deliveries,
     help="May be repeated.  [default: server and the coded deliveries that suit the cache fraction]",
 )
 @click.option("--row-bytes", type=click.IntRange(1), default=1024, show_default=True, help="Bytes per sample.")

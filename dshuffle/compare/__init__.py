@@ -8,6 +8,7 @@ from dshuffle.compare.logical_workers import fit_logical_workers
 from dshuffle.compare.stored_order import AsStored
 from dshuffle.compare.variance import VarianceRatio, variance_ratio
 from dshuffle.compare.ways import Way, default_ways, product_of_ways
+from dshuffle.runtime.cluster_view import count_training_workers
 
 __all__ = [
     "AsStored",
@@ -16,6 +17,7 @@ __all__ = [
     "compare_ways",
     "compile_kernels",
     "connect",
+    "count_training_workers",
     "default_ways",
     "fit_logical_workers",
     "local_cluster",

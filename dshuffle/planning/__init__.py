@@ -14,13 +14,14 @@ from dshuffle.planning.assignment import (
     parse_assignment,
 )
 from dshuffle.planning.assignment.balance import Classes
-from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding
+from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
 from dshuffle.planning.caching import CACHINGS
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import DELIVERIES, Delivery, get_delivery
 from dshuffle.planning.delivery.auto import AUTO, AutoDelivery
 from dshuffle.planning.delivery.relay import RELAYS
 from dshuffle.planning.epoch_plan import EpochPlan, WorkerPart
+from dshuffle.planning.holders import holders_of
 from dshuffle.planning.order import row_permutation
 from dshuffle.planning.packets import SERVER, STORE, Packets, name_of
 from dshuffle.planning.planner import EpochPlanner, ShuffleSpec
@@ -49,7 +50,9 @@ __all__ = [
     "STORE",
     "ShuffleSpec",
     "WorkerPart",
+    "first_ranks",
     "get_delivery",
+    "holders_of",
     "name_of",
     "next_ranks",
     "parse_assignment",

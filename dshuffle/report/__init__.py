@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dshuffle.report.html import render_html
 from dshuffle.report.summary import (
+    CPU_BOUND,
     Comparison,
     Figures,
     TrainingPoint,
@@ -19,6 +20,7 @@ from dshuffle.report.tables import comparison_tables
 from dshuffle.report.verdict import verdict, verdict_sentences
 
 __all__ = [
+    "CPU_BOUND",
     "Comparison",
     "Figures",
     "TrainingPoint",

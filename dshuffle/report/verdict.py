@@ -90,7 +90,7 @@ class _Ranking:
             return f"use {self.fastest.label} or {self.alike[0].label}, which are about as fast"
         if not self.slower:
             return f"use {self.fastest.label}, the only such way that ran"
-        rereading = [one for one in self.slower if one.way.choices.delivery == "storage"]
+        rereading = [one for one in self.slower if any(record.reads_store for record in one.way.records[1:])]
         other = (*rereading, *self.slower)[0]
         than = "re-reading" if rereading else other.label
         ratio = human_ratio(other.spread.median / self.fastest.spread.median)

@@ -44,6 +44,11 @@ def only_serves(resources: Mapping[str, float] | None) -> bool:
     return SERVER_RESOURCE in (resources or {})
 
 
+def count_training_workers(client: Client) -> int:
+    """Number of workers of a cluster that would train: all but those that only serve."""
+    return sum(not only_serves(worker.get("resources")) for worker in cluster_info(client)["workers"].values())
+
+
 @dataclass(frozen=True, slots=True)
 class Members:
     """The participants of a session, and the role of its server.

@@ -2,7 +2,7 @@
 
 from dshuffle.training.fit import EarlyStopping, History, epoch_bar
 from dshuffle.training.linear_regression import fit_linear_regression
-from dshuffle.training.matrix_completion import Factors, fit_matrix_completion
+from dshuffle.training.matrix_completion import Factors, column_blocks, entries_by_block, fit_matrix_completion
 from dshuffle.training.mlp import Network, TrainedNetwork
 from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds
 from dshuffle.training.parallel_sgd import fit_parallel_sgd
@@ -30,6 +30,8 @@ __all__ = [
     "SoftmaxRegression",
     "Staleness",
     "TrainedNetwork",
+    "column_blocks",
+    "entries_by_block",
     "epoch_bar",
     "fit_linear_regression",
     "fit_matrix_completion",

@@ -101,10 +101,10 @@ def _reason(cluster: Cluster, best: Prediction, predictions: Sequence[Prediction
     others: dict[str, Prediction] = {}
     for p in predictions:
         if p.work.choices.assignment.redraws_all and p.work.delivery != best.work.delivery:
-            kind = "coded" if p.work.coded else p.work.delivery.name
-            if not (best.work.coded and kind == "coded") and (
-                kind not in others or p.exchange_seconds < others[kind].exchange_seconds
-            ):
+            if p.work.coded and best.work.coded:
+                continue
+            kind = "any coded delivery" if p.work.coded else p.work.delivery.name  # the fastest code is enough
+            if kind not in others or p.exchange_seconds < others[kind].exchange_seconds:
                 others[kind] = p
     for other in sorted(others.values(), key=lambda p: p.exchange_seconds):
         ratio = times(other.exchange_seconds, best.exchange_seconds)

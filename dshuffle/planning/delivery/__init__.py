@@ -11,7 +11,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.clique import CLIQUE
 from dshuffle.planning.delivery.coded import CODED
 from dshuffle.planning.delivery.definition import Delivery, DeliveryPlanner, Excess, PacketModel, Source
-from dshuffle.planning.delivery.leftover import LEFTOVER
+from dshuffle.planning.delivery.leftover import LEFTOVER, shuffle_matrix
 from dshuffle.planning.delivery.ubershuffle import UBERSHUFFLE
 from dshuffle.planning.delivery.uncoded import PEER, SERVER_ROWS, STORAGE
 from dshuffle.planning.holders import as_holders
@@ -27,6 +27,7 @@ __all__ = [
     "check_delivery",
     "get_delivery",
     "plan_delivery",
+    "shuffle_matrix",
 ]
 
 
