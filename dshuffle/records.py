@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from dshuffle.notebook import html_summary
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import get_delivery
+from dshuffle.units import human_bytes, human_count, human_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +187,7 @@ PHASES: dict[str, str] = {
 """Name of each phase of an exchange -> the field of :class:`Measures` that has its seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EpochRecord(Measures):
     """Traffic and times of one epoch.
 
@@ -232,6 +234,26 @@ class EpochRecord(Measures):
     training_seconds: float
     waited_seconds: float
     broadcast_samples: int = 0
+
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())
+        return f"<EpochRecord {self.epoch}: {self.choices.label}; {figures}>"
+
+    def _repr_html_(self) -> str:
+        return html_summary(f"Epoch {self.epoch}: {self.choices.label}", self._figures())
+
+    def _figures(self) -> dict[str, str]:
+        """What a person wants to see first."""
+        return {
+            "workers": str(self.n_workers),
+            "delivery": self.delivery,
+            "samples received": human_count(self.needed),
+            "bytes sent": human_bytes(self.wire_bytes),
+            "bytes read": human_bytes(self.store_bytes),
+            "exchange": human_seconds(self.exchange_seconds),
+            "training": human_seconds(self.training_seconds),
+            "waited": human_seconds(self.waited_seconds),
+        }
 
     @property
     def delivery(self) -> str:

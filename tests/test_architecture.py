@@ -18,7 +18,7 @@ PACKAGE = Path(dshuffle.__file__).parent
 # A module imports from its own package and from rows above it, never from another package of its own row.
 ROWS = [
     {"errors"},
-    {"checks", "kernels", "units"},
+    {"checks", "kernels", "notebook", "units"},
     {"rows", "synthetic"},
     {"planning", "coding"},
     {"records"},

@@ -10,7 +10,7 @@ import numpy as np
 from distributed import Client
 
 from dshuffle.compare.mixing_of_ways import QualityOfWays
-from dshuffle.compare.provenance import cluster_facts, dataset_facts, machine_facts, version_facts
+from dshuffle.compare.provenance import describe_cluster, describe_dataset, describe_machine, describe_versions
 from dshuffle.compare.ways import Way
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO
@@ -121,10 +121,10 @@ def compare_ways(
         seed=seeds.pop(),
         step=step,
         command=command,
-        dataset={**dataset_facts(dataset), "classes": quality.classes},
-        cluster=cluster_facts(client),
-        versions=version_facts(),
-        machine=machine_facts(),
+        dataset={**describe_dataset(dataset), "classes": quality.classes},
+        cluster=describe_cluster(client),
+        versions=describe_versions(),
+        machine=describe_machine(),
         emulated=os.environ.get(EMULATED, ""),
     )
 

@@ -96,8 +96,8 @@ class QualityOfWays:
     def __init__(self, dataset: Dataset, target: str) -> None:
         self._dataset = dataset
         self._labels = functools.cache(lambda name: read_labels(dataset, name))
-        self._likeness = RowSubset.of(dataset.n_samples, unit_rows(dataset))
-        ids = self._likeness.sample_ids
+        self._subset = RowSubset.of(dataset.n_samples, unit_rows(dataset))
+        ids = self._subset.sample_ids
         known = _values(dataset, target, ids)
         if known is None:
             self._classes = np.arange(len(ids)) * SLICES // len(ids)
@@ -112,10 +112,10 @@ class QualityOfWays:
         Where not all rows are planned for, a stored sharding is filled up to equal sizes, and one with a ``balance`` is
         replaced by a random one that has it.
         """
-        n_samples = len(self._likeness.sample_ids)
+        n_samples = len(self._subset.sample_ids)
         if n_samples < 2:
             return None
-        assignment = self._likeness.assignment(with_chunks_of(self._dataset, choices.assignment), n_workers)
+        assignment = self._subset.assignment(with_chunks_of(self._dataset, choices.assignment), n_workers)
         sharding = (
             "random" if choices.balance is not None else self._sharding(str(choices.sharding), n_workers, choices.seed)
         )
@@ -128,19 +128,19 @@ class QualityOfWays:
         return planned_quality(
             spec,
             epochs=EPOCHS,
-            chunk_rows=self._likeness.chunk_rows,
+            chunk_rows=self._subset.chunk_rows,
             batch_rows=BATCH_ROWS,
             classes=self._classes,
         )
 
     def _balance(self, balance: str) -> Classes:
-        return Classes.of(balance, self._labels(balance)).only(self._likeness.sample_ids)
+        return Classes.of(balance, self._labels(balance)).only(self._subset.sample_ids)
 
     def _sharding(self, sharding: str, n_workers: int, seed: int) -> str | GivenSharding:
         """Return the sharding for the rows of the subset."""
         if sharding in SHARDINGS:
             return sharding
-        ids = self._likeness.sample_ids
+        ids = self._subset.sample_ids
         if sharding.startswith(STRATIFIED):
             codes, classes = label_codes(self._labels(sharding.removeprefix(STRATIFIED)))
             return GivenSharding.of(sharding, deal_classes(codes[ids], len(classes), n_workers, seed=seed))

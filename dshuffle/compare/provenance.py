@@ -30,7 +30,7 @@ def without_secrets(text: str) -> str:
     return re.sub(r"://[^/@\s]+@", "://***@", text)
 
 
-def dataset_facts(dataset: Dataset) -> dict[str, Any]:
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     """Return the URL, the sizes and the arrays of a dataset."""
     arrays = {
         name: f"{info.dtype} {info.shape}, {info.chunk_rows} rows per chunk" for name, info in dataset.arrays.items()
@@ -45,7 +45,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def cluster_facts(client: Client) -> dict[str, Any]:
+def describe_cluster(client: Client) -> dict[str, Any]:
     """Return the workers of a cluster and the protocol between them."""
     information = cluster_info(client)
     workers = information["workers"].values()
@@ -59,7 +59,7 @@ def cluster_facts(client: Client) -> dict[str, Any]:
     }
 
 
-def machine_facts() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Return the system, cores and memory of the client's machine."""
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -68,7 +68,7 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def version_facts() -> dict[str, str]:
+def describe_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect the results."""
     return {
         "python": platform.python_version(),

@@ -105,16 +105,16 @@ async def probe(worker: Worker, address: str, nbytes: int) -> int:
     return int(reply["rows"].nbytes)
 
 
-async def meet(worker: Worker, address: str, **message: Any) -> Reply:
+async def request_mean(worker: Worker, address: str, **message: Any) -> Reply:
     """Send one rank's array to the worker that averages, and wait for the mean of all ranks' arrays."""
     values = to_serialize(message.pop("values"))
-    reply: Reply = await worker.rpc(address).dshuffle_meet(values=values, **message)
+    reply: Reply = await worker.rpc(address).dshuffle_mean(values=values, **message)
     return reply
 
 
-async def disband(worker: Worker, address: str, **message: Any) -> None:
+async def end_collective(worker: Worker, address: str, **message: Any) -> None:
     """Tell the worker that averages that one rank has failed."""
-    await worker.rpc(address).dshuffle_disband(**message)
+    await worker.rpc(address).dshuffle_end_collective(**message)
 
 
 def as_frames(reply: Reply) -> Reply:

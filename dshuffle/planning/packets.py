@@ -75,7 +75,7 @@ class Packets:
         ):
             values = getattr(self, name)
             if not isinstance(values, np.ndarray) or values.dtype != dtype or values.ndim != 1:
-                raise PlanError(f"Plan.{name} must be a one-dimensional array of {np.dtype(dtype)}")
+                raise PlanError(f"Packets.{name} must be a one-dimensional array of {np.dtype(dtype)}")
         if len(self.destinations) != len(self.samples):
             raise PlanError(f"{len(self.samples)} samples do not match {len(self.destinations)} destinations")
         if len(self.offsets) != len(self.senders) + 1:

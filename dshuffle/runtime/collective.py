@@ -18,7 +18,7 @@ from distributed.utils import sync
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed
-from dshuffle.exchange.comms import disband, meet
+from dshuffle.exchange.comms import end_collective, request_mean
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
 
@@ -131,10 +131,10 @@ class Group:
         This rank, and the number of ranks.
     """
 
-    def __init__(self, place: CollectiveId, rank: int) -> None:
+    def __init__(self, collective: CollectiveId, rank: int) -> None:
         self.rank = rank
-        self.size = place.size
-        self._place = place
+        self.size = collective.size
+        self._collective = collective
         self._step = 0
 
     def mean(self, values: ArrayLike, weight: float = 1.0) -> NDArray[Any]:
@@ -168,37 +168,43 @@ class Group:
         worker = get_worker()
         step, self._step = self._step, self._step + 1
         message = {"size": self.size, "step": step, "rank": self.rank, "weight": weight}
-        mean: NDArray[Any] = sync(worker.loop, self._meet, worker, values=array, **message)
+        mean: NDArray[Any] = sync(worker.loop, self._request_mean, worker, values=array, **message)
         return mean
 
     def fail(self, reason: str) -> None:
         """Tell the other ranks that this rank has failed."""
         worker = get_worker()
-        sync(worker.loop, self._disband, worker, reason)
+        sync(worker.loop, self._end_collective, worker, reason)
 
-    async def _meet(self, worker: Worker, **message: Any) -> NDArray[Any]:
-        place = self._place
+    async def _request_mean(self, worker: Worker, **message: Any) -> NDArray[Any]:
+        collective = self._collective
         try:
-            reply = await meet(worker, place.address, session_id=place.session_id, number=place.number, **message)
+            reply = await request_mean(
+                worker, collective.address, session_id=collective.session_id, number=collective.number, **message
+            )
         except OSError as error:
-            raise PeerFailed(f"rank 0 cannot be reached at {place.address}: {error}") from error
-        mean: NDArray[Any] = unwrap(reply, place.address)["mean"]
+            raise PeerFailed(f"rank 0 cannot be reached at {collective.address}: {error}") from error
+        mean: NDArray[Any] = unwrap(reply, collective.address)["mean"]
         return mean
 
-    async def _disband(self, worker: Worker, reason: str) -> None:
-        place = self._place
+    async def _end_collective(self, worker: Worker, reason: str) -> None:
+        collective = self._collective
         try:
-            await disband(worker, place.address, session_id=place.session_id, number=place.number, reason=reason)
+            await end_collective(
+                worker, collective.address, session_id=collective.session_id, number=collective.number, reason=reason
+            )
         except (OSError, ClusterError):  # rank 0 or its session is gone, so nobody waits there
             return
 
 
-def run_together(partition: Partition, place: CollectiveId, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_together(
+    partition: Partition, collective: CollectiveId, fn: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """Run the task behind :meth:`dshuffle.Epoch.together` and report its failure to the other ranks."""
     # Tasks that wait for each other must all run. If two sessions share single-threaded workers, each could hold
     # threads that the other waits for. Seceding keeps these tasks out of the worker's thread pool.
     secede()
-    group = Group(place, partition.rank)
+    group = Group(collective, partition.rank)
     try:
         return fn(partition, group, *args, **kwargs)
     except PeerFailed:

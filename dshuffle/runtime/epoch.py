@@ -115,6 +115,9 @@ class Epoch:
     def __repr__(self) -> str:
         return f"<Epoch {self.number} of {self._shuffler!r}>"
 
+    def _repr_html_(self) -> str:
+        return f"<b>Epoch {self.number}</b>{self._shuffler._repr_html_()}"
+
     def map(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Future[Any]]:
         """Run ``fn(partition, *args, **kwargs)`` as one Dask task on each worker.
 
@@ -182,8 +185,8 @@ class Epoch:
         [[4.5, 4.5]]
         """
         shuffler = self._shuffler
-        place = shuffler._new_meeting()
-        futures = self.map(run_together, place, fn, *args, **kwargs)
+        collective = shuffler._new_collective()
+        futures = self.map(run_together, collective, fn, *args, **kwargs)
         try:
             with shuffler._client.as_current():
                 first = next(iter(as_completed(futures, loop=shuffler._client.loop)))
@@ -192,10 +195,12 @@ class Epoch:
                 # complete. So no rank loses a result. A rank that raises has told the others itself, unless its worker
                 # is lost. (If rank 0's worker is lost, the others notice that themselves.)
                 if rank or not failed or not isinstance(first.exception(), WorkerLost):
-                    shuffler._disband(place, f"the task of rank {rank} has {'failed' if failed else 'ended'}")
+                    shuffler._end_collective(
+                        collective, f"the task of rank {rank} has {'failed' if failed else 'ended'}"
+                    )
                 wait(futures)
         except BaseException:
-            shuffler._disband(place, "the client has stopped waiting")
+            shuffler._end_collective(collective, "the client has stopped waiting")
             raise
         errors = [future.exception() for future in futures if future.status == "error"]
         for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, StaleEpoch
+from dshuffle.notebook import html_summary
 from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.units import human_bytes, human_count
 
 if TYPE_CHECKING:
     from dshuffle.integrations.torch import PartitionBatches
@@ -77,6 +79,11 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"<Partition rank={self._rank} epoch={self._epoch} samples={len(self)} arrays={list(self.names)}>"
+
+    def _repr_html_(self) -> str:
+        nbytes = human_bytes(len(self) * self._layout.nbytes)
+        facts = {"rank": self._rank, "epoch": self._epoch, "samples": human_count(len(self)), "size": nbytes}
+        return html_summary("Partition", facts, ("array",), [(name,) for name in self.names])
 
     @property
     def rank(self) -> int:

@@ -81,7 +81,7 @@ PLUGIN = "dshuffle"
 TASK_PREFIX = "dshuffle-partition-"
 """Prefix of the keys of partition tasks. The keys end with the rank."""
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
+from dshuffle.notebook import html_summary
 from dshuffle.planning import AUTO, SERVER, Assignment, Choices, Classes, GivenSharding, parse_assignment
 from dshuffle.planning.cost import Cluster
 from dshuffle.records import EpochRecord, Measures
@@ -32,6 +33,7 @@ from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.session_spec import DatasetReference, SessionRequest, Settings
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, open_dataset
+from dshuffle.units import human_count, human_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -215,9 +217,27 @@ class Shuffler:
         return tuple(self._addresses[rank] for rank in range(self.n_workers))
 
     def __repr__(self) -> str:
-        choices = self.choices
-        balance = "" if choices.balance is None else f", balance={choices.balance.name!r},"
-        return f"<Shuffler {choices.assignment} x {choices.delivery}{balance} of {self.dataset.url}>"
+        state = "closed " if self._closed else ""
+        balance = "" if self.choices.balance is None else f", balance={self.choices.balance.name!r}"
+        figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())
+        return f"<{state}Shuffler {self.choices.label}{balance} of {self.dataset.url}; {figures}>"
+
+    def _repr_html_(self) -> str:
+        state = "Closed shuffler" if self._closed else "Shuffler"
+        chosen = {name: value for name, value in self.choices.to_dict().items() if value not in (None, "")}
+        headings = ("epoch", "samples received", "bytes sent", "exchange", "training", "waited")
+        rows = [tuple(record._figures().get(name, record.epoch) for name in headings) for record in self.records[-5:]]
+        facts = {**chosen, **self._figures()}
+        return html_summary(f"{state} of {self.dataset.url}", facts, headings if rows else (), rows)
+
+    def _figures(self) -> dict[str, object]:
+        """Numbers of workers and samples, the epoch, and what the last exchange took."""
+        figures: dict[str, object] = {"workers": self.n_workers, "samples": human_count(self.dataset.n_samples)}
+        if self._epoch is not None:
+            figures["epoch"] = self._epoch.number
+        if self.records:
+            figures["last exchange"] = human_seconds(self.records[-1].exchange_seconds)
+        return figures
 
     @property
     def choices(self) -> Choices:
@@ -339,23 +359,28 @@ class Shuffler:
         epoch._futures.extend(futures)
         return futures
 
-    def _new_meeting(self) -> CollectiveId:
+    def _new_collective(self) -> CollectiveId:
         return CollectiveId(self._order.session_id, next(self._collectives), self.n_workers, self._addresses[0])
 
-    def _disband(self, place: CollectiveId, reason: str) -> None:
+    def _end_collective(self, collective: CollectiveId, reason: str) -> None:
         """Fail all ranks that still wait for a mean of this call."""
         if self._client.status != "running":
             return
-        message = {"op": "dshuffle_disband", "session_id": place.session_id, "number": place.number, "reason": reason}
+        message = {
+            "op": "dshuffle_end_collective",
+            "session_id": collective.session_id,
+            "number": collective.number,
+            "reason": reason,
+        }
 
         async def proxy() -> None:
             scheduler: Any = self._client.scheduler
-            await scheduler.proxy(worker=place.address, msg=message)
+            await scheduler.proxy(worker=collective.address, msg=message)
 
         try:
             self._client.sync(proxy)
         except OSError as error:  # rank 0's worker is gone, so nobody waits there
-            logger.debug("dshuffle: %s could not be told that %s: %s", place.address, reason, error)
+            logger.debug("dshuffle: %s could not be told that %s: %s", collective.address, reason, error)
 
     def _ask(self, op: str, **message: Any) -> Reply:
         if self._client.status != "running":

@@ -14,6 +14,7 @@ import zarr
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import CorruptChunk, DatasetError, DatasetNotFound, InvalidParameter
+from dshuffle.notebook import html_summary
 from dshuffle.records import StoreTraffic
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
@@ -21,6 +22,7 @@ from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_a
 from dshuffle.store.backends.chunk_cache import ChunkCache, cache_nbytes
 from dshuffle.store.backends.metered import Meter, MeteredStore
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
+from dshuffle.units import human_bytes, human_count
 
 #: Group attribute that marks a group written by dshuffle.
 MARK = "dshuffle"
@@ -202,6 +204,13 @@ class Dataset:
         # Storage options may hold secrets and must not appear here.
         arrays = ", ".join(f"{name}: {info.dtype} {info.shape}" for name, info in self.arrays.items())
         return f"<Dataset {self.url!r}, {self.n_samples} samples of {self.row_nbytes} bytes ({arrays})>"
+
+    def _repr_html_(self) -> str:
+        size = human_bytes(self.n_samples * self.row_nbytes)
+        facts = {"samples": human_count(self.n_samples), "bytes per sample": self.row_nbytes, "size": size}
+        rows = [(name, info.dtype, info.shape, info.chunk_rows) for name, info in self.arrays.items()]
+        headings = ("array", "dtype", "shape of a sample", "rows per chunk")
+        return html_summary(f"Dataset {self.url}", facts, headings, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         nbytes = None if self._cache is None else self._cache.nbytes

@@ -10,10 +10,12 @@ from typing import Generic, TypeVar
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.notebook import html_summary
 from dshuffle.report import TrainingPoint
 from dshuffle.report.progress import progress_bar
 from dshuffle.training.monitoring import EpochBreakdown, WorkerSpeeds
 from dshuffle.training.parameter_server.staleness import Staleness
+from dshuffle.units import human_error, human_seconds
 
 Model = TypeVar("Model")
 OnEpoch = Callable[[TrainingPoint], None]
@@ -21,7 +23,7 @@ Validate = Callable[[Model], Mapping[str, float]]
 """Function from a model to its metrics by name. It runs in the client's process after every epoch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class History(Generic[Model]):
     """Result of a fit: its points, the fitted model and measurements.
 
@@ -48,6 +50,28 @@ class History(Generic[Model]):
     worker_rates: tuple[float, ...] = ()
     breakdown: tuple[EpochBreakdown, ...] = ()
     staleness: Staleness | None = None
+
+    def __repr__(self) -> str:
+        early = ", stopped early" if self.stopped_early else ""
+        if not self.points:
+            return f"<History of 0 epochs{early}>"
+        first, last = self.points[0], self.points[-1]
+        errors = f"error {human_error(first.error)} to {human_error(last.error)}"
+        return f"<History of {len(self.points)} epochs{early}: {errors} in {human_seconds(last.seconds)}>"
+
+    def _repr_html_(self) -> str:
+        metrics = sorted({name for point in self.points for name in point.validation})
+        rows = [
+            (
+                point.epoch,
+                human_seconds(point.seconds),
+                human_error(point.error),
+                *(human_error(point.validation.get(name)) for name in metrics),
+            )
+            for point in self.points
+        ]
+        facts = {"epochs": len(self.points), "stopped early": "yes" if self.stopped_early else "no"}
+        return html_summary("History", facts, ("epoch", "seconds", "error", *metrics), rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,21 +20,19 @@ def test_rows_that_stand_for_all_are_evenly_apart(data):
     n_samples = data.draw(st.integers(1, 3000))
     chunk_rows = data.draw(st.integers(1, n_samples))
     at_most = data.draw(st.integers(100, 3000))
-    likeness = RowSubset.of(n_samples, chunk_rows, at_most)
-    ids = likeness.sample_ids
+    subset = RowSubset.of(n_samples, chunk_rows, at_most)
+    ids = subset.sample_ids
     assert 0 < len(ids) <= at_most
     assert (np.diff(ids) > 0).all()
     assert ids[0] >= 0
     assert ids[-1] < n_samples
-    assert likeness.chunk_rows >= min(chunk_rows, LEAST_CHUNK_ROWS)
+    assert subset.chunk_rows >= min(chunk_rows, LEAST_CHUNK_ROWS)
     # Rows of one chunk there are rows of one chunk here.
     np.testing.assert_array_equal(
-        np.unique(ids // chunk_rows, return_inverse=True)[1], np.arange(len(ids)) // likeness.chunk_rows
+        np.unique(ids // chunk_rows, return_inverse=True)[1], np.arange(len(ids)) // subset.chunk_rows
     )
     n_chunks = -(-n_samples // chunk_rows)
-    assert len(set((ids // chunk_rows).tolist())) >= min(
-        n_chunks, at_most // max(LEAST_CHUNK_ROWS, likeness.chunk_rows)
-    )
+    assert len(set((ids // chunk_rows).tolist())) >= min(n_chunks, at_most // max(LEAST_CHUNK_ROWS, subset.chunk_rows))
 
 
 @settings(deadline=None)
@@ -43,11 +41,11 @@ def test_chunks_that_can_be_planned_can_be_planned_for_those_rows(data):
     n_samples = data.draw(st.integers(2, 3000))
     n_workers = data.draw(st.integers(1, min(n_samples, 60)))
     rows = data.draw(st.integers(1, max(1, (n_samples - 1) // max(1, n_workers - 1))))
-    likeness = RowSubset.of(n_samples, data.draw(st.integers(1, n_samples)), 1000)
-    q = len(likeness.sample_ids)
-    assignment = likeness.assignment(Chunks(rows), n_workers)
+    subset = RowSubset.of(n_samples, data.draw(st.integers(1, n_samples)), 1000)
+    q = len(subset.sample_ids)
+    assignment = subset.assignment(Chunks(rows), n_workers)
     ShuffleSpec(q, n_workers, Choices(assignment=assignment, delivery="storage", sharding="random", seed=0))
-    assert likeness.assignment(Global(), n_workers) == Global()
+    assert subset.assignment(Global(), n_workers) == Global()
 
 
 def test_integers_and_booleans_are_classes(tmp_path):
@@ -73,8 +71,8 @@ def test_integers_and_booleans_are_classes(tmp_path):
 
 @pytest.mark.parametrize("at_most", [600, 300])
 def test_labels_and_stored_ranks_decide_where_samples_start(tmp_path, monkeypatch, at_most):
-    likeness = RowSubset.of
-    monkeypatch.setattr(RowSubset, "of", lambda n_samples, chunk_rows: likeness(n_samples, chunk_rows, at_most))
+    subset = RowSubset.of
+    monkeypatch.setattr(RowSubset, "of", lambda n_samples, chunk_rows: subset(n_samples, chunk_rows, at_most))
     arrays = {"label": np.repeat([7, -3, 12], 200), "few": np.arange(600) // 2}
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", arrays, chunk_rows=50)
     write_sharding(dataset, "mine", np.repeat([2, 0, 1], 200))

@@ -30,11 +30,13 @@ def means():
 @pytest.mark.parametrize("length", [3, OFFLOAD_BYTES // 8])
 def test_a_mean_waits_for_all_and_does_not_depend_on_who_comes_first(length):
     async def meet(order):
-        meeting = Collective(1)
+        collective = Collective(1)
         coming = []
         for rank in order:
             values = np.random.default_rng(rank).random(length)
-            coming.append(asyncio.create_task(meeting.mean(size=3, step=0, rank=rank, values=values, weight=rank + 1)))
+            coming.append(
+                asyncio.create_task(collective.mean(size=3, step=0, rank=rank, values=values, weight=rank + 1))
+            )
             if len(coming) < 3:
                 await asyncio.sleep(0)
                 assert not any(task.done() for task in coming)
@@ -58,30 +60,30 @@ def test_a_mean_waits_for_all_and_does_not_depend_on_who_comes_first(length):
 )
 def test_ranks_that_do_not_fit_together_all_hear_of_it(second, message):
     async def meet():
-        meeting = Collective(1)
+        collective = Collective(1)
         one = {"size": 2, "step": 0, "rank": 0, "values": np.ones(3), "weight": 1.0}
-        waits = asyncio.create_task(meeting.mean(**one))
+        waits = asyncio.create_task(collective.mean(**one))
         await asyncio.sleep(0)
         with pytest.raises(PeerFailed, match=message):
-            await meeting.mean(**{**one, "rank": 1, **second})
+            await collective.mean(**{**one, "rank": 1, **second})
         with pytest.raises(PeerFailed, match=message):
             await waits
         with pytest.raises(PeerFailed, match=message):
-            await meeting.mean(**one)
+            await collective.mean(**one)
 
     asyncio.run(meet())
 
 
 @pytest.mark.parametrize("length", [3, OFFLOAD_BYTES // 8])
-def test_a_meeting_that_ends_keeps_no_mean_from_anybody(length):
+def test_a_collective_that_ends_keeps_no_mean_from_anybody(length):
     async def meet():
-        meeting = Collective(1)
+        collective = Collective(1)
         coming = [
-            asyncio.create_task(meeting.mean(size=2, step=0, rank=rank, values=np.full(length, rank), weight=1.0))
+            asyncio.create_task(collective.mean(size=2, step=0, rank=rank, values=np.full(length, rank), weight=1.0))
             for rank in range(2)
         ]
         await asyncio.sleep(0)  # both have come; nobody has been answered, and the long sum is still being taken
-        meeting.fail("the task of rank 0 has ended")
+        collective.fail("the task of rank 0 has ended")
         for mean in await asyncio.gather(*coming):
             np.testing.assert_array_equal(mean, np.full(length, 0.5))
 

@@ -119,8 +119,8 @@ def expected_packets(delivery: str, sets: HolderSets) -> float:
 
     References
     ----------
-    Paper 000, Algorithms 1 and 2 (``coded``: the packets of a set are the longest column of its table); paper 001,
-    Theorem 1 (``leftover``).
+    Chung et al. (2017), Algorithms 1 and 2 (``coded``: the packets of a set are the longest column of its table);
+    Attia and Tandon (2016), Theorem 1 (``leftover``).
 
     Examples
     --------

@@ -10,9 +10,12 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.packets import Packets
 
 DeliveryPlanner = Callable[..., Packets]
-"""``planner(holders, destinations, n_workers, *, seed, **options) -> Plan``, on checked arrays: ``(q, words)`` uint64
-holders and ``(q,)`` int32 destinations. The plan must pass :func:`~dshuffle.planning.check_plan` and be a function of
-the arguments alone. A delivery with ``extends_plans`` also takes ``start``, a plan whose packets it keeps."""
+"""``planner(holders, destinations, n_workers, *, seed, **options) -> Packets``.
+
+The arrays are already checked: ``(q, words)`` uint64 holders and ``(q,)`` int32 destinations. The packets must pass
+:func:`~dshuffle.planning.check_plan.check_plan` and depend on the arguments alone. A delivery with ``extends_plans``
+also takes ``start``, packets that it keeps.
+"""
 
 
 class Source(Enum):

@@ -38,7 +38,7 @@ class DShuffleWorker(WorkerPlugin):
 
     def __init__(self) -> None:
         self.sessions: dict[str, WorkerSession] = {}
-        self.meetings: dict[str, Collective] = {}
+        self.collectives: dict[str, Collective] = {}
         self._executor: ThreadPoolExecutor | None = None
         self._worker: Worker | None = None
 
@@ -94,10 +94,10 @@ class DShuffleWorker(WorkerPlugin):
                     session.acknowledge(MessageId(*arrived))
 
         async def meet(session_id: str, number: int, **message: Any) -> Reply:
-            return {"mean": to_serialize(await plugin().meeting(session_id, number).mean(**message))}
+            return {"mean": to_serialize(await plugin().collective(session_id, number).mean(**message))}
 
-        async def disband(session_id: str, number: int, reason: str) -> None:
-            plugin().meeting(session_id, number).fail(reason)
+        async def end_collective(session_id: str, number: int, reason: str) -> None:
+            plugin().collective(session_id, number).fail(reason)
 
         worker.handlers |= {
             "dshuffle_open": replying(open_session),
@@ -107,8 +107,8 @@ class DShuffleWorker(WorkerPlugin):
             "dshuffle_abort": replying(abort),
             "dshuffle_training": replying(training),
             "dshuffle_close": replying(close_session),
-            "dshuffle_meet": replying(meet),
-            "dshuffle_disband": replying(disband),
+            "dshuffle_mean": replying(meet),
+            "dshuffle_end_collective": replying(end_collective),
             "dshuffle_fetch": fetch,
             "dshuffle_acknowledge": acknowledge,
         }
@@ -126,7 +126,7 @@ class DShuffleWorker(WorkerPlugin):
     async def teardown(self, worker: Worker) -> None:
         """Close all sessions."""
         worker.handlers.pop("dshuffle_protocol", None)
-        for session_id in list(self.meetings):
+        for session_id in list(self.collectives):
             self.end_collective(session_id)
         sessions, self.sessions = list(self.sessions.values()), {}
         for session in sessions:
@@ -162,22 +162,22 @@ class DShuffleWorker(WorkerPlugin):
         except KeyError:
             raise ClusterError(f"session {session_id} is not open on this worker") from None
 
-    def meeting(self, session_id: str, number: int) -> Collective:
+    def collective(self, session_id: str, number: int) -> Collective:
         """State of a call of :meth:`dshuffle.Epoch.together`, by its number. Calls that have ended are refused."""
         self.session(session_id)
-        meeting = self.meetings.get(session_id)
-        if meeting is None or meeting.number < number:
+        collective = self.collectives.get(session_id)
+        if collective is None or collective.number < number:
             self.end_collective(session_id)
-            meeting = self.meetings[session_id] = Collective(number)
-        elif meeting.number > number:
-            raise PeerFailed(f"call {number} of Epoch.together has ended: the ranks are at call {meeting.number}")
-        return meeting
+            collective = self.collectives[session_id] = Collective(number)
+        elif collective.number > number:
+            raise PeerFailed(f"call {number} of Epoch.together has ended: the ranks are at call {collective.number}")
+        return collective
 
     def end_collective(self, session_id: str) -> None:
         """Fail all ranks that still wait in a session's last call of :meth:`dshuffle.Epoch.together`."""
-        meeting = self.meetings.pop(session_id, None)
-        if meeting is not None:
-            meeting.fail("the session has moved on to another call of Epoch.together, or was closed")
+        collective = self.collectives.pop(session_id, None)
+        if collective is not None:
+            collective.fail("the session has moved on to another call of Epoch.together, or was closed")
 
 
 def run_on_partition(
