@@ -1,4 +1,4 @@
-"""The README's example runs as it stands, and what it says of the project is so."""
+"""The README's example runs as it stands, and what the tables of the docs say of the project is so."""
 
 import re
 import subprocess
@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from dshuffle import errors
 from dshuffle.planning import DELIVERIES
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.session_spec import Settings
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+needs_docs = pytest.mark.skipif(not DOCS.exists(), reason="the docs are not here")
 
 
 @pytest.mark.slow
@@ -27,13 +31,36 @@ def test_the_example_runs(tmp_path):
     assert ran.stderr == ""
 
 
+@needs_docs
 def test_the_table_names_every_delivery():
-    [header] = [line for line in README.read_text().splitlines() if line.startswith("| | `")]
+    page = (DOCS / "ways-of-shuffling.md").read_text()
+    [header] = [line for line in page.splitlines() if line.startswith("| | `")]
     assert re.findall(r"`(\w+)`", header) == sorted(name for name, delivery in DELIVERIES.items() if not delivery.coded)
 
 
+@needs_docs
+def test_the_table_names_every_coded_delivery():
+    page = (DOCS / "coded-deliveries.md").read_text()
+    [table] = re.findall(r"^\| `delivery` \|.*?\n\n", page, re.DOTALL | re.MULTILINE)
+    named = [name for row in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(name for name, delivery in DELIVERIES.items() if delivery.coded)
+
+
+@needs_docs
+def test_every_exception_is_explained():
+    page = (DOCS / "errors.md").read_text()
+    names = {
+        name for name, found in vars(errors).items() if isinstance(found, type) and found.__module__ == errors.__name__
+    }
+    tree, tables = page.split("## Parameters and datasets")
+    assert names == set(re.findall(r"^[ │├└─]*(\w+)(?=$|  )", tree.split("```")[1], re.MULTILINE))
+    assert names - {"DShuffleError"} <= set(re.findall(r"`(\w+)`", tables))
+
+
+@needs_docs
 def test_defaults_are_those_of_the_settings():
-    rows = dict(re.findall(r"^\| `dshuffle\.([\w-]+)` \| ([\d.]+)", README.read_text(), re.MULTILINE))
+    page = (DOCS / "settings.md").read_text()
+    rows = dict(re.findall(r"^\| `dshuffle\.([\w-]+)` \| ([\d.]+)", page, re.MULTILINE))
     default = Settings()
     assert {name: float(value) for name, value in rows.items()} == {
         "message-bytes": default.message_bytes / 2**20,

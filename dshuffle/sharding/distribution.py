@@ -153,7 +153,7 @@ def distribution_aware(
 
     References
     ----------
-    Provatas et al. (2021), section III-B and Fig. 6; section IV-D on the number of neighbourhoods. See docs/papers.md.
+    Provatas et al. (2021), section III-B and Fig. 6; section IV-G on the number of neighbourhoods. See docs/papers.md.
 
     Examples
     --------

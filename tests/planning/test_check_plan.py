@@ -25,7 +25,7 @@ def masks(caches, q):
     return np.array([sum(1 << k for k, cache in enumerate(caches) if j in cache) for j in range(q)], dtype=np.uint64)
 
 
-# Paper 000, examples 1 to 3, with samples and workers counted from 0.
+# Chung et al. (2017), examples 1 to 3, with samples and workers counted from 0.
 CACHES = [{1, 2, 3, 7}, {5, 6, 7, 8}, {0, 2, 3, 4}]
 HOLDERS = masks(CACHES, 9)
 DESTINATIONS = np.array([1, 2, 0, 1, 0, 2, 2, 0, 1])
@@ -139,7 +139,7 @@ def test_lengths_that_differ():
         check_plan(make(UNCODED), HOLDERS, DESTINATIONS[:-1], 3)
 
 
-# Paper 001's leftover coding: sample 0 is held by worker 2 and needed by 0, 1 by 0 for 1, 2 by 1 for 2. Two
+# Leftover coding of Attia and Tandon (2016): sample 0 is held by worker 2 and needed by 0, 1 by 0 for 1, 2 by 1 for 2. Two
 # packets are enough, because worker 2 decodes sample 1 first, which it only needs as a key to sample 2.
 CYCLE_HOLDERS, CYCLE_DESTINATIONS = masks([{1}, {2}, {0}], 3), [0, 1, 2]
 CYCLE = [[(0, 0), (1, 2)], [(1, 1), (2, 2)]]

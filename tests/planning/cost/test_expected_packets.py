@@ -88,7 +88,7 @@ def test_packets_without_excess(q, n):
 @pytest.mark.parametrize("delivery", ["coded", "ubershuffle", "clique"])
 @pytest.mark.parametrize(("n", "alpha"), [(6, 0.3), (20, 0.2), (20, 0.5)])
 def test_all_come_to_the_bound_in_the_limit(delivery, n, alpha):
-    """Paper 000, Theorem 2: the limit of many samples, which no code beats at any number."""
+    """Chung et al. (2017), Theorem 2: the limit of many samples, which no code beats at any number."""
     rates = [
         expected(delivery, q, n, alpha, q * (1 - alpha)) / coded_rate(q, n, round(alpha * q))
         for q in (10**4, 10**6, 10**9, 10**14)

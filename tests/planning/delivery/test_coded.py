@@ -20,7 +20,7 @@ from dshuffle.planning.holders import as_holders, holders_of
 from dshuffle.planning.packets import missing_samples
 from dshuffle.planning.randomness import random_words
 
-# Paper 000, examples 1 to 3, with samples and workers counted from 0.
+# Chung et al. (2017), examples 1 to 3, with samples and workers counted from 0.
 CACHES = [{1, 2, 3, 7}, {5, 6, 7, 8}, {0, 2, 3, 4}]
 HOLDERS = np.array([sum(1 << k for k in range(3) if j in CACHES[k]) for j in range(9)], dtype=np.uint64)
 DESTINATIONS = np.array([1, 2, 0, 1, 0, 2, 2, 0, 1])

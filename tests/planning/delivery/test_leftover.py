@@ -1,4 +1,4 @@
-"""``leftover`` against paper 001: its example, and Theorem 1's rate for every shuffle."""
+"""``leftover`` against Attia and Tandon (2016): its example, and Theorem 1's rate for every shuffle."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Shuffle and leftover matrix of paper 001, and what they conserve."""
+"""Shuffle and leftover matrix of Attia and Tandon (2016), and what they conserve."""
 
 import numpy as np
 import pytest
