@@ -139,8 +139,8 @@ def test_lengths_that_differ():
         check_plan(make(UNCODED), HOLDERS, DESTINATIONS[:-1], 3)
 
 
-# Leftover coding of Attia and Tandon (2016): sample 0 is held by worker 2 and needed by 0, 1 by 0 for 1, 2 by 1 for 2. Two
-# packets are enough, because worker 2 decodes sample 1 first, which it only needs as a key to sample 2.
+# Leftover coding of Attia and Tandon (2016): sample 0 is held by worker 2 and needed by 0, 1 by 0 for 1, 2 by 1 for 2.
+# Two packets are enough, because worker 2 decodes sample 1 first, which it only needs as a key to sample 2.
 CYCLE_HOLDERS, CYCLE_DESTINATIONS = masks([{1}, {2}, {0}], 3), [0, 1, 2]
 CYCLE = [[(0, 0), (1, 2)], [(1, 1), (2, 2)]]
 
@@ -239,10 +239,10 @@ def test_cliques_pass(instance, data):
         ({"offsets": np.array([0, 1, 2, 4])}, "offsets run from 0 to 4, not from 0 to 3"),
         ({"offsets": np.array([], dtype=np.int64), "senders": np.array([], dtype=np.int32)}, "0 offsets"),
         ({"samples": np.arange(2)}, "2 samples do not match 3 destinations"),
-        ({"samples": np.arange(3, dtype=np.int32)}, "Plan.samples must be .* int64"),
-        ({"destinations": np.arange(3)}, "Plan.destinations must be .* int32"),
-        ({"senders": np.zeros((3, 1), dtype=np.int32)}, "Plan.senders must be a one-dimensional"),
-        ({"samples": [0, 1, 2]}, "Plan.samples must be"),
+        ({"samples": np.arange(3, dtype=np.int32)}, "Packets.samples must be .* int64"),
+        ({"destinations": np.arange(3)}, "Packets.destinations must be .* int32"),
+        ({"senders": np.zeros((3, 1), dtype=np.int32)}, "Packets.senders must be a one-dimensional"),
+        ({"samples": [0, 1, 2]}, "Packets.samples must be"),
     ],
 )
 def test_plans_whose_arrays_do_not_fit(changes, message):
