@@ -9,6 +9,7 @@ import numpy as np
 
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.planning import Aligned, Choices, EpochPlanner, Global, Partial, ShuffleSpec, get_delivery
+from dshuffle.planning.bijection import Bijection
 from dshuffle.planning.delivery import Excess
 from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
@@ -32,6 +33,8 @@ def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
     for delivery in coded:
         fraction = None if delivery.excess is Excess.REFUSED else 0.5
         ways += [Choices(rule, delivery.name, None, fraction) for rule in (Global(), Aligned())]
+    network = Bijection.of(100, "warm-up", largest_table=0)
+    network.inverse(network.forward(np.arange(9)))
     for choices in ways:
         planner = EpochPlanner(ShuffleSpec(64, 4, choices))
         planner.load()

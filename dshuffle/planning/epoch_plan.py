@@ -121,7 +121,7 @@ class EpochPlan:
         # Only uncoded plans have packets of single rows to list.
         rows = slice(0 if packets.coded else packets.n_packets)
         outgoing = np.flatnonzero(packets.senders[rows] == rank)
-        sends = _split(packets.samples[outgoing], packets.destinations[outgoing], self.n_workers)
+        sends = split_by_worker(packets.samples[outgoing], packets.destinations[outgoing], self.n_workers)
         if rank == SERVER:
             nothing = np.empty(0, dtype=np.int64)
             return WorkerPart(rank, self.epoch, nothing, nothing, nothing, {}, sends)
@@ -135,7 +135,7 @@ class EpochPlan:
             own=own,
             permutation=epoch_permutation(len(own), seed=self.seed, epoch=self.epoch, rank=rank),
             held=np.flatnonzero(held_by(self.holders, rank)),
-            receives=_split(packets.samples[incoming], packets.senders[incoming], self.n_workers),
+            receives=split_by_worker(packets.samples[incoming], packets.senders[incoming], self.n_workers),
             sends=sends,
         )
 
@@ -149,7 +149,7 @@ def loading(holders: Holders, n_workers: int) -> Packets:
     )
 
 
-def _split(samples: Samples, keys: Ranks, n_workers: int) -> dict[int, Samples]:
+def split_by_worker(samples: Samples, keys: Ranks, n_workers: int) -> dict[int, Samples]:
     """Group samples by key (a rank, SERVER or STORE), in the given order."""
     order, offsets = group_by(keys - STORE, n_workers - STORE)
     grouped = samples[order]

@@ -13,9 +13,9 @@ import numpy as np
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw
 from dshuffle.planning.packets import Packets
-from dshuffle.planning.randomness import permutation, shuffle
 from dshuffle.planning.types import Ranks
 
 
@@ -59,9 +59,11 @@ class Chunks(Assignment):
 
     def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
         """See :class:`Assignment`."""
-        n_samples = len(draw.previous)
-        rows = self.unit_for(n_samples, draw.n_workers)
-        return draw_chunks(n_samples, draw.n_workers, rows, "chunks", draw.seed, draw.epoch), None
+        return self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks(), None
+
+    def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks:
+        """See :class:`Assignment`."""
+        return Blocks.drawn(n_samples, n_workers, self.unit_for(n_samples, n_workers), "chunks", seed, epoch)
 
     @property
     def unit(self) -> int | None:
@@ -115,7 +117,7 @@ def slice_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
     >>> slice_chunks(9, 2, 2)
     array([0, 0, 0, 0, 1, 1, 1, 1, 1], dtype=int32)
     """
-    return _of_rows(_whole_chunks(n_samples, n_workers, chunk_rows), n_workers - 1, n_samples, chunk_rows)
+    return Blocks.contiguous(n_samples, n_workers, chunk_rows).all_ranks()
 
 
 def deal_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
@@ -138,22 +140,4 @@ def draw_chunks(n_samples: int, n_workers: int, chunk_rows: int, *path: int | st
     path
         Name of the random numbers, as in :func:`~dshuffle.planning.random_words`.
     """
-    # Without random names the same workers would get the extra chunks, and be slower, in every epoch.
-    names = permutation(n_workers, "names", *path).astype(np.int32)
-    ranks = names[_whole_chunks(n_samples, n_workers, chunk_rows)]
-    shuffle(ranks, *path)
-    return _of_rows(ranks, int(names[-1]), n_samples, chunk_rows)
-
-
-def _whole_chunks(n_samples: int, n_workers: int, chunk_rows: int) -> Ranks:
-    """Ranks of all chunks except a short one; the last worker has the fewest."""
-    each, extra = divmod(n_samples // chunk_rows, n_workers)
-    counts = np.full(n_workers, each)
-    counts[:extra] += 1
-    return np.repeat(np.arange(n_workers, dtype=np.int32), counts)
-
-
-def _of_rows(whole: Ranks, short: int, n_samples: int, chunk_rows: int) -> Ranks:
-    ranks = np.full(n_samples, short, dtype=np.int32)
-    ranks[: len(whole) * chunk_rows] = np.repeat(whole, chunk_rows)
-    return ranks
+    return Blocks.drawn(n_samples, n_workers, chunk_rows, *path).all_ranks()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.grouping import group_by
-from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words, shuffle
+from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words
 from dshuffle.planning.types import Ranks, Samples
 
 
@@ -24,10 +25,8 @@ def balanced_sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
 
 
 def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
-    """Draw a uniform balanced assignment by shuffling the multiset of ranks."""
-    ranks = np.repeat(np.arange(n_workers, dtype=np.int32), balanced_sizes(n_samples, n_workers, *path))
-    shuffle(ranks, *path)
-    return ranks
+    """Draw ``(n_samples,)`` uniform ranks; shares differ by at most one sample."""
+    return Blocks.drawn(n_samples, n_workers, 1, *path).all_ranks()
 
 
 def exchange_samples(previous: Ranks, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from dshuffle.planning.assignment.balance import draw_classes
-from dshuffle.planning.assignment.draws import uniform_ranks
+from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw
 from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Ranks
@@ -31,7 +31,10 @@ class Global(Assignment):
 
     def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
         """See :class:`Assignment`."""
-        path = ("global", draw.seed, draw.epoch)
         if draw.classes is not None:
-            return draw_classes(draw.classes, draw.n_workers, *path), None
-        return uniform_ranks(len(draw.previous), draw.n_workers, *path), None
+            return draw_classes(draw.classes, draw.n_workers, "global", draw.seed, draw.epoch), None
+        return self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks(), None
+
+    def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks:
+        """See :class:`Assignment`."""
+        return Blocks.drawn(n_samples, n_workers, 1, "global", seed, epoch)

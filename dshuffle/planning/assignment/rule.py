@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from dshuffle.planning.assignment.balance import Classes
+from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Holders, Ranks
 
@@ -81,9 +82,20 @@ class Assignment(ABC):
     def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
         """``(q,)`` int32 ranks of an epoch, and packets that they were drawn to need, if any."""
 
+    def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks | None:
+        """The ranks of an epoch from 1 as a function; None if they depend on the epoch before."""
+        return None
+
+    def first_blocks(self, sharding: object, n_samples: int, n_workers: int, seed: int) -> Blocks | None:
+        """The ranks of epoch 0 as a function; None if the sharding is given, or deals samples out in turn."""
+        unit = self.unit_for(n_samples, n_workers)
+        if sharding == "random":
+            return Blocks.drawn(n_samples, n_workers, unit, "sharding", seed)
+        return Blocks.contiguous(n_samples, n_workers, unit) if sharding == "contiguous" else None
+
     @property
     def shuffled_fraction(self) -> float:
-        """Q, the fraction of its share that every worker gives up and gets anew; 1 for a draw over all samples."""
+        """Q, the fraction of its share that every worker gives up and receives again; 1 for a draw over all samples."""
         return 1.0
 
     @property

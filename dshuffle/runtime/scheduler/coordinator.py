@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -225,23 +226,28 @@ class Coordinator:
                 f"epoch {run.epoch}: the workers made different plans. Install the same version of dshuffle on all of "
                 "them"
             )
-        expected = next(iter(run.votes.values()))["expected"]
+        totals = _totals(run.votes.values())
         arrived = sum(vote["rows"] for vote in run.votes.values())
-        if arrived != expected:
-            return ExchangeError(f"epoch {run.epoch}: {arrived} rows arrived, but {expected} were expected")
+        if arrived != totals["expected"]:
+            return ExchangeError(f"epoch {run.epoch}: {arrived} rows arrived, but {totals['expected']} were expected")
+        if totals.get("leaving") != totals.get("arriving"):
+            return ExchangeError(
+                f"epoch {run.epoch}: the workers planned to send {totals['leaving']} rows and to receive "
+                f"{totals['arriving']}. Install the same version of dshuffle on all of them"
+            )
         return None
 
     def _measures(self, run: Run, replies: dict[int, Reply], waited: float) -> dict[str, Any]:
-        vote = next(iter(run.votes.values()))
+        totals = _totals(run.votes.values())
         reports = [replies[who]["report"] for who in self.participants]
         measures = Measures.combined([Measures.from_dict(report["measures"]) for report in reports])
         return {
             "epoch": run.epoch,
             "run_id": run.run_id,
             "delivery": run.delivery,
-            "needed": vote["needed"],
-            "packets": vote["packets"],
-            "components": vote["expected"],
+            "needed": totals["needed"],
+            "packets": totals["packets"],
+            "components": totals["expected"],
             "exchange_seconds": run.ready_after,
             "waited_seconds": waited,
             "training_seconds_before": [report["training_seconds"] for report in reports[: len(self._ranks)]],
@@ -276,3 +282,12 @@ class Coordinator:
             return unwrap(reply, f"worker {address}")
         except DShuffleError as error:
             raise type(error)(f"worker {address}: {error}") from error
+
+
+def _totals(votes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Samples and packets of an epoch: sums over workers that planned their own parts, else what all of them found."""
+    found = list(votes)
+    names = {"needed", "packets", "expected", "leaving", "arriving"} & found[0].keys()
+    if "leaving" in names:
+        return {name: sum(vote[name] for vote in found) for name in names}
+    return {name: found[0][name] for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,10 @@ from dshuffle.exchange.endpoints import RowSink, RowSource
 from dshuffle.exchange.messages import MIB, Flow, flows_of_samples, rows_per_message
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
 from dshuffle.exchange.row_flows import ArrivingRows, LeavingRows
-from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, WorkerPart
+from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, Packets, ShuffleSpec, WorkerPart
+from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
+from dshuffle.planning.own_part import plan_own_part
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import Settings
 from dshuffle.runtime.worker.server_rows import EncodedPackets, ServerRows
@@ -29,37 +32,74 @@ ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64]], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Flows:
+    """What the participants of a process send and receive in an exchange, in which messages.
+
+    Parameters
+    ----------
+    sends, receives
+        Participant -> the items that it sends or receives, and their flows. The items are samples. In a coded plan, the
+        items sent are packets and the items received are components.
+    at_most, asked, answered
+        Maximum number of items in a message, of messages that a participant requests at once, and of messages that it
+        answers at once. (A server that sends packets answers fewer.)
+    """
+
+    sends: dict[int, Listed]
+    receives: dict[int, Listed]
+    at_most: int
+    asked: int
+    answered: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemberExchange:
     """The parts of an epoch's plan that concern this process, and a summary of the plan.
 
     Parameters
     ----------
     epoch_plan, hops
-        The plan of the epoch, and the routes of its packets if it is coded.
+        The plan of the epoch, or None if this worker has planned its own part alone; and the routes of its packets if
+        it is coded.
     parts
         Participant of this process -> its part.
-    sends, receives
-        Participant of this process -> the items that it sends or receives, and their flows. The items are samples. In a
-        coded plan, the items sent are packets and the items received are components.
-    at_most, asked, answered
-        Maximum number of items in a message, of messages that a participant requests at once, and of messages that it
-        answers at once. (A server that sends packets answers fewer.)
+    flows
+        What the participants of this process send and receive, in which messages.
     summary
         Values that participants report in their votes. The digest must be the same for all of them.
     seconds
         Duration of planning.
     """
 
-    epoch_plan: EpochPlan
+    epoch_plan: EpochPlan | None
     hops: Hops | None
     parts: dict[int, WorkerPart]
-    sends: dict[int, Listed]
-    receives: dict[int, Listed]
-    at_most: int
-    asked: int
-    answered: int
+    flows: Flows
     summary: dict[str, int]
     seconds: float
+    shares: tuple[int, int]
+    broadcast: NDArray[np.int64]
+
+    @classmethod
+    def alone(
+        cls, spec: ShuffleSpec, rank: int, epoch: int, layout: RowLayout, settings: Settings, delivery: str
+    ) -> MemberExchange:
+        """Plan this rank's part of an epoch, and nothing else."""
+        started = time.perf_counter()
+        own = plan_own_part(spec, rank, epoch, delivery)
+        expected = own.n_received
+        summary = {
+            "packets": expected,
+            "coded": False,
+            "needed": expected,
+            "expected": expected,
+            "arriving": expected - len(own.part.receives.get(STORE, ())),
+            "leaving": own.n_sent,
+            "digest": zlib.crc32(f"{DRAW_VERSION} {spec.n_samples} {spec.n_workers} {spec.choices} {epoch}".encode()),
+        }
+        flows = _uncoded_flows({rank: own.part}, layout, settings)
+        seconds = time.perf_counter() - started
+        return cls(None, None, {rank: own.part}, flows, summary, seconds, own.shares, own.part.own[:0])
 
     @classmethod
     def make(
@@ -77,23 +117,6 @@ class MemberExchange:
         if made.epoch < epoch:  # otherwise an earlier call planned this epoch and then failed
             made = planner.advance(delivery)
         packets = made.packets
-        hops = None
-        n_workers = planner.spec.n_workers
-        at_most = rows_per_message(layout.nbytes, settings.message_bytes)
-        fitting = rows_per_message(layout.nbytes, settings.window_bytes)
-        if packets.coded:
-            at_most = packets_per_batch(
-                packets.n_packets,
-                n_workers,
-                layout.nbytes,
-                message_bytes=settings.message_bytes,
-                window_bytes=settings.window_bytes,
-            )
-            # At any time at least one message is requested from every other participant (see Inbox), or a few if they
-            # fit the window.
-            asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
-            answered = max(settings.window, min(asked, 2 * n_workers))  # a relay answers two per worker
-            hops = route(planner.spec.choices.relay, packets, n_workers, at_most)
         summary = {
             "packets": packets.n_packets,
             "coded": packets.coded,
@@ -102,23 +125,13 @@ class MemberExchange:
             "digest": made.digest(),
         }
         parts = {who: made.for_worker(who) for who in participants}
-        sends: dict[int, Listed] = {}
-        receives: dict[int, Listed] = {}
-        for who, part in parts.items():
-            if hops is None:
-                sends[who] = flows_of_samples(part.sends, at_most=at_most)
-                receives[who] = flows_of_samples(part.receives, at_most=at_most, whole=STORE)
-            else:
-                coded = CodedPart.of(packets, hops, who, at_most=at_most)
-                sends[who] = coded.leaving, coded.outgoing
-                receives[who] = coded.arriving, coded.incoming
-        if hops is None:  # request and answer as many messages as fit the window
-            longest = _longest(receives)
-            short = longest * layout.nbytes < SHORT_MESSAGE_BYTES
-            asked = settings.window if short else max(1, fitting // longest)
-            answered = max(1, fitting // _longest(sends))
+        hops = None
+        if packets.coded:
+            hops, flows = _coded_flows(packets, parts, planner.spec, layout, settings)
+        else:
+            flows = _uncoded_flows(parts, layout, settings)
         seconds = time.perf_counter() - started
-        return cls(made, hops, parts, sends, receives, at_most, asked, answered, summary, seconds)
+        return cls(made, hops, parts, flows, summary, seconds, made.shares, made.broadcast)
 
     def answered_by(self, who: int, settings: Settings) -> int:
         """Number of messages that a participant sends at once.
@@ -126,36 +139,74 @@ class MemberExchange:
         A server that sends packets answers only a few requests at a time, in the order of arrival. If it answered all
         at once, workers with fast connections would be done early, and the packets that the others relay would be late.
         """
-        return settings.window if who == SERVER and self.hops is not None else self.answered
+        return settings.window if who == SERVER and self.hops is not None else self.flows.answered
 
     def outgoing(self, who: int) -> dict[int, Flow]:
         """Flows that a participant of this process sends, by destination."""
-        return self.sends[who][1]
+        return self.flows.sends[who][1]
 
     def incoming(self, rank: int) -> dict[int, Flow]:
         """Flows that the rank of this process receives, by sender."""
-        return self.receives[rank][1]
+        return self.flows.receives[rank][1]
 
     def source(self, who: int, holder: CachePartition | ServerRows) -> RowSource:
         """Make the source of the items that a participant sends."""
-        leaving = self.sends[who][0]
+        leaving = self.flows.sends[who][0]
         if self.hops is None:
             return LeavingRows(holder, leaving)
         if isinstance(holder, ServerRows):
+            assert self.epoch_plan is not None
             return EncodedPackets(holder, self.epoch_plan.packets, leaving)
         return PacketStore(holder.layout, leaving)
 
     def sink(self, rank: int, cache: CachePartition, source: RowSource, read_store: ReadStore) -> RowSink:
         """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
-        arriving, packets = self.receives[rank][0], self.epoch_plan.packets
+        arriving = self.flows.receives[rank][0]
         if self.hops is None:
             return ArrivingRows(cache, arriving, cache.reserve(arriving), read_store)
+        assert self.epoch_plan is not None
+        packets = self.epoch_plan.packets
         assert isinstance(source, PacketStore)
         samples = packets.samples[arriving]
         wanted = self.epoch_plan.ranks[samples] == rank
         return PacketDecoder(
             cache, packets, self.hops.packets, arriving, wanted, cache.reserve(samples[wanted]), source
         )
+
+
+def _uncoded_flows(parts: Mapping[int, WorkerPart], layout: RowLayout, settings: Settings) -> Flows:
+    at_most = rows_per_message(layout.nbytes, settings.message_bytes)
+    fitting = rows_per_message(layout.nbytes, settings.window_bytes)
+    sends = {who: flows_of_samples(part.sends, at_most=at_most) for who, part in parts.items()}
+    receives = {who: flows_of_samples(part.receives, at_most=at_most, whole=STORE) for who, part in parts.items()}
+    # Request and answer as many messages as fit the window.
+    longest = _longest(receives)
+    short = longest * layout.nbytes < SHORT_MESSAGE_BYTES
+    asked = settings.window if short else max(1, fitting // longest)
+    return Flows(sends, receives, at_most, asked, max(1, fitting // _longest(sends)))
+
+
+def _coded_flows(
+    packets: Packets, parts: Mapping[int, WorkerPart], spec: ShuffleSpec, layout: RowLayout, settings: Settings
+) -> tuple[Hops, Flows]:
+    n_workers = spec.n_workers
+    fitting = rows_per_message(layout.nbytes, settings.window_bytes)
+    at_most = packets_per_batch(
+        packets.n_packets,
+        n_workers,
+        layout.nbytes,
+        message_bytes=settings.message_bytes,
+        window_bytes=settings.window_bytes,
+    )
+    # At any time at least one message is requested from every other participant (see Inbox), or a few if they fit the
+    # window.
+    asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
+    answered = max(settings.window, min(asked, 2 * n_workers))  # a relay answers two per worker
+    hops = route(spec.choices.relay, packets, n_workers, at_most)
+    coded = {who: CodedPart.of(packets, hops, who, at_most=at_most) for who in parts}
+    sends = {who: (part.leaving, part.outgoing) for who, part in coded.items()}
+    receives = {who: (part.arriving, part.incoming) for who, part in coded.items()}
+    return hops, Flows(sends, receives, at_most, asked, answered)
 
 
 def _longest(lists: Mapping[int, Listed]) -> int:

@@ -26,7 +26,8 @@ from dshuffle.exchange.endpoints import Receiver, Reply, RowSink, RowSource, Sen
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.messages import MessageId, rows_per_message
 from dshuffle.exchange.outbox import Outbox
-from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, WorkerPart, name_of
+from dshuffle.planning import SERVER, STORE, EpochPlanner, name_of
+from dshuffle.planning.own_part import plans_own_parts
 from dshuffle.records import Measures
 from dshuffle.runtime.measure.processors import ProcessorTimes
 from dshuffle.runtime.memory import partition_nbytes
@@ -80,6 +81,7 @@ class WorkerSession:
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-plan")
         self._dataset = dataset
         # All members compare digests of their plans, so one check is enough.
+        self._plans_alone = all(plans_own_parts(spec.shuffle, delivery) for delivery in spec.deliveries)
         self._planner = EpochPlanner(spec.shuffle, checks=rank == 0)
         self._plans: dict[int, asyncio.Future[MemberExchange]] = {}
         self._run: Run | None = None
@@ -264,11 +266,9 @@ class WorkerSession:
             sink = asyncio.wrap_future(self._planning.submit(self._make_sink, exchange, source))
             run.ends += [asyncio.wrap_future(source), sink]
             self._begin_sending(run, exchange, self.rank, run.ends[0])
-            self._training.receiver.begin(run.run_id, exchange.incoming(self.rank), sink, window=exchange.asked)
+            self._training.receiver.begin(run.run_id, exchange.incoming(self.rank), sink, window=exchange.flows.asked)
             # The sink has reserved the slots by then, so the next epoch's index can be built while its rows arrive.
-            run.prepared = self._loop.run_in_executor(
-                self._planning, self._prepare, exchange.parts[self.rank], exchange.epoch_plan
-            )
+            run.prepared = self._loop.run_in_executor(self._planning, self._prepare, run.epoch, exchange)
         if len(self.spec.deliveries) == 1:  # otherwise the next delivery is chosen after this exchange has been timed
             run.timer = self._loop.call_later(PLAN_AFTER, self._plan, run.epoch + 1, run.delivery)
         for end in list(run.ends):
@@ -298,6 +298,9 @@ class WorkerSession:
 
     def _make_plan(self, epoch: int, delivery: str) -> MemberExchange:
         participants, layout = list(self._senders), self._dataset.layout
+        if self._plans_alone:
+            assert self.rank is not None
+            return MemberExchange.alone(self.spec.shuffle, self.rank, epoch, layout, self.spec.settings, delivery)
         return MemberExchange.make(self._planner, epoch, participants, layout, self.spec.settings, delivery)
 
     def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:
@@ -348,12 +351,14 @@ class WorkerSession:
         except (OSError, DShuffleError) as error:  # if the scheduler is lost, Dask closes this worker
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run_id, error)
 
-    def _prepare(self, mine: WorkerPart, plan: EpochPlan) -> tuple[Swap, View]:
+    def _prepare(self, epoch: int, exchange: MemberExchange) -> tuple[Swap, View]:
         assert self._training is not None
+        assert self.rank is not None
+        mine = exchange.parts[self.rank]
         swap = self._training.cache.prepare(mine.held)
-        # Without excess a worker holds exactly what it trains on, so it does not have to search.
+        # Without excess, a worker holds exactly what it trains on, and the slots are already known.
         own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
-        return swap, View(plan.epoch, mine.order, own[mine.permutation], plan.shares, plan.broadcast)
+        return swap, View(epoch, mine.order, own[mine.permutation], exchange.shares, exchange.broadcast)
 
     def _measures(self, run: Run, commit_seconds: float) -> Measures:
         assert run.exchange is not None

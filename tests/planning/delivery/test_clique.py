@@ -204,7 +204,7 @@ def test_without_excess_cycles_beat_leftover_coding(n, q):
 
 
 def test_start_is_kept():
-    holders, destinations = fresh(2000, 6, 0.4)
+    holders, destinations = fresh(2000, 6, 0.4, seed=7)  # of which no samples are left for a cycle
     first = plan_delivery("clique", holders, destinations, 6, seed=1)
     cut = first.offsets[100]
     start = Packets(first.offsets[:101], first.samples[:cut], first.destinations[:cut], first.senders[:100])
@@ -227,13 +227,13 @@ def test_a_start_that_delivers_something_else_is_refused(samples):
 def test_golden_plan():
     holders, destinations = fresh(12, 4, 0.5, seed=3)
     plan = plan_delivery("clique", holders, destinations, 4, seed=3)
-    assert plan.offsets.tolist() == [0, 2, 4, 5]
-    assert plan.samples.tolist() == [8, 11, 5, 1, 6]
-    assert plan.destinations.tolist() == [2, 1, 0, 1, 2]
+    assert plan.offsets.tolist() == [0, 2, 4, 6, 8]
+    assert plan.samples.tolist() == [8, 5, 11, 7, 6, 0, 0, 2]
+    assert plan.destinations.tolist() == [1, 0, 1, 3, 2, 1, 3, 1]
     large = plan_delivery("clique", *fresh(30_000, 20, 0.3, seed=3), 20, seed=3)
     assert (large.n_packets, large.samples[::3000].tolist()) == (
-        4713,
-        [29710, 27785, 10118, 4285, 23213, 10120, 9687, 20843],
+        4708,
+        [6378, 17785, 4735, 1282, 23638, 29386, 29361, 3380],
     )
     many = plan_delivery("clique", *fresh(3000, 100, 0.03, seed=3), 100, seed=3)
-    assert (many.n_packets, many.samples[::500].tolist()) == (1640, [176, 392, 638, 1451, 2513, 2838, 1235])
+    assert (many.n_packets, many.samples[::500].tolist()) == (1638, [195, 1154, 1157, 551, 2769, 1754, 848])

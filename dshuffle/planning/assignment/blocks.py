@@ -1,0 +1,110 @@
+"""Ranks as a function: which worker trains on a sample, and on which samples a worker trains, point by point.
+
+A bijection maps samples, or whole chunks, to positions. Positions are cut into one block for each worker, whose sizes
+differ by at most one. So nobody needs the ranks of the other samples, or those of the epochs before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.planning.bijection import Bijection
+from dshuffle.planning.randomness import permutation
+from dshuffle.planning.types import Ranks, Samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """The ranks of one epoch.
+
+    Parameters
+    ----------
+    n_samples, n_workers
+        Numbers of samples and workers; no fewer units than workers.
+    unit
+        Samples that stay together: 1, or the rows of a chunk. A short chunk at the end goes to the last block, which is
+        never larger than the others.
+    names
+        ``(n_workers,)`` int32, the worker of each block.
+    bijection
+        From units to positions; None leaves them in order.
+
+    Examples
+    --------
+    >>> blocks = Blocks.drawn(10, 3, 1, "example", 7)
+    >>> blocks.samples_of(0)
+    array([1, 4, 8])
+    >>> blocks.ranks_of(np.array([0, 1, 3, 4]))
+    array([2, 0, 1, 0], dtype=int32)
+    """
+
+    n_samples: int
+    n_workers: int
+    unit: int
+    names: Ranks
+    bijection: Bijection | None
+
+    @classmethod
+    def drawn(cls, n_samples: int, n_workers: int, unit: int, *path: int | str) -> Blocks:
+        """Draw uniform ranks.
+
+        Parameters
+        ----------
+        path
+            Names the random numbers, as in :func:`~dshuffle.planning.randomness.random_words`.
+        """
+        # Without random names, the same workers would get the larger blocks, and be slower, in every epoch.
+        names = permutation(n_workers, "names", *path).astype(np.int32)
+        return cls(n_samples, n_workers, unit, names, Bijection.of(n_samples // unit, *path))
+
+    @classmethod
+    def contiguous(cls, n_samples: int, n_workers: int, unit: int = 1) -> Blocks:
+        """Give consecutive units to each worker, in rank order."""
+        return cls(n_samples, n_workers, unit, np.arange(n_workers, dtype=np.int32), None)
+
+    @property
+    def n_units(self) -> int:
+        """Number of whole units."""
+        return self.n_samples // self.unit
+
+    def ranks_of(self, samples: NDArray[np.int64]) -> Ranks:
+        """``(k,)`` int32, the workers that train on the given ``(k,)`` samples."""
+        units = samples // self.unit if self.unit > 1 else samples
+        whole = units < self.n_units
+        positions = units if self.bijection is None else self.bijection.forward(np.where(whole, units, 0))
+        each, extra = divmod(self.n_units, self.n_workers)
+        first = extra * (each + 1)  # positions in the larger blocks
+        blocks = np.where(positions < first, positions // (each + 1), extra + (positions - first) // max(each, 1))
+        return self.names[np.where(whole, blocks, self.n_workers - 1)]
+
+    def samples_of(self, rank: int) -> Samples:
+        """Ascending int64, the samples on which a worker trains."""
+        block = int(np.flatnonzero(self.names == rank)[0])
+        each, extra = divmod(self.n_units, self.n_workers)
+        start = block * each + min(block, extra)
+        positions = np.arange(start, start + each + (block < extra))
+        units = positions if self.bijection is None else np.sort(self.bijection.inverse(positions))
+        if self.unit == 1:
+            return units
+        samples = (units[:, np.newaxis] * self.unit + np.arange(self.unit)).ravel()
+        if block == self.n_workers - 1:
+            samples = np.concatenate([samples, np.arange(self.n_units * self.unit, self.n_samples)])
+        return samples
+
+    def all_ranks(self) -> Ranks:
+        """``(n_samples,)`` int32, the worker of every sample."""
+        return self.ranks_of(np.arange(self.n_samples))
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """Smallest and largest number of samples that a worker trains on."""
+        each, extra = divmod(self.n_units, self.n_workers)
+        sizes = [each * self.unit + self.n_samples % self.unit]  # the last block
+        if extra:
+            sizes.append((each + 1) * self.unit)
+        if self.n_workers - extra > 1:
+            sizes.append(each * self.unit)
+        return min(sizes), max(sizes)

@@ -1,0 +1,160 @@
+"""Keyed bijections have an inverse that agrees, and as far as tests see they are as random as Fisher-Yates.
+
+Every statistical test is also run on a network with too few rounds, which must fail it.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment.blocks import Blocks
+from dshuffle.planning.bijection import LARGEST_TABLE, ROUNDS, Bijection
+from dshuffle.planning.randomness import permutation
+
+SURE = 1e-6
+"""A test of a good bijection fails with this probability; the keys are fixed, so it does not fail by chance."""
+
+
+@given(size=st.integers(1, 3000), seed=st.integers(), largest_table=st.sampled_from([0, LARGEST_TABLE]))
+def test_it_is_a_bijection_and_its_inverse_undoes_it(size, seed, largest_table):
+    bijection = Bijection.of(size, "test", seed, largest_table=largest_table)
+    points = np.arange(size)
+    mapped = bijection.forward(points)
+    assert np.sort(mapped).tolist() == points.tolist()
+    assert bijection.inverse(mapped).tolist() == points.tolist()
+
+
+@given(size=st.integers(LARGEST_TABLE + 1, 2**63 - 1), seed=st.integers(), data=st.data())
+def test_large_domains_are_evaluated_point_by_point(size, seed, data):
+    bijection = Bijection.of(size, "test", seed)
+    points = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20)), np.int64)
+    mapped = bijection.forward(points)
+    assert (mapped >= 0).all()
+    assert (mapped < size).all()
+    assert bijection.inverse(mapped).tolist() == points.tolist()
+    for point, found in zip(points.tolist(), mapped.tolist(), strict=True):
+        assert bijection.forward(np.array([point])).tolist() == [found]
+
+
+@pytest.mark.parametrize("size", [-1, 2**63])
+def test_sizes_beyond_64_bits_are_refused(size):
+    with pytest.raises(InvalidParameter, match=rf"size={size} .*in \[0, 2\*\*63\)"):
+        Bijection.of(size, "test")
+
+
+def test_paths_give_different_bijections():
+    points = np.arange(10**5)
+    first, *others = (Bijection.of(10**5, *path).forward(points) for path in (("a", 0, 1), ("a", 1, 0), ("b", 0, 1)))
+    assert all(np.mean(first == other) < 1e-3 for other in others)
+
+
+def test_golden_values():
+    assert Bijection.of(10, "golden", 7).forward(np.arange(10)).tolist() == [5, 0, 7, 4, 6, 2, 3, 1, 8, 9]
+    large = Bijection.of(10**12, "golden", 7)
+    assert large.forward(np.array([0, 1, 10**12 - 1])).tolist() == [281664316704, 517931438024, 709031556478]
+
+
+def p_of_permutations(draw):
+    """The p value of all permutations of five points being equally likely."""
+    names = {order: i for i, order in enumerate(itertools.permutations(range(5)))}
+    counts = np.bincount([names[tuple(draw(seed).tolist())] for seed in range(12_000)], minlength=120)
+    return scipy.stats.chisquare(counts).pvalue
+
+
+@pytest.mark.slow
+def test_small_domains_are_uniform_over_all_permutations():
+    assert p_of_permutations(lambda seed: Bijection.of(5, seed).forward(np.arange(5))) > SURE
+    # A network with as many rounds as large domains have is not: hence the table.
+    assert p_of_permutations(lambda seed: network(5, seed, ROUNDS)) < SURE
+
+
+def network(size, seed, rounds):
+    return Bijection.of(size, seed, rounds=rounds, largest_table=0).forward(np.arange(size))
+
+
+N = 20
+SIZE = LARGEST_TABLE + 1
+
+
+def z_of_pairs(offset, rounds, draws=150):
+    """How far pairs of samples at a distance meet in one block more or less often than by chance, in deviations."""
+    met, total = 0, 0
+    samples = np.arange(SIZE - offset)
+    for seed in range(draws):
+        bijection = Bijection.of(SIZE, "pairs", seed, rounds=rounds)
+        blocks = bijection.forward(np.arange(SIZE)) * N // SIZE
+        met += int((blocks[samples] == blocks[samples + offset]).sum())
+        total += len(samples)
+    chance = (SIZE / N - 1) / (SIZE - 1)
+    return (met - total * chance) / np.sqrt(total * chance * (1 - chance))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offset", [1, 256, 257, 258, SIZE // 2])  # neighbours; the network's rows; the equal halves
+def test_structured_pairs_meet_as_often_as_by_chance(offset):
+    assert abs(z_of_pairs(offset, ROUNDS)) < 5
+
+
+@pytest.mark.slow
+def test_too_few_rounds_keep_structured_pairs_together():
+    assert max(abs(z_of_pairs(offset, 2, draws=40)) for offset in (1, 256, 257, 258)) > 20
+
+
+def chi_square_of_blocks(draw):
+    """Deviation of block-to-block counts between two epochs, over its degrees of freedom."""
+    counts = np.zeros((N, N))
+    for seed in range(20):
+        before, after = (draw(seed, epoch) * N // SIZE for epoch in (1, 2))
+        counts += np.histogram2d(before, after, bins=N)[0]
+    expected = 20 * SIZE / N**2
+    return ((counts - expected) ** 2 / expected).sum() / (N - 1) ** 2
+
+
+@pytest.mark.slow
+def test_blocks_of_two_epochs_are_independent():
+    samples = np.arange(SIZE)
+    ours = chi_square_of_blocks(lambda seed, epoch: Bijection.of(SIZE, "blocks", seed, epoch).forward(samples))
+    exact = chi_square_of_blocks(lambda seed, epoch: permutation(SIZE, "blocks", seed, epoch))
+    assert 0.7 < ours < 1.35
+    assert 0.7 < exact < 1.35
+    weak = chi_square_of_blocks(
+        lambda seed, epoch: Bijection.of(SIZE, "blocks", seed, epoch, rounds=1).forward(samples)
+    )
+    assert weak > 2
+
+
+@pytest.mark.slow
+def test_there_are_as_many_runs_and_no_serial_correlation():
+    samples = np.arange(SIZE)
+    for seed in range(10):
+        mapped = Bijection.of(SIZE, "runs", seed).forward(samples)
+        # Ascending runs of a random permutation: (m + 1) / 2 with the variance (m + 1) / 12.
+        runs = 1 + int((np.diff(mapped) < 0).sum())
+        assert abs(runs - (SIZE + 1) / 2) < 5 * np.sqrt((SIZE + 1) / 12)
+        following = Bijection.of(SIZE, "runs", seed + 1).forward(samples)
+        assert abs(np.corrcoef(mapped, following)[0, 1]) < 5 / np.sqrt(SIZE)
+    weak = Bijection.of(SIZE, "runs", 0, rounds=1).forward(samples)
+    assert abs(1 + int((np.diff(weak) < 0).sum()) - (SIZE + 1) / 2) > 5 * np.sqrt((SIZE + 1) / 12)
+
+
+@given(st.data())
+def test_blocks_agree_with_a_list_of_all_ranks(data):
+    n, unit = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 5))
+    q = data.draw(st.integers(n * unit, n * unit + 60))
+    drawn = data.draw(st.booleans())
+    blocks = Blocks.drawn(q, n, unit, "test", data.draw(st.integers())) if drawn else Blocks.contiguous(q, n, unit)
+    ranks = blocks.all_ranks()
+    for rank in range(n):
+        assert blocks.samples_of(rank).tolist() == np.flatnonzero(ranks == rank).tolist()
+    sizes = np.bincount(ranks, minlength=n)
+    assert blocks.shares == (sizes.min(), sizes.max())
+    assert sizes.max() - sizes.min() <= unit
+    whole = ranks[: q // unit * unit].reshape(-1, unit)
+    assert (whole == whole[:, :1]).all()

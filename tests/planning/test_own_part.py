@@ -1,0 +1,66 @@
+"""What a worker plans alone is what the plan for everybody says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
+from dshuffle.planning.own_part import plan_own_part, plans_own_parts
+
+
+def same(one, other):
+    assert one.keys() == other.keys()
+    for who in one:
+        np.testing.assert_array_equal(one[who], other[who])
+
+
+@given(st.data())
+def test_own_parts_are_those_of_the_whole_plan(data):
+    n = data.draw(st.integers(1, 6))
+    assignment = data.draw(st.sampled_from(["local", "global", "chunks:1", "chunks:3"]))
+    delivery = data.draw(st.sampled_from(["peer", "storage"]))
+    sharding = data.draw(st.sampled_from(["random", "contiguous"]))
+    q = data.draw(st.integers(3 * n, 200))
+    spec = ShuffleSpec(q, n, Choices(assignment, delivery, sharding=sharding, seed=data.draw(st.integers())))
+    assert plans_own_parts(spec, delivery)
+    planner = EpochPlanner(spec)
+    for epoch in range(4):
+        plan = planner.advance() if epoch else planner.load()
+        received = sent = 0
+        for rank in range(n):
+            own, part = plan_own_part(spec, rank, epoch, delivery), plan.for_worker(rank)
+            for name in ("own", "permutation", "held"):
+                np.testing.assert_array_equal(getattr(own.part, name), getattr(part, name))
+            same(own.part.receives, part.receives)
+            same(own.part.sends, part.sends)
+            assert own.shares == plan.shares
+            received, sent = received + own.n_received, sent + own.n_sent
+        assert received == plan.packets.n_components
+        assert sent == (received if epoch and delivery == "peer" else 0)
+
+
+@pytest.mark.parametrize(
+    ("choices", "n_workers"),
+    [
+        (Choices("global", cache_fraction=0.5), 4),
+        (Choices("global", "server"), 4),
+        (Choices("global", "leftover"), 4),
+        (Choices("partial:0.5"), 4),
+        (Choices("aligned"), 4),
+        (Choices("global", sharding="round-robin"), 4),
+    ],
+)
+def test_what_depends_on_others_is_planned_for_everybody(choices, n_workers):
+    assert not plans_own_parts(ShuffleSpec(100, n_workers, choices), choices.delivery)
+
+
+def test_an_epoch_far_away_costs_what_the_first_one_does():
+    spec = ShuffleSpec(10**9, 4096, Choices("global"))
+    for epoch in (1, 10**15):
+        own = plan_own_part(spec, 4095, epoch, "peer")
+        assert len(own.part.own) in (244_140, 244_141)
+        assert own.n_received == pytest.approx(len(own.part.own) * 4095 / 4096, rel=0.01)
+        assert 4095 not in own.part.receives
