@@ -86,7 +86,7 @@ def test_the_command_line_knows_them():
         "--json",
     ]
     ran = CliRunner().invoke(main, arguments, catch_exceptions=False)
-    assert [row["packets"] for row in json.loads(ran.output)["deliveries"]] == [100]
+    assert [row["packets"] for row in json.loads(ran.stdout)["deliveries"]] == [100]
     arguments = [
         "simulate",
         "--workers",
@@ -100,7 +100,7 @@ def test_the_command_line_knows_them():
         "--json",
     ]
     ran = CliRunner().invoke(main, arguments, catch_exceptions=False)
-    assert "rotate + first-holder" in [way["way"] for way in json.loads(ran.output)["ways"]]
+    assert "rotate + first-holder" in [way["way"] for way in json.loads(ran.stdout)["ways"]]
     ran = CliRunner().invoke(main, ["compare", "--help"], catch_exceptions=False)
     assert "first-holder" in ran.output
     assert "rotate" in ran.output

@@ -20,7 +20,7 @@ from dshuffle.cli.output import warnings_as_lines
 from dshuffle.compare import Way, compare_ways, compile_kernels, connect, default_ways, modest_step, product_of_ways
 from dshuffle.compare.provenance import without_secrets
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, Choices, Classes, ShuffleSpec
+from dshuffle.planning import AUTO, Choices, Classes, Global, ShuffleSpec
 from dshuffle.report import (
     Comparison,
     TrainingPoint,
@@ -33,7 +33,7 @@ from dshuffle.report import (
 from dshuffle.report.progress import progress_bar
 from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
 from dshuffle.runtime.cluster_view import count_training_workers
-from dshuffle.runtime.dataset_inputs import resolved
+from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
 from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.store import Dataset, create_dataset, open_dataset
 from dshuffle.synthetic import keyed_regression
@@ -148,8 +148,8 @@ def compare(
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
     else:
         ways = default_ways(base)
-    _make_folder(output)
     with _dataset(dataset, seed) as data:
+        _make_folder(output)
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
         chosen = bool(assignments or deliveries)
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
@@ -207,13 +207,23 @@ def _show(comparison: Comparison, page: Path, as_json: bool) -> None:
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:
     """Drop infeasible defaults; reject infeasible choices."""
     possible: list[Way] = []
+    known: dict[tuple[str, str], Choices] = {}  # ways share what is read of the dataset
     for way in ways:
         delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
         try:
-            choices = dataclasses.replace(resolved(data, way.choices), delivery=delivery)
+            key = str(way.choices.sharding), str(way.choices.balance)
+            if key not in known:
+                known[key] = resolved(data, dataclasses.replace(way.choices, assignment=Global()))
+            choices = dataclasses.replace(
+                way.choices,
+                assignment=with_chunks_of(data, way.choices.assignment),
+                delivery=delivery,
+                sharding=known[key].sharding,
+                balance=known[key].balance,
+            )
             ShuffleSpec(data.n_samples, workers, choices)
         except InvalidParameter as error:
-            if chosen or not possible:  # the first of the default ways, local, asks for nothing that not all ask for
+            if chosen or not possible:  # whatever the first default way (local) lacks, all ways lack
                 raise
             click.echo(f"“{way.label}” is left out: {error}", err=True)
         else:

@@ -12,7 +12,7 @@ from dshuffle.planning.assignment import known_assignments
 
 
 class RegistryOption(click.Option):
-    """An option whose help ends with the names that it can have.
+    """An option whose help begins with the names that it accepts.
 
     Parameters
     ----------

@@ -16,6 +16,7 @@ from dshuffle.cli.options import RegistryOption
 from dshuffle.planning import CACHINGS, DELIVERIES, Choices, parse_assignment
 from dshuffle.planning.delivery import Excess
 from dshuffle.planning.packet_counts import DeliveryFigures, survey
+from dshuffle.report.progress import progress_bar
 from dshuffle.units import human_bytes, human_seconds
 
 
@@ -64,8 +65,11 @@ def plan(
     names = deliveries or _suitable(workers, excess=cache_fraction is not None)
     # Each worker must get a chunk.
     few = max(workers, min(samples, max(200, workers * (choices.assignment.unit or 1))))
-    survey(few, workers, choices, deliveries=names, bounds=False)  # compiles, so that the figures don't include it
-    figures = survey(samples, workers, choices, deliveries=names, epochs=epochs)
+    with progress_bar() as advance:
+        advance(0, 2, "compiling kernels, which only the first run has to")
+        survey(few, workers, choices, deliveries=names, bounds=False)  # so that the figures below exclude it
+        advance(1, 2, "planning")
+        figures = survey(samples, workers, choices, deliveries=names, epochs=epochs)
     if as_json:
         job = {
             "samples": samples,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from dshuffle.planning.cost import Cluster, predict
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
-from dshuffle.runtime.dataset_inputs import resolved
+from dshuffle.runtime.dataset_inputs import with_chunks_of
 from dshuffle.runtime.measure.auto_candidates import work_of
 from dshuffle.store import Dataset
 from dshuffle.training.linear_regression import check_regression, fit_linear_regression
@@ -147,4 +148,7 @@ def predicted_seconds(cluster: Cluster, dataset: Dataset, way: Way) -> float | N
     """Seconds of an exchange by the cost model; None for ``auto``, which is any of several deliveries."""
     if way.choices.delivery == AUTO:
         return None
-    return predict(cluster, work_of(dataset, resolved(dataset, way.choices))).exchange_seconds
+    choices = dataclasses.replace(
+        way.choices, assignment=with_chunks_of(dataset, way.choices.assignment), sharding="random", balance=None
+    )
+    return predict(cluster, work_of(dataset, choices)).exchange_seconds

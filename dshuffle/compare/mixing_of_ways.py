@@ -109,8 +109,8 @@ class QualityOfWays:
     def of(self, choices: Choices, n_workers: int) -> ShuffleQuality | None:
         """The quality of one way; None for a dataset with too few rows to shuffle.
 
-        Where not all rows are planned for, a stored sharding is filled up to equal sizes, and one with a ``balance`` is
-        replaced by a random one that has it.
+        If only a subset is planned for, a stored sharding is evened out. With a ``balance``, a random balanced sharding
+        replaces any other.
         """
         n_samples = len(self._subset.sample_ids)
         if n_samples < 2:

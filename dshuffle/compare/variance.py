@@ -96,17 +96,12 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
     n_runs = min(len(above), len(below))
     if not np.ptp(above) and not np.ptp(below):  # both variances are 0
         return VarianceRatio(ratio=np.nan, low=np.nan, high=np.nan, p_value=1.0, n_runs=n_runs)
+    # scipy.stats.bootstrap warns about resamples without variance, which occur with few runs and are left out here.
+    rng = np.random.default_rng(seed)
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample of equal results has no variance
         ratio = _ratio(above, below)
-        drawn = scipy.stats.bootstrap(
-            (above, below),
-            _ratio,
-            n_resamples=resamples,
-            vectorized=True,
-            method="percentile",
-            rng=np.random.default_rng(seed),
-        ).bootstrap_distribution
-        low, high = np.nanpercentile(drawn, [2.5, 97.5])
+        drawn = [values[rng.integers(len(values), size=(resamples, len(values)))] for values in (above, below)]
+        low, high = np.nanpercentile(_ratio(drawn[0], drawn[1]), [2.5, 97.5])
     return VarianceRatio(
         ratio=float(ratio),
         low=float(low),

@@ -7,25 +7,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dshuffle.planning import (
-    AUTO,
-    Aligned,
-    Assignment,
-    Choices,
-    Chunks,
-    Global,
-    Local,
-    Partial,
-    get_delivery,
-    parse_assignment,
-)
+from dshuffle.planning import AUTO, Aligned, Assignment, Choices, Chunks, Global, Local, Partial, parse_assignment
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
     """A way of shuffling and what a report calls it.
 
-    Whether the labels or the stored sharding exist that the choices name, only a dataset can tell.
+    Only a dataset can tell whether the labels and the sharding that the choices name exist.
     """
 
     label: str
@@ -45,13 +34,11 @@ def default_ways(base: Choices = DEFAULT) -> tuple[Way, ...]:
     Parameters
     ----------
     base
-        The cache fraction and the seed of all ways.
+        The cache fraction and the seed of all ways; its other choices are ignored.
     """
 
     def way(label: str, assignment: Assignment, delivery: str, sharding: str = "random") -> Way:
-        choices = dataclasses.replace(
-            base, assignment=assignment, delivery=delivery, sharding=sharding, caching=assignment.preferred_caching
-        )
+        choices = Choices(assignment, delivery, None, base.cache_fraction, sharding=sharding, seed=base.seed)
         return Way(label, choices)
 
     ways = (
@@ -104,13 +91,13 @@ def product_of_ways(
     ways: dict[str, Way] = {}
     for name, delivery in itertools.product(assignments, deliveries):
         assignment = parse_assignment(name)
-        coded = delivery != AUTO and get_delivery(delivery).coded
+        chosen = dataclasses.replace(base, assignment=assignment, delivery=delivery, caching=caching)
+        coded = delivery == AUTO or chosen.coded  # auto may choose a coded one
         for relay in relays if coded else ("pipelined",):
             label = f"{assignment} + {delivery}" if assignment.moves else str(assignment)
             if len(relays) > 1 and coded and assignment.moves:
                 label += f", {relay}"
             if base.balance is not None:
                 label += f", balance: {base.balance}"
-            choices = dataclasses.replace(base, assignment=assignment, delivery=delivery, relay=relay, caching=caching)
-            ways.setdefault(label, Way(label, choices))
+            ways.setdefault(label, Way(label, dataclasses.replace(chosen, relay=relay)))
     return tuple(ways.values())

@@ -79,8 +79,10 @@ class Choices:
             value = getattr(self, name)
             if not isinstance(value, str) or value not in names:
                 raise InvalidParameter.of(name, value, f"one of {sorted(names)}")
-        if self.cache_fraction is not None:
-            as_ratio("cache_fraction", self.cache_fraction, Fraction(0))
+        if self.cache_fraction is not None and as_ratio("cache_fraction", self.cache_fraction, Fraction(0)) == 0:
+            raise InvalidParameter.of("cache_fraction", self.cache_fraction, "above 0: a worker holds its share")
+        if not isinstance(self.sharding, str | GivenSharding):
+            raise InvalidParameter.because("sharding", "it must be a name or a GivenSharding", "Make one of an array.")
         object.__setattr__(self, "seed", as_integer("seed", self.seed))
         if isinstance(self.sharding, GivenSharding) and self.assignment.in_chunks:
             hint = "The assignment 'chunks' gives out whole chunks from the first epoch on."
@@ -88,6 +90,8 @@ class Choices:
         balance: object = self.balance
         if isinstance(balance, str):
             object.__setattr__(self, "balance", Classes(balance))
+        elif not (balance is None or isinstance(balance, Classes)):
+            raise InvalidParameter.because("balance", "it must be None, the name of an array of labels, or Classes")
         if self.balance is not None:
             check_balance(self.balance, self.assignment)
 

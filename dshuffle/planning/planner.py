@@ -35,7 +35,7 @@ class ShuffleSpec:
         Number of samples and number of workers; at least one sample per worker.
     choices
         The way of shuffling, with a delivery of :data:`DELIVERIES`. Samples that its sharding broadcasts are held by
-        every worker in every epoch; everything else here concerns the other samples.
+        every worker in every epoch; only the other samples are drawn and exchanged.
 
     Raises
     ------

@@ -73,8 +73,8 @@ def render_html(comparison: Comparison) -> str:
 {time}
 <section>
 {table(SHORT_HEADINGS, short_cells)}
-<p class="caption">Medians of the epochs after the first one. exchange: time until every worker has its samples, mostly
-during training. predicted: the same by the cost model. waited: time that training waited for it.</p>
+<p class="caption">Medians of the epochs after the first one. exchange: time until every worker has its samples, while
+training runs. predicted: the same by the cost model. waited: time that training waited for it.</p>
 </section>
 <section class="charts">
 {"".join(errors)}

@@ -27,7 +27,7 @@ class TrainingPoint:
     seconds
         Since the fit began; loading the first epoch's samples included.
     error
-        What training makes small, over the whole dataset: for a regression the relative residual
+        The quantity that training minimizes, over the whole dataset: for a regression the relative residual
         ``||X w - y|| / ||y||``.
     weight_error
         ``||w - truth|| / ||truth||``, where the true weights are known.
@@ -46,7 +46,7 @@ class TrainingPoint:
 class WayResult:
     """One way of shuffling: its choices, and for every epoch a record and a training point.
 
-    Beside these what the cost model predicted of an exchange, and how well the way mixes, where that is known.
+    Also the predicted time of an exchange and the mixing quality, if known.
     """
 
     label: str
@@ -72,7 +72,7 @@ class Comparison:
     dataset, cluster, versions, machine
         Facts by name, as JSON can hold them.
     emulated
-        What of all this was not real (links, stores), in words; empty if everything was.
+        What was emulated (links, stores), in words; empty if nothing was.
     """
 
     ways: tuple[WayResult, ...]
@@ -184,7 +184,7 @@ def figures(way: WayResult) -> Figures:
 
 
 def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
-    """All of a comparison but the single records: what ``summary.json`` and ``--json`` hold."""
+    """Everything in a comparison except the epoch records, as ``summary.json`` and ``--json`` have it."""
     return {
         "verdict": verdict,
         "command": comparison.command,

@@ -17,7 +17,7 @@ STORE_HEADINGS = ("bytes read", "read amplification", "requests", "requests/s")
 SHORT_HEADINGS = ("epoch", "exchange", "predicted", "waited", "last error")
 CAPTION = (
     "Medians of the epochs after the first one, which is loaded and not exchanged. epoch: wall time. "
-    "exchange: time until every worker has its samples, mostly during training. "
+    "exchange: time until every worker has its samples, while training runs; local ways only plan and switch. "
     "predicted: the same by the cost model, from measurements made before; the model does not know that training "
     "competes for the processors. "
     "idle CPU: on the busiest host during an exchange. Below 15 % (marked !) the processors limit the time, not the "

@@ -5,13 +5,15 @@ The sentences follow from the figures alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dshuffle.planning import Global
+from dshuffle.planning import DELIVERIES
 from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures
 from dshuffle.units import human_error, human_ratio, human_seconds
 
+STORE_READERS = frozenset(name for name, delivery in DELIVERIES.items() if delivery.reads_store)
 SAME_ERROR = 1.1
 """Errors that differ by less than this factor count as the same."""
 ROUNDING = 1e-6
@@ -24,7 +26,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
-    """Return the answer, in at most 25 words, and then the times, the errors and a doubt, where there are any."""
+    """Return the answer, which is short, and then the times, the errors and a doubt, where there are any."""
     measured = [_Measured(way, figures(way)) for way in comparison.ways]
     ranking = _Ranking.of(measured)
     if ranking is None:
@@ -48,7 +50,7 @@ class _Measured:
 
     @property
     def is_global(self) -> bool:
-        return self.way.choices.assignment == Global()
+        return self.way.choices.assignment.redraws_all
 
     @property
     def is_local(self) -> bool:
@@ -87,10 +89,10 @@ class _Ranking:
     def use(self) -> str:
         """What to use, and how much faster it is than re-reading, or than the next slower way."""
         if self.alike:
-            return f"use {self.fastest.label} or {self.alike[0].label}, which are about as fast"
+            return f"use {self.fastest.label} or {self.alike[0].label}, whose times overlap"
         if not self.slower:
             return f"use {self.fastest.label}, the only such way that ran"
-        rereading = [one for one in self.slower if any(record.reads_store for record in one.way.records[1:])]
+        rereading = [one for one in self.slower if one.way.choices.delivery in STORE_READERS]
         other = (*rereading, *self.slower)[0]
         than = "re-reading" if rereading else other.label
         ratio = human_ratio(other.spread.median / self.fastest.spread.median)
@@ -109,7 +111,8 @@ class _Worth:
     @classmethod
     def of(cls, measured: Iterable[_Measured]) -> _Worth | None:
         """Collect the errors; None if there is nothing to compare."""
-        known = [(one, one.figures.last_error) for one in measured if one.figures.last_error is not None]
+        found = [(one, one.figures.last_error) for one in measured]
+        known = [(one, error) for one, error in found if error is not None and math.isfinite(error)]
         reshuffled = [error for one, error in known if one.is_global]
         fixed = {str(one.way.choices.sharding): error for one, error in reversed(known) if one.is_local}
         once, stored = fixed.get("random"), fixed.get("contiguous")
@@ -165,7 +168,8 @@ def _cost(measured: list[_Measured], fastest: _Measured) -> str:
     without = [one.figures.epoch_seconds for one in measured if one.is_local and one.figures.epoch_seconds is not None]
     if without and found.epoch_seconds is not None:
         # The waiting time alone would hide that exchange and training share processors.
-        return f"epochs take {human_seconds(found.epoch_seconds)} with it and {human_seconds(min(without))} without"
+        took, alone = human_seconds(found.epoch_seconds), human_seconds(min(without))
+        return f"with {fastest.label} epochs take {took}, and {alone} without an exchange"
     return f"training waits for {human_seconds(found.waited_seconds)} of it"
 
 

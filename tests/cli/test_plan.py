@@ -15,7 +15,7 @@ def run(*arguments):
 def test_json_has_a_row_for_each_delivery():
     ran = run("--samples", "20000", "--workers", "8", "--cache-fraction", "0.3", "--json")
     assert ran.exit_code == 0, ran.output
-    figures = json.loads(ran.output)
+    figures = json.loads(ran.stdout)
     rows = {row["name"]: row for row in figures["deliveries"]}
     assert list(rows) == ["server", "clique", "ubershuffle", "coded"]
     assert rows["server"]["packets"] == rows["server"]["needed"]
@@ -29,7 +29,7 @@ def test_json_has_a_row_for_each_delivery():
 
 def test_there_is_no_exact_bound_beyond_its_limit():
     ran = run("--samples", "2000", "--workers", "24", "--cache-fraction", "0.2", "--delivery", "clique", "--json")
-    [row] = json.loads(ran.output)["deliveries"]
+    [row] = json.loads(ran.stdout)["deliveries"]
     assert row["lower_bound"] is None
     assert row["average_bound"] <= row["packets"]
 
@@ -40,15 +40,15 @@ def test_aligned_needs_fewer_packets_than_any_code_on_a_uniform_draw():
         *("--samples", "20000", "--workers", "10", "--cache-fraction", "0.2", "--json", "--epochs", "4"),
         *("--assignment", "aligned", "--caching", "even"),
     )
-    bound = json.loads(uniform.output)["deliveries"][0]["lower_bound"]
-    packets = {row["name"]: row["packets"] for row in json.loads(aligned.output)["deliveries"]}
+    bound = json.loads(uniform.stdout)["deliveries"][0]["lower_bound"]
+    packets = {row["name"]: row["packets"] for row in json.loads(aligned.stdout)["deliveries"]}
     assert packets["clique"] < bound
 
 
 def test_chunks_can_be_planned_without_a_dataset():
     ran = run("--samples", "4096", "--workers", "4", "--assignment", "chunks:64", "--cache-fraction", "0.5", "--json")
     assert ran.exit_code == 0, ran.output
-    figures = json.loads(ran.output)
+    figures = json.loads(ran.stdout)
     assert figures["assignment"] == "chunks:64"
     rows = {row["name"]: row for row in figures["deliveries"]}
     assert rows["clique"]["packets"] < rows["server"]["packets"] == rows["server"]["needed"]

@@ -40,6 +40,17 @@ def test_a_product_holds_each_way_once():
     ]
 
 
+def test_auto_keeps_its_relays():
+    ways = product_of_ways(Choices(), ["global"], ["auto"], relays=["ring", "unicast"])
+    assert [way.choices.relay for way in ways] == ["ring", "unicast"]
+
+
+def test_default_ways_take_only_cache_fraction_and_seed_from_the_base():
+    ways = default_ways(Choices(balance="y", relay="ring", cache_fraction=0.5, seed=3))
+    assert {(way.choices.seed, way.choices.cache_fraction) for way in ways} == {(3, 0.5)}
+    assert {(way.choices.balance, way.choices.relay) for way in ways} == {(None, "pipelined")}
+
+
 @pytest.mark.parametrize(
     ("assignment", "delivery", "known"),
     [

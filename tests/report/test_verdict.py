@@ -48,12 +48,31 @@ def test_the_first_sentence_answers(comparison):
     )
     assert times == (
         "An exchange takes 200 ms with “global + peer”, 600 ms with “global + server” and 900 ms with “global + "
-        "storage”; epochs take 500 ms with it and 310 ms without."
+        "storage”; with “global + peer” epochs take 500 ms, and 310 ms without an exchange."
     )
     without = verdict_sentences(only(comparison, "global + peer", "global + server"))[0]
     assert without == (
         "To reshuffle everything every epoch, use “global + peer” (3.0 times as fast as “global + server”)."
     )
+
+
+def test_aligned_ways_reshuffle_everything_too(comparison):
+    aligned = dataclasses.replace(comparison.ways[5], label="aligned + clique", choices=Choices("aligned", "clique"))
+    both = dataclasses.replace(comparison, ways=(*comparison.ways, aligned))
+    assert "“aligned + clique”" in verdict_sentences(with_seconds(both, "aligned + clique", [0.05] * 5))[0]
+
+
+def test_errors_that_are_not_numbers_say_nothing(comparison):
+    for label in ("global + peer", "global + server", "global + storage"):
+        comparison = with_error(comparison, label, float("nan"))
+    assert "error" not in verdict(comparison)
+    assert verdict(comparison).startswith("To reshuffle everything every epoch, use")
+
+
+def test_auto_is_not_re_reading(comparison):
+    auto = dataclasses.replace(comparison.ways[3], label="auto", choices=Choices("global", "auto"))
+    comparison = dataclasses.replace(comparison, ways=(comparison.ways[5], auto))
+    assert verdict_sentences(comparison)[0].endswith("times as fast as “auto”).")
 
 
 def test_a_verdict_is_short(comparison):
@@ -107,7 +126,7 @@ def test_overlapping_ranges_are_not_called_faster(comparison):
     comparison = with_seconds(comparison, "global + peer", [9, 0.2, 0.2, 0.2, 0.7])
     comparison = with_seconds(comparison, "global + server", [9, 0.6, 0.6, 0.6, 0.6])
     text = verdict(comparison)
-    assert "use “global + peer” or “global + server”, which are about as fast." in text
+    assert "use “global + peer” or “global + server”, whose times overlap." in text
     assert "times as fast" not in text
 
 

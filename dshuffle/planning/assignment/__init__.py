@@ -155,7 +155,7 @@ def check_balance(classes: Classes, assignment: Assignment, n_samples: int | Non
         If the assignment cannot keep them balanced, or the number of labels is not ``n_samples``.
     """
     if not assignment.can_balance:
-        hint = f"{assignment.name!r} cannot preserve class balance. Use 'global' or 'partial:Q'."
+        hint = f"{assignment.name!r} cannot preserve class balance. Use 'global', 'partial:Q' or 'local'."
         raise InvalidParameter.of("balance", classes.name, f"None with the assignment {str(assignment)!r}", hint)
     if n_samples is not None and classes.n_samples not in (None, n_samples):
         raise InvalidParameter.of(

@@ -150,6 +150,16 @@ class GivenSharding:
     def __str__(self) -> str:
         return self.name
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GivenSharding) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, int | None, int | None]:
+        return self.name, self.n_workers, self.checksum
+
     def by_name(self) -> GivenSharding:
         """Return a copy without arrays, which is small to send."""
         return dataclasses.replace(self, ranks=None, broadcast=None)

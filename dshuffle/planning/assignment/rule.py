@@ -1,4 +1,4 @@
-"""What the rest of dshuffle has to know of an assignment."""
+"""The interface of an assignment to the rest of dshuffle."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Assignment(ABC):
 
     @abstractmethod
     def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
-        """``(q,)`` int32 ranks of an epoch, and packets that they were drawn to need, if any."""
+        """``(q,)`` int32 ranks of an epoch, and the packets that they were drawn together with, if any."""
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks | None:
         """The ranks of an epoch from 1 as a function; None if they depend on the epoch before."""

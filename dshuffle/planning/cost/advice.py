@@ -173,7 +173,7 @@ def recommend(
     instead = _less(best, predictions)
     chunks = [p for p in predictions if p.work.in_chunks]
     whole = min(chunks, key=_seconds, default=None)
-    if whole is not None and _seconds(whole) * (1 + EQUALLY) > _seconds(best):
+    if whole is not None and (not _seconds(best) or _seconds(whole) * (1 + EQUALLY) > _seconds(best)):
         whole = None
     advice: Advice = explain(cluster, best, instead, whole, _single(cluster, predictions), predictions)
     return Recommendation(

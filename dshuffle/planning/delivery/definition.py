@@ -1,4 +1,4 @@
-"""What the rest of dshuffle has to know of a delivery."""
+"""The interface of a delivery to the rest of dshuffle."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Source(Enum):
 
 
 class Excess(Enum):
-    """What a delivery makes of samples that workers hold beyond their shares."""
+    """How a delivery uses samples that workers hold beyond their shares."""
 
     IGNORED = "ignored"
     """The number of packets is the number of samples to deliver."""
     USED = "used"
-    """Packets are fewer the more workers hold."""
+    """The more samples workers hold, the fewer packets there are."""
     REFUSED = "refused"
     """The delivery is made for caches without excess."""
 
@@ -72,7 +72,7 @@ class Delivery:
     source
         Who sends.
     excess
-        What it makes of samples held beyond the share.
+        How it uses samples held beyond the share.
     coded
         Whether a packet may hold several samples. The server then needs all rows in memory.
     most_workers

@@ -200,7 +200,7 @@ def test_names_stand_for_labels_that_are_found():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"assignment": Aligned()}, r"balance='y' .*None with the assignment 'aligned'.*Use 'global' or 'partial:Q'"),
+        ({"assignment": Aligned()}, r"balance='y' .*None with the assignment 'aligned'.*Use 'global', 'partial:Q'"),
         ({"assignment": Chunks(2)}, r"balance='y' .*None with the assignment 'chunks:2'.*'chunks' cannot preserve"),
         ({"n_samples": 7}, r"len\(balance 'y'\)=6 is not allowed; it must be 7"),
     ],
