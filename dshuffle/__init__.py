@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.errors import DShuffleError as DShuffleError
     from dshuffle.errors import ExchangeError as ExchangeError
     from dshuffle.errors import InvalidParameter as InvalidParameter
+    from dshuffle.errors import MixingWarning as MixingWarning
     from dshuffle.errors import PeerFailed as PeerFailed
     from dshuffle.errors import ShardingWarning as ShardingWarning
     from dshuffle.errors import StaleEpoch as StaleEpoch
@@ -63,6 +64,7 @@ _MODULES = {
         "DatasetNotFound",
         "ExchangeError",
         "InvalidParameter",
+        "MixingWarning",
         "PeerFailed",
         "ShardingWarning",
         "StaleEpoch",

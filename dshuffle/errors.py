@@ -88,5 +88,9 @@ class PeerFailed(ClusterError):
     """A collective step failed because another rank failed."""
 
 
+class MixingWarning(UserWarning):
+    """An assignment is allowed, but another one that moves fewer samples mixes as well."""
+
+
 class ShardingWarning(UserWarning):
     """A group is too small for every worker to get a sample of it. The sharding is still valid."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +14,8 @@ from rich.table import Table
 
 from dshuffle.cli import options
 from dshuffle.cli.options import RegistryOption
-from dshuffle.planning import CACHINGS, DELIVERIES, Choices, parse_assignment
+from dshuffle.cli.own_part import measure_own_part, own_part_lines
+from dshuffle.planning import CACHINGS, DELIVERIES, Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.delivery import Excess
 from dshuffle.planning.packet_counts import DeliveryFigures, survey
 from dshuffle.report.progress import progress_bar
@@ -47,6 +49,11 @@ from dshuffle.units import human_bytes, human_seconds
     "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Number of epochs; the last one is shown."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random choices.")
+@click.option("--own-part", type=click.IntRange(0), metavar="RANK", help="Plan one worker's part of an epoch instead.")
+@click.option("--epoch", type=click.IntRange(0), default=1, show_default=True, help="Epoch of --own-part.")
+@click.option(
+    "--ids", type=click.Path(dir_okay=False, path_type=Path), help="Write the rank's sample ids to this .npy file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     samples: int,
@@ -58,10 +65,20 @@ def plan(
     row_bytes: int,
     epochs: int,
     seed: int,
+    own_part: int | None,
+    epoch: int,
+    ids: Path | None,
     as_json: bool,
 ) -> None:
     """Count the packets of each delivery in one epoch, and compare them with a lower bound for any code."""
     choices = Choices(parse_assignment(assignment), caching=caching, cache_fraction=cache_fraction, seed=seed)
+    if own_part is not None:
+        chosen = dataclasses.replace(choices, delivery=deliveries[0] if deliveries else "peer")
+        found = measure_own_part(ShuffleSpec(samples, workers, chosen), own_part, epoch, ids)
+        click.echo(json.dumps(found) if as_json else "\n".join(own_part_lines(found, own_part, epoch)))
+        return
+    if ids is not None:
+        raise click.UsageError("--ids needs --own-part: it writes the ids of one rank.")
     names = deliveries or _suitable(workers, excess=cache_fraction is not None)
     # Each worker must get a chunk.
     few = max(workers, min(samples, max(200, workers * (choices.assignment.unit or 1))))

@@ -292,7 +292,9 @@ def shuffling_error(n_samples: int, n_workers: int, fraction: float) -> float:
     ----------
     Nguyen et al. (2022), equations 8 to 11, computed in logarithms; see docs/papers.md. Their sigma counts an order
     several times if several exchanges lead to it, and exceeds q! for large Q. The absolute value in equation 10 then
-    makes the error 0, but equation 11 no longer gives this value.
+    makes the error 0, but equation 11 no longer gives this value. So the figure is an overcount: for N = 6, M = 3 and
+    Q = 1 it is 0, where the true distance is 0.889. :meth:`dshuffle.Partial.return_probability` is exact, for a single
+    sample.
 
     Examples
     --------

@@ -51,7 +51,7 @@ class Choices:
     --------
     >>> choices = Choices("partial:0.1", "clique", relay="ring")
     >>> choices.assignment, choices.label
-    (Partial(fraction=0.1), 'partial:0.1 + clique, ring')
+    (Partial(fraction=0.1, fixed_points=False), 'partial:0.1 + clique, ring')
     >>> Choices(cache_fraction=2)
     Traceback (most recent call last):
     dshuffle.errors.InvalidParameter: cache_fraction=2 is not allowed; it must be a number in [0, 1]

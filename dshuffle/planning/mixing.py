@@ -6,6 +6,7 @@ mix well, or read everything again and leave the rows of every chunk next to eac
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,15 +45,19 @@ class ShuffleQuality:
         At least 0: total variation distance between the classes of a batch and those of all rows (mean over batches),
         relative to batches of uniformly random rows, where it is 1. Larger if batches contain few classes, below 1 if
         they are stratified. None if all rows are of one class, or the classes are unknown.
+    epochs_to_mix
+        Epochs until the worker of a sample says nothing about its first worker, to 1 %; infinite if samples never move.
+        None if rows move in groups, or the assignment is unknown.
     """
 
     meets_again: float | None
     by_chance: float
     neighbour_distance: float
     class_spread: float | None
+    epochs_to_mix: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("meets_again", "by_chance", "neighbour_distance", "class_spread"):
+        for name in ("meets_again", "by_chance", "neighbour_distance", "class_spread", "epochs_to_mix"):
             value = getattr(self, name)
             most = 1.0 if name in ("meets_again", "by_chance") else math.inf
             if value is not None and not 0 <= value <= most:
@@ -90,7 +95,9 @@ def planned_quality(
     1.00 0.25 1.0
     """
     epochs = as_integer("epochs", epochs, 2, "At least two epochs are needed to see whether rows meet again.")
-    return shuffle_quality(training_orders(spec, epochs), chunk_rows=chunk_rows, batch_rows=batch_rows, classes=classes)
+    orders = training_orders(spec, epochs)
+    quality = shuffle_quality(orders, chunk_rows=chunk_rows, batch_rows=batch_rows, classes=classes)
+    return dataclasses.replace(quality, epochs_to_mix=spec.choices.assignment.epochs_to_mix(spec.n_workers))
 
 
 def training_orders(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -201,12 +202,17 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
                 **way.choices.to_dict(),
                 "figures": asdict(figures(way)),
                 "predicted_seconds": way.predicted_seconds,
-                "quality": None if way.quality is None else asdict(way.quality),
+                "quality": None if way.quality is None else _finite(asdict(way.quality)),
                 "history": [asdict(point) for point in way.history],
             }
             for way in comparison.ways
         ],
     }
+
+
+def _finite(fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: what never happens is None."""
+    return {name: None if value is not None and math.isinf(value) else value for name, value in fields.items()}
 
 
 def write_records(comparison: Comparison, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -27,13 +28,14 @@ CAPTION = (
     "read amplification: bytes read for each byte needed. Bytes and requests are those of one epoch on all workers; "
     "bytes sent include those sent by the server."
 )
-QUALITY_HEADINGS = ("co-location probability", "if random", "neighbour distance", "class spread")
+QUALITY_HEADINGS = ("co-location probability", "if random", "neighbour distance", "class spread", "epochs to mix")
 QUALITY_CAPTION = (
     "How well the first epochs are mixed, according to their plans. co-location probability: the probability that two "
     "rows of a chunk that were on one worker are on one worker again in the next epoch; if random: the same in a "
     "uniform draw. neighbour distance: how far apart a worker trains on rows that are neighbours in the store, "
     "relative to a uniform permutation. class spread: how far the classes in a batch of 256 rows are from those of the "
-    "dataset, relative to random batches. 1.00 is perfectly random; more is less mixed."
+    "dataset, relative to random batches. 1.00 is perfectly random; more is less mixed. "
+    "epochs to mix: epochs until the worker of a sample says nothing about its first worker, to 1 %."
 )
 MOST_ERROR_COLUMNS = 7
 """Number of epochs that fit beside the label."""
@@ -101,9 +103,13 @@ def quality_cells(way: WayResult) -> tuple[str, ...]:
     found = way.quality
     if found is None:
         return (UNKNOWN,) * len(QUALITY_HEADINGS)
-    return tuple(
-        UNKNOWN if value is None else f"{value:.2f}"
-        for value in (found.meets_again, found.by_chance, found.neighbour_distance, found.class_spread)
+    epochs = found.epochs_to_mix
+    return (
+        *(
+            UNKNOWN if value is None else f"{value:.2f}"
+            for value in (found.meets_again, found.by_chance, found.neighbour_distance, found.class_spread)
+        ),
+        UNKNOWN if epochs is None else "never" if math.isinf(epochs) else f"{epochs:.0f}",
     )
 
 

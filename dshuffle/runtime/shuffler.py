@@ -8,6 +8,7 @@ import logging
 import os
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +18,7 @@ from distributed.protocol.serialize import ToPickle
 from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
+from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, MixingWarning
 from dshuffle.notebook import html_summary
 from dshuffle.planning import AUTO, SERVER, Assignment, Choices, Classes, GivenSharding, parse_assignment
 from dshuffle.planning.cost import Cluster
@@ -102,6 +103,8 @@ class Shuffler:
 
     Warns
     -----
+    MixingWarning
+        If an assignment that moves fewer samples mixes as well.
     ShardingWarning
         If a class of ``balance`` has fewer samples than there are workers, so that some workers do not get any of them.
 
@@ -199,12 +202,14 @@ class Shuffler:
         self._addresses: dict[int, str] = dict(opened["addresses"])
         self._server_role: str = opened["server"]
         self.n_workers = sum(who != SERVER for who in self._addresses)
-        if classes is not None:
-            try:
+        try:
+            if advice := choices.assignment.warning(self.n_workers):
+                warnings.warn(advice, MixingWarning, stacklevel=2)
+            if classes is not None:
                 warn_of_small_classes(classes, self.n_workers)
-            except BaseException:  # if warnings are turned into errors
-                self.close()
-                raise
+        except BaseException:  # if warnings are turned into errors
+            self.close()
+            raise
 
     @property
     def client(self) -> Client:

@@ -1,11 +1,14 @@
 """`dshuffle plan`: figures without a cluster."""
 
+import itertools
 import json
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from dshuffle.cli import main
+from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec
 
 
 def run(*arguments):
@@ -83,3 +86,50 @@ def test_bad_input_is_one_clear_line(arguments, told):
     assert ran.exit_code == 1
     assert told in ran.output
     assert "Traceback" not in ran.output
+
+
+@pytest.mark.parametrize(("assignment", "planned"), [("global", "alone"), ("partial:0.5", "for all workers")])
+def test_one_workers_part_is_shown_and_its_ids_are_written(tmp_path, assignment, planned):
+    orders, received, sent = [], [], []
+    for rank in range(4):
+        ids = tmp_path / f"{rank}.npy"
+        arguments = ["plan", "--samples=1001", "--workers=4", f"--assignment={assignment}", f"--own-part={rank}"]
+        ran = CliRunner().invoke(main, [*arguments, "--epoch=3", "--seed=5", f"--ids={ids}", "--json"])
+        assert ran.exit_code == 0, ran.output
+        found = json.loads(ran.stdout)
+        assert found["planned"] == planned
+        orders.append(np.load(ids).tolist())
+        assert found["rows"] == len(orders[-1])
+        received.append(found["received"])
+        sent.append(found["sent"])
+    assert sorted(itertools.chain(*orders)) == list(range(1001))
+    assert np.array_equal(np.transpose(received), sent), "both ends of a pair agree"
+    spec = ShuffleSpec(1001, 4, Choices(assignment, seed=5))
+    planner = EpochPlanner(spec)
+    planner.load()
+    for _ in range(3):
+        plan = planner.advance()
+    assert orders == [plan.for_worker(rank).order.tolist() for rank in range(4)]
+
+
+def test_the_part_of_a_huge_job_costs_next_to_nothing():
+    ran = CliRunner().invoke(main, ["plan", "--samples=1000000000", "--workers=4096", "--own-part=7", "--json"])
+    found = json.loads(ran.stdout)
+    assert found["processor_seconds"] < 1.2  # three times the bound of 0.4
+    assert found["extra_bytes"] < 200e6
+    assert sum(found["received"]) > 240_000
+    assert found["received"][7] == found["sent"][7] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--own-part=4"], r"own_part=4 is not allowed; it must be in [0, 4)"),
+        (["--own-part=0", "--ids=/no/such/folder/x.npy"], "ids='/no/such/folder/x.npy' is not allowed"),
+        (["--ids=x.npy"], "--ids needs --own-part"),
+    ],
+)
+def test_a_part_that_cannot_be_shown_is_refused(options, message):
+    ran = CliRunner().invoke(main, ["plan", "--samples=100", "--workers=4", *options])
+    assert ran.exit_code != 0
+    assert message in " ".join(ran.output.split())

@@ -68,10 +68,10 @@ def test_storage_and_processors(comparison):
 
 def test_quality_is_shown_as_far_as_it_is_known(comparison):
     way = comparison.ways[0]
-    assert quality_cells(way) == ("0.88", "0.25", "1.00", "3.86")
+    assert quality_cells(way) == ("0.88", "0.25", "1.00", "3.86", "-")
     unknown = dataclasses.replace(way.quality, meets_again=None, class_spread=None)
-    assert quality_cells(dataclasses.replace(way, quality=unknown)) == ("-", "0.25", "1.00", "-")
-    assert quality_cells(dataclasses.replace(way, quality=None)) == ("-",) * 4
+    assert quality_cells(dataclasses.replace(way, quality=unknown)) == ("-", "0.25", "1.00", "-", "-")
+    assert quality_cells(dataclasses.replace(way, quality=None)) == ("-",) * 5
 
 
 def test_ways_with_one_label_are_refused(comparison):

@@ -59,7 +59,7 @@ def parse_assignment(assignment: str | Assignment) -> Assignment:
     Examples
     --------
     >>> parse_assignment("partial:0.3")
-    Partial(fraction=0.3)
+    Partial(fraction=0.3, fixed_points=False)
     """
     if isinstance(assignment, Assignment):
         return assignment

@@ -40,7 +40,6 @@ class Aligned(Assignment):
 
     name: ClassVar[str] = "aligned"
     forms: ClassVar[str] = "'aligned', 'aligned:Q' (Q in [0, 1])"
-    can_balance: ClassVar[bool] = False
     needs_holders: ClassVar[bool] = True
     preferred_caching: ClassVar[str] = "even"
 
@@ -64,6 +63,11 @@ class Aligned(Assignment):
         if self.fraction == 1:
             return -(-n_samples // n_workers)
         return Partial(self.fraction).n_exchanged(n_samples, n_workers)
+
+    @property
+    def can_balance(self) -> bool:
+        """It cannot."""
+        return False
 
     @classmethod
     def parse(cls, parameter: str | None) -> Self:

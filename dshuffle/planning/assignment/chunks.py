@@ -40,7 +40,6 @@ class Chunks(Assignment):
 
     name: ClassVar[str] = "chunks"
     forms: ClassVar[str] = "'chunks' or 'chunks:ROWS' (an integer >= 1)"
-    can_balance: ClassVar[bool] = False
     in_chunks: ClassVar[bool] = True
 
     rows: int | None = None
@@ -51,6 +50,11 @@ class Chunks(Assignment):
 
     def __str__(self) -> str:
         return "chunks" if self.rows is None else f"chunks:{self.rows}"
+
+    @property
+    def can_balance(self) -> bool:
+        """It cannot."""
+        return False
 
     @classmethod
     def parse(cls, parameter: str | None) -> Self:

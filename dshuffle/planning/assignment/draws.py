@@ -29,8 +29,13 @@ def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
     return Blocks.drawn(n_samples, n_workers, 1, *path).all_ranks()
 
 
-def exchange_samples(previous: Ranks, n_workers: int, count: int, seed: int, epoch: int) -> Ranks:
-    """Exchange ``count`` random samples of every worker; each receives as many as it sends."""
+def exchange_samples(
+    previous: Ranks, n_workers: int, count: int, seed: int, epoch: int, *, fixed_points: bool = False
+) -> Ranks:
+    """Exchange ``count`` random samples of every worker; each receives as many as it sends.
+
+    With fixed points, a sample may be sent to the worker that has it.
+    """
     ranks = previous.copy()
     if count == 0:
         return ranks
@@ -39,7 +44,7 @@ def exchange_samples(previous: Ranks, n_workers: int, count: int, seed: int, epo
     for rank in range(n_workers):
         own = order[offsets[rank] : offsets[rank + 1]]
         sent[:, rank] = choose(own, count, "partial", seed, epoch, rank)
-    derange(sent, random_words(count, "partial", seed, epoch), ranks)
+    (permute if fixed_points else derange)(sent, random_words(count, "partial", seed, epoch), ranks)
     return ranks
 
 
@@ -59,4 +64,18 @@ def derange(sent, words, ranks):  # type: ignore[no-untyped-def]
             destination[rank], destination[other] = destination[other], destination[rank]
             rank = 0 if destination[rank] == rank else rank + 1
         for rank in range(n_workers):
+            ranks[sent[row, rank]] = destination[rank]
+
+
+@numba.njit(nogil=True, cache=True)
+def permute(sent, words, ranks):  # type: ignore[no-untyped-def]
+    """Reassign each row of ``sent`` by a uniform permutation of the ranks, which may have fixed points."""
+    n_workers = sent.shape[1]
+    destination = np.arange(n_workers)
+    for row in range(sent.shape[0]):
+        state = words[row]
+        for rank in range(n_workers):
+            state, word = next_word(state)
+            other = rank + below(word, n_workers - rank)
+            destination[rank], destination[other] = destination[other], destination[rank]
             ranks[sent[row, rank]] = destination[rank]

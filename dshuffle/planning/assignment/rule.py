@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -47,8 +48,6 @@ class Assignment(ABC):
         How it can be written, for error messages.
     moves
         Whether samples change workers.
-    can_balance
-        Whether it can keep classes balanced.
     needs_holders
         Whether the draw depends on who holds what.
     in_chunks
@@ -62,7 +61,6 @@ class Assignment(ABC):
     name: ClassVar[str]
     forms: ClassVar[str]
     moves: ClassVar[bool] = True
-    can_balance: ClassVar[bool] = True
     needs_holders: ClassVar[bool] = False
     in_chunks: ClassVar[bool] = False
     preferred_caching: ClassVar[str] = "uniform"
@@ -92,6 +90,22 @@ class Assignment(ABC):
         if sharding == "random":
             return Blocks.drawn(n_samples, n_workers, unit, "sharding", seed)
         return Blocks.contiguous(n_samples, n_workers, unit) if sharding == "contiguous" else None
+
+    @property
+    def can_balance(self) -> bool:
+        """Whether the rule can keep classes balanced."""
+        return True
+
+    def epochs_to_mix(self, n_workers: int) -> float | None:
+        """Epochs until a sample's worker says nothing about its first one (to 1 %); None if rows move in groups."""
+        left = 1 - self.shuffled_fraction
+        if self.in_chunks:
+            return None
+        return math.inf if left >= 1 else 1.0 if left <= 0.01 else float(math.ceil(math.log(0.01) / math.log(left)))
+
+    def warning(self, n_workers: int) -> str:
+        """What a user should know about this rule on this many workers; empty if nothing."""
+        return ""
 
     @property
     def shuffled_fraction(self) -> float:

@@ -185,7 +185,7 @@ def test_str_of_partial():
 def test_unknown_assignments_list_the_known(text):
     with pytest.raises(
         InvalidParameter,
-        match=r"assignment=.*'local', 'partial:Q' \(Q in \[0, 1\]\), 'global', 'aligned', 'aligned:Q' .*'chunks:ROWS'",
+        match=r"assignment=.*'local', 'partial:Q' or 'partial:Q:fixed-points' .*'aligned:Q'.*'chunks:ROWS'",
     ) as error:
         parse_assignment(text)
     assert repr(text) in str(error.value)

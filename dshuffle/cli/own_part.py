@@ -1,0 +1,117 @@
+"""``dshuffle plan --own-part``: plan one worker's part of an epoch, and measure what that takes."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dshuffle.checks import as_integer
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import STORE, EpochPlanner, ShuffleSpec, WorkerPart
+from dshuffle.planning.bijection import Bijection
+from dshuffle.planning.own_part import plan_own_part, plans_own_parts
+from dshuffle.units import human_bytes, human_count, human_seconds
+
+
+def measure_own_part(spec: ShuffleSpec, rank: int, epoch: int, ids: Path | None = None) -> dict[str, Any]:
+    """Plan the part of a rank, and say what it has to do.
+
+    Parameters
+    ----------
+    ids
+        File for the rank's sample ids in training order, in NumPy's format.
+
+    Returns
+    -------
+    dict
+        ``processor_seconds``; ``extra_bytes``, the peak memory above the start; ``rows`` trained on; ``received`` and
+        ``sent``, rows by peer; ``read``, rows from the store; ``planned``, ``"alone"`` or ``"for all workers"``.
+
+    Raises
+    ------
+    InvalidParameter
+        If the rank or the epoch does not exist, or the file cannot be written.
+    """
+    rank, epoch = as_integer("own_part", rank, 0), as_integer("epoch", epoch, 0)
+    if rank >= spec.n_workers:
+        raise InvalidParameter.of("own_part", rank, f"in [0, {spec.n_workers}), the ranks of the workers")
+    delivery = spec.choices.delivery
+    alone = plans_own_parts(spec, delivery)
+    _compile(spec, alone)
+    _reset_peak()
+    start, started = _peak_bytes(), time.process_time()
+    part = _part(spec, rank, epoch, alone)
+    seconds, extra = time.process_time() - started, max(0, _peak_bytes() - start)
+    if ids is not None:
+        try:
+            with ids.open("wb") as file:
+                np.save(file, part.order)
+        except OSError as error:
+            raise InvalidParameter.of("ids", str(ids), f"a file that can be written ({error})") from error
+    peers = range(spec.n_workers)
+    return {
+        "planned": "alone" if alone else "for all workers",
+        "processor_seconds": seconds,
+        "extra_bytes": extra,
+        "rows": len(part.own),
+        "received": [len(part.receives.get(peer, ())) for peer in peers],
+        "sent": [len(part.sends.get(peer, ())) for peer in peers],
+        "read": len(part.receives.get(STORE, ())),
+    }
+
+
+def own_part_lines(found: dict[str, Any], rank: int, epoch: int) -> list[str]:
+    """The same in sentences."""
+    received, sent = found["received"], found["sent"]
+    lines = [
+        f"Rank {rank} trains on {human_count(found['rows'])} rows in epoch {epoch}.",
+        f"It receives {human_count(sum(received))} rows from {sum(map(bool, received))} workers and sends "
+        f"{human_count(sum(sent))} rows to {sum(map(bool, sent))}. "
+        f"It reads {human_count(found['read'])} rows of the store.",
+        f"Planning this {found['planned']} took {human_seconds(found['processor_seconds'])} of processor time and "
+        f"{human_bytes(found['extra_bytes'])} of memory.",
+    ]
+    if found["planned"] != "alone":
+        lines.append("These choices are planned for all workers, from the first epoch on.")
+    return lines
+
+
+def _compile(spec: ShuffleSpec, alone: bool) -> None:
+    """Compile the kernels, so that no figure includes it."""
+    few = min(spec.n_samples, spec.n_workers * (spec.choices.assignment.unit or 1))
+    _part(ShuffleSpec(few, spec.n_workers, spec.choices), 0, 1, alone)
+    network = Bijection.of(100, "warm-up", largest_table=0)
+    network.inverse(network.forward(np.arange(9)))
+
+
+def _part(spec: ShuffleSpec, rank: int, epoch: int, alone: bool) -> WorkerPart:
+    if alone:
+        return plan_own_part(spec, rank, epoch, spec.choices.delivery).part
+    planner = EpochPlanner(spec, checks=False)
+    plan = planner.load()
+    for _ in range(epoch):
+        plan = planner.advance()
+    return plan.for_worker(rank)
+
+
+def _reset_peak() -> None:
+    """Let the kernel forget the peak so far, where it can (Linux)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _peak_bytes() -> int:
+    """Peak of the resident memory."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,70 @@
+"""How well partial exchanges mix: formulas beside draws."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import dshuffle
+from dshuffle.errors import InvalidParameter, MixingWarning
+from dshuffle.planning import Choices, EpochPlanner, Partial, ShuffleSpec, first_ranks, next_ranks, parse_assignment
+
+
+@pytest.mark.parametrize("partial", [Partial(0.3), Partial(1.0), Partial(0.3, fixed_points=True), Partial(1.0, True)])
+@pytest.mark.parametrize("n_workers", [2, 3, 5])
+def test_the_return_probability_is_that_of_draws(partial, n_workers):
+    q = 3000 * n_workers
+    first = ranks = first_ranks("random", q, n_workers, seed=1)
+    for epoch in range(1, 6):
+        ranks = next_ranks(partial, ranks, n_workers, seed=1, epoch=epoch)
+        sizes = np.bincount(ranks, minlength=n_workers)
+        assert sizes.min() == sizes.max()
+        expected = partial.return_probability(n_workers, epoch)
+        assert np.mean(ranks == first) == pytest.approx(expected, abs=5 * math.sqrt(0.25 / q))
+
+
+def test_two_workers_that_exchange_everything_mix_nothing():
+    assert Partial(1.0).epochs_to_mix(2) == math.inf
+    assert "mixes no better than 'partial:0'" in Partial(1.0).warning(2)
+    assert Partial(0.5).warning(2) == Partial(1.0, fixed_points=True).warning(2) == Partial(0.9).warning(10) == ""
+    assert "'partial:0.95' mixes no better than 'partial:0.85' on 10 workers" in Partial(0.95).warning(10)
+
+
+def test_fewer_epochs_mix_the_nearer_q_is_to_the_best():
+    epochs = [Partial(fraction).epochs_to_mix(4) for fraction in (0.1, 0.3, 0.5, 0.75)]
+    assert epochs == sorted(epochs, reverse=True)
+    assert epochs[-1] == 1
+    found = {name: parse_assignment(name).epochs_to_mix(4) for name in ("local", "global", "aligned", "aligned:0.5")}
+    assert found == {"local": math.inf, "global": 1, "aligned": 1, "aligned:0.5": 7}
+    assert parse_assignment("chunks:2").epochs_to_mix(4) is None
+
+
+def test_fixed_points_send_at_most_as_many():
+    partial = parse_assignment("partial:0.5:fixed-points")
+    assert (partial, str(partial)) == (Partial(0.5, fixed_points=True), "partial:0.5:fixed-points")
+    planner = EpochPlanner(ShuffleSpec(4000, 4, Choices(partial)))
+    planner.load()
+    for _ in range(3):
+        plan = planner.advance()
+        for rank in range(4):
+            part = plan.for_worker(rank)
+            moved = sum(map(len, part.receives.values()))
+            assert moved == sum(map(len, part.sends.values()))
+            assert 300 < moved < 450  # 500 exchanged, of which about a quarter stays
+    with pytest.raises(InvalidParameter, match="cannot preserve class balance"):
+        Choices(partial, balance="y")
+
+
+@pytest.mark.slow
+def test_a_session_warns_where_more_moves_for_nothing(tmp_path):
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.arange(100)})
+    with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
+        with pytest.warns(MixingWarning, match="partial:1.0.*Use 'global', 'partial:0.5'"):
+            dshuffle.Shuffler(client, dataset, assignment="partial:1.0").close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            dshuffle.Shuffler(client, dataset, assignment="partial:0.5").close()
