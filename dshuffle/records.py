@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dshuffle.notebook import html_summary
+from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import get_delivery
 from dshuffle.units import human_bytes, human_count, human_seconds
@@ -218,6 +219,8 @@ class EpochRecord(Measures):
         Total time of this epoch's tasks on the worker where it is longest.
     waited_seconds
         Time that training waited for the data of this epoch.
+    draw_version
+        Version of the random draws of the release that wrote the record.
     """
 
     epoch: int
@@ -234,6 +237,7 @@ class EpochRecord(Measures):
     training_seconds: float
     waited_seconds: float
     broadcast_samples: int = 0
+    draw_version: int = DRAW_VERSION
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())

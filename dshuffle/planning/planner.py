@@ -14,6 +14,7 @@ from dshuffle.errors import InvalidParameter, PlanError
 from dshuffle.planning.assignment import check_balance, draw_ranks
 from dshuffle.planning.assignment.balance import draw_classes
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
+from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
 from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.choices import Choices
@@ -36,6 +37,8 @@ class ShuffleSpec:
     choices
         The way of shuffling, with a delivery of :data:`DELIVERIES`. Samples that its sharding broadcasts are held by
         every worker in every epoch; only the other samples are drawn and exchanged.
+    draw_version
+        Version of the random draws, so that no release reorders samples silently.
 
     Raises
     ------
@@ -52,8 +55,12 @@ class ShuffleSpec:
     n_samples: int
     n_workers: int
     choices: Choices
+    draw_version: int = DRAW_VERSION
 
     def __post_init__(self) -> None:
+        if self.draw_version != DRAW_VERSION:
+            hint = "Other releases of dshuffle draw other samples from the same seed. Use the release that wrote this."
+            raise InvalidParameter.of("draw_version", self.draw_version, f"{DRAW_VERSION} in this release", hint)
         as_integer("n_workers", self.n_workers, 1)
         as_integer("n_samples", self.n_samples, self.n_workers, "There are fewer samples than workers.")
         sharding, balance = self.choices.sharding, self.choices.balance

@@ -22,6 +22,7 @@ import psutil
 from distributed import Client, LocalCluster, Worker
 
 import dshuffle
+from dshuffle.cli.own_part import measure_own_part
 from dshuffle.planning import Choices, EpochPlanner, Global, ShuffleSpec
 
 MIB = 2**20
@@ -35,6 +36,10 @@ def _neighbour(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+OWN_PARTS = ((10**9, 4096, 0.4, 200 * MIB), (10**7, 256, 0.06, 200 * MIB), (10**6, 20, 0.06, 200 * MIB))
+"""Samples, workers, and the processor seconds and bytes that planning one worker's part may take."""
 
 
 def planning_seconds(n_samples: int = 1_000_000, n_workers: int = 20) -> float:
@@ -118,6 +123,15 @@ def main(argv: list[str] | None = None) -> bool:
 
     plan = planning_seconds()
     judge("a global epoch of 1,000,000 samples, 20 workers, is planned in under 0.5 s", f"{plan:.3f} s", plan < 0.5)
+
+    for n_samples, n_workers, seconds, nbytes in OWN_PARTS:
+        spec = ShuffleSpec(n_samples, n_workers, Choices(Global()))
+        own = measure_own_part(spec, n_workers // 2, 1)
+        judge(
+            f"1 of {n_workers:,} workers plans its part of {n_samples:,} samples in {seconds} s, {nbytes // MIB} MiB",
+            f"{own['processor_seconds']:.3f} s, {own['extra_bytes'] / MIB:.0f} MiB",
+            own["processor_seconds"] <= seconds and own["extra_bytes"] <= nbytes,
+        )
 
     arguments = ["--samples", str(options.samples), *(["--skip", "array"] if options.quick else [])]
     results = _neighbour("exchange").main(arguments)

@@ -29,7 +29,8 @@ from dshuffle.planning.order import epoch_order
 
 def make(n_samples=12, n_workers=3, **changes):
     fields = {"seed": 0, "assignment": Global(), "delivery": "peer", "sharding": "random"}
-    return ShuffleSpec(n_samples, n_workers, Choices(**fields | changes))
+    version = changes.pop("draw_version", 1)
+    return ShuffleSpec(n_samples, n_workers, Choices(**fields | changes), version)
 
 
 @st.composite
@@ -210,6 +211,7 @@ def test_advancing_before_loading():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"draw_version": 2}, "draw_version=2 .*1 in this release.*Use the release"),
         ({"n_workers": 0}, "n_workers=0 .* >= 1"),
         ({"n_workers": 1.5}, "n_workers=1.5 .* integer"),
         ({"n_samples": 2}, "n_samples=2 .* >= 3.*fewer samples than workers"),
