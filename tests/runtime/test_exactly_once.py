@@ -11,6 +11,9 @@ import pytest
 from dshuffle import Shuffler, create_dataset
 from dshuffle.planning import CACHINGS, DELIVERIES, RELAYS, SHARDINGS
 
+# Fractions Q are random here, also those that mix badly.
+pytestmark = pytest.mark.filterwarnings("ignore::dshuffle.errors.MixingWarning")
+
 DTYPES = ("?", "i1", "<u2", "<i4", "<f2", "<f4", "<f8", "<c16", "S5", "<U3", [("a", "<i2"), ("b", "<f8")])
 SHAPES = ((), (1,), (3,), (17,), (2, 5), (3, 1, 2))
 

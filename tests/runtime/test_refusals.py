@@ -19,7 +19,8 @@ from dshuffle.errors import (
     ExchangeError,
     InvalidParameter,
 )
-from dshuffle.planning import EpochPlanner
+from dshuffle.planning import EpochPlan, EpochPlanner
+from dshuffle.runtime.worker import member_exchange
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 
@@ -245,23 +246,27 @@ def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["advance", "for_worker"])
-def test_whatever_goes_wrong_while_planning_is_heard_of(threads, small, orders, monkeypatch, where):
-    from dshuffle.planning import EpochPlan
-
-    owner = EpochPlanner if where == "advance" else EpochPlan
+@pytest.mark.parametrize(
+    ("owner", "where", "fraction"),
+    [
+        (EpochPlanner, "advance", 0.5),  # excess is planned for all workers
+        (EpochPlan, "for_worker", 0.5),
+        (member_exchange, "plan_own_part", None),
+    ],
+)
+def test_whatever_goes_wrong_while_planning_is_heard_of(threads, small, orders, monkeypatch, owner, where, fraction):
     right = getattr(owner, where)
 
-    def wrong(self, *args):
+    def wrong(*args):
         raise MemoryError("no more of it")
 
-    with Shuffler(threads, small, delivery="peer") as shuffler:
+    with Shuffler(threads, small, delivery="peer", cache_fraction=fraction) as shuffler:
         monkeypatch.setattr(owner, where, wrong)
         with pytest.raises(ExchangeError, match=r"epoch \d could not be exchanged: .*no more of it"):
             for _ in shuffler.epochs(2):
                 pass
         monkeypatch.setattr(owner, where, right)
         seen = orders(shuffler, 2)
-    with Shuffler(threads, small, delivery="peer") as shuffler:
+    with Shuffler(threads, small, delivery="peer", cache_fraction=fraction) as shuffler:
         expected = orders(shuffler, len(shuffler.records) + 4)
     assert any(np.array_equal(seen[0][0], epoch[0]) for epoch in expected)
