@@ -23,6 +23,7 @@ COMMANDS = {
         "Compute a first assignment offline, by class or by neighbourhood.",
     ),
     "simulate": ("dshuffle.cli.simulate", "Predict the cost of each way of shuffling on a hypothetical cluster."),
+    "warmup": ("dshuffle.cli.warmup", "Compile all kernels, for an image or a shared home directory."),
 }
 
 

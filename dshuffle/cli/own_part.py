@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import STORE, EpochPlanner, ShuffleSpec, WorkerPart
-from dshuffle.planning.bijection import Bijection
 from dshuffle.planning.own_part import plan_own_part, plans_own_parts
+from dshuffle.planning.small_plan import compile_planner
 from dshuffle.units import human_bytes, human_count, human_seconds
+
+PLAN_NBYTES = 80
+"""Bytes for each sample of a plan: about a hundred if it is for all workers, 86 in an own part of a billion samples."""
 
 
 def measure_own_part(spec: ShuffleSpec, rank: int, epoch: int, ids: Path | None = None) -> dict[str, Any]:
@@ -35,14 +39,15 @@ def measure_own_part(spec: ShuffleSpec, rank: int, epoch: int, ids: Path | None 
     Raises
     ------
     InvalidParameter
-        If the rank or the epoch does not exist, or the file cannot be written.
+        If the rank or the epoch does not exist, the plan does not fit in memory, or the file cannot be written.
     """
     rank, epoch = as_integer("own_part", rank, 0), as_integer("epoch", epoch, 0)
     if rank >= spec.n_workers:
         raise InvalidParameter.of("own_part", rank, f"in [0, {spec.n_workers}), the ranks of the workers")
     delivery = spec.choices.delivery
     alone = plans_own_parts(spec, delivery)
-    _compile(spec, alone)
+    check_memory(spec.n_samples, spec.n_workers if alone else 1)
+    compile_planner(spec)  # so that no figure includes it
     _reset_peak()
     start, started = _peak_bytes(), time.process_time()
     part = _part(spec, rank, epoch, alone)
@@ -65,6 +70,17 @@ def measure_own_part(spec: ShuffleSpec, rank: int, epoch: int, ids: Path | None 
     }
 
 
+def check_memory(n_samples: int, shared_by: int = 1) -> None:
+    """Refuse a plan that cannot fit in this machine's memory. ``shared_by`` workers plan an equal part of it each."""
+    available = psutil.virtual_memory().available
+    if n_samples // shared_by * PLAN_NBYTES > available:
+        allowed = (
+            f"at most {available // PLAN_NBYTES * shared_by}: a plan takes about {PLAN_NBYTES} bytes a sample, and "
+            f"{human_bytes(available)} of memory are available"
+        )
+        raise InvalidParameter.of("samples", n_samples, allowed)
+
+
 def own_part_lines(found: dict[str, Any], rank: int, epoch: int) -> list[str]:
     """The same in sentences."""
     received, sent = found["received"], found["sent"]
@@ -79,14 +95,6 @@ def own_part_lines(found: dict[str, Any], rank: int, epoch: int) -> list[str]:
     if found["planned"] != "alone":
         lines.append("These choices are planned for all workers, from the first epoch on.")
     return lines
-
-
-def _compile(spec: ShuffleSpec, alone: bool) -> None:
-    """Compile the kernels, so that no figure includes it."""
-    few = min(spec.n_samples, spec.n_workers * (spec.choices.assignment.unit or 1))
-    _part(ShuffleSpec(few, spec.n_workers, spec.choices), 0, 1, alone)
-    network = Bijection.of(100, "warm-up", largest_table=0)
-    network.inverse(network.forward(np.arange(9)))
 
 
 def _part(spec: ShuffleSpec, rank: int, epoch: int, alone: bool) -> WorkerPart:

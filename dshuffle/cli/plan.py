@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dshuffle.cli import options
 from dshuffle.cli.options import RegistryOption
-from dshuffle.cli.own_part import measure_own_part, own_part_lines
+from dshuffle.cli.own_part import check_memory, measure_own_part, own_part_lines
 from dshuffle.planning import CACHINGS, DELIVERIES, Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.delivery import Excess
 from dshuffle.planning.packet_counts import DeliveryFigures, survey
@@ -79,6 +79,7 @@ def plan(
         return
     if ids is not None:
         raise click.UsageError("--ids needs --own-part: it writes the ids of one rank.")
+    check_memory(samples)
     names = deliveries or _suitable(workers, excess=cache_fraction is not None)
     # Each worker must get a chunk.
     few = max(workers, min(samples, max(200, workers * (choices.assignment.unit or 1))))

@@ -8,14 +8,16 @@ from collections.abc import Iterable
 import numpy as np
 
 from dshuffle.exchange.warmup import warm_up
-from dshuffle.planning import Aligned, Choices, EpochPlanner, Global, Partial, ShuffleSpec, get_delivery
-from dshuffle.planning.bijection import Bijection
+from dshuffle.planning import Aligned, Choices, Global, Partial, ShuffleSpec, get_delivery
 from dshuffle.planning.delivery import Excess
+from dshuffle.planning.mixing import planned_quality
+from dshuffle.planning.small_plan import compile_planner
+from dshuffle.store.reader import scatter_rows
 from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
 
 def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
-    """Run the numba kernels of planning, exchanges and SGD on small inputs.
+    """Run the numba kernels of planning, exchanges, reading and SGD on small inputs.
 
     Processes that start later load the code from numba's cache on disk. On two cores and four workers, this makes the
     very first run about half a minute shorter. If all kernels are cached already, it takes a second.
@@ -33,9 +35,10 @@ def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
     for delivery in coded:
         fraction = None if delivery.excess is Excess.REFUSED else 0.5
         ways += [Choices(rule, delivery.name, None, fraction) for rule in (Global(), Aligned())]
-    network = Bijection.of(100, "warm-up", largest_table=0)
-    network.inverse(network.forward(np.arange(9)))
     for choices in ways:
-        planner = EpochPlanner(ShuffleSpec(64, 4, choices))
-        planner.load()
-        planner.advance().shares  # noqa: B018  computing the shares compiles another kernel
+        compile_planner(ShuffleSpec(64, 4, choices))
+    planned_quality(ShuffleSpec(64, 4, ways[0]), epochs=2, chunk_rows=8, batch_rows=8, classes=np.arange(64) % 2)
+    for writeable in (True, False):  # like decoded and stored blocks
+        block = np.zeros((1, 1), np.uint8)
+        block.flags.writeable = writeable
+        scatter_rows(block, np.zeros(1, np.int64), 0, np.zeros((1, 1), np.uint8), 0, np.zeros(1, np.int64))

@@ -6,10 +6,33 @@ import numpy as np
 
 from dshuffle.coding import encode
 from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.compile_once import compile_once
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
-from dshuffle.planning import SERVER, Packets
+from dshuffle.planning import SERVER, Packets, ShuffleSpec
 from dshuffle.planning.delivery.relay import route
+from dshuffle.planning.small_plan import compile_planner
 from dshuffle.rows import RowLayout, checksum_rows
+
+ROW_NBYTES = 8, 12
+"""Rows of whole words and other rows use different kernels."""
+
+
+def load_exchange_kernels() -> None:
+    """Load the kernels of uncoded exchanges, or compile them if no process of this host has."""
+    with compile_once("exchanges"):
+        for row_nbytes in ROW_NBYTES:
+            warm_up(row_nbytes)
+
+
+def load_session_kernels(spec: ShuffleSpec) -> None:
+    """Load the kernels that plan a session and decode its packets, or compile them if no process of this host has."""
+    choices = spec.choices
+    excess = " with excess" if spec.has_excess else ""
+    with compile_once(f"{choices.assignment.name} + {choices.delivery}{excess}"):
+        if choices.coded:
+            for row_nbytes in ROW_NBYTES:
+                warm_up(row_nbytes, coded=True)
+        compile_planner(spec)
 
 
 def warm_up(row_nbytes: int, *, coded: bool = False) -> None:

@@ -63,6 +63,8 @@ class ShuffleSpec:
             raise InvalidParameter.of("draw_version", self.draw_version, f"{DRAW_VERSION} in this release", hint)
         as_integer("n_workers", self.n_workers, 1)
         as_integer("n_samples", self.n_samples, self.n_workers, "There are fewer samples than workers.")
+        if self.n_samples >= 2**63:
+            raise InvalidParameter.of("n_samples", self.n_samples, "below 2**63: sample numbers have 64 bits")
         sharding, balance = self.choices.sharding, self.choices.balance
         if isinstance(sharding, GivenSharding):
             sharding.check(self.n_samples, self.n_workers)

@@ -167,12 +167,7 @@ class Shuffler:
         deliveries = {delivery: 0.0}
         if delivery == AUTO:
             deliveries = expected_seconds(
-                client,
-                self.dataset,
-                choices,
-                cluster=cluster,
-                server=server,
-                memory_fraction=settings.memory_fraction,
+                client, self.dataset, choices, cluster=cluster, server=server, memory_fraction=settings.memory_fraction
             )
         classes = choices.balance
         if classes is not None:  # labels travel by name

@@ -190,9 +190,9 @@ async def _read_span(sink: Sink, start: int, stop: int, ids: NDArray[np.int64], 
     block = await sink.source.read_rows(start, stop)
     arguments = block, ids, start, sink.matrix, sink.offset, slots
     if ids.size * block.shape[1] < _THREAD_NBYTES:
-        _scatter(*arguments)
+        scatter_rows(*arguments)
     else:
-        await asyncio.to_thread(_scatter, *arguments)
+        await asyncio.to_thread(scatter_rows, *arguments)
 
 
 async def _read_chunks(
@@ -250,7 +250,7 @@ def _unpack(
             raise
         except Exception as exc:
             raise source.corrupt(_index(source, chunk), exc) from exc
-        _scatter(block, ids[begin:end], chunk * chunk_rows, sink.matrix, sink.offset, slots[begin:end])
+        scatter_rows(block, ids[begin:end], chunk * chunk_rows, sink.matrix, sink.offset, slots[begin:end])
         begin = end
 
 
@@ -259,7 +259,8 @@ def _index(source: StoredArray, chunk: int) -> tuple[int, ...]:
 
 
 @numba.njit(nogil=True, cache=True)
-def _scatter(block, ids, start, matrix, offset, slots):  # type: ignore[no-untyped-def]
+def scatter_rows(block, ids, start, matrix, offset, slots):  # type: ignore[no-untyped-def]
+    """Copy the rows ``ids`` of a block that begins at row ``start`` to ``slots`` of ``matrix``, at a byte offset."""
     # Fancy indexing would first copy the selected rows, and cannot write to a range of bytes of packed rows. The two
     # slices matter: without them the inner loop is not vectorised and is five times slower.
     width = block.shape[1]

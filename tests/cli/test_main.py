@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -86,3 +87,9 @@ def test_only_our_own_errors_are_caught(monkeypatch):
         lambda *_: click.command()(lambda: (_ for _ in ()).throw(InvalidParameter.of("a", 1, "2"))),
     )
     assert CliRunner().invoke(main, ["x"]).exit_code == 1
+
+
+def test_kernels_are_compiled_ahead(tmp_path):
+    ran = CliRunner().invoke(main, ["warmup"], catch_exceptions=False)
+    assert ran.exit_code == 0
+    assert re.search(r"Kernels are compiled \([\d.]+ m?s\); the cache is beside the installed modules\.", ran.stdout)

@@ -7,7 +7,6 @@ plugin and its rows alive. The last step of the set-up is a hello to the schedul
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,7 +18,7 @@ from distributed.protocol.serialize import to_serialize
 from dshuffle.errors import ClusterError, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import as_frames
 from dshuffle.exchange.messages import MessageId
-from dshuffle.exchange.warmup import warm_up
+from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning import SERVER
 from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.dataset_inputs import with_data
@@ -112,9 +111,8 @@ class DShuffleWorker(WorkerPlugin):
             "dshuffle_fetch": fetch,
             "dshuffle_acknowledge": acknowledge,
         }
-        # Load the kernels (or compile them, once per machine) off the event loop before the first rows arrive.
-        for row_nbytes in (8, 12):  # rows of whole words and other rows use different kernels
-            await asyncio.get_running_loop().run_in_executor(self._executor, warm_up, row_nbytes)
+        # Off the event loop, and before the first rows arrive.
+        await asyncio.get_running_loop().run_in_executor(self._executor, load_exchange_kernels)
 
         async def protocol() -> Reply | None:
             return {"protocol": PROTOCOL} if isinstance(worker.plugins.get(PLUGIN), DShuffleWorker) else None
@@ -149,8 +147,7 @@ class DShuffleWorker(WorkerPlugin):
         loop = asyncio.get_running_loop()
         dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
         spec = spec.with_shuffle(await loop.run_in_executor(self._executor, with_data, spec.shuffle, dataset))
-        if spec.shuffle.choices.coded:
-            await loop.run_in_executor(self._executor, functools.partial(warm_up, dataset.row_nbytes, coded=True))
+        await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle)
         self.sessions[spec.session_id] = WorkerSession(
             self._worker, spec, dataset, ranks[0] if ranks else None, self._executor
         )

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dshuffle.exchange import compile_once as module
+from dshuffle.exchange.compile_once import compile_once
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_first_finishes_before_the_others_start(folder):
+    inside, most, order = 0, 0, []
+
+    def work(number: int) -> None:
+        nonlocal inside, most
+        with compile_once("x"):
+            inside += 1
+            most = max(most, inside)
+            time.sleep(0.02)
+            inside -= 1
+            order.append(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert most == 1
+    assert sorted(order) == list(range(4))
+
+
+def test_nobody_waits_once_it_is_done(folder):
+    with compile_once("x"):
+        pass
+    together = threading.Barrier(2, timeout=10)
+
+    def work(_: int) -> None:
+        with compile_once("x"):
+            together.wait()  # breaks if only one can be here
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
+
+
+def test_other_kernels_have_another_lock(folder):
+    with compile_once("x"), compile_once("y"):
+        pass
+    assert len([path for path in folder.iterdir() if path.suffix != ".lock"]) == 2
+
+
+def test_a_failure_leaves_it_to_the_next(folder):
+    with pytest.raises(ZeroDivisionError), compile_once("x"):
+        _ = 1 / 0
+    assert [path.suffix for path in folder.iterdir()] == [".lock"]
+    with compile_once("x"):
+        pass
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_an_unwritable_folder_and_a_long_wait_are_worked_around(folder, monkeypatch, caplog):
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "missing"))
+    with compile_once("x"):
+        pass
+    assert "compiles the dshuffle kernels for itself" in caplog.text
+
+    caplog.clear()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(module, "LONGEST_WAIT", 0.05)
+    with compile_once("x"), ThreadPoolExecutor(1) as pool:
+
+        def work() -> bool:
+            with compile_once("x"):
+                return True
+
+        assert pool.submit(work).result(timeout=10)
+    assert "compiles the dshuffle kernels for itself" in caplog.text
+
+
+def test_only_long_work_is_announced(folder, monkeypatch, caplog):
+    monkeypatch.setattr(module, "SILENT", 0.05)
+    with caplog.at_level(logging.WARNING), compile_once("x"):
+        assert not caplog.text
+        time.sleep(0.3)
+    assert "Compiling kernels, once on this host: x." in caplog.text
+
+
+@pytest.mark.slow
+def test_processes_share_what_one_compiled(tmp_path):
+    """Of three processes at once, one compiles, and the others load what it stored."""
+    code = """
+from dshuffle.exchange.warmup import load_exchange_kernels
+from dshuffle.exchange.cache_partition import _merge
+load_exchange_kernels()
+print(sum(_merge.stats.cache_misses.values()), sum(_merge.stats.cache_hits.values()))
+"""
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+        )
+        for _ in range(3)
+    ]
+    said = [process.communicate(timeout=300)[0].split() for process in running]
+    assert all(process.returncode == 0 for process in running)
+    misses, hits = ([int(line[i]) for line in said] for i in range(2))
+    assert sorted(map(bool, misses)) == [False, False, True], said
+    assert sorted(map(bool, hits)) == [False, True, True], said
