@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dshuffle.exchange.warmup import warm_up
+from dshuffle.exchange.warmup import ROW_NBYTES, warm_up
 from dshuffle.planning import Aligned, Choices, Global, Partial, ShuffleSpec, get_delivery
 from dshuffle.planning.delivery import Excess
 from dshuffle.planning.mixing import planned_quality
@@ -29,7 +29,7 @@ def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
         sgd_pass(np.zeros(1), rows, 0, targets, 0, slots, 0.0)
         squared_residual(np.zeros(1), rows, 0, targets, 0, slots)
     coded = [get_delivery(name) for name in sorted(deliveries) if get_delivery(name).coded]
-    for row_nbytes in (8, 12):
+    for row_nbytes in ROW_NBYTES:
         warm_up(row_nbytes, coded=bool(coded))
     ways = [Choices(Global()), Choices(Partial(0.5))]
     for delivery in coded:

@@ -33,8 +33,8 @@ QUALITY_CAPTION = (
     "How well the first epochs are mixed, according to their plans. co-location probability: the probability that two "
     "rows of a chunk that were on one worker are on one worker again in the next epoch; if random: the same in a "
     "uniform draw. neighbour distance: how far apart a worker trains on rows that are neighbours in the store, "
-    "relative to a uniform permutation. class spread: how far the classes in a batch of 256 rows are from those of the "
-    "dataset, relative to random batches. 1.00 is perfectly random; more is less mixed. "
+    "relative to a uniform permutation. class spread: how much the share of each class in a batch of 256 rows "
+    "differs from its share in the dataset, relative to random batches. 1.00 is perfectly random; more is less mixed. "
     "epochs to mix: epochs until the worker of a sample says nothing about its first worker, to 1 %."
 )
 MOST_ERROR_COLUMNS = 7

@@ -127,6 +127,8 @@ def test_the_part_of_a_huge_job_costs_next_to_nothing():
         (["--own-part=4"], r"own_part=4 is not allowed; it must be in [0, 4)"),
         (["--own-part=0", "--ids=/no/such/folder/x.npy"], "ids='/no/such/folder/x.npy' is not allowed"),
         (["--ids=x.npy"], "--ids needs --own-part"),
+        (["--own-part=0", "--samples=9000000000000000000"], "samples=9000000000000000000 is not allowed"),
+        (["--samples=9000000000000000000"], "samples=9000000000000000000 is not allowed; it must be at most"),
     ],
 )
 def test_a_part_that_cannot_be_shown_is_refused(options, message):

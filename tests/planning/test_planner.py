@@ -214,6 +214,7 @@ def test_advancing_before_loading():
         ({"draw_version": 2}, "draw_version=2 .*1 in this release.*Use the release"),
         ({"n_workers": 0}, "n_workers=0 .* >= 1"),
         ({"n_workers": 1.5}, "n_workers=1.5 .* integer"),
+        ({"n_samples": 2**63}, r"n_samples=9223372036854775808 .*below 2\*\*63"),
         ({"n_samples": 2}, "n_samples=2 .* >= 3.*fewer samples than workers"),
         ({"assignment": "globl"}, "assignment='globl'.*'partial:Q'"),
         ({"assignment": Chunks()}, "assignment='chunks' .*'chunks:ROWS'"),
