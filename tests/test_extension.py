@@ -14,7 +14,7 @@ import dshuffle
 from dshuffle.cli import main
 from dshuffle.compare import compare_ways, local_cluster, product_of_ways
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, Packets, ShuffleSpec
-from dshuffle.planning.assignment import ASSIGNMENTS, Assignment
+from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, Drawn
 from dshuffle.planning.cost import Cluster, Work, all_ways, compare_costs
 from dshuffle.planning.delivery.definition import Delivery, Source
 from dshuffle.planning.grouping import lowest_bit
@@ -46,7 +46,7 @@ class Rotate(Assignment):
         return cls()
 
     def draw(self, draw):
-        return (draw.previous + 1) % np.int32(draw.n_workers), None
+        return Drawn((draw.previous + 1) % np.int32(draw.n_workers))
 
     def missing_fraction(self, cached, excess):
         return 1 - excess

@@ -9,9 +9,11 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import Assignment, Choices, Classes, ShuffleSpec, next_ranks, parse_assignment
+from dshuffle.planning import Assignment, Choices, Classes, ShuffleSpec, parse_assignment
+from dshuffle.planning.assignment import Drawn
 from dshuffle.planning.batching import DROP, MODES, PAD
 from dshuffle.planning.order import epoch_order
+from dshuffle.planning.own_part import Moves, OwnPlanner, plans_own_parts
 from dshuffle.planning.types import Samples
 
 
@@ -56,7 +58,7 @@ class ExchangeSampler:
     [3, 1, 0, 2]
     >>> sampler.set_epoch(1)
     >>> list(sampler), sampler.arrived, sampler.departed
-    ([0, 6, 1, 4], array([4, 6]), array([2, 3]))
+    ([0, 7, 2, 4], array([4, 7]), array([1, 3]))
     """
 
     def __init__(
@@ -91,8 +93,9 @@ class ExchangeSampler:
                 assignment=parsed, delivery="peer", sharding=sharding, balance=classes, seed=as_integer("seed", seed)
             ),
         )
-        self._first = self._spec.first_ranks()
-        self._ranks, self._before, self._epoch = self._first, self._first, 0
+        self._planner = OwnPlanner(self._spec, self._rank) if plans_own_parts(self._spec, "peer") else None
+        self._drawn: Drawn | None = None  # otherwise all ranks of the epoch
+        self.set_epoch(0)
 
     def __len__(self) -> int:
         """Number of ids of this rank in the current epoch."""
@@ -100,43 +103,46 @@ class ExchangeSampler:
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the ids of the current epoch, in an order that changes every epoch."""
-        own = np.flatnonzero(self._ranks == self._rank)
-        order = epoch_order(own, seed=self._spec.choices.seed, epoch=self._epoch, rank=self._rank)
+        order = epoch_order(self._moves.own, seed=self._spec.choices.seed, epoch=self._epoch, rank=self._rank)
         return iter(order[self._positions()].tolist())
 
     def set_epoch(self, epoch: int) -> None:
         """Go forward or back to an epoch, from 0.
 
-        Each assignment is computed from the previous one, so skipping many epochs takes time.
+        With ``balance``, and with the sharding ``"round-robin"``, each assignment is computed from the previous one, so
+        that skipping many epochs takes time.
         """
         epoch = as_integer("epoch", epoch, 0)
-        if epoch < self._epoch:
-            self._ranks, self._before, self._epoch = self._first, self._first, 0
+        if self._planner is not None:
+            self._moves, self._shares = self._planner.moves(epoch), self._planner.shares(epoch)
+        else:
+            self._draw(epoch)
+        self._epoch = epoch
+
+    def _draw(self, epoch: int) -> None:
+        """Draw the ranks of all samples up to an epoch."""
+        if self._drawn is None or epoch < self._epoch:
+            self._drawn, self._epoch = self._spec.draw_first(), 0
+            own = np.flatnonzero(self._drawn.ranks == self._rank)
+            self._moves = Moves.loading(own)
         while self._epoch < epoch:
             self._epoch += 1
-            self._before = self._ranks
-            self._ranks = next_ranks(
-                self._spec.choices.assignment,
-                self._before,
-                self._n_workers,
-                seed=self._spec.choices.seed,
-                epoch=self._epoch,
-                classes=self._spec.choices.balance,
-            )
+            before, self._drawn = self._drawn, self._spec.draw(self._drawn, self._epoch)
+            self._moves = Moves.between(before.ranks, self._drawn.ranks, self._rank)
+        counts = np.bincount(self._drawn.ranks, minlength=self._n_workers)
+        self._shares = int(counts.min()), int(counts.max())
 
     @property
     def arrived(self) -> Samples:
         """Ascending int64 ids that this rank has in this epoch but not in the previous one; all its ids in epoch 0."""
-        own = self._ranks == self._rank
-        return np.flatnonzero(own if self._epoch == 0 else own & (self._before != self._rank))
+        return self._moves.arriving
 
     @property
     def departed(self) -> Samples:
         """Ascending int64 ids that this rank had in the previous epoch but not in this one."""
-        return np.flatnonzero((self._before == self._rank) & (self._ranks != self._rank))
+        return self._moves.leaving
 
     def _positions(self) -> Samples:
-        counts = np.bincount(self._ranks, minlength=self._n_workers)
-        n_own = int(counts[self._rank])
-        total = {PAD: int(counts.max()), DROP: int(counts.min())}.get(self._mode, n_own)
+        n_own, (smallest, largest) = len(self._moves.own), self._shares
+        total = {PAD: largest, DROP: smallest}.get(self._mode, n_own)
         return np.arange(total) % n_own

@@ -24,7 +24,8 @@ from dshuffle.planning.epoch_plan import EpochPlan, WorkerPart
 from dshuffle.planning.holders import holders_of
 from dshuffle.planning.order import row_permutation
 from dshuffle.planning.packets import SERVER, STORE, Packets, name_of
-from dshuffle.planning.planner import EpochPlanner, ShuffleSpec
+from dshuffle.planning.planner import EpochPlanner
+from dshuffle.planning.shuffle_spec import ShuffleSpec
 
 __all__ = [
     "AUTO",

@@ -26,7 +26,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation, random_words
 from dshuffle.planning.types import Samples, Words
 
-DRAW_VERSION = 1
+DRAW_VERSION = 2
 """Changes whenever the same seed would draw other samples, so that no release reorders a resumed run silently."""
 
 LARGEST_TABLE = 2**16
@@ -100,13 +100,35 @@ class Bijection:
     def _evaluate(self, points: NDArray[np.int64], table: Samples, backward: bool) -> Samples:
         if not len(self.keys):
             return table[points]
-        # A rectangle that is nearly a square and hardly larger than the domain.
-        height = math.isqrt(self.size - 1) + 1
-        width = -(-self.size // height)
-        found = np.empty(len(points), dtype=np.int64)
-        run = _inverse if backward else _forward
-        run(np.ascontiguousarray(points, np.int64), found, self.size, np.uint64(height), np.uint64(width), self.keys)
-        return found
+        domains = np.array([domain(self.size)], np.uint64)
+        return evaluate_networks(points, np.empty(0, np.int64), domains, self.keys[np.newaxis], backward)
+
+
+def domain(size: int) -> tuple[int, int, int]:
+    """The size, and height and width of a rectangle that is nearly a square and hardly larger."""
+    height = math.isqrt(size - 1) + 1
+    return size, height, -(-size // height)
+
+
+def evaluate_networks(
+    points: NDArray[np.int64], members: NDArray[np.int64], domains: Words, keys: Words, backward: bool
+) -> Samples:
+    """Evaluate one of many networks at each point.
+
+    Parameters
+    ----------
+    members
+        ``(k,)``, the network of each of the ``(k,)`` points; empty if there is only one.
+    domains, keys
+        ``(n, 3)`` and ``(n, rounds)`` uint64, the :func:`domain` and the keys of each network.
+    backward
+        Whether to evaluate the inverse.
+    """
+    found = np.empty(len(points), dtype=np.int64)
+    (_inverse if backward else _forward)(
+        np.ascontiguousarray(points, np.int64), np.ascontiguousarray(members, np.int64), found, domains, keys
+    )
+    return found
 
 
 @numba.njit(inline="always")
@@ -125,43 +147,47 @@ def _scaled(word, bound):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _forward(points, found, size, height, width, keys):  # type: ignore[no-untyped-def]
+def _forward(points, members, found, domains, keys):  # type: ignore[no-untyped-def]
     for i in range(points.size):
+        member = members[i] if members.size else 0
+        size, height, width = domains[member, 0], domains[member, 1], domains[member, 2]
         value = np.uint64(points[i])
         while True:
             row = value // width
             column = value - row * width
-            for j in range(keys.size):
+            for j in range(keys.shape[1]):
                 if j & 1 == 0:
-                    row += _scaled(_mix(column, keys[j]), height)
+                    row += _scaled(_mix(column, keys[member, j]), height)
                     if row >= height:
                         row -= height
                 else:
-                    column += _scaled(_mix(row, keys[j]), width)
+                    column += _scaled(_mix(row, keys[member, j]), width)
                     if column >= width:
                         column -= width
             value = row * width + column
-            if value < np.uint64(size):
+            if value < size:
                 break
         found[i] = np.int64(value)
 
 
 @numba.njit(nogil=True, cache=True)
-def _inverse(points, found, size, height, width, keys):  # type: ignore[no-untyped-def]
+def _inverse(points, members, found, domains, keys):  # type: ignore[no-untyped-def]
     for i in range(points.size):
+        member = members[i] if members.size else 0
+        size, height, width = domains[member, 0], domains[member, 1], domains[member, 2]
         value = np.uint64(points[i])
         while True:
             row = value // width
             column = value - row * width
-            for back in range(keys.size):
-                j = keys.size - 1 - back
+            for back in range(keys.shape[1]):
+                j = keys.shape[1] - 1 - back
                 if j & 1 == 0:
-                    drawn = _scaled(_mix(column, keys[j]), height)
+                    drawn = _scaled(_mix(column, keys[member, j]), height)
                     row = row - drawn if row >= drawn else row + height - drawn
                 else:
-                    drawn = _scaled(_mix(row, keys[j]), width)
+                    drawn = _scaled(_mix(row, keys[member, j]), width)
                     column = column - drawn if column >= drawn else column + width - drawn
             value = row * width + column
-            if value < np.uint64(size):
+            if value < size:
                 break
         found[i] = np.int64(value)

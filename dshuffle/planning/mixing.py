@@ -20,7 +20,8 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.combinatorics import log_choose
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.order import epoch_permutation
-from dshuffle.planning.planner import EpochPlanner, ShuffleSpec
+from dshuffle.planning.planner import EpochPlanner
+from dshuffle.planning.shuffle_spec import ShuffleSpec
 from dshuffle.planning.types import Samples
 
 Orders = Sequence[Samples]

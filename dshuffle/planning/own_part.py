@@ -1,39 +1,35 @@
 """A worker's part of an epoch, planned by that worker alone.
 
-Where ranks are functions (see :mod:`dshuffle.planning.assignment.blocks`) and caches hold nothing but shares, a worker
-can find out what it receives and sends without planning for the others: it looks up where its next samples are now,
-and where its present samples go. Time and memory are O(q / n), and no epoch before is needed.
+Where ranks are functions, and caches hold nothing but shares, a worker can find out what it receives and sends without
+planning for the others: it looks up where its next samples are now, and where its present samples go. The functions are
+in :mod:`dshuffle.planning.assignment.blocks` and :mod:`dshuffle.planning.assignment.slots`. Time and memory are
+O(q / n). With slots, time also grows with the number of epochs before.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dshuffle.planning.assignment.blocks import Blocks
+from dshuffle.planning.assignment.slots import Slots
 from dshuffle.planning.delivery import get_delivery
 from dshuffle.planning.epoch_plan import WorkerPart, split_by_worker
 from dshuffle.planning.order import epoch_permutation
 from dshuffle.planning.packets import STORE
-from dshuffle.planning.planner import ShuffleSpec
-from dshuffle.planning.types import Samples
-
-
-def blocks_of(spec: ShuffleSpec, epoch: int) -> Blocks | None:
-    """The ranks of an epoch as a function; None if they depend on the epochs before, on labels, or on given ranks."""
-    choices = spec.choices
-    if choices.balance is not None or spec.n_broadcast:
-        return None
-    if epoch == 0 or not choices.assignment.moves:
-        return choices.assignment.first_blocks(choices.sharding, spec.n_samples, spec.n_workers, choices.seed)
-    return choices.assignment.blocks(spec.n_samples, spec.n_workers, choices.seed, epoch)
+from dshuffle.planning.shuffle_spec import ShuffleSpec
+from dshuffle.planning.types import Ranks, Samples
 
 
 def plans_own_parts(spec: ShuffleSpec, delivery: str) -> bool:
     """Whether every worker can plan its own part of each epoch."""
     found = get_delivery(delivery)
-    if spec.has_excess or found.needs_server:
+    if spec.has_excess or found.needs_server or spec.blocks(0) is None:
         return False
-    return blocks_of(spec, 0) is not None and blocks_of(spec, 1) is not None
+    return spec.blocks(1) is not None or spec.slots() is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,37 +58,130 @@ class OwnPart:
         return sum(map(len, self.part.sends.values()))
 
 
-def plan_own_part(spec: ShuffleSpec, rank: int, epoch: int, delivery: str) -> OwnPart:
-    """Plan the part of one worker; :func:`plans_own_parts` says whether that is possible.
+@dataclass(frozen=True, slots=True, eq=False)
+class Moves:
+    """Which samples come to a worker for an epoch, and which leave it.
+
+    Parameters
+    ----------
+    own
+        Ascending int64, the samples that the worker trains on.
+    arriving, senders
+        The samples that it lacks, ascending, and the worker that has each of them.
+    leaving, receivers
+        The samples that it gives up, ascending, and the worker that each of them goes to.
+    """
+
+    own: Samples
+    arriving: Samples
+    senders: NDArray[np.int32]
+    leaving: Samples
+    receivers: NDArray[np.int32]
+
+    @classmethod
+    def none(cls, own: Samples) -> Moves:
+        """Nothing comes or goes."""
+        return cls(own, own[:0], np.empty(0, np.int32), own[:0], np.empty(0, np.int32))
+
+    @classmethod
+    def loading(cls, own: Samples) -> Moves:
+        """Everything comes from the store."""
+        return dataclasses.replace(cls.none(own), arriving=own, senders=np.full(len(own), STORE, np.int32))
+
+    @classmethod
+    def between(cls, before: Ranks, after: Ranks, rank: int) -> Moves:
+        """The moves of a worker between two assignments of all samples, ``(q,)`` int32 each."""
+        own, held = np.flatnonzero(after == rank), np.flatnonzero(before == rank)
+        missing, leaving = before[own] != rank, after[held] != rank
+        return cls(own, own[missing], before[own[missing]], held[leaving], after[held[leaving]])
+
+
+class OwnPlanner:
+    """Plan the parts of one worker, for any epochs; :func:`plans_own_parts` says whether that is possible.
+
+    With ``partial``, the epoch after the last one takes less time than others.
+
+    Parameters
+    ----------
+    spec, rank
+        Specification of the shuffle, and the worker.
 
     Examples
     --------
     >>> from dshuffle.planning import Choices
-    >>> spec = ShuffleSpec(1000, 4, Choices("global", sharding="contiguous"))
-    >>> own = plan_own_part(spec, rank=2, epoch=10**6, delivery="peer")
+    >>> planner = OwnPlanner(ShuffleSpec(1000, 4, Choices("global", sharding="contiguous")), rank=2)
+    >>> own = planner.plan(10**6, "peer")
     >>> len(own.part.own), own.n_received == sum(map(len, own.part.receives.values())), 2 in own.part.receives
     (250, True, False)
     """
-    blocks = blocks_of(spec, epoch)
-    assert blocks is not None
-    own = blocks.samples_of(rank)
-    receives: dict[int, Samples] = {}
-    sends: dict[int, Samples] = {}
-    if epoch == 0:
-        receives = {STORE: own}
-    elif spec.choices.assignment.moves:
-        before = blocks_of(spec, epoch - 1)
-        assert before is not None
-        now = before.ranks_of(own)
-        missing = now != rank
-        if get_delivery(delivery).reads_store:
-            receives = {STORE: own[missing]} if missing.any() else {}
+
+    def __init__(self, spec: ShuffleSpec, rank: int) -> None:
+        self.spec, self.rank = spec, rank
+        self._slots = spec.slots()
+        self._in_slots: dict[int, Samples] = {}  # epoch -> samples by slot
+
+    def plan(self, epoch: int, delivery: str) -> OwnPart:
+        """Plan an epoch."""
+        spec, rank, moves = self.spec, self.rank, self.moves(epoch)
+        sends: dict[int, Samples] = {}
+        if epoch == 0 or get_delivery(delivery).reads_store:
+            receives = {STORE: moves.arriving} if len(moves.arriving) else {}
         else:
-            receives = split_by_worker(own[missing], now[missing], spec.n_workers)
-            held = before.samples_of(rank)
-            later = blocks.ranks_of(held)
-            leaving = later != rank
-            sends = split_by_worker(held[leaving], later[leaving], spec.n_workers)
-    order = epoch_permutation(len(own), seed=spec.choices.seed, epoch=epoch, rank=rank)
-    part = WorkerPart(rank, epoch, own, order, own, receives, sends)
-    return OwnPart(part, blocks.shares)
+            receives = split_by_worker(moves.arriving, moves.senders, spec.n_workers)
+            sends = split_by_worker(moves.leaving, moves.receivers, spec.n_workers)
+        order = epoch_permutation(len(moves.own), seed=spec.choices.seed, epoch=epoch, rank=rank)
+        part = WorkerPart(rank, epoch, moves.own, order, moves.own, receives, sends)
+        return OwnPart(part, self.shares(epoch))
+
+    def moves(self, epoch: int) -> Moves:
+        """What comes and goes for an epoch; in epoch 0 everything comes from the store."""
+        if epoch and self.spec.choices.assignment.moves:
+            return self._moves_of_blocks(epoch) if self._slots is None else self._moves_of_slots(self._slots, epoch)
+        own = self._blocks(0).samples_of(self.rank)
+        return Moves.none(own) if epoch else Moves.loading(own)
+
+    def shares(self, epoch: int) -> tuple[int, int]:
+        """Smallest and largest number of samples that a worker trains on."""
+        # Exchanges between slots leave the sizes of shares as they are.
+        return self._blocks(epoch if self._slots is None else 0).shares
+
+    def _blocks(self, epoch: int) -> Blocks:
+        blocks = self.spec.blocks(epoch)
+        assert blocks is not None
+        return blocks
+
+    def _moves_of_blocks(self, epoch: int) -> Moves:
+        before, after = self._blocks(epoch - 1), self._blocks(epoch)
+        own, held = after.samples_of(self.rank), before.samples_of(self.rank)
+        now, later = before.ranks_of(own), after.ranks_of(held)
+        missing, leaving = now != self.rank, later != self.rank
+        return Moves(own, own[missing], now[missing], held[leaving], later[leaving])
+
+    def _moves_of_slots(self, slots: Slots, epoch: int) -> Moves:
+        rank, before = self.rank, self._samples_in(slots, epoch - 1)
+        exchange, rounds = slots.exchange(epoch), np.arange(slots.count)
+        here = np.full(slots.count, rank)
+        emptied = exchange.emptied(here, rounds)
+        sources, destinations = exchange.sources(here, rounds), exchange.destinations(here, rounds)
+        arriving = slots.samples_at(sources, exchange.emptied(sources, rounds), epoch - 1)
+        leaving, after = before[emptied], before.copy()
+        after[emptied] = arriving
+        self._in_slots = {epoch - 1: before, epoch: after}
+        received, sent = _ascending(arriving, sources != rank), _ascending(leaving, destinations != rank)
+        senders, receivers = sources[received].astype(np.int32), destinations[sent].astype(np.int32)
+        return Moves(np.sort(after), arriving[received], senders, leaving[sent], receivers)
+
+    def _samples_in(self, slots: Slots, epoch: int) -> Samples:
+        known = self._in_slots.get(epoch)
+        return slots.samples_of(self.rank, epoch) if known is None else known
+
+
+def plan_own_part(spec: ShuffleSpec, rank: int, epoch: int, delivery: str) -> OwnPart:
+    """Plan the part of one worker in one epoch, as :class:`OwnPlanner` does."""
+    return OwnPlanner(spec, rank).plan(epoch, delivery)
+
+
+def _ascending(samples: Samples, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Indices of the chosen samples, in ascending order of the samples."""
+    indices = np.flatnonzero(chosen)
+    return indices[np.argsort(samples[indices])]

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dshuffle.checks import as_integer
-from dshuffle.planning.assignment import draw_ranks
 from dshuffle.planning.bounds import MOST_WORKERS, average_lower_bound, coded_rate, lower_bound
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import check_delivery, plan_delivery
 from dshuffle.planning.packets import missing_samples
-from dshuffle.planning.planner import ShuffleSpec
+from dshuffle.planning.shuffle_spec import ShuffleSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +101,15 @@ def survey(
     for name in deliveries:
         check_delivery(name, n_workers, excess=spec.has_excess)
     policy = spec.policy()
-    ranks = spec.first_ranks()
-    holders = policy.first(ranks)
+    drawn = spec.draw_first()
+    holders = policy.first(drawn.ranks)
     for epoch in range(1, epochs + 1):
         if epoch > 1:
-            holders = policy.evolve(holders, ranks, epoch - 1)
+            holders = policy.evolve(holders, drawn.ranks, epoch - 1)
         started = time.process_time()
-        ranks, packets = draw_ranks(
-            choices.assignment, ranks, n_workers, seed=seed, epoch=epoch, holders=holders, classes=choices.balance
-        )
+        drawn = spec.draw(drawn, epoch, holders)
         drawing = time.process_time() - started
+    ranks = drawn.ranks
     needed = len(missing_samples(holders, ranks))
     exact = lower_bound(holders, ranks, n_workers) if bounds and n_workers <= MOST_WORKERS else None
     average = average_lower_bound(holders, ranks, n_workers)
@@ -120,7 +118,7 @@ def survey(
     figures = []
     for name in deliveries:
         started = time.process_time()
-        plan = plan_delivery(name, holders, ranks, n_workers, seed=seed, start=packets)
+        plan = plan_delivery(name, holders, ranks, n_workers, seed=seed, start=drawn.packets)
         seconds = time.process_time() - started
         figures.append(DeliveryFigures(name, plan.n_packets, needed, exact, average, rate, drawing, seconds))
     return tuple(figures)

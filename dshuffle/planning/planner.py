@@ -6,160 +6,16 @@ Plans depend on the specification alone, so the scheduler and every worker can m
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
 
-from dshuffle.checks import as_integer
-from dshuffle.errors import InvalidParameter, PlanError
-from dshuffle.planning.assignment import check_balance, draw_ranks
-from dshuffle.planning.assignment.balance import draw_classes
-from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
-from dshuffle.planning.bijection import DRAW_VERSION
-from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
+from dshuffle.errors import PlanError
+from dshuffle.planning.assignment import Drawn
+from dshuffle.planning.assignment.initial import GivenSharding
 from dshuffle.planning.check_plan import check_plan
-from dshuffle.planning.choices import Choices
-from dshuffle.planning.delivery import check_delivery, plan_delivery
+from dshuffle.planning.delivery import plan_delivery
 from dshuffle.planning.epoch_plan import EpochPlan, loading
-from dshuffle.planning.holders import cache_capacity, largest_share
 from dshuffle.planning.packets import Packets, missing_samples
 from dshuffle.planning.randomness import random_words
-from dshuffle.planning.types import Ranks
-
-
-@dataclass(frozen=True, slots=True)
-class ShuffleSpec:
-    """Everything that the plans of a shuffle depend on.
-
-    Parameters
-    ----------
-    n_samples, n_workers
-        Number of samples and number of workers; at least one sample per worker.
-    choices
-        The way of shuffling, with a delivery of :data:`DELIVERIES`. Samples that its sharding broadcasts are held by
-        every worker in every epoch; only the other samples are drawn and exchanged.
-    draw_version
-        Version of the random draws, so that no release reorders samples silently.
-
-    Raises
-    ------
-    InvalidParameter
-        If a parameter has a value that is not allowed.
-
-    Examples
-    --------
-    >>> spec = ShuffleSpec(10, 4, Choices("global"))
-    >>> spec.capacity, spec.max_incoming
-    (3, 3)
-    """
-
-    n_samples: int
-    n_workers: int
-    choices: Choices
-    draw_version: int = DRAW_VERSION
-
-    def __post_init__(self) -> None:
-        if self.draw_version != DRAW_VERSION:
-            hint = "Other releases of dshuffle draw other samples from the same seed. Use the release that wrote this."
-            raise InvalidParameter.of("draw_version", self.draw_version, f"{DRAW_VERSION} in this release", hint)
-        as_integer("n_workers", self.n_workers, 1)
-        as_integer("n_samples", self.n_samples, self.n_workers, "There are fewer samples than workers.")
-        if self.n_samples >= 2**63:
-            raise InvalidParameter.of("n_samples", self.n_samples, "below 2**63: sample numbers have 64 bits")
-        sharding, balance = self.choices.sharding, self.choices.balance
-        if isinstance(sharding, GivenSharding):
-            sharding.check(self.n_samples, self.n_workers)
-        elif sharding not in SHARDINGS:
-            raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}")
-        if balance is not None:
-            check_balance(balance, self.choices.assignment, self.n_samples)
-        check_delivery(self.choices.delivery, self.n_workers, excess=self.has_excess)
-
-    def with_choices(self, **changes: Any) -> ShuffleSpec:
-        """The same job with other choices."""
-        return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))
-
-    @property
-    def n_broadcast(self) -> int:
-        """Samples that every worker trains on and holds."""
-        sharding = self.choices.sharding
-        return sharding.n_broadcast if isinstance(sharding, GivenSharding) else 0
-
-    @property
-    def n_dealt(self) -> int:
-        """Number of samples that are not broadcast: one worker trains on each in an epoch."""
-        return self.n_samples - self.n_broadcast
-
-    def of_dealt(self) -> ShuffleSpec:
-        """Return the specification for the samples that are not broadcast, renumbered from 0."""
-        if not self.n_broadcast:
-            return self
-        sharding, balance = self.choices.sharding, self.choices.balance
-        assert isinstance(sharding, GivenSharding)
-        others = sharding.others()
-        choices = dataclasses.replace(
-            self.choices, sharding=sharding.of_others(), balance=None if balance is None else balance.only(others)
-        )
-        return ShuffleSpec(len(others), self.n_workers, choices)
-
-    @property
-    def chunk_rows(self) -> int:
-        """Samples that always have the same worker: those of a chunk with ``chunks``, else 1."""
-        return self.choices.assignment.unit_for(self.n_samples, self.n_workers)
-
-    @property
-    def most_workers(self) -> int:
-        """Maximum number of workers that can get a share."""
-        return -(-self.n_dealt // self.chunk_rows)
-
-    @property
-    def largest_share(self) -> int:
-        """Maximum number of samples that a worker trains on in an epoch."""
-        return largest_share(self.n_dealt, self.n_workers, self.chunk_rows) + self.n_broadcast
-
-    @property
-    def capacity(self) -> int:
-        """Rows that a worker holds between epochs, at most."""
-        dealt = cache_capacity(self.choices.cache_fraction, self.n_dealt, self.n_workers, chunk_rows=self.chunk_rows)
-        return dealt + self.n_broadcast
-
-    @property
-    def has_excess(self) -> bool:
-        """Whether workers hold more than their shares."""
-        return self.capacity > self.largest_share
-
-    def policy(self) -> CachingPolicy:
-        """Return a new caching policy for one shuffle."""
-        if not self.has_excess:
-            return Shares(self.n_workers)
-        assert self.choices.caching is not None  # Choices fills it in
-        return CACHINGS[self.choices.caching](self.n_workers, self.capacity, self.choices.seed)
-
-    def first_ranks(self) -> Ranks:
-        """Return the assignment of epoch 0, ``(q,)`` int32.
-
-        Raises
-        ------
-        InvalidParameter
-            If ``balance`` is set and the sharding is not balanced.
-        """
-        n, seed = self.n_workers, self.choices.seed
-        sharding, balance = self.choices.sharding, self.choices.balance
-        if balance is not None and sharding == "random":
-            return draw_classes(balance, n, "sharding", seed)
-        if isinstance(sharding, GivenSharding):
-            ranks = sharding.assignment()
-        else:
-            chunk_rows = self.chunk_rows if self.choices.assignment.in_chunks else None
-            ranks = first_ranks(sharding, self.n_samples, n, seed=seed, chunk_rows=chunk_rows)
-        if balance is not None:
-            balance.check_balanced("sharding", str(sharding), ranks, n)
-        return ranks
-
-    @property
-    def max_incoming(self) -> int:
-        """Rows that a worker can receive in the exchange for one epoch, at most."""
-        share = self.largest_share - self.n_broadcast
-        return self.choices.assignment.most_incoming(self.n_dealt, self.n_workers, share)
+from dshuffle.planning.shuffle_spec import ShuffleSpec
 
 
 class EpochPlanner:
@@ -177,13 +33,14 @@ class EpochPlanner:
 
     Examples
     --------
+    >>> from dshuffle.planning import Choices
     >>> spec = ShuffleSpec(8, 2, Choices("partial:0.5", sharding="contiguous"))
     >>> planner = EpochPlanner(spec)
     >>> planner.load().for_worker(0).receives
     {-2: array([0, 1, 2, 3])}
     >>> worker = planner.advance().for_worker(0)
     >>> worker.receives, worker.sends
-    ({1: array([4, 6])}, {1: array([2, 3])})
+    ({1: array([4, 7])}, {1: array([1, 3])})
     """
 
     def __init__(self, spec: ShuffleSpec, *, checks: bool = True) -> None:
@@ -193,15 +50,17 @@ class EpochPlanner:
         # Broadcast samples never move, so the other samples are planned alone.
         self._dealt = spec.of_dealt()
         self._last: EpochPlan | None = None
+        self._drawn: Drawn | None = None
         self._policy = self._dealt.policy()
 
     def load(self) -> EpochPlan:
         """Plan epoch 0: every worker reads its share and its excess from the store, in ascending order."""
         spec = self._dealt
-        ranks = spec.first_ranks()
-        holders = self._policy.first(ranks)
+        drawn = spec.draw_first()
+        holders = self._policy.first(drawn.ranks)
         packets = loading(holders, spec.n_workers)
-        return self._found(EpochPlan(0, spec.choices.seed, spec.n_workers, ranks, holders, packets, spec.n_samples))
+        plan = EpochPlan(0, spec.choices.seed, spec.n_workers, drawn.ranks, holders, packets, spec.n_samples)
+        return self._found(plan, drawn)
 
     def advance(self, delivery: str | None = None) -> EpochPlan:
         """Plan the next epoch: the exchange from the current partitions to the next assignment.
@@ -216,33 +75,28 @@ class EpochPlanner:
         PlanError
             If :meth:`load` has not been called, or the plan has a fault.
         """
-        spec, last = self._dealt, self._last
+        spec, last, before = self._dealt, self._last, self._drawn
         choices = spec.choices
-        if last is None:
+        if last is None or before is None:
             raise PlanError("advance() was called before load(). Call load() first.")
         n, epoch = spec.n_workers, last.epoch + 1
         if not choices.assignment.moves and not spec.has_excess:
             # Only the order changes, and planning would take cores from the training that it goes on beside.
-            return self._found(dataclasses.replace(last, epoch=epoch, packets=Packets.uncoded([], [], []), n_needed=0))
-        ranks, start = draw_ranks(
-            choices.assignment,
-            last.ranks,
-            n,
-            seed=choices.seed,
-            epoch=epoch,
-            holders=last.holders,
-            classes=choices.balance,
-        )
+            same = dataclasses.replace(last, epoch=epoch, packets=Packets.uncoded([], [], []), n_needed=0)
+            return self._found(same, before)
+        drawn = spec.draw(before, epoch, last.holders)
         seed = int(random_words(1, "delivery", choices.seed, epoch)[0])
-        packets = plan_delivery(delivery or choices.delivery, last.holders, ranks, n, seed=seed, start=start)
+        name = delivery or choices.delivery
+        packets = plan_delivery(name, last.holders, drawn.ranks, n, seed=seed, start=drawn.packets)
         if self.checks:
-            check_plan(packets, last.holders, ranks, n, capacity=spec.capacity)
-        holders = self._policy.evolve(last.holders, ranks, epoch)
-        n_needed = len(missing_samples(last.holders, ranks))
-        return self._found(EpochPlan(epoch, choices.seed, n, ranks, holders, packets, n_needed))
+            check_plan(packets, last.holders, drawn.ranks, n, capacity=spec.capacity)
+        holders = self._policy.evolve(last.holders, drawn.ranks, epoch)
+        n_needed = len(missing_samples(last.holders, drawn.ranks))
+        return self._found(EpochPlan(epoch, choices.seed, n, drawn.ranks, holders, packets, n_needed), drawn)
 
-    def _found(self, plan: EpochPlan) -> EpochPlan:
-        self._last = self.current = plan
+    def _found(self, plan: EpochPlan, drawn: Drawn) -> EpochPlan:
+        self._last, self._drawn = plan, drawn
+        self.current = plan
         sharding = self.spec.choices.sharding
         if isinstance(sharding, GivenSharding) and sharding.broadcast is not None and len(sharding.broadcast):
             self.current = plan.with_broadcast(sharding.broadcast, sharding.others())

@@ -12,6 +12,7 @@ import operator
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.types import Ranks, Samples, Words
@@ -44,6 +45,17 @@ def random_words(count: int, *path: int | str) -> Words:
     digest = hashlib.sha256("".join(parts).encode()).digest()
     bits = np.random.PCG64(np.random.SeedSequence(int.from_bytes(digest, "little")))
     return np.asarray(bits.random_raw(count), dtype=np.uint64)
+
+
+def words_at(word: np.uint64, numbers: NDArray[np.int64]) -> Words:
+    """Independent 64-bit words for numbers from 0, all of them derived from one random word.
+
+    They are the entries ``numbers`` of the SplitMix64 stream that starts at the word, so any of them can be had alone.
+    """
+    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + word
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
 def permutation(n: int, *path: int | str) -> Samples:

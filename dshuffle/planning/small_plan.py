@@ -8,7 +8,8 @@ import numpy as np
 
 from dshuffle.planning.bijection import Bijection
 from dshuffle.planning.own_part import plan_own_part, plans_own_parts
-from dshuffle.planning.planner import EpochPlanner, ShuffleSpec
+from dshuffle.planning.planner import EpochPlanner
+from dshuffle.planning.shuffle_spec import ShuffleSpec
 
 
 def compile_planner(spec: ShuffleSpec) -> None:

@@ -38,8 +38,14 @@ def _neighbour(name: str) -> ModuleType:
     return module
 
 
-OWN_PARTS = ((10**9, 4096, 0.4, 200 * MIB), (10**7, 256, 0.06, 200 * MIB), (10**6, 20, 0.06, 200 * MIB))
-"""Samples, workers, and the processor seconds and bytes that planning one worker's part may take."""
+OWN_PARTS = (
+    ("global", 10**9, 4096, 1, 0.4, 200 * MIB),
+    ("global", 10**7, 256, 1, 0.06, 200 * MIB),
+    ("global", 10**6, 20, 1, 0.06, 200 * MIB),
+    ("partial:0.1", 10**7, 256, 1, 0.06, 200 * MIB),
+    ("partial:0.1", 10**6, 20, 100, 1.0, 200 * MIB),
+)
+"""Assignment, samples, workers, epoch, and the processor seconds and bytes that planning one worker's part may take."""
 
 
 def planning_seconds(n_samples: int = 1_000_000, n_workers: int = 20) -> float:
@@ -124,11 +130,12 @@ def main(argv: list[str] | None = None) -> bool:
     plan = planning_seconds()
     judge("a global epoch of 1,000,000 samples, 20 workers, is planned in under 0.5 s", f"{plan:.3f} s", plan < 0.5)
 
-    for n_samples, n_workers, seconds, nbytes in OWN_PARTS:
-        spec = ShuffleSpec(n_samples, n_workers, Choices(Global()))
-        own = measure_own_part(spec, n_workers // 2, 1)
+    for assignment, n_samples, n_workers, epoch, seconds, nbytes in OWN_PARTS:
+        spec = ShuffleSpec(n_samples, n_workers, Choices(assignment))
+        own = measure_own_part(spec, n_workers // 2, epoch)
         judge(
-            f"1 of {n_workers:,} workers plans its part of {n_samples:,} samples in {seconds} s, {nbytes // MIB} MiB",
+            f"{assignment}: 1 of {n_workers:,} workers plans its part of {n_samples:,} samples for epoch {epoch} in "
+            f"{seconds} s, {nbytes // MIB} MiB",
             f"{own['processor_seconds']:.3f} s, {own['extra_bytes'] / MIB:.0f} MiB",
             own["processor_seconds"] <= seconds and own["extra_bytes"] <= nbytes,
         )

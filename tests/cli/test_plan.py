@@ -88,7 +88,9 @@ def test_bad_input_is_one_clear_line(arguments, told):
     assert "Traceback" not in ran.output
 
 
-@pytest.mark.parametrize(("assignment", "planned"), [("global", "alone"), ("partial:0.5", "for all workers")])
+@pytest.mark.parametrize(
+    ("assignment", "planned"), [("global", "alone"), ("partial:0.5", "alone"), ("aligned", "for all workers")]
+)
 def test_one_workers_part_is_shown_and_its_ids_are_written(tmp_path, assignment, planned):
     orders, received, sent = [], [], []
     for rank in range(4):

@@ -24,12 +24,13 @@ from dshuffle.planning import (
     Partial,
     ShuffleSpec,
 )
+from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.order import epoch_order
 
 
 def make(n_samples=12, n_workers=3, **changes):
     fields = {"seed": 0, "assignment": Global(), "delivery": "peer", "sharding": "random"}
-    version = changes.pop("draw_version", 1)
+    version = changes.pop("draw_version", DRAW_VERSION)
     return ShuffleSpec(n_samples, n_workers, Choices(**fields | changes), version)
 
 
@@ -211,7 +212,7 @@ def test_advancing_before_loading():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"draw_version": 2}, "draw_version=2 .*1 in this release.*Use the release"),
+        ({"draw_version": 1}, "draw_version=1 .*2 in this release.*Use the release"),
         ({"n_workers": 0}, "n_workers=0 .* >= 1"),
         ({"n_workers": 1.5}, "n_workers=1.5 .* integer"),
         ({"n_samples": 2**63}, r"n_samples=9223372036854775808 .*below 2\*\*63"),

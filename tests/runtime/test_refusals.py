@@ -20,7 +20,7 @@ from dshuffle.errors import (
     InvalidParameter,
 )
 from dshuffle.planning import EpochPlan, EpochPlanner
-from dshuffle.runtime.worker import member_exchange
+from dshuffle.planning.own_part import OwnPlanner
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 
@@ -251,7 +251,7 @@ def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, 
     [
         (EpochPlanner, "advance", 0.5),  # excess is planned for all workers
         (EpochPlan, "for_worker", 0.5),
-        (member_exchange, "plan_own_part", None),
+        (OwnPlanner, "plan", None),
     ],
 )
 def test_whatever_goes_wrong_while_planning_is_heard_of(threads, small, orders, monkeypatch, owner, where, fraction):

@@ -17,10 +17,10 @@ from dshuffle.planning.assignment.chunks import Chunks
 from dshuffle.planning.assignment.global_ import Global
 from dshuffle.planning.assignment.local import Local
 from dshuffle.planning.assignment.partial import Partial
-from dshuffle.planning.assignment.rule import Assignment, Draw
+from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
 from dshuffle.planning.holders import as_holders
-from dshuffle.planning.packets import Packets, missing_samples
-from dshuffle.planning.types import Holders, Ranks
+from dshuffle.planning.packets import missing_samples
+from dshuffle.planning.types import Holders, Ranks, Samples
 
 __all__ = [
     "ASSIGNMENTS",
@@ -28,6 +28,7 @@ __all__ = [
     "Assignment",
     "Chunks",
     "Draw",
+    "Drawn",
     "Global",
     "Local",
     "Partial",
@@ -83,7 +84,11 @@ def next_ranks(
     holders: ArrayLike | None = None,
     classes: Classes | None = None,
 ) -> Ranks:
-    """Compute the assignment of an epoch from the previous one.
+    """Compute the assignment of an epoch from the previous one, without the history of a session.
+
+    ``partial`` has slots for samples, which sessions fill from epoch to epoch. Here the samples of each worker are in
+    ascending order. So one draw is equal to the first of a session with the same first assignment, unless that is
+    ``"random"``; repeated draws are different ones with the same distribution.
 
     Parameters
     ----------
@@ -110,15 +115,15 @@ def next_ranks(
     ----------
     Nguyen et al. (2022), Algorithm 1 (``Partial``); see docs/papers.md. There, a random permutation of the ranks says
     where sample i of every worker goes. It may send a sample to its own worker, so about 1/M of the exchanges move
-    nothing. We draw permutations without fixed points, so that exactly ``ceil(Q N / M)`` samples leave and enter every
-    worker.
+    nothing. We shift the ranks by a random distance that is not zero, in a random order, so that exactly
+    ``ceil(Q N / M)`` samples leave and enter every worker.
 
     Examples
     --------
     >>> next_ranks(Partial(0.5), [0, 0, 0, 0, 1, 1, 1, 1], 2, seed=0, epoch=1)
-    array([0, 0, 1, 1, 0, 1, 0, 1], dtype=int32)
+    array([0, 1, 0, 1, 0, 1, 1, 0], dtype=int32)
     """
-    return draw_ranks(assignment, previous, n_workers, seed=seed, epoch=epoch, holders=holders, classes=classes)[0]
+    return draw_ranks(assignment, previous, n_workers, seed=seed, epoch=epoch, holders=holders, classes=classes).ranks
 
 
 def draw_ranks(
@@ -130,11 +135,12 @@ def draw_ranks(
     epoch: int,
     holders: ArrayLike | None = None,
     classes: Classes | None = None,
-) -> tuple[Ranks, Packets | None]:
-    """Compute the next assignment and, with ``aligned``, the perfect packets that were drawn with it.
+    slots: Samples | None = None,
+) -> Drawn:
+    """Compute the next assignment, and what is drawn with it.
 
-    The parameters are those of :func:`next_ranks`. The packets deliver some of the samples that workers need; pass
-    them to :func:`~dshuffle.planning.plan_delivery` as ``start``.
+    The parameters are those of :func:`next_ranks`, and ``slots`` is what the draw before returned, or None in the first
+    one. :class:`~dshuffle.planning.rank_sequence.RankSequence` keeps them.
     """
     if not isinstance(assignment, Assignment):
         raise InvalidParameter.of("assignment", assignment, "an Assignment", "Names are parsed by parse_assignment.")
@@ -143,7 +149,7 @@ def draw_ranks(
     masks = None if holders is None else _covering(as_holders(holders, n_workers), ranks)
     if classes is not None:
         check_balance(classes, assignment, len(ranks))
-    return assignment.draw(Draw(ranks, n_workers, seed, epoch, masks, classes))
+    return assignment.draw(Draw(ranks, n_workers, seed, epoch, masks, classes, slots))
 
 
 def check_balance(classes: Classes, assignment: Assignment, n_samples: int | None = None) -> None:

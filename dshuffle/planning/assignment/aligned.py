@@ -13,11 +13,10 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.aligned_draw import draw_aligned
 from dshuffle.planning.assignment.draws import balanced_sizes
 from dshuffle.planning.assignment.partial import Partial
-from dshuffle.planning.assignment.rule import Assignment, Draw
+from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.randomness import choose
-from dshuffle.planning.types import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class Aligned(Assignment):
         """See :class:`Assignment`."""
         return self.most_drawn(n_samples, n_workers)
 
-    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
+    def draw(self, draw: Draw) -> Drawn:
         """See :class:`Assignment`."""
         if draw.holders is None:
             raise InvalidParameter.of("holders", None, "the holder masks, which the assignment 'aligned' needs")
@@ -103,4 +102,5 @@ class Aligned(Assignment):
         ranks = draw.previous.copy()
         ranks[pool] = drawn.destinations
         senders = np.full(len(drawn.offsets) - 1, SERVER, dtype=np.int32)
-        return ranks, Packets(drawn.offsets, pool[drawn.members], drawn.destinations[drawn.members], senders)
+        packets = Packets(drawn.offsets, pool[drawn.members], drawn.destinations[drawn.members], senders)
+        return Drawn(ranks, packets)

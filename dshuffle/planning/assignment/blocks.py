@@ -94,6 +94,21 @@ class Blocks:
             samples = np.concatenate([samples, np.arange(self.n_units * self.unit, self.n_samples)])
         return samples
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """``(n_workers,)`` int64, the units of each worker."""
+        each, extra = divmod(self.n_units, self.n_workers)
+        sizes = np.empty(self.n_workers, np.int64)
+        sizes[self.names] = each + (np.arange(self.n_workers) < extra)
+        return sizes
+
+    def samples_at(self, workers: NDArray[np.int64], places: NDArray[np.int64]) -> Samples:
+        """``(k,)`` int64, the samples at the given ``(k,)`` places of the workers' blocks, if units are samples."""
+        starts = np.empty(self.n_workers, np.int64)
+        starts[self.names] = np.cumsum(self.sizes[self.names]) - self.sizes[self.names]
+        positions = starts[workers] + places
+        return positions if self.bijection is None else self.bijection.inverse(positions)
+
     def all_ranks(self) -> Ranks:
         """``(n_samples,)`` int32, the worker of every sample."""
         return self.ranks_of(np.arange(self.n_samples))

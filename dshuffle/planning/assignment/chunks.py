@@ -14,8 +14,7 @@ import numpy as np
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.assignment.rule import Assignment, Draw
-from dshuffle.planning.packets import Packets
+from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
 from dshuffle.planning.types import Ranks
 
 
@@ -61,9 +60,9 @@ class Chunks(Assignment):
         """See :class:`Assignment`."""
         return cls(None if parameter is None else int(parameter))
 
-    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
+    def draw(self, draw: Draw) -> Drawn:
         """See :class:`Assignment`."""
-        return self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks(), None
+        return Drawn(self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks())
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks:
         """See :class:`Assignment`."""

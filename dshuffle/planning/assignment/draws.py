@@ -1,9 +1,4 @@
-"""Balanced random draws: the sizes of shares, which samples they get, and exchanges between workers.
-
-References
-----------
-Nguyen et al. (2022), Algorithm 1; see docs/papers.md. :func:`~dshuffle.planning.next_ranks` says how we differ.
-"""
+"""Random draws: the sizes of shares, which samples they get, and exchanges between all workers."""
 
 from __future__ import annotations
 
@@ -11,8 +6,7 @@ import numba
 import numpy as np
 
 from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.grouping import group_by
-from dshuffle.planning.randomness import below, choose, next_word, permutation, random_words
+from dshuffle.planning.randomness import below, next_word, permutation
 from dshuffle.planning.types import Ranks, Samples
 
 
@@ -27,25 +21,6 @@ def balanced_sizes(n_samples: int, n_workers: int, *path: int | str) -> Samples:
 def uniform_ranks(n_samples: int, n_workers: int, *path: int | str) -> Ranks:
     """Draw ``(n_samples,)`` uniform ranks; shares differ by at most one sample."""
     return Blocks.drawn(n_samples, n_workers, 1, *path).all_ranks()
-
-
-def exchange_samples(
-    previous: Ranks, n_workers: int, count: int, seed: int, epoch: int, *, fixed_points: bool = False
-) -> Ranks:
-    """Exchange ``count`` random samples of every worker; each receives as many as it sends.
-
-    With fixed points, a sample may be sent to the worker that has it.
-    """
-    ranks = previous.copy()
-    if count == 0:
-        return ranks
-    order, offsets = group_by(previous, n_workers)
-    sent = np.empty((count, n_workers), dtype=np.int64)
-    for rank in range(n_workers):
-        own = order[offsets[rank] : offsets[rank + 1]]
-        sent[:, rank] = choose(own, count, "partial", seed, epoch, rank)
-    (permute if fixed_points else derange)(sent, random_words(count, "partial", seed, epoch), ranks)
-    return ranks
 
 
 @numba.njit(nogil=True, cache=True)
@@ -64,18 +39,4 @@ def derange(sent, words, ranks):  # type: ignore[no-untyped-def]
             destination[rank], destination[other] = destination[other], destination[rank]
             rank = 0 if destination[rank] == rank else rank + 1
         for rank in range(n_workers):
-            ranks[sent[row, rank]] = destination[rank]
-
-
-@numba.njit(nogil=True, cache=True)
-def permute(sent, words, ranks):  # type: ignore[no-untyped-def]
-    """Reassign each row of ``sent`` by a uniform permutation of the ranks, which may have fixed points."""
-    n_workers = sent.shape[1]
-    destination = np.arange(n_workers)
-    for row in range(sent.shape[0]):
-        state = words[row]
-        for rank in range(n_workers):
-            state, word = next_word(state)
-            other = rank + below(word, n_workers - rank)
-            destination[rank], destination[other] = destination[other], destination[rank]
             ranks[sent[row, rank]] = destination[rank]

@@ -7,9 +7,7 @@ from typing import ClassVar, Self
 
 from dshuffle.planning.assignment.balance import draw_classes
 from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.assignment.rule import Assignment, Draw
-from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Ranks
+from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +27,11 @@ class Global(Assignment):
             raise ValueError(parameter)
         return cls()
 
-    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
+    def draw(self, draw: Draw) -> Drawn:
         """See :class:`Assignment`."""
         if draw.classes is not None:
-            return draw_classes(draw.classes, draw.n_workers, "global", draw.seed, draw.epoch), None
-        return self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks(), None
+            return Drawn(draw_classes(draw.classes, draw.n_workers, "global", draw.seed, draw.epoch))
+        return Drawn(self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks())
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks:
         """See :class:`Assignment`."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from dshuffle.planning.assignment.rule import Assignment, Draw
-from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Ranks
+from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +26,9 @@ class Local(Assignment):
             raise ValueError(parameter)
         return cls()
 
-    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
+    def draw(self, draw: Draw) -> Drawn:
         """See :class:`Assignment`."""
-        return draw.previous.copy(), None
+        return Drawn(draw.previous.copy())
 
     @property
     def shuffled_fraction(self) -> float:

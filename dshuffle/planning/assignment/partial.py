@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Self
 
+import numpy as np
+
 from dshuffle.checks import as_ratio
 from dshuffle.planning.assignment.balance import exchange_in_classes
-from dshuffle.planning.assignment.draws import exchange_samples
-from dshuffle.planning.assignment.rule import Assignment, Draw
-from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Ranks
+from dshuffle.planning.assignment.blocks import Blocks
+from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
+from dshuffle.planning.assignment.slots import SlotExchange, Slots, path_of
+from dshuffle.planning.grouping import count_keys, group_by
 
 FIXED_POINTS = ":fixed-points"
 MIXED = 0.01
@@ -29,7 +31,7 @@ class Partial(Assignment):
         Q in [0, 1]. 0 is the same as ``local``. 1 is not the same as ``global``: every sample moves to another worker.
         More is not always better: see :meth:`return_probability`.
     fixed_points
-        Draw permutations of the workers that may send a sample to the worker that has it, as Nguyen et al. do. Workers
+        Allow rounds that send every sample to the worker that has it, as Nguyen et al. do for single samples. Workers
         then exchange at most as many samples, and about 1/n fewer on average, and every larger Q mixes better.
 
     References
@@ -79,15 +81,25 @@ class Partial(Assignment):
         number = (parameter or "").removesuffix(FIXED_POINTS)
         return cls(float(number), fixed_points=number != parameter)
 
-    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
+    def draw(self, draw: Draw) -> Drawn:
         """See :class:`Assignment`."""
         count = self.n_exchanged(len(draw.previous), draw.n_workers)
         if draw.classes is not None:
-            return exchange_in_classes(draw.previous, draw.classes, draw.n_workers, count, draw.seed, draw.epoch), None
-        ranks = exchange_samples(
-            draw.previous, draw.n_workers, count, draw.seed, draw.epoch, fixed_points=self.fixed_points
-        )
-        return ranks, None
+            ranks = exchange_in_classes(draw.previous, draw.classes, draw.n_workers, count, draw.seed, draw.epoch)
+            return Drawn(ranks)
+        slots = group_by(draw.previous, draw.n_workers)[0] if draw.slots is None else draw.slots
+        if not count:
+            return Drawn(draw.previous.copy(), slots=slots)
+        sizes = count_keys(draw.previous, 0, draw.n_workers)
+        exchange = SlotExchange.drawn(sizes, count, self.fixed_points, *path_of(draw.seed, draw.epoch))
+        slots = exchange.applied(slots)
+        ranks = np.empty_like(draw.previous)
+        ranks[slots] = np.repeat(np.arange(draw.n_workers, dtype=np.int32), sizes)
+        return Drawn(ranks, slots=slots)
+
+    def slots(self, first: Blocks, seed: int) -> Slots:
+        """See :class:`Assignment`."""
+        return Slots(first, self.n_exchanged(first.n_samples, first.n_workers), self.fixed_points, seed)
 
     @property
     def shuffled_fraction(self) -> float:

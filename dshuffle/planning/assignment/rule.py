@@ -9,13 +9,14 @@ from typing import ClassVar, Self
 
 from dshuffle.planning.assignment.balance import Classes
 from dshuffle.planning.assignment.blocks import Blocks
+from dshuffle.planning.assignment.slots import Slots
 from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Holders, Ranks
+from dshuffle.planning.types import Holders, Ranks, Samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """What the ranks of one epoch may depend on.
+    """What the ranks of one epoch depend on.
 
     Parameters
     ----------
@@ -27,6 +28,9 @@ class Draw:
         ``(q, words)`` masks of who holds what in epoch ``epoch - 1``, for rules with ``needs_holders``.
     classes
         Classes to keep balanced, for rules with ``can_balance``.
+    slots
+        ``(q,)`` int64, the samples in the slots of worker 0, then of worker 1, and so on, for rules with slots. None
+        means ascending samples.
     """
 
     previous: Ranks
@@ -35,6 +39,26 @@ class Draw:
     epoch: int
     holders: Holders | None = None
     classes: Classes | None = None
+    slots: Samples | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """The ranks of one epoch, and what was drawn with them.
+
+    Parameters
+    ----------
+    ranks
+        ``(q,)`` int32, the worker that trains on each sample.
+    packets
+        Perfect packets that deliver some of the samples that workers need, with ``aligned``.
+    slots
+        ``(q,)`` int64, the samples in the slots, for rules with slots.
+    """
+
+    ranks: Ranks
+    packets: Packets | None = None
+    slots: Samples | None = None
 
 
 class Assignment(ABC):
@@ -77,11 +101,15 @@ class Assignment(ABC):
         """
 
     @abstractmethod
-    def draw(self, draw: Draw) -> tuple[Ranks, Packets | None]:
-        """``(q,)`` int32 ranks of an epoch, and the packets that they were drawn together with, if any."""
+    def draw(self, draw: Draw) -> Drawn:
+        """Draw the ranks of an epoch."""
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks | None:
         """The ranks of an epoch from 1 as a function; None if they depend on the epoch before."""
+        return None
+
+    def slots(self, first: Blocks, seed: int) -> Slots | None:
+        """The samples in all slots as a function, from the ranks of epoch 0; None for rules without slots."""
         return None
 
     def first_blocks(self, sharding: object, n_samples: int, n_workers: int, seed: int) -> Blocks | None:

@@ -16,7 +16,8 @@ from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
 from dshuffle.planning.cost.loads_expected import needed_rows, ring_bytes, storage_loads
 from dshuffle.planning.delivery.relay import route
 from dshuffle.planning.packets import SERVER, Packets
-from dshuffle.planning.planner import EpochPlanner, ShuffleSpec
+from dshuffle.planning.planner import EpochPlanner
+from dshuffle.planning.shuffle_spec import ShuffleSpec
 
 EPOCHS = 3
 """Epoch that is planned. By then the caches hold what eviction has left, not what was loaded."""

@@ -18,7 +18,7 @@ from dshuffle.exchange.row_flows import ArrivingRows, LeavingRows
 from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, Packets, ShuffleSpec, WorkerPart
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
-from dshuffle.planning.own_part import plan_own_part
+from dshuffle.planning.own_part import OwnPlanner
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import Settings
 from dshuffle.runtime.worker.server_rows import EncodedPackets, ServerRows
@@ -82,11 +82,12 @@ class MemberExchange:
 
     @classmethod
     def alone(
-        cls, spec: ShuffleSpec, rank: int, epoch: int, layout: RowLayout, settings: Settings, delivery: str
+        cls, planner: OwnPlanner, epoch: int, layout: RowLayout, settings: Settings, delivery: str
     ) -> MemberExchange:
         """Plan this rank's part of an epoch, and nothing else."""
         started = time.perf_counter()
-        own = plan_own_part(spec, rank, epoch, delivery)
+        spec, own = planner.spec, planner.plan(epoch, delivery)
+        rank = planner.rank
         expected = own.n_received
         summary = {
             "packets": expected,

@@ -27,7 +27,7 @@ from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.messages import MessageId, rows_per_message
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.planning import SERVER, STORE, EpochPlanner, name_of
-from dshuffle.planning.own_part import plans_own_parts
+from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.records import Measures
 from dshuffle.runtime.measure.processors import ProcessorTimes
 from dshuffle.runtime.memory import partition_nbytes
@@ -81,8 +81,11 @@ class WorkerSession:
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-plan")
         self._dataset = dataset
         # All members compare digests of their plans, so one check is enough.
-        self._plans_alone = all(plans_own_parts(spec.shuffle, delivery) for delivery in spec.deliveries)
-        self._planner = EpochPlanner(spec.shuffle, checks=rank == 0)
+        self._planner: OwnPlanner | EpochPlanner
+        if rank is not None and all(plans_own_parts(spec.shuffle, delivery) for delivery in spec.deliveries):
+            self._planner = OwnPlanner(spec.shuffle, rank)
+        else:
+            self._planner = EpochPlanner(spec.shuffle, checks=rank == 0)
         self._plans: dict[int, asyncio.Future[MemberExchange]] = {}
         self._run: Run | None = None
         self._traffic = dataset.traffic
@@ -297,11 +300,10 @@ class WorkerSession:
         return self._plans[epoch]
 
     def _make_plan(self, epoch: int, delivery: str) -> MemberExchange:
-        participants, layout = list(self._senders), self._dataset.layout
-        if self._plans_alone:
-            assert self.rank is not None
-            return MemberExchange.alone(self.spec.shuffle, self.rank, epoch, layout, self.spec.settings, delivery)
-        return MemberExchange.make(self._planner, epoch, participants, layout, self.spec.settings, delivery)
+        planner, layout, settings = self._planner, self._dataset.layout, self.spec.settings
+        if isinstance(planner, OwnPlanner):
+            return MemberExchange.alone(planner, epoch, layout, settings, delivery)
+        return MemberExchange.make(planner, epoch, list(self._senders), layout, settings, delivery)
 
     def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:
         assert self._training is not None

@@ -32,7 +32,8 @@ def situations(draw):
 def test_draws_are_balanced_and_their_packets_perfect(situation, seed, fraction):
     n, previous, holders = situation
     assignment = Aligned(fraction)
-    ranks, packets = draw_ranks(assignment, previous, n, seed=seed, epoch=4, holders=holders)
+    drawn = draw_ranks(assignment, previous, n, seed=seed, epoch=4, holders=holders)
+    ranks, packets = drawn.ranks, drawn.packets
     assert ranks.dtype == np.int32
     counts = np.bincount(ranks, minlength=n)
     assert np.ptp(counts) <= 1
@@ -195,7 +196,8 @@ def test_packets_and_seconds_after_five_epochs(q, alpha, packets, seconds):
     for _ in range(5):
         before, plan = made.current, made.advance().packets
         start = time.thread_time()
-        ranks, perfect = draw_ranks(Aligned(), before.ranks, 20, seed=0, epoch=before.epoch + 1, holders=before.holders)
+        drawn = draw_ranks(Aligned(), before.ranks, 20, seed=0, epoch=before.epoch + 1, holders=before.holders)
+        ranks, perfect = drawn.ranks, drawn.packets
         plan_delivery("clique", before.holders, ranks, 20, start=perfect)
         took = min(took, time.thread_time() - start)
     assert plan.n_packets <= packets
@@ -251,6 +253,7 @@ def test_golden_values():
     holders = first_holders(previous, 4, 6, seed=7)
     drawn = next_ranks(Aligned(), previous, 4, seed=7, epoch=1, holders=holders)
     assert drawn.tolist() == [3, 1, 0, 1, 2, 2, 2, 3, 0, 0, 3, 1]
-    part, packets = draw_ranks(Aligned(0.6), previous, 4, seed=7, epoch=1, holders=holders)
+    drawn_part = draw_ranks(Aligned(0.6), previous, 4, seed=7, epoch=1, holders=holders)
+    part, packets = drawn_part.ranks, drawn_part.packets
     assert part.tolist() == [1, 3, 2, 3, 1, 1, 3, 0, 0, 0, 2, 2]
     assert packets.samples.tolist() == [8, 3]

@@ -1,0 +1,190 @@
+"""The specification of a shuffle: everything that its plans depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from dshuffle.checks import as_integer
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment import Drawn, check_balance, draw_ranks
+from dshuffle.planning.assignment.balance import draw_classes
+from dshuffle.planning.assignment.blocks import Blocks
+from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
+from dshuffle.planning.assignment.slots import Slots
+from dshuffle.planning.bijection import DRAW_VERSION
+from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
+from dshuffle.planning.choices import Choices
+from dshuffle.planning.delivery import check_delivery
+from dshuffle.planning.holders import cache_capacity, largest_share
+from dshuffle.planning.types import Holders, Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleSpec:
+    """Everything that the plans of a shuffle depend on.
+
+    Parameters
+    ----------
+    n_samples, n_workers
+        Number of samples and number of workers; at least one sample per worker.
+    choices
+        The way of shuffling, with a delivery of :data:`DELIVERIES`. Samples that its sharding broadcasts are held by
+        every worker in every epoch; only the other samples are drawn and exchanged.
+    draw_version
+        Version of the random draws, so that no release reorders samples silently.
+
+    Raises
+    ------
+    InvalidParameter
+        If a parameter has a value that is not allowed.
+
+    Examples
+    --------
+    >>> spec = ShuffleSpec(10, 4, Choices("global"))
+    >>> spec.capacity, spec.max_incoming
+    (3, 3)
+    """
+
+    n_samples: int
+    n_workers: int
+    choices: Choices
+    draw_version: int = DRAW_VERSION
+
+    def __post_init__(self) -> None:
+        if self.draw_version != DRAW_VERSION:
+            hint = "Other releases of dshuffle draw other samples from the same seed. Use the release that wrote this."
+            raise InvalidParameter.of("draw_version", self.draw_version, f"{DRAW_VERSION} in this release", hint)
+        as_integer("n_workers", self.n_workers, 1)
+        as_integer("n_samples", self.n_samples, self.n_workers, "There are fewer samples than workers.")
+        if self.n_samples >= 2**63:
+            raise InvalidParameter.of("n_samples", self.n_samples, "below 2**63: sample numbers have 64 bits")
+        sharding, balance = self.choices.sharding, self.choices.balance
+        if isinstance(sharding, GivenSharding):
+            sharding.check(self.n_samples, self.n_workers)
+        elif sharding not in SHARDINGS:
+            raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}")
+        if balance is not None:
+            check_balance(balance, self.choices.assignment, self.n_samples)
+        check_delivery(self.choices.delivery, self.n_workers, excess=self.has_excess)
+
+    def with_choices(self, **changes: Any) -> ShuffleSpec:
+        """The same job with other choices."""
+        return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))
+
+    @property
+    def n_broadcast(self) -> int:
+        """Samples that every worker trains on and holds."""
+        sharding = self.choices.sharding
+        return sharding.n_broadcast if isinstance(sharding, GivenSharding) else 0
+
+    @property
+    def n_dealt(self) -> int:
+        """Number of samples that are not broadcast: one worker trains on each in an epoch."""
+        return self.n_samples - self.n_broadcast
+
+    def of_dealt(self) -> ShuffleSpec:
+        """Return the specification for the samples that are not broadcast, renumbered from 0."""
+        if not self.n_broadcast:
+            return self
+        sharding, balance = self.choices.sharding, self.choices.balance
+        assert isinstance(sharding, GivenSharding)
+        others = sharding.others()
+        choices = dataclasses.replace(
+            self.choices, sharding=sharding.of_others(), balance=None if balance is None else balance.only(others)
+        )
+        return ShuffleSpec(len(others), self.n_workers, choices)
+
+    @property
+    def chunk_rows(self) -> int:
+        """Samples that always have the same worker: those of a chunk with ``chunks``, else 1."""
+        return self.choices.assignment.unit_for(self.n_samples, self.n_workers)
+
+    @property
+    def most_workers(self) -> int:
+        """Maximum number of workers that can get a share."""
+        return -(-self.n_dealt // self.chunk_rows)
+
+    @property
+    def largest_share(self) -> int:
+        """Maximum number of samples that a worker trains on in an epoch."""
+        return largest_share(self.n_dealt, self.n_workers, self.chunk_rows) + self.n_broadcast
+
+    @property
+    def capacity(self) -> int:
+        """Rows that a worker holds between epochs, at most."""
+        dealt = cache_capacity(self.choices.cache_fraction, self.n_dealt, self.n_workers, chunk_rows=self.chunk_rows)
+        return dealt + self.n_broadcast
+
+    @property
+    def has_excess(self) -> bool:
+        """Whether workers hold more than their shares."""
+        return self.capacity > self.largest_share
+
+    def policy(self) -> CachingPolicy:
+        """Return a new caching policy for one shuffle."""
+        if not self.has_excess:
+            return Shares(self.n_workers)
+        assert self.choices.caching is not None  # Choices fills it in
+        return CACHINGS[self.choices.caching](self.n_workers, self.capacity, self.choices.seed)
+
+    def first_ranks(self) -> Ranks:
+        """Return the assignment of epoch 0, ``(q,)`` int32.
+
+        Raises
+        ------
+        InvalidParameter
+            If ``balance`` is set and the sharding is not balanced.
+        """
+        n, seed = self.n_workers, self.choices.seed
+        sharding, balance = self.choices.sharding, self.choices.balance
+        if balance is not None and sharding == "random":
+            return draw_classes(balance, n, "sharding", seed)
+        if isinstance(sharding, GivenSharding):
+            ranks = sharding.assignment()
+        else:
+            chunk_rows = self.chunk_rows if self.choices.assignment.in_chunks else None
+            ranks = first_ranks(sharding, self.n_samples, n, seed=seed, chunk_rows=chunk_rows)
+        if balance is not None:
+            balance.check_balanced("sharding", str(sharding), ranks, n)
+        return ranks
+
+    def blocks(self, epoch: int) -> Blocks | None:
+        """The ranks of an epoch as a function; None if they depend on the epochs before, on labels, or are given."""
+        choices = self.choices
+        if choices.balance is not None or self.n_broadcast:
+            return None
+        if epoch == 0 or not choices.assignment.moves:
+            return choices.assignment.first_blocks(choices.sharding, self.n_samples, self.n_workers, choices.seed)
+        return choices.assignment.blocks(self.n_samples, self.n_workers, choices.seed, epoch)
+
+    def slots(self) -> Slots | None:
+        """The samples in all slots as a function; None if there are no slots, or the first ranks are no function."""
+        first = self.blocks(0)
+        return None if first is None else self.choices.assignment.slots(first, self.choices.seed)
+
+    def draw_first(self) -> Drawn:
+        """Draw the ranks of epoch 0 for all samples."""
+        slots = self.slots()
+        return Drawn(self.first_ranks(), slots=None if slots is None else slots.first_samples())
+
+    def draw(self, before: Drawn, epoch: int, holders: Holders | None = None) -> Drawn:
+        """Draw the ranks of an epoch for all samples, from those of the epoch before."""
+        choices = self.choices
+        return draw_ranks(
+            choices.assignment,
+            before.ranks,
+            self.n_workers,
+            seed=choices.seed,
+            epoch=epoch,
+            holders=holders,
+            classes=choices.balance,
+            slots=before.slots,
+        )
+
+    @property
+    def max_incoming(self) -> int:
+        """Rows that a worker can receive in the exchange for one epoch, at most."""
+        share = self.largest_share - self.n_broadcast
+        return self.choices.assignment.most_incoming(self.n_dealt, self.n_workers, share)
