@@ -221,6 +221,8 @@ class EpochRecord(Measures):
         Time that training waited for the data of this epoch.
     draw_version
         Version of the random draws of the release that wrote the record.
+    first_epoch
+        First epoch of the session, which is read from the store.
     """
 
     epoch: int
@@ -238,6 +240,7 @@ class EpochRecord(Measures):
     waited_seconds: float
     broadcast_samples: int = 0
     draw_version: int = DRAW_VERSION
+    first_epoch: int = 0
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())
@@ -260,19 +263,24 @@ class EpochRecord(Measures):
         }
 
     @property
+    def loaded(self) -> bool:
+        """Whether this is the first epoch of its session, which is read from the store whatever the delivery."""
+        return self.epoch == self.first_epoch
+
+    @property
     def delivery(self) -> str:
-        """The delivery that this epoch used; ``"load"`` for epoch 0, which is read from the store."""
-        return self.choices.delivery if self.epoch else "load"
+        """The delivery that this epoch used; ``"load"`` for the first epoch."""
+        return "load" if self.loaded else self.choices.delivery
 
     @property
     def reads_store(self) -> bool:
         """Whether this epoch's samples came from the store."""
-        return not self.epoch or get_delivery(self.choices.delivery).reads_store
+        return self.loaded or get_delivery(self.choices.delivery).reads_store
 
     @property
     def relay(self) -> str:
         """Relay of the packets that combine several samples; ``""`` if there were none."""
-        return self.choices.relay if self.epoch and self.components != self.packets else ""
+        return self.choices.relay if not self.loaded and self.components != self.packets else ""
 
     @property
     def cache_fraction(self) -> float:
@@ -282,8 +290,8 @@ class EpochRecord(Measures):
 
     @property
     def coded_load_bytes(self) -> int:
-        """``packets * row_nbytes``, which is what the papers count; 0 for epoch 0."""
-        return self.packets * self.row_nbytes if self.epoch else 0
+        """``packets * row_nbytes``, which is what the papers count; 0 for the first epoch."""
+        return 0 if self.loaded else self.packets * self.row_nbytes
 
     @property
     def mean_degree(self) -> float:

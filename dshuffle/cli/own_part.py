@@ -41,7 +41,8 @@ def measure_own_part(spec: ShuffleSpec, rank: int, epoch: int, ids: Path | None 
     InvalidParameter
         If the rank or the epoch does not exist, the plan does not fit in memory, or the file cannot be written.
     """
-    rank, epoch = as_integer("own_part", rank, 0), as_integer("epoch", epoch, 0)
+    rank = as_integer("own_part", rank, 0)
+    spec.check_epoch("epoch", epoch)
     if rank >= spec.n_workers:
         raise InvalidParameter.of("own_part", rank, f"in [0, {spec.n_workers}), the ranks of the workers")
     delivery = spec.choices.delivery

@@ -90,10 +90,10 @@ class EpochPlan:
         counts = count_keys(self.ranks, -1, self.n_workers)[1:] + len(self.broadcast)
         return int(counts.min()), int(counts.max())
 
-    def with_broadcast(self, broadcast: Samples, dealt: Samples) -> EpochPlan:
+    def with_broadcast(self, broadcast: Samples, dealt: Samples, *, loads: bool) -> EpochPlan:
         """Return the plan of all samples, if this plan is for the samples that are not broadcast.
 
-        Sample j of this plan is ``dealt[j]``; ``dealt`` is ascending.
+        Sample j of this plan is ``dealt[j]``; ``dealt`` is ascending. ``loads`` says that workers read what they hold.
         """
         n_samples = len(broadcast) + len(dealt)
         ranks = np.full(n_samples, -1, dtype=np.int32)
@@ -102,9 +102,9 @@ class EpochPlan:
         holders[dealt] = self.holders
         holders[broadcast] = np.bitwise_or.reduce(holders_of(np.arange(self.n_workers, dtype=np.int32), self.n_workers))
         packets = dataclasses.replace(self.packets, samples=dealt[self.packets.samples])
-        if self.epoch == 0:
+        if loads:
             packets = loading(holders, self.n_workers)
-        n_needed = self.n_needed if self.epoch else n_samples
+        n_needed = n_samples if loads else self.n_needed
         return EpochPlan(self.epoch, self.seed, self.n_workers, ranks, holders, packets, n_needed, broadcast)
 
     def digest(self) -> int:

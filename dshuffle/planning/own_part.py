@@ -124,7 +124,7 @@ class OwnPlanner:
         """Plan an epoch."""
         spec, rank, moves = self.spec, self.rank, self.moves(epoch)
         sends: dict[int, Samples] = {}
-        if epoch == 0 or get_delivery(delivery).reads_store:
+        if epoch == spec.first_epoch or get_delivery(delivery).reads_store:
             receives = {STORE: moves.arriving} if len(moves.arriving) else {}
         else:
             receives = split_by_worker(moves.arriving, moves.senders, spec.n_workers)
@@ -134,16 +134,23 @@ class OwnPlanner:
         return OwnPart(part, self.shares(epoch))
 
     def moves(self, epoch: int) -> Moves:
-        """What comes and goes for an epoch; in epoch 0 everything comes from the store."""
-        if epoch and self.spec.choices.assignment.moves:
-            return self._moves_of_blocks(epoch) if self._slots is None else self._moves_of_slots(self._slots, epoch)
-        own = self._blocks(0).samples_of(self.rank)
-        return Moves.none(own) if epoch else Moves.loading(own)
+        """What comes and goes for an epoch; in the first one everything comes from the store."""
+        if epoch == self.spec.first_epoch:
+            return Moves.loading(self._own(epoch))
+        if not self.spec.choices.assignment.moves:
+            return Moves.none(self._own(epoch))
+        return self._moves_of_blocks(epoch) if self._slots is None else self._moves_of_slots(self._slots, epoch)
 
     def shares(self, epoch: int) -> tuple[int, int]:
         """Smallest and largest number of samples that a worker trains on."""
         # Exchanges between slots leave the sizes of shares as they are.
         return self._blocks(epoch if self._slots is None else 0).shares
+
+    def _own(self, epoch: int) -> Samples:
+        if self._slots is None:
+            return self._blocks(epoch).samples_of(self.rank)
+        self._in_slots = {epoch: self._samples_in(self._slots, epoch)}
+        return np.sort(self._in_slots[epoch])
 
     def _blocks(self, epoch: int) -> Blocks:
         blocks = self.spec.blocks(epoch)

@@ -54,12 +54,21 @@ class EpochPlanner:
         self._policy = self._dealt.policy()
 
     def load(self) -> EpochPlan:
-        """Plan epoch 0: every worker reads its share and its excess from the store, in ascending order."""
-        spec = self._dealt
+        """Plan the first epoch: every worker reads its share and its excess from the store, in ascending order.
+
+        If that is not epoch 0, and ranks depend on the epochs before, these are drawn first.
+        """
+        spec, first, assignment = self._dealt, self._dealt.first_epoch, self._dealt.choices.assignment
         drawn = spec.draw_first()
+        if first and assignment.forgets:
+            drawn = spec.draw(drawn, first)
         holders = self._policy.first(drawn.ranks)
+        if assignment.moves and not assignment.forgets:
+            for epoch in range(1, first + 1):
+                drawn = spec.draw(drawn, epoch, holders)
+                holders = self._policy.evolve(holders, drawn.ranks, epoch)
         packets = loading(holders, spec.n_workers)
-        plan = EpochPlan(0, spec.choices.seed, spec.n_workers, drawn.ranks, holders, packets, spec.n_samples)
+        plan = EpochPlan(first, spec.choices.seed, spec.n_workers, drawn.ranks, holders, packets, spec.n_samples)
         return self._found(plan, drawn)
 
     def advance(self, delivery: str | None = None) -> EpochPlan:
@@ -99,5 +108,7 @@ class EpochPlanner:
         self.current = plan
         sharding = self.spec.choices.sharding
         if isinstance(sharding, GivenSharding) and sharding.broadcast is not None and len(sharding.broadcast):
-            self.current = plan.with_broadcast(sharding.broadcast, sharding.others())
+            self.current = plan.with_broadcast(
+                sharding.broadcast, sharding.others(), loads=plan.epoch == self.spec.first_epoch
+            )
         return self.current

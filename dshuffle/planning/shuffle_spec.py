@@ -20,6 +20,9 @@ from dshuffle.planning.delivery import check_delivery
 from dshuffle.planning.holders import cache_capacity, largest_share
 from dshuffle.planning.types import Holders, Ranks
 
+MOST_REPLAYED = 10**6
+"""Largest epoch of an assignment that depends on the epochs before."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShuffleSpec:
@@ -34,6 +37,8 @@ class ShuffleSpec:
         every worker in every epoch; only the other samples are drawn and exchanged.
     draw_version
         Version of the random draws, so that no release reorders samples silently.
+    first_epoch
+        Epoch with which the shuffle begins: workers read their shares of it from the store.
 
     Raises
     ------
@@ -51,6 +56,7 @@ class ShuffleSpec:
     n_workers: int
     choices: Choices
     draw_version: int = DRAW_VERSION
+    first_epoch: int = 0
 
     def __post_init__(self) -> None:
         if self.draw_version != DRAW_VERSION:
@@ -60,6 +66,7 @@ class ShuffleSpec:
         as_integer("n_samples", self.n_samples, self.n_workers, "There are fewer samples than workers.")
         if self.n_samples >= 2**63:
             raise InvalidParameter.of("n_samples", self.n_samples, "below 2**63: sample numbers have 64 bits")
+        self.check_epoch("first_epoch", self.first_epoch)
         sharding, balance = self.choices.sharding, self.choices.balance
         if isinstance(sharding, GivenSharding):
             sharding.check(self.n_samples, self.n_workers)
@@ -68,6 +75,21 @@ class ShuffleSpec:
         if balance is not None:
             check_balance(balance, self.choices.assignment, self.n_samples)
         check_delivery(self.choices.delivery, self.n_workers, excess=self.has_excess)
+
+    def check_epoch(self, name: str, epoch: int) -> None:
+        """Refuse an epoch that cannot be planned, or only after years of replaying the epochs before it.
+
+        Raises
+        ------
+        InvalidParameter
+            If it is no integer from 0, or too large.
+        """
+        assignment = self.choices.assignment
+        forgets = assignment.forgets or not assignment.moves
+        most = 2**63 - 1 if forgets else MOST_REPLAYED
+        hint = "" if forgets else f"{str(assignment)!r} depends on all epochs before."
+        if as_integer(name, epoch, 0) > most:
+            raise InvalidParameter.of(name, epoch, f"an integer in [0, {most}]", hint)
 
     def with_choices(self, **changes: Any) -> ShuffleSpec:
         """The same job with other choices."""
@@ -94,7 +116,7 @@ class ShuffleSpec:
         choices = dataclasses.replace(
             self.choices, sharding=sharding.of_others(), balance=None if balance is None else balance.only(others)
         )
-        return ShuffleSpec(len(others), self.n_workers, choices)
+        return ShuffleSpec(len(others), self.n_workers, choices, first_epoch=self.first_epoch)
 
     @property
     def chunk_rows(self) -> int:

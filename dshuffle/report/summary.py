@@ -144,8 +144,8 @@ CPU_BOUND = 0.15
 
 
 def figures(way: WayResult) -> Figures:
-    """The figures of one way: medians over its epochs from 1 on."""
-    exchanged = [record for record in way.records if record.epoch >= 1]
+    """The figures of one way: medians over its epochs after the first."""
+    exchanged = [record for record in way.records if not record.loaded]
 
     def median(value: Callable[[EpochRecord], float]) -> float | None:
         return statistics.median(map(value, exchanged)) if exchanged else None

@@ -81,7 +81,7 @@ def choose_members(scheduler: Scheduler, order: SessionRequest) -> Members:
             "without it"
         )
     choices = dataclasses.replace(order.choices, delivery=max(order.deliveries, key=_demands))
-    plan = ShuffleSpec(order.dataset.n_samples, len(training), choices)
+    plan = ShuffleSpec(order.dataset.n_samples, len(training), choices, first_epoch=order.first_epoch)
     addresses = {rank: worker.address for rank, worker in enumerate(training)}
     role = ""
     if any(get_delivery(name).needs_server for name in order.deliveries):

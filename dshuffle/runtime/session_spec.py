@@ -81,7 +81,7 @@ PLUGIN = "dshuffle"
 TASK_PREFIX = "dshuffle-partition-"
 """Prefix of the keys of partition tasks. The keys end with the rank."""
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -135,6 +135,7 @@ class SessionRequest:
     memory_limit: int | None
     server: str | None
     settings: Settings
+    first_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

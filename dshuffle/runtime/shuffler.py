@@ -82,6 +82,9 @@ class Shuffler:
         balance; any other sharding must have it, as ``"stratified:y"`` does.
     seed
         Random seed. Together with the epoch and the workers it determines every random choice.
+    first_epoch
+        Number of the first epoch, from 0. Workers read their shares of it from the dataset, and train on the samples
+        that a session from epoch 0 has in this epoch.
     memory_limit
         Maximum size of a worker's cache partition (``"2 GiB"`` or an integer), including the packets that it relays
         and, on the server, the rows that it serves. By default 60 % of the worker's own memory limit.
@@ -139,6 +142,7 @@ class Shuffler:
         sharding: str | Sharding | ArrayLike = "random",
         balance: str | None = None,
         seed: int = 0,
+        first_epoch: int = 0,
         memory_limit: int | str | None = None,
         server: str | int | None = None,
         cluster: Cluster | None = None,
@@ -181,10 +185,11 @@ class Shuffler:
             memory_limit=parse_memory_limit(memory_limit),
             server=server,
             settings=settings,
+            first_epoch=as_integer("first_epoch", first_epoch, 0),
         )
         self._closed = True  # until the session is open
         self._epoch: Epoch | None = None
-        self._next = 0
+        self._next = self._order.first_epoch
         self._collectives = itertools.count(1)
         self._measured: dict[str, Any] = {}
         client.register_plugin(DShuffleScheduler())
@@ -342,6 +347,7 @@ class Shuffler:
                 n_samples=self.dataset.n_samples,
                 row_nbytes=self.dataset.row_nbytes,
                 server=self._server_role,
+                first_epoch=self._order.first_epoch,
                 training_seconds=max(training_seconds),
                 **Measures.from_dict(measured.pop("measures")).to_dict(),
                 **measured,

@@ -18,6 +18,7 @@ from dshuffle.planning import (
     Chunks,
     EpochPlan,
     EpochPlanner,
+    GivenSharding,
     Global,
     Local,
     Packets,
@@ -30,8 +31,8 @@ from dshuffle.planning.order import epoch_order
 
 def make(n_samples=12, n_workers=3, **changes):
     fields = {"seed": 0, "assignment": Global(), "delivery": "peer", "sharding": "random"}
-    version = changes.pop("draw_version", DRAW_VERSION)
-    return ShuffleSpec(n_samples, n_workers, Choices(**fields | changes), version)
+    version, first = changes.pop("draw_version", DRAW_VERSION), changes.pop("first_epoch", 0)
+    return ShuffleSpec(n_samples, n_workers, Choices(**fields | changes), version, first)
 
 
 @st.composite
@@ -172,6 +173,32 @@ def test_max_incoming(assignment, n, expected):
     assert make(14, n, assignment=assignment).max_incoming == expected
 
 
+@pytest.mark.parametrize("assignment", ["global", "partial:0.3", "local", "chunks:2", "aligned", "aligned:0.5"])
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_a_shuffle_can_begin_with_any_epoch(assignment, broadcast):
+    sharding = "random"
+    if broadcast:
+        if assignment == "chunks:2":
+            return
+        sharding = GivenSharding.of("given", np.arange(62) % 3, [0, 4])
+    delivery = "coded" if assignment.startswith("aligned") else "peer"
+    choices = Choices(assignment, delivery, sharding=sharding, cache_fraction=0.6, seed=3)
+    from_0 = EpochPlanner(ShuffleSpec(62, 3, choices))
+    plans = [from_0.load(), *(from_0.advance() for _ in range(6))]
+    later = EpochPlanner(ShuffleSpec(62, 3, choices, first_epoch=4))
+    for epoch in (4, 5, 6):
+        plan = later.load() if epoch == 4 else later.advance()
+        assert plan.epoch == epoch
+        np.testing.assert_array_equal(plan.ranks, plans[epoch].ranks)
+        for rank in range(3):
+            np.testing.assert_array_equal(plan.for_worker(rank).order, plans[epoch].for_worker(rank).order)
+        if epoch == 4:
+            for rank in range(3):
+                part = plan.for_worker(rank)
+                assert part.receives.keys() == {STORE}
+                np.testing.assert_array_equal(part.receives[STORE], part.held)
+
+
 def test_partial_reaches_its_bound():
     spec = make(100, 4, assignment=Partial(0.3))
     planner = EpochPlanner(spec)
@@ -214,6 +241,9 @@ def test_advancing_before_loading():
     [
         ({"draw_version": 1}, "draw_version=1 .*2 in this release.*Use the release"),
         ({"n_workers": 0}, "n_workers=0 .* >= 1"),
+        ({"first_epoch": -1}, "first_epoch=-1 .*integer >= 0"),
+        ({"first_epoch": 2**63}, r"first_epoch=9223372036854775808 .*in \[0, 9223372036854775807\]"),
+        ({"first_epoch": 10**6 + 1, "assignment": Partial(0.1)}, "first_epoch=1000001 .*'partial:0.1' depends on all"),
         ({"n_workers": 1.5}, "n_workers=1.5 .* integer"),
         ({"n_samples": 2**63}, r"n_samples=9223372036854775808 .*below 2\*\*63"),
         ({"n_samples": 2}, "n_samples=2 .* >= 3.*fewer samples than workers"),

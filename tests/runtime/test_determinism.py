@@ -9,6 +9,7 @@ import pytest
 from distributed import Client
 
 from dshuffle import Shuffler
+from dshuffle.errors import InvalidParameter
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -68,3 +69,27 @@ def test_contiguous_sharding_starts_with_consecutive_samples(threads, small, ord
     with Shuffler(threads, small, assignment="local", sharding="contiguous") as shuffler:
         for part, rank in zip(orders(shuffler, 1)[0], range(5), strict=True):
             assert np.array_equal(np.sort(part), np.arange(200 * rank, 200 * rank + 200))
+
+
+@pytest.mark.parametrize("delivery", ["peer", "storage", "server"])
+@pytest.mark.parametrize("assignment", ["local", "partial:0.3", "global"])
+def test_a_session_can_begin_with_any_epoch(threads, small, orders, assignment, delivery):
+    with Shuffler(threads, small, assignment=assignment, delivery=delivery, seed=5) as shuffler:
+        from_0 = orders(shuffler, 6)
+    with Shuffler(threads, small, assignment=assignment, delivery=delivery, seed=5, first_epoch=3) as shuffler:
+        assert same(orders(shuffler, 3), from_0[3:])
+        assert [record.epoch for record in shuffler.records] == [3, 4, 5]
+        assert shuffler.records[0].delivery == "load"
+        assert shuffler.records[0].store_delivered_bytes > 0
+
+
+@pytest.mark.parametrize("first", [-1, 1.5, "3"])
+def test_first_epochs_that_do_not_exist_are_refused(threads, small, first):
+    with pytest.raises(InvalidParameter, match=rf"first_epoch={first!r} .*integer >= 0"):
+        Shuffler(threads, small, first_epoch=first)
+
+
+def test_an_epoch_too_far_to_replay_is_refused(threads, small, sessions_left):
+    with pytest.raises(InvalidParameter, match=r"first_epoch=2000000 .*'partial:0.3' depends on all epochs before"):
+        Shuffler(threads, small, assignment="partial:0.3", first_epoch=2_000_000)
+    assert not any(sessions_left(threads))

@@ -146,6 +146,11 @@ class Assignment(ABC):
         return self.moves and self.shuffled_fraction == 1 and not self.in_chunks
 
     @property
+    def forgets(self) -> bool:
+        """Whether the ranks of an epoch do not depend on the epochs before."""
+        return (self.redraws_all or self.in_chunks) and not self.needs_holders
+
+    @property
     def unit(self) -> int | None:
         """Samples that always have the same worker: 1, or the rows of a chunk; None if only a dataset tells."""
         return 1

@@ -58,7 +58,7 @@ class Coordinator:
     def __init__(self, scheduler: Scheduler, members: Members, client_id: str, deliveries: AutoDelivery) -> None:
         self.members = members
         self.client_id = client_id
-        self.epoch = -1
+        self.epoch = members.spec.shuffle.first_epoch - 1
         self._scheduler = scheduler
         self._spec = members.spec
         self._runs = 0
@@ -135,7 +135,7 @@ class Coordinator:
             run.error = self._check_votes(run)
             run.decided.set()
             if run.error is None:
-                if run.epoch:  # epoch 0 is loaded from the store, whatever the delivery
+                if run.epoch != self._spec.shuffle.first_epoch:  # that is loaded from the store, whatever the delivery
                     self._deliveries.observe(run.delivery, run.ready_after)
                 # Not earlier: planning would take cores from participants that are still exchanging.
                 self._scheduler._ongoing_background_tasks.call_soon(self._plan_ahead, run)

@@ -75,7 +75,7 @@ class WorkerSession:
     ) -> None:
         self.spec = spec
         self.rank = rank
-        self.epoch = -1
+        self.epoch = spec.shuffle.first_epoch - 1
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-plan")
