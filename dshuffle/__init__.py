@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.errors import ChecksumMismatch as ChecksumMismatch
     from dshuffle.errors import ClusterError as ClusterError
     from dshuffle.errors import CorruptChunk as CorruptChunk
+    from dshuffle.errors import DatasetChanged as DatasetChanged
     from dshuffle.errors import DatasetError as DatasetError
     from dshuffle.errors import DatasetExists as DatasetExists
     from dshuffle.errors import DatasetNotFound as DatasetNotFound
@@ -58,6 +59,7 @@ _MODULES = {
         "ChecksumMismatch",
         "ClusterError",
         "CorruptChunk",
+        "DatasetChanged",
         "DShuffleError",
         "DatasetError",
         "DatasetExists",

@@ -52,6 +52,10 @@ class DatasetExists(DatasetError, FileExistsError):
     """A dataset already exists at the URL and ``overwrite`` is not set."""
 
 
+class DatasetChanged(DatasetError):
+    """The dataset was written again while it was in use, or another process sees a different one."""
+
+
 class CorruptChunk(DatasetError, OSError):
     """A chunk is missing, truncated or fails its checksum; the message names it."""
 

@@ -15,11 +15,9 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import STORE, EpochPlanner, ShuffleSpec, WorkerPart
 from dshuffle.planning.own_part import plan_own_part, plans_own_parts
+from dshuffle.planning.plan_memory import plan_nbytes
 from dshuffle.planning.small_plan import compile_planner
 from dshuffle.units import human_bytes, human_count, human_seconds
-
-PLAN_NBYTES = 80
-"""Bytes for each sample of a plan: about a hundred if it is for all workers, 86 in an own part of a billion samples."""
 
 
 def measure_own_part(spec: ShuffleSpec, rank: int, epoch: int, ids: Path | None = None) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def measure_own_part(spec: ShuffleSpec, rank: int, epoch: int, ids: Path | None 
         raise InvalidParameter.of("own_part", rank, f"in [0, {spec.n_workers}), the ranks of the workers")
     delivery = spec.choices.delivery
     alone = plans_own_parts(spec, delivery)
-    check_memory(spec.n_samples, spec.n_workers if alone else 1)
+    check_memory(spec)
     compile_planner(spec)  # so that no figure includes it
     _reset_peak()
     start, started = _peak_bytes(), time.process_time()
@@ -71,15 +69,15 @@ def measure_own_part(spec: ShuffleSpec, rank: int, epoch: int, ids: Path | None 
     }
 
 
-def check_memory(n_samples: int, shared_by: int = 1) -> None:
-    """Refuse a plan that cannot fit in this machine's memory. ``shared_by`` workers plan an equal part of it each."""
-    available = psutil.virtual_memory().available
-    if n_samples // shared_by * PLAN_NBYTES > available:
+def check_memory(spec: ShuffleSpec) -> None:
+    """Refuse a plan that cannot fit in this machine's memory."""
+    needed, available = plan_nbytes(spec), psutil.virtual_memory().available
+    if needed > available:
         allowed = (
-            f"at most {available // PLAN_NBYTES * shared_by}: a plan takes about {PLAN_NBYTES} bytes a sample, and "
+            f"at most about {spec.n_samples * available // needed}: a plan takes {human_bytes(needed)}, and "
             f"{human_bytes(available)} of memory are available"
         )
-        raise InvalidParameter.of("samples", n_samples, allowed)
+        raise InvalidParameter.of("samples", spec.n_samples, allowed)
 
 
 def own_part_lines(found: dict[str, Any], rank: int, epoch: int) -> list[str]:

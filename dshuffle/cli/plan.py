@@ -79,7 +79,7 @@ def plan(
         return
     if ids is not None:
         raise click.UsageError("--ids needs --own-part: it writes the ids of one rank.")
-    check_memory(samples)
+    check_memory(ShuffleSpec(samples, workers, dataclasses.replace(choices, delivery="server")))
     names = deliveries or _suitable(workers, excess=cache_fraction is not None)
     # Each worker must get a chunk.
     few = max(workers, min(samples, max(200, workers * (choices.assignment.unit or 1))))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dshuffle.planning.grouping import count_keys, group_by
+from dshuffle.planning.grouping import count_held, count_keys, group_by
 from dshuffle.planning.holders import held_by, holders_of
 from dshuffle.planning.order import epoch_permutation
 from dshuffle.planning.packets import SERVER, STORE, Packets
@@ -142,11 +142,13 @@ class EpochPlan:
 
 def loading(holders: Holders, n_workers: int) -> Packets:
     """Plan that every worker reads the samples that it will hold from the store, in ascending order."""
-    held = [np.flatnonzero(held_by(holders, worker)) for worker in range(n_workers)]
-    samples = np.concatenate(held)
-    return Packets.uncoded(
-        samples, np.repeat(np.arange(n_workers), [len(ids) for ids in held]), np.full(len(samples), STORE)
-    )
+    # Into arrays of the right types at once: this is the largest plan of a shuffle with excess.
+    offsets = np.concatenate([[0], np.cumsum(count_held(holders, n_workers))])
+    samples = np.empty(offsets[-1], np.int64)
+    for worker in range(n_workers):
+        samples[offsets[worker] : offsets[worker + 1]] = np.flatnonzero(held_by(holders, worker))
+    destinations = np.repeat(np.arange(n_workers, dtype=np.int32), np.diff(offsets))
+    return Packets.uncoded(samples, destinations, np.full(len(samples), STORE, np.int32))
 
 
 def split_by_worker(samples: Samples, keys: Ranks, n_workers: int) -> dict[int, Samples]:

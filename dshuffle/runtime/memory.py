@@ -9,6 +9,8 @@ from dask.utils import parse_bytes
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.planning import ShuffleSpec, get_delivery
+from dshuffle.planning.own_part import plans_own_parts
+from dshuffle.planning.plan_memory import plan_nbytes
 from dshuffle.rows import RowLayout
 
 
@@ -45,7 +47,7 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None) -> 
         If a partition exceeds the limit. The message gives the bytes that are needed, and the number of workers that
         would be enough.
     """
-    needed = partition_nbytes(shuffle, layout)
+    needed = member_nbytes(shuffle, layout)
     if limit is None or needed <= limit:
         return
     workers = _workers_that_fit(shuffle, layout, limit)
@@ -56,11 +58,29 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None) -> 
     else:
         way_out = f"Use {workers} workers, or a memory_limit of {needed} bytes"
     relayed = f", and for {_relayed(shuffle)} packets to relay" if _relayed(shuffle) else ""
+    planning = ""
+    if plan := _plan_nbytes(shuffle):
+        planning = f", and {plan} bytes for plans of all {shuffle.n_samples} samples"
     raise CacheBudgetError(
         f"a cache partition needs {needed} bytes on each of {shuffle.n_workers} workers ({shuffle.capacity} rows of "
-        f"{layout.nbytes} bytes and room for {shuffle.max_incoming} incoming ones{relayed}); memory_limit allows "
-        f"{limit} bytes. {way_out}"
+        f"{layout.nbytes} bytes and room for {shuffle.max_incoming} incoming ones{relayed}{planning}); memory_limit "
+        f"allows {limit} bytes. {way_out}"
     )
+
+
+def member_nbytes(shuffle: ShuffleSpec, layout: RowLayout) -> int:
+    """Maximum bytes that a worker needs for its partition, and for plans of all samples."""
+    return partition_nbytes(shuffle, layout) + _plan_nbytes(shuffle)
+
+
+def for_partition(shuffle: ShuffleSpec, limit: int | None) -> int | None:
+    """What plans of all samples leave of a limit, for a partition or for the rows of a server."""
+    return None if limit is None else max(0, limit - _plan_nbytes(shuffle))
+
+
+def _plan_nbytes(shuffle: ShuffleSpec) -> int:
+    """Bytes of plans that are made for all samples. An own part is small beside its rows, and is not counted."""
+    return 0 if plans_own_parts(shuffle, shuffle.choices.delivery) else plan_nbytes(shuffle)
 
 
 def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout) -> int:
@@ -74,20 +94,27 @@ def _relayed(shuffle: ShuffleSpec) -> int:
 
 
 def _workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int | None:
-    """Smallest number of workers whose partitions fit. Bisection works: more workers never need more memory each."""
+    """Smallest number of workers whose partitions fit, or nearly so; None if there is no such number.
+
+    More workers have smaller partitions, but plans of all samples have wider masks. So the number is doubled until it
+    fits, and only then bisected.
+    """
 
     def fits(n_workers: int) -> bool:
         try:
-            return partition_nbytes(dataclasses.replace(shuffle, n_workers=n_workers), layout) <= limit
+            return member_nbytes(dataclasses.replace(shuffle, n_workers=n_workers), layout) <= limit
         except InvalidParameter:  # too few workers: the cache fraction must be at least 1/n
             return False
 
-    low, high = shuffle.n_workers, shuffle.most_workers
+    low, most = shuffle.n_workers, shuffle.most_workers
     supported = get_delivery(shuffle.choices.delivery).most_workers
     if supported is not None:
-        high = min(high, supported)
-    if high <= low or not fits(high):
-        return None
+        most = min(most, supported)
+    high = low
+    while not fits(high):
+        if high >= most:
+            return None
+        low, high = high, min(2 * high, most)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)

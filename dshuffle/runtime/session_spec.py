@@ -14,7 +14,7 @@ import dask
 from dask.utils import parse_bytes, parse_timedelta
 from distributed.protocol.pickle import dumps, loads
 
-from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.errors import ClusterError, DatasetChanged, InvalidParameter
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
 from dshuffle.rows import RowLayout
@@ -95,12 +95,13 @@ class DatasetReference:
 
     n_samples: int
     layout: RowLayout
+    identity: str
     pickled: bytes = field(repr=False)
 
     @classmethod
     def of(cls, dataset: Dataset) -> DatasetReference:
         """Make a reference to an open dataset."""
-        return cls(dataset.n_samples, dataset.layout, dumps(dataset))
+        return cls(dataset.n_samples, dataset.layout, dataset.identity, dumps(dataset))
 
     def open(self) -> Dataset:
         """Open the dataset in this process.
@@ -108,7 +109,9 @@ class DatasetReference:
         Raises
         ------
         ClusterError
-            If this process sees a different dataset than the client.
+            If this process sees a dataset of another shape than the client.
+        DatasetChanged
+            If this process sees another dataset than the client.
         """
         dataset = loads(self.pickled)
         assert isinstance(dataset, Dataset)
@@ -116,6 +119,12 @@ class DatasetReference:
             raise ClusterError(
                 f"the dataset at {dataset.url} differs from the one on the client: {dataset!r}. Make sure that all "
                 "workers see the same storage"
+            )
+        if dataset.identity != self.identity:
+            raise DatasetChanged(
+                f"the dataset at {dataset.url} is not the one on the client: its identity is {dataset.identity} here, "
+                f"and {self.identity} there. It was written again, or this is a copy of another one. Copy it again if "
+                "it is a copy, open it again, and make a new Shuffler"
             )
         return dataset
 

@@ -23,7 +23,8 @@ from zarr.storage import MemoryStore
 
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store.backends import GROUP, canonical_url, is_local, is_memory, open_store, standing_at
-from dshuffle.store.dataset import MARK, Dataset, open_dataset
+from dshuffle.store.dataset import Dataset, open_dataset
+from dshuffle.store.identity import MARK
 from dshuffle.store.sources.source import RowSource
 
 _CHUNK_NBYTES = 4 << 20
@@ -281,7 +282,7 @@ def _write(store: Store, arrays: Mapping[str, Any], cut: Cut, *, in_process: boo
         # A memory store exists in this process only: workers of a cluster would each fill their own.
         with dask.config.set(scheduler="threads") if in_process else contextlib.nullcontext():
             da.store(sources, targets, lock=False)
-    group.attrs[MARK] = {"version": 1, "complete": True}
+    group.attrs[MARK] = {"version": 1, "complete": True, "uuid": uuid.uuid4().hex}
 
 
 def _create_array(

@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.errors import CorruptChunk, DatasetError, DatasetNotFound, InvalidParameter
+from dshuffle.errors import CorruptChunk, DatasetChanged, DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.notebook import html_summary
 from dshuffle.records import StoreTraffic
 from dshuffle.rows import ByteMatrix, RowLayout
@@ -21,11 +21,9 @@ from dshuffle.store import reader
 from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_at
 from dshuffle.store.backends.chunk_cache import ChunkCache, cache_nbytes
 from dshuffle.store.backends.metered import Meter, MeteredStore
+from dshuffle.store.identity import MARK, identity_of
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.units import human_bytes, human_count
-
-#: Group attribute that marks a group written by dshuffle.
-MARK = "dshuffle"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -45,12 +43,18 @@ class Dataset:
         Name -> dtype, shape of one sample, samples in a chunk.
     layout
         Position of each array in a row.
+    identity
+        A name of these very data: copies have the same one, and a dataset that was written again has another one. It is
+        stored with datasets from :func:`create_dataset`. For any other group it is a digest of its metadata, and of the
+        sizes and first bytes of a few chunks.
     """
 
     url: str
     n_samples: int
     arrays: Mapping[str, ArrayInfo]
     layout: RowLayout
+    identity: str
+    _store: MeteredStore
     _sources: Mapping[str, StoredArray]
     _meter: Meter
     _storage_options: Mapping[str, Any] | None
@@ -178,6 +182,29 @@ class Dataset:
         sinks = [reader.Sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
         self._read(sinks, samples, places, memory_budget, stop)
 
+    def check_unchanged(self) -> None:
+        """Check that the dataset is still the one that was opened. Call it after a read that must not mix two of them.
+
+        Raises
+        ------
+        DatasetChanged
+            If it has been written again in the meantime.
+        DatasetError
+            If it cannot be read any more.
+        """
+        try:
+            now = identity_of(self._store.bare, zarr.open_group(store=self._store, mode="r"))
+        except DatasetError:
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            raise DatasetError(f"the dataset at {self.url} cannot be read any more: {text}") from error
+        if now != self.identity:
+            raise DatasetChanged(
+                f"the dataset at {self.url} was written again while it was in use: its identity was {self.identity} "
+                f"and is now {now}. Rows of both must not be mixed. Open it again, and make a new Shuffler"
+            )
+
     def _read(
         self,
         sinks: list[reader.Sink],
@@ -283,6 +310,7 @@ def open_dataset(
         group = zarr.open_group(store=store, mode="r")
         arrays = dict(sorted(group.arrays()))
         mark = group.attrs.get(MARK)
+        identity = identity_of(store.bare, group)
     except DatasetError:
         raise
     except Exception as exc:
@@ -306,6 +334,8 @@ def open_dataset(
         n_samples=n_samples,
         arrays=MappingProxyType(infos),
         layout=RowLayout.of({name: (info.dtype, info.shape) for name, info in infos.items()}),
+        identity=identity,
+        _store=store,
         _sources=sources,
         _meter=meter,
         _storage_options=storage_options,

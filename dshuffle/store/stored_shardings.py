@@ -12,7 +12,8 @@ from zarr.abc.store import Store
 
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store.backends import open_store
-from dshuffle.store.dataset import MARK, Dataset
+from dshuffle.store.dataset import Dataset
+from dshuffle.store.identity import MARK
 
 FOLDER = "shards"
 

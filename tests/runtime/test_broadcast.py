@@ -107,7 +107,8 @@ def test_ranks_alone_train_on_everything_once(threads, small, orders):
 def test_the_budget_counts_them(threads, small):
     # 199 others and room for 199, and 7 that are broadcast, of 64 bytes and 28 for their places.
     sharding = Sharding(some_ranks(5), 5, BROADCAST)
-    needed = (199 + 199 + 7) * 92
+    # A given sharding is planned for all samples.
+    needed = (199 + 199 + 7) * 92 + 110 * 1000
     with pytest.raises(CacheBudgetError, match=rf"needs {needed} bytes on each of 5 workers \(206 rows"):
         Shuffler(threads, small, sharding=sharding, memory_limit=needed - 1)
     with Shuffler(threads, small, sharding=sharding, memory_limit=needed) as shuffler:

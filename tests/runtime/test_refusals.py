@@ -270,3 +270,24 @@ def test_whatever_goes_wrong_while_planning_is_heard_of(threads, small, orders, 
     with Shuffler(threads, small, delivery="peer", cache_fraction=fraction) as shuffler:
         expected = orders(shuffler, len(shuffler.records) + 4)
     assert any(np.array_equal(seen[0][0], epoch[0]) for epoch in expected)
+
+
+@pytest.mark.parametrize("delivery", ["storage", "server"])
+def test_a_dataset_written_again_in_mid_session_is_refused(threads, small, orders, delivery):
+    """Rows of the old and the new dataset are never mixed: the epoch under way is given up."""
+    with Shuffler(threads, small, delivery=delivery, memory_limit="1 MiB") as shuffler:
+        orders(shuffler, 2)
+        arrays = small.read_rows(np.arange(1000))
+        create_dataset(small.url, {"x": arrays["x"] + 1, "y": arrays["y"]}, chunk_rows=100, overwrite=True)
+        if delivery == "server":  # as if not all rows were in memory
+            threads.run(_forget_rows)
+        with pytest.raises(ExchangeError, match=r"small.zarr was written again while it was in use: its identity was"):
+            orders(shuffler, 1)
+    with Shuffler(threads, small.url, delivery=delivery) as shuffler:
+        orders(shuffler, 2)
+
+
+def _forget_rows(dask_worker):
+    for session in dask_worker.plugins["dshuffle"].sessions.values():
+        if session._server_rows is not None:
+            session._server_rows._resident.clear()

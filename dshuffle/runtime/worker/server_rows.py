@@ -70,13 +70,13 @@ class ServerRows:
         if fitting < min(3, n_blocks):
             raise CacheBudgetError(
                 f"the server needs room for {min(3, n_blocks)} blocks of {block_bytes} bytes "
-                f"({min(3, n_blocks) * block_bytes} bytes in total); memory_limit allows {budget} bytes. Raise it or "
+                f"({min(3, n_blocks) * block_bytes} bytes in total); memory_limit leaves {budget} bytes. Raise it or "
                 "serve from a worker with more memory"
             )
         if whole and fitting < n_blocks:
             raise CacheBudgetError(
                 f"a coded delivery needs all rows in the server's memory ({n_blocks} blocks of {block_bytes} bytes, "
-                f"{n_blocks * block_bytes} bytes in total); memory_limit allows {budget} bytes. Serve from a worker "
+                f"{n_blocks * block_bytes} bytes in total); memory_limit leaves {budget} bytes. Serve from a worker "
                 "with more memory, or use the delivery 'server' or 'peer'"
             )
         window = 0 if fitting >= n_blocks else min(fitting, max(3, -(-window_bytes // block_bytes) + 2))
@@ -152,6 +152,7 @@ class ServerRows:
         resident = number < self._n_resident
         rows = self._rows[first:last] if resident else self._layout.empty(last - first)
         self._dataset.read_into(rows, np.arange(last - first, dtype=np.int64), sample_ids)
+        self._dataset.check_unchanged()
         checksums = checksum_rows(rows, sample_ids)
         if resident:
             self._checksums[first:last] = checksums

@@ -30,7 +30,7 @@ from dshuffle.planning import SERVER, STORE, EpochPlanner, name_of
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.records import Measures
 from dshuffle.runtime.measure.processors import ProcessorTimes
-from dshuffle.runtime.memory import partition_nbytes
+from dshuffle.runtime.memory import for_partition, member_nbytes, partition_nbytes
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.session_spec import SessionSpec
@@ -105,9 +105,10 @@ class WorkerSession:
         self._senders: dict[int, Sender] = {}
         self._training: TrainingState | None = None
         self._server_rows: ServerRows | None = None
+        budget = for_partition(spec.shuffle, spec.memory_limit)
         if rank is not None:
             cache = CachePartition(
-                layout, capacity=spec.shuffle.capacity, incoming=spec.shuffle.max_incoming, budget=spec.memory_limit
+                layout, capacity=spec.shuffle.capacity, incoming=spec.shuffle.max_incoming, budget=budget
             )
             receiver = Receiver(
                 Inbox(rank, window=settings.window),
@@ -121,7 +122,6 @@ class WorkerSession:
             self._training = TrainingState(cache, receiver, EpochLock(layout, cache.rows, rank, self._loop))
             self._senders[rank] = sender(rank)
         if spec.addresses.get(SERVER) == worker.address:
-            budget = spec.memory_limit
             if budget is not None and self._training is not None:  # training and serving share the budget
                 budget -= partition_nbytes(spec.shuffle, layout)
             self._server_rows = ServerRows(
@@ -134,8 +134,8 @@ class WorkerSession:
 
     @property
     def nbytes(self) -> int:
-        """Maximum size of the cache partition in bytes."""
-        return 0 if self._training is None else partition_nbytes(self.spec.shuffle, self._dataset.layout)
+        """Maximum size of the cache partition, and of plans of all samples, in bytes."""
+        return 0 if self._training is None else member_nbytes(self.spec.shuffle, self._dataset.layout)
 
     @property
     def participant(self) -> int:
@@ -315,6 +315,7 @@ class WorkerSession:
         assert training is not None
         stop = self._stop_reading  # the event of this run; an abort replaces it
         self._dataset.read_into(training.cache.rows, slots, sample_ids, stop=stop.is_set)
+        self._dataset.check_unchanged()
         training.cache.add_checksums(sample_ids, slots)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

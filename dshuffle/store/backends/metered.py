@@ -69,6 +69,11 @@ class MeteredStore(WrapperStore[Store]):
         self.absent_is_error = False
         self.batch_nbytes: int = getattr(store, "batch_nbytes", 0)
 
+    @property
+    def bare(self) -> Store:
+        """The store without the meter."""
+        return self._store
+
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Fetch an object and count it, unless it is metadata."""
         if key.rpartition("/")[2] in _METADATA:

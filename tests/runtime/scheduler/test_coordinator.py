@@ -39,7 +39,7 @@ def coordinator_where(address, op):
         def who(self):
             return next(who for who, where in ADDRESSES.items() if where == self.where)
 
-    spec = SimpleNamespace(session_id="s", addresses=ADDRESSES, plan=SimpleNamespace(n_workers=2))
+    spec = SimpleNamespace(session_id="s", addresses=ADDRESSES, shuffle=SimpleNamespace(n_workers=2, first_epoch=0))
     scheduler = SimpleNamespace(rpc=Member, _ongoing_background_tasks=SimpleNamespace(call_soon=lambda *_: None))
     deliveries = SimpleNamespace(choose=lambda: "clique", observe=lambda *_: None)
     coordinator = Coordinator(scheduler, SimpleNamespace(spec=spec, server_role="dedicated"), "client", deliveries)

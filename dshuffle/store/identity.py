@@ -1,0 +1,73 @@
+"""Which dataset this is: copies have the same identity, and a dataset that was written again has another one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import zarr
+from zarr import Array
+from zarr.abc.store import RangeByteRequest, Store
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+
+MARK = "dshuffle"
+"""Group attribute that marks a group written by dshuffle."""
+
+SAMPLED = 8
+"""Stored objects of a group from elsewhere that its digest looks at, spread over each array."""
+
+SAMPLED_NBYTES = 4096
+"""Bytes of each of these objects."""
+
+
+def identity_of(store: Store, group: zarr.Group) -> str:
+    """The identity of a dataset.
+
+    A dataset from :func:`~dshuffle.store.create_dataset` carries a random one in its metadata. For any other group it
+    is a digest of its arrays' metadata, and of the sizes and first bytes of a few chunks: so a change elsewhere, in
+    place and of the same size, is not noticed.
+
+    Parameters
+    ----------
+    store
+        Store of the group, for reads that are not metered.
+    """
+    mark = group.attrs.get(MARK)
+    if isinstance(mark, Mapping):
+        if isinstance(mark.get("uuid"), str):
+            return str(mark["uuid"])
+        if not mark.get("complete"):
+            return "incomplete"
+    digest = hashlib.sha256()
+    for name, array in sorted(group.arrays()):
+        metadata = {key: value for key, value in array.metadata.to_dict().items() if key != "attributes"}
+        digest.update(f"{name}={json.dumps(metadata, sort_keys=True, default=str)};".encode())
+        for found in sync(_sampled_chunks(store, array)):
+            digest.update(found)
+    return digest.hexdigest()[:32]
+
+
+async def _sampled_chunks(store: Store, array: Array[Any]) -> list[bytes]:
+    stored = array.shards or array.chunks
+    grid = [math.ceil(size / each) for size, each in zip(array.shape, stored, strict=True)]
+    total = math.prod(grid)
+    numbers = range(0, total, max(1, total // SAMPLED))
+    steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
+    indices = (tuple(n // step % size for step, size in zip(steps, grid, strict=True)) for n in numbers)
+    keys = [f"{array.path}/{array.metadata.encode_chunk_key(index)}" for index in itertools.islice(indices, SAMPLED)]
+    return await asyncio.gather(*(_first_bytes(store, key) for key in keys))
+
+
+async def _first_bytes(store: Store, key: str) -> bytes:
+    try:
+        size = await store.getsize(key)
+    except FileNotFoundError:
+        return b"absent;"
+    buffer = await store.get(key, default_buffer_prototype(), RangeByteRequest(0, min(size, SAMPLED_NBYTES)))
+    return f"{size}:".encode() + (b"" if buffer is None else buffer.to_bytes())
