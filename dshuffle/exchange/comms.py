@@ -6,7 +6,6 @@ No other module sends samples over the network.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -63,7 +62,7 @@ class DaskNetwork:
         acknowledged = self._acknowledged.pop(message.sender, [])
         try:
             reply: Reply = await sender.dshuffle_fetch(
-                session_id=self._session_id, message=dataclasses.astuple(message), acknowledged=acknowledged
+                session_id=self._session_id, message=tuple(message), acknowledged=acknowledged
             )
         except BaseException:  # the acknowledgements may be lost; sending them twice is harmless
             self._acknowledge(message.sender, acknowledged)
@@ -75,7 +74,7 @@ class DaskNetwork:
         if self.is_local(message.sender):
             self._acknowledge_here(message)
         else:
-            self._acknowledge(message.sender, [dataclasses.astuple(message)])
+            self._acknowledge(message.sender, [tuple(message)])
 
     def _acknowledge(self, sender: int, acknowledged: list[tuple[int, ...]]) -> None:
         if acknowledged:

@@ -1,7 +1,7 @@
 """Asyncio drivers of the two state machines: a :class:`Sender` answers requests, a :class:`Receiver` makes them.
 
 Each carries out the instructions of its state machine and reports events back to it. Packing, hashing and unpacking
-run in an executor, so they do not block the event loop. The network is a Protocol: Dask comms in `comms.py`, a
+run in threads, so they do not block the event loop. The network is a Protocol: Dask comms in `comms.py`, a
 dictionary in the tests.
 """
 
@@ -12,7 +12,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import DatasetError, ExchangeError
 from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, ReportFailed, ReportReady
+from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
 from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
 from dshuffle.planning import name_of
@@ -88,25 +88,37 @@ class Sender:
         Buffers that messages are packed into.
     network
         Network of the session.
-    executor
-        Executor that packs messages.
+    jobs
+        Threads that pack messages.
     """
 
-    def __init__(self, outbox: Outbox, buffers: BufferPool, network: Network, executor: Executor) -> None:
+    def __init__(self, outbox: Outbox, buffers: BufferPool, network: Network, jobs: JobQueue) -> None:
         self.meter = Meter()
         self._outbox = outbox
         self._buffers = buffers
         self._network = network
-        self._executor = executor
+        self._jobs = jobs
+        self._acknowledged = True
         self._flows: Mapping[int, Flow] = {}
         self._source: asyncio.Future[RowSource] | None = None
         self._answers: dict[MessageId, asyncio.Future[OutboxInstruction]] = {}
 
     def begin(
-        self, run_id: int, flows: Mapping[int, Flow], source: asyncio.Future[RowSource], *, window: int | None = None
+        self,
+        run_id: int,
+        flows: Mapping[int, Flow],
+        source: asyncio.Future[RowSource],
+        *,
+        window: int | None = None,
+        acknowledged: bool = True,
     ) -> None:
-        """Start a run that sends these flows (by destination), with items from ``source`` once it is ready."""
+        """Start a run that sends these flows (by destination), with items from ``source`` once it is ready.
+
+        Messages that are not ``acknowledged`` leave the window once they are packed. That saves a message for each of
+        them, and is meant for short ones, since only the requests of the receivers bound the memory that they take.
+        """
         self.meter = Meter()
+        self._acknowledged = acknowledged
         self._buffers.forget()
         self._flows, self._source = flows, source
         self._buffers.fit(max((flow.longest for flow in flows.values()), default=0))
@@ -152,10 +164,10 @@ class Sender:
             return {"status": "refused", "reason": f"run {message.run_id} has ended", "again": False}
         first, last = flow.message(message.sequence)
         try:
-            loop = asyncio.get_running_loop()
             source = await _given(future)
-            rows, checksums = self._buffers.take(message, last - first)
-            seconds = await loop.run_in_executor(self._executor, _timed, source.pack, first, last, rows, checksums)
+            take = self._buffers.take if self._acknowledged else self._buffers.lend
+            rows, checksums = take(message, last - first)
+            seconds = await self._jobs.run(_timed, source.pack, first, last, rows, checksums, nbytes=rows.nbytes)
         except (ExchangeError, DatasetError) as error:
             self.acknowledged(message)
             return {"status": "refused", "reason": f"{type(error).__name__}: {error}", "again": False}
@@ -163,7 +175,9 @@ class Sender:
         if not self._network.is_local(message.destination):
             self.meter.sent_bytes += rows.nbytes + checksums.nbytes
             self.meter.sent_checksum_bytes += checksums.nbytes
-        return {"status": "OK", "rows": rows, "checksums": checksums}
+        if not self._acknowledged:
+            self.acknowledged(message)
+        return {"status": "OK", "rows": rows, "checksums": checksums, "acknowledge": self._acknowledged}
 
     def _perform(self, instructions: list[OutboxInstruction]) -> None:
         for instruction in instructions:
@@ -184,8 +198,10 @@ class Receiver:
         State machine that decides which messages to request.
     network
         Network of the session.
-    executor
-        Executor that unpacks messages and reads the store.
+    jobs
+        Threads that unpack messages.
+    reading
+        Threads that read the store.
     store
         Sender id that stands for the store; its rows are read instead of requested.
     report
@@ -200,7 +216,8 @@ class Receiver:
         self,
         inbox: Inbox,
         network: Network,
-        executor: Executor,
+        jobs: JobQueue,
+        reading: JobQueue,
         *,
         store: int,
         report: Callable[[int, str | None], None],
@@ -210,7 +227,8 @@ class Receiver:
         self.meter = Meter()
         self._inbox = inbox
         self._network = network
-        self._executor = executor
+        self._jobs = jobs
+        self._reading = reading
         self._store = store
         self._report = report
         self._timeout = timeout
@@ -276,13 +294,15 @@ class Receiver:
             if message not in self._inbox.outstanding:  # the run was aborted meanwhile
                 return
             if reply is None:
-                await self._touch_cache(sink.read_store, first, last)
+                await self._touch_cache(self._reading.run(sink.read_store, first, last))
             else:
                 rows, checksums = reply["rows"], reply["checksums"]
-                self.meter.scatter_seconds += await self._touch_cache(_timed, sink.unpack, first, last, rows, checksums)
+                job = self._jobs.run(_timed, sink.unpack, first, last, rows, checksums, nbytes=rows.nbytes)
+                self.meter.scatter_seconds += await self._touch_cache(job)
                 # A corrupted message is not acknowledged: the next request may overtake the acknowledgement, which
                 # would then free the buffer that the message is being packed into again.
-                await self._network.acknowledge(message)
+                if reply["acknowledge"]:
+                    await self._network.acknowledge(message)
         except (TimeoutError, ExchangeError, OSError) as error:
             # Retry after a broken connection or a corrupted message, but not after a corrupt chunk.
             again = not isinstance(error, DatasetError)
@@ -304,8 +324,7 @@ class Receiver:
             if not self._towards[gate]:
                 self._open_gate(message.run_id, gate)
 
-    async def _touch_cache(self, fn: Callable[..., T], *args: Any) -> T:
-        future = asyncio.get_running_loop().run_in_executor(self._executor, fn, *args)
+    async def _touch_cache(self, future: asyncio.Future[T]) -> T:
         self._touching.add(future)
         future.add_done_callback(self._touching.discard)
         return await future

@@ -23,6 +23,8 @@ Events of another run, or for a message that has already arrived, are ignored.
 from __future__ import annotations
 
 import enum
+import heapq
+import itertools
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,8 +96,10 @@ class Inbox:
         self.run_id = -1
         self.state = InboxState.IDLE
         self._waiting: dict[int, deque[MessageId]] = {}
-        self._senders: deque[int] = deque()
         self._asked: dict[MessageId, int] = {}
+        self._open: Counter[int] = Counter()  # open requests by sender
+        self._free: list[tuple[int, int, int]] = []  # heap of senders without: (-messages left, turn, sender)
+        self._turns = itertools.count()
 
     @property
     def outstanding(self) -> frozenset[MessageId]:
@@ -118,7 +122,9 @@ class Inbox:
             if count > 0
         }
         # Receivers start with different senders, so that they do not all ask the same sender first.
-        self._senders = deque(sorted(self._waiting, key=lambda sender: (sender <= self.rank, sender)))
+        self._free, self._open = [], Counter()
+        for sender in sorted(self._waiting, key=lambda sender: (sender <= self.rank, sender)):
+            self._release(sender)
         self.state = InboxState.RECEIVING
         return self._next()
 
@@ -126,6 +132,10 @@ class Inbox:
         """Record that a message has been unpacked and verified."""
         if self.state is not InboxState.RECEIVING or self._asked.pop(message, None) is None:
             return []
+        self._open[message.sender] -= 1
+        if not self._open[message.sender]:
+            del self._open[message.sender]
+            self._release(message.sender)
         return self._next()
 
     def failed(self, message: MessageId, reason: str, *, again: bool = True) -> list[InboxInstruction]:
@@ -152,28 +162,34 @@ class Inbox:
         """Discard the current run."""
         self.state = InboxState.IDLE
         self._waiting, self._asked = {}, {}
-        self._senders.clear()
+        self._free, self._open = [], Counter()
 
     def _next(self) -> list[InboxInstruction]:
         """Fill the window, or report that nothing is left.
 
-        The next request goes to the sender with the fewest open requests; ties are broken in turn. So if the window has
-        one slot per sender, every sender with messages left has an open request, and relays that wait for each other's
-        messages cannot deadlock.
+        The next request goes to a sender with the fewest open requests, and among those to the one with most messages
+        left; ties are broken in turn. So if the window has one slot per sender, every sender with messages left has an
+        open request, and relays that wait for each other's messages cannot deadlock. With a smaller window, all senders
+        come to an end at about the same time.
         """
         instructions: list[InboxInstruction] = []
-        while self._senders and len(self._asked) < self.window:
-            asked = Counter(message.sender for message in self._asked)
-            sender = min(self._senders, key=asked.__getitem__)
-            self._senders.remove(sender)
+        while len(self._asked) < self.window and (sender := self._next_sender()) is not None:
             message = self._waiting[sender].popleft()
-            if self._waiting[sender]:
-                self._senders.append(sender)
-            else:
-                del self._waiting[sender]
+            self._open[sender] = self._open.pop(sender, 0) + 1  # to the end, so that ties are broken in turn
             self._asked[message] = 1
             instructions.append(Fetch(message))
-        if not self._asked and not self._senders:
+        if not self._asked and not self._free:
             self.state = InboxState.READY
             instructions.append(ReportReady(self.run_id))
         return instructions
+
+    def _next_sender(self) -> int | None:
+        if self._free:
+            return heapq.heappop(self._free)[2]
+        busy = [sender for sender in self._open if self._waiting[sender]]  # no more of them than the window has slots
+        return min(busy, key=lambda sender: (self._open[sender], -len(self._waiting[sender])), default=None)
+
+    def _release(self, sender: int) -> None:
+        """Note that a sender has no open request."""
+        if left := len(self._waiting[sender]):
+            heapq.heappush(self._free, (-left, next(self._turns), sender))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,7 @@ from dshuffle.planning import name_of
 KIB, MIB = 2**10, 2**20
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class MessageId:
+class MessageId(NamedTuple):
     """Id of one message: number ``sequence`` (from 0) from ``sender`` to ``destination`` in a run."""
 
     run_id: int

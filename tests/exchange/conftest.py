@@ -9,7 +9,6 @@ import asyncio
 import random
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import Receiver, Reply, Sender
 from dshuffle.exchange.inbox import Inbox
+from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId, flows_of_samples
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.exchange.row_flows import ArrivingRows, LeavingRows
@@ -63,13 +63,14 @@ class Participant:
         self.held = np.zeros(0, np.int64)
         self.outbox = Outbox(who, window=window)
         self.holder = cluster.truth if who == SERVER else self.cache
-        self.sender = Sender(self.outbox, BufferPool(LAYOUT, cluster.message_rows, window), self, cluster.executor)
+        self.sender = Sender(self.outbox, BufferPool(LAYOUT, cluster.message_rows, window), self, cluster.jobs)
         self.arriving: tuple[np.ndarray, np.ndarray, dict[int, Flow]]
         self.inbox = Inbox(max(who, 0), window=window, attempts=attempts)
         self.receiver = Receiver(
             self.inbox,
             self,
-            cluster.executor,
+            cluster.jobs,
+            cluster.jobs,
             store=STORE,
             report=lambda run_id, reason: cluster.report(who, run_id, reason),
             timeout=timeout,
@@ -123,7 +124,7 @@ class Cluster:
         self.message_rows = message_rows
         self.server_at = server_at
         self.truth = Truth(n_samples, self.rng)
-        self.executor = ThreadPoolExecutor(3)
+        self.jobs = JobQueue(3, "test")
         self.participants = {
             who: Participant(self, who, window=window, attempts=attempts, timeout=timeout)
             for who in range(SERVER, n_ranks)
@@ -254,8 +255,10 @@ class Cluster:
             await self.load()
             return await asyncio.wait_for(scenario(), 60)
 
-        with self.executor:
+        try:
             return asyncio.run(main())
+        finally:
+            self.jobs.close()
 
 
 @pytest.fixture(scope="session")

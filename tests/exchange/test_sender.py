@@ -6,12 +6,12 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.endpoints import Reply, Sender
+from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.rows import RowLayout
@@ -35,11 +35,11 @@ class Source:
 
 def play(scenario: Callable[[Sender], Awaitable[None]], *, window: int) -> None:
     async def main() -> None:
-        with ThreadPoolExecutor(1) as executor:
-            pool = BufferPool(LAYOUT, 2, window)
-            sender = Sender(Outbox(0, window=window), pool, Source(SAMPLES), executor)  # type: ignore[arg-type]
-            begin(sender, 1, SAMPLES)
-            await asyncio.wait_for(scenario(sender), 10)
+        jobs, pool = JobQueue(1, "test"), BufferPool(LAYOUT, 2, window)
+        sender = Sender(Outbox(0, window=window), pool, Source(SAMPLES), jobs)  # type: ignore[arg-type]
+        begin(sender, 1, SAMPLES)
+        await asyncio.wait_for(scenario(sender), 10)
+        jobs.close()
 
     asyncio.run(main())
 

@@ -18,11 +18,12 @@ from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads
 from dshuffle.planning.cost.loads_counted import counted_loads, is_countable
 from dshuffle.planning.cost.loads_expected import expected_loads
 from dshuffle.planning.delivery import check_delivery
-from dshuffle.planning.delivery.relay import MESSAGE_BYTES, batch_sizes, packets_per_batch
+from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES, batch_sizes, packets_per_batch
+from dshuffle.planning.pacing import Pacing
 
 
-def message_count(work: Work, n_workers: int, loads: Loads) -> float:
-    """Estimate the number of messages between all participants.
+def message_count(work: Work, n_workers: int, loads: Loads, rate: float = math.inf) -> float:
+    """Estimate the number of messages between all participants, on links of a rate (bytes per second).
 
     Rows are sent in as few messages as possible, and packets in batches. A relay forwards each batch in one message to
     each of the other workers. In a ring, a worker sends one message to each of the others in every round but the last.
@@ -32,7 +33,9 @@ def message_count(work: Work, n_workers: int, loads: Loads) -> float:
         return 0.0
     if not work.coded:
         flows = n if work.delivery.needs_server or work.delivery.reads_store else n * (n - 1)
-        full = max(1, MESSAGE_BYTES // work.row_nbytes)
+        rate = math.inf if work.delivery.needs_server else rate  # a server sends full messages
+        longest = Pacing.of(min(rate, 1e12), message_bytes=MESSAGE_BYTES, window_bytes=WINDOW_BYTES).message_nbytes
+        full = max(1, longest // work.row_nbytes)
         return min(rows, float(flows * max(1, math.ceil(round(rows / flows) / full))))
     packets = round(loads.packets)
     if work.choices.relay == "pipelined":
@@ -282,12 +285,13 @@ def _processor_seconds(cluster: Cluster, work: Work, loads: Loads) -> float:
 
     It is at least the time of the busiest process, because each process has one network thread.
     """
+    messages = message_count(work, cluster.n_workers, loads, float(np.median(cluster.rates("link_down"))))
     workers = (
         loads.worker_out / cluster.send_rate
         + loads.worker_in / cluster.receive_rate
         + loads.decoded / cluster.decode_rate
         + loads.read / cluster.read_rate
-        + message_count(work, cluster.n_workers, loads) / cluster.n_workers * cluster.message_seconds
+        + messages / cluster.n_workers * cluster.message_seconds
     )
     server = loads.server_out / cluster.send_rate + loads.encoded / cluster.encode_rate
     machines = np.bincount(np.arange(cluster.n_workers) // cluster.machine_workers, workers)

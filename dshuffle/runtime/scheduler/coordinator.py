@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import statistics
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ from dshuffle.runtime.cluster_view import Members
 from dshuffle.runtime.replies import Reply, unwrap
 
 logger = logging.getLogger(__name__)
+
+TIMED_NBYTES = 256 * 2**10
+"""Bytes that a worker must have received for its rate to say something about its link."""
 
 
 @dataclass(slots=True)
@@ -66,6 +70,7 @@ class Coordinator:
         self._chosen: tuple[int, str] = (-1, "")
         self._run: Run | None = None
         self._answer: dict[str, Any] = {}
+        self._rate: float | None = None
         self._broken: DShuffleError | None = None
         self._lock = asyncio.Lock()
 
@@ -186,7 +191,9 @@ class Coordinator:
             epoch = self.epoch + 1
             self._run = run = Run(self._runs, epoch, self._delivery_of(epoch), time.perf_counter())
             try:
-                await self._tell_all("dshuffle_begin", run_id=run.run_id, epoch=run.epoch, delivery=run.delivery)
+                await self._tell_all(
+                    "dshuffle_begin", run_id=run.run_id, epoch=run.epoch, delivery=run.delivery, rate=self._rate
+                )
             except DShuffleError as error:
                 run.error = run.error or error
                 run.decided.set()
@@ -240,7 +247,9 @@ class Coordinator:
     def _measures(self, run: Run, replies: dict[int, Reply], waited: float) -> dict[str, Any]:
         totals = _totals(run.votes.values())
         reports = [replies[who]["report"] for who in self.participants]
-        measures = Measures.combined([Measures.from_dict(report["measures"]) for report in reports])
+        measured = [Measures.from_dict(report["measures"]) for report in reports]
+        self._rate = _rate_of(measured) or self._rate
+        measures = Measures.combined(measured)
         return {
             "epoch": run.epoch,
             "run_id": run.run_id,
@@ -282,6 +291,16 @@ class Coordinator:
             return unwrap(reply, f"worker {address}")
         except DShuffleError as error:
             raise type(error)(f"worker {address}: {error}") from error
+
+
+def _rate_of(measured: Iterable[Measures]) -> float | None:
+    """Median rate of messages into a worker, in bytes per second; None if next to nothing was sent."""
+    rates = [
+        sum(one.wire_received_bytes) / one.transfer_seconds
+        for one in measured
+        if sum(one.wire_received_bytes) > TIMED_NBYTES and one.transfer_seconds > 0
+    ]
+    return statistics.median(rates) if rates else None
 
 
 def _totals(votes: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +20,13 @@ from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, Packets, S
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
 from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.pacing import Pacing
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import Settings
 from dshuffle.runtime.worker.server_rows import EncodedPackets, ServerRows
 
-SHORT_MESSAGE_BYTES = 2 * MIB
-"""Shorter messages do not get a larger window than full ones. TCP does not reach its rate within such a message. Many
-at once overflow the queue of a link, and lost packets wait for a timer (7 of 0.2 MB took 15 % longer than 4)."""
+UNACKNOWLEDGED_BYTES = MIB // 4
+"""Messages up to this length are not acknowledged. An acknowledgement costs nearly as much as a short message."""
 
 Listed = tuple[NDArray[np.int64], dict[int, Flow]]
 ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64]], None]
@@ -43,6 +44,8 @@ class Flows:
     at_most, asked, answered
         Maximum number of items in a message, of messages that a participant requests at once, and of messages that it
         answers at once. (A server that sends packets answers fewer.)
+    acknowledged
+        Whether receivers acknowledge the messages of this process.
     """
 
     sends: dict[int, Listed]
@@ -50,6 +53,7 @@ class Flows:
     at_most: int
     asked: int
     answered: int
+    acknowledged: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ class MemberExchange:
     parts
         Participant of this process -> its part.
     flows
-        What the participants of this process send and receive, in which messages.
+        What the participants of this process send and receive, in which messages. Rows of an uncoded plan are cut into
+        messages only when the exchange begins (:meth:`with_messages`).
     summary
         Values that participants report in their votes. The digest must be the same for all of them.
     seconds
@@ -74,16 +79,14 @@ class MemberExchange:
     epoch_plan: EpochPlan | None
     hops: Hops | None
     parts: dict[int, WorkerPart]
-    flows: Flows
+    flows: Flows | None
     summary: dict[str, int]
     seconds: float
     shares: tuple[int, int]
     broadcast: NDArray[np.int64]
 
     @classmethod
-    def alone(
-        cls, planner: OwnPlanner, epoch: int, layout: RowLayout, settings: Settings, delivery: str
-    ) -> MemberExchange:
+    def alone(cls, planner: OwnPlanner, epoch: int, delivery: str) -> MemberExchange:
         """Plan this rank's part of an epoch, and nothing else."""
         started = time.perf_counter()
         spec, own = planner.spec, planner.plan(epoch, delivery)
@@ -98,9 +101,8 @@ class MemberExchange:
             "leaving": own.n_sent,
             "digest": zlib.crc32(f"{DRAW_VERSION} {spec.n_samples} {spec.n_workers} {spec.choices} {epoch}".encode()),
         }
-        flows = _uncoded_flows({rank: own.part}, layout, settings)
         seconds = time.perf_counter() - started
-        return cls(None, None, {rank: own.part}, flows, summary, seconds, own.shares, own.part.own[:0])
+        return cls(None, None, {rank: own.part}, None, summary, seconds, own.shares, own.part.own[:0])
 
     @classmethod
     def make(
@@ -126,13 +128,24 @@ class MemberExchange:
             "digest": made.digest(),
         }
         parts = {who: made.for_worker(who) for who in participants}
-        hops = None
+        hops, flows = None, None
         if packets.coded:
             hops, flows = _coded_flows(packets, parts, planner.spec, layout, settings)
-        else:
-            flows = _uncoded_flows(parts, layout, settings)
         seconds = time.perf_counter() - started
         return cls(made, hops, parts, flows, summary, seconds, made.shares, made.broadcast)
+
+    def with_messages(self, layout: RowLayout, settings: Settings, rate: float | None) -> MemberExchange:
+        """The same exchange with its rows cut into messages, for links of a rate (bytes per second into a worker)."""
+        if self.flows is not None:
+            return self
+        pacing = Pacing.of(rate, message_bytes=settings.message_bytes, window_bytes=settings.window_bytes)
+        return dataclasses.replace(self, flows=_uncoded_flows(self.parts, layout, settings, pacing))
+
+    @property
+    def messages(self) -> Flows:
+        """The flows, once rows have been cut into messages."""
+        assert self.flows is not None
+        return self.flows
 
     def answered_by(self, who: int, settings: Settings) -> int:
         """Number of messages that a participant sends at once.
@@ -140,19 +153,19 @@ class MemberExchange:
         A server that sends packets answers only a few requests at a time, in the order of arrival. If it answered all
         at once, workers with fast connections would be done early, and the packets that the others relay would be late.
         """
-        return settings.window if who == SERVER and self.hops is not None else self.flows.answered
+        return settings.window if who == SERVER and self.hops is not None else self.messages.answered
 
     def outgoing(self, who: int) -> dict[int, Flow]:
         """Flows that a participant of this process sends, by destination."""
-        return self.flows.sends[who][1]
+        return self.messages.sends[who][1]
 
     def incoming(self, rank: int) -> dict[int, Flow]:
         """Flows that the rank of this process receives, by sender."""
-        return self.flows.receives[rank][1]
+        return self.messages.receives[rank][1]
 
     def source(self, who: int, holder: CachePartition | ServerRows) -> RowSource:
         """Make the source of the items that a participant sends."""
-        leaving = self.flows.sends[who][0]
+        leaving = self.messages.sends[who][0]
         if self.hops is None:
             return LeavingRows(holder, leaving)
         if isinstance(holder, ServerRows):
@@ -162,7 +175,7 @@ class MemberExchange:
 
     def sink(self, rank: int, cache: CachePartition, source: RowSource, read_store: ReadStore) -> RowSink:
         """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
-        arriving = self.flows.receives[rank][0]
+        arriving = self.messages.receives[rank][0]
         if self.hops is None:
             return ArrivingRows(cache, arriving, cache.reserve(arriving), read_store)
         assert self.epoch_plan is not None
@@ -175,16 +188,17 @@ class MemberExchange:
         )
 
 
-def _uncoded_flows(parts: Mapping[int, WorkerPart], layout: RowLayout, settings: Settings) -> Flows:
-    at_most = rows_per_message(layout.nbytes, settings.message_bytes)
-    fitting = rows_per_message(layout.nbytes, settings.window_bytes)
+def _uncoded_flows(parts: Mapping[int, WorkerPart], layout: RowLayout, settings: Settings, pacing: Pacing) -> Flows:
+    served = any(SERVER in part.receives for part in parts.values()) or (SERVER in parts and bool(parts[SERVER].sends))
+    if served:  # one long message for each worker in turn, so that all move through the dataset together
+        pacing = Pacing(settings.message_bytes, settings.window_bytes)
+    at_most = rows_per_message(layout.nbytes, pacing.message_nbytes)
     sends = {who: flows_of_samples(part.sends, at_most=at_most) for who, part in parts.items()}
     receives = {who: flows_of_samples(part.receives, at_most=at_most, whole=STORE) for who, part in parts.items()}
-    # Request and answer as many messages as fit the window.
-    longest = _longest(receives)
-    short = longest * layout.nbytes < SHORT_MESSAGE_BYTES
-    asked = settings.window if short else max(1, fitting // longest)
-    return Flows(sends, receives, at_most, asked, max(1, fitting // _longest(sends)))
+    leaving = _longest(sends) * layout.nbytes
+    answered = max(1, settings.window_bytes // max(1, leaving))
+    asked = pacing.asked(_longest(receives) * layout.nbytes)
+    return Flows(sends, receives, at_most, asked, answered, served or leaving > UNACKNOWLEDGED_BYTES)
 
 
 def _coded_flows(

@@ -21,6 +21,7 @@ class Run:
     run_id: int
     epoch: int
     delivery: str
+    rate: float | None = None
     exchange: MemberExchange | None = None
     prepared: asyncio.Future[tuple[Swap, View]] | None = None
     ends: list[asyncio.Future[Any]] = field(default_factory=list)

@@ -24,6 +24,7 @@ from dshuffle.exchange.cache_partition import CachePartition, Swap
 from dshuffle.exchange.comms import DaskNetwork
 from dshuffle.exchange.endpoints import Receiver, Reply, RowSink, RowSource, Sender
 from dshuffle.exchange.inbox import Inbox
+from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId, rows_per_message
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.planning import SERVER, STORE, EpochPlanner, name_of
@@ -61,8 +62,6 @@ class WorkerSession:
         The session's dataset, open in this process.
     rank
         Rank of this worker, or ``None`` if it only serves.
-    executor
-        Executor for packing, unpacking and reading.
     """
 
     def __init__(
@@ -71,14 +70,16 @@ class WorkerSession:
         spec: SessionSpec,
         dataset: Dataset,
         rank: int | None,
-        executor: ThreadPoolExecutor,
     ) -> None:
         self.spec = spec
         self.rank = rank
         self.epoch = spec.shuffle.first_epoch - 1
         self._worker = worker
         self._loop = asyncio.get_running_loop()
+        # Each session has threads of its own, so that none waits for the reads of another one.
         self._planning = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-plan")
+        self._jobs = JobQueue(2, "dshuffle")
+        self._reading = JobQueue(1, "dshuffle-read")
         self._dataset = dataset
         # All members compare digests of their plans, so one check is enough.
         self._planner: OwnPlanner | EpochPlanner
@@ -100,7 +101,7 @@ class WorkerSession:
         def sender(participant: int) -> Sender:
             full = rows_per_message(layout.nbytes, settings.message_bytes)
             buffers = BufferPool(layout, full, settings.window)
-            return Sender(Outbox(participant, window=settings.window), buffers, network, executor)
+            return Sender(Outbox(participant, window=settings.window), buffers, network, self._jobs)
 
         self._senders: dict[int, Sender] = {}
         self._training: TrainingState | None = None
@@ -113,7 +114,8 @@ class WorkerSession:
             receiver = Receiver(
                 Inbox(rank, window=settings.window),
                 network,
-                executor,
+                self._jobs,
+                self._reading,
                 store=STORE,
                 report=self._report,
                 timeout=settings.timeout,
@@ -156,13 +158,16 @@ class WorkerSession:
         """Seconds of training in this session on this worker since the last call."""
         return 0.0 if self._training is None else self._training.lock.take_training_seconds()
 
-    async def begin(self, run_id: int, epoch: int, delivery: str) -> None:
-        """Start an attempt at an epoch's exchange. The result on this worker is reported to the scheduler."""
+    async def begin(self, run_id: int, epoch: int, delivery: str, rate: float | None) -> None:
+        """Start an attempt at an epoch's exchange. The result on this worker is reported to the scheduler.
+
+        ``rate`` is that of the workers' links in bytes per second, as far as it is known.
+        """
         if epoch != self.epoch + 1:
             raise ExchangeError(f"epoch {epoch} cannot be prepared on a worker that is on epoch {self.epoch}")
         if self._run is not None:
             raise ExchangeError(f"run {run_id} cannot begin: run {self._run.run_id} has not ended")
-        self._run = Run(run_id, epoch, delivery)
+        self._run = Run(run_id, epoch, delivery, rate)
         self._spawn(self._exchange(self._run))
 
     async def plan_ahead(self, run_id: int, delivery: str) -> None:
@@ -227,6 +232,8 @@ class WorkerSession:
         for plan in self._plans.values():
             plan.cancel()
         self._planning.shutdown(wait=False, cancel_futures=True)
+        self._jobs.close()
+        self._reading.close()
         if self._server_rows is not None:
             await self._loop.run_in_executor(None, self._server_rows.close)
         self._training = self._server_rows = None
@@ -254,7 +261,10 @@ class WorkerSession:
             self._report(run.run_id, f"the exchange could not start: {type(error).__name__}: {error}")
 
     async def _start(self, run: Run) -> None:
-        run.exchange = exchange = await self._plan(run.epoch, run.delivery)
+        planned, settings = await self._plan(run.epoch, run.delivery), self.spec.settings
+        run.exchange = exchange = await self._loop.run_in_executor(
+            self._planning, planned.with_messages, self._dataset.layout, settings, run.rate
+        )
         if self._run is not run:  # aborted in the meantime
             return
         self._traffic = self._dataset.traffic
@@ -269,7 +279,9 @@ class WorkerSession:
             sink = asyncio.wrap_future(self._planning.submit(self._make_sink, exchange, source))
             run.ends += [asyncio.wrap_future(source), sink]
             self._begin_sending(run, exchange, self.rank, run.ends[0])
-            self._training.receiver.begin(run.run_id, exchange.incoming(self.rank), sink, window=exchange.flows.asked)
+            self._training.receiver.begin(
+                run.run_id, exchange.incoming(self.rank), sink, window=exchange.messages.asked
+            )
             # The sink has reserved the slots by then, so the next epoch's index can be built while its rows arrive.
             run.prepared = self._loop.run_in_executor(self._planning, self._prepare, run.epoch, exchange)
         if len(self.spec.deliveries) == 1:  # otherwise the next delivery is chosen after this exchange has been timed
@@ -283,7 +295,8 @@ class WorkerSession:
 
     def _begin_sending(self, run: Run, exchange: MemberExchange, who: int, source: asyncio.Future[RowSource]) -> None:
         answered = exchange.answered_by(who, self.spec.settings)
-        self._senders[who].begin(run.run_id, exchange.outgoing(who), source, window=answered)
+        acknowledged = exchange.messages.acknowledged
+        self._senders[who].begin(run.run_id, exchange.outgoing(who), source, window=answered, acknowledged=acknowledged)
 
     @staticmethod
     def _let_go(run: Run) -> None:
@@ -302,7 +315,7 @@ class WorkerSession:
     def _make_plan(self, epoch: int, delivery: str) -> MemberExchange:
         planner, layout, settings = self._planner, self._dataset.layout, self.spec.settings
         if isinstance(planner, OwnPlanner):
-            return MemberExchange.alone(planner, epoch, layout, settings, delivery)
+            return MemberExchange.alone(planner, epoch, delivery)
         return MemberExchange.make(planner, epoch, list(self._senders), layout, settings, delivery)
 
     def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:

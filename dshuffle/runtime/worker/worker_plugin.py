@@ -55,8 +55,8 @@ class DShuffleWorker(WorkerPlugin):
         async def open_session(spec: SessionSpec) -> None:
             await plugin().open(spec)
 
-        async def begin(session_id: str, run_id: int, epoch: int, delivery: str) -> None:
-            await plugin().session(session_id).begin(run_id, epoch, delivery)
+        async def begin(session_id: str, run_id: int, epoch: int, delivery: str, rate: float | None) -> None:
+            await plugin().session(session_id).begin(run_id, epoch, delivery, rate)
 
         async def commit(session_id: str, run_id: int) -> Reply:
             return {"report": await plugin().session(session_id).commit(run_id)}
@@ -148,9 +148,7 @@ class DShuffleWorker(WorkerPlugin):
         dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
         spec = spec.with_shuffle(await loop.run_in_executor(self._executor, with_data, spec.shuffle, dataset))
         await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle)
-        self.sessions[spec.session_id] = WorkerSession(
-            self._worker, spec, dataset, ranks[0] if ranks else None, self._executor
-        )
+        self.sessions[spec.session_id] = WorkerSession(self._worker, spec, dataset, ranks[0] if ranks else None)
 
     def session(self, session_id: str) -> WorkerSession:
         """An open session."""

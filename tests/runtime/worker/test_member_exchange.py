@@ -11,19 +11,20 @@ from dshuffle.exchange.messages import MIB
 from dshuffle.planning import SERVER, Choices, EpochPlanner, Global, ShuffleSpec
 from dshuffle.planning.cost import Cluster, Work
 from dshuffle.planning.cost.prediction import loads_of, message_count
+from dshuffle.planning.pacing import Pacing
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import Settings
-from dshuffle.runtime.worker.member_exchange import SHORT_MESSAGE_BYTES, MemberExchange
+from dshuffle.runtime.worker.member_exchange import UNACKNOWLEDGED_BYTES, MemberExchange
 
 
-def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,), **options):
+def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,), rate=1e12, **options):
     spec = ShuffleSpec(
         n_samples, n_workers, Choices(assignment=Global(), delivery=delivery, sharding="random", seed=0, **options)
     )
     planner = EpochPlanner(spec, checks=False)
     planner.load()
     layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
-    return MemberExchange.make(planner, 1, who, layout, settings, delivery)
+    return MemberExchange.make(planner, 1, who, layout, settings, delivery).with_messages(layout, settings, rate)
 
 
 def longest(flows):
@@ -36,25 +37,36 @@ def longest(flows):
     row_nbytes=st.sampled_from([1, 100, 5000]),
     message_bytes=st.integers(300_000, 5_000_000) | st.integers(5000, 60_000),
     times=st.integers(1, 9),
+    rate=st.sampled_from([None, 1e4, 1e6, 1e8, 1e12]),
 )
-def test_rows_under_way_fit_the_window(n_workers, per_worker, row_nbytes, message_bytes, times):
+def test_rows_under_way_fit_the_window(n_workers, per_worker, row_nbytes, message_bytes, times, rate):
     settings = Settings(message_bytes=message_bytes, window_bytes=message_bytes * times)
-    made = planned(n_workers * per_worker, n_workers, row_nbytes, settings)
-    for flows, at_once in ((made.incoming(0), made.flows.asked), (made.outgoing(0), made.answered_by(0, settings))):
-        nbytes = longest(flows) * row_nbytes
-        assert nbytes <= max(message_bytes, row_nbytes)
-        assert at_once == 1 or at_once * nbytes <= settings.window_bytes
-        if flows is made.incoming(0) and nbytes < SHORT_MESSAGE_BYTES:
-            assert at_once == settings.window
-        else:
-            assert (at_once + 1) * nbytes > settings.window_bytes, "there is room for one more"
+    made = planned(n_workers * per_worker, n_workers, row_nbytes, settings, rate=rate)
+    pacing = Pacing.of(rate, message_bytes=message_bytes, window_bytes=message_bytes * times)
+    nbytes = longest(made.incoming(0)) * row_nbytes
+    assert nbytes <= max(pacing.message_nbytes, row_nbytes)
+    assert made.messages.asked == pacing.asked(nbytes)
+    nbytes, answered = longest(made.outgoing(0)) * row_nbytes, made.answered_by(0, settings)
+    assert answered == 1 or answered * nbytes <= settings.window_bytes
+    assert (answered + 1) * nbytes > settings.window_bytes, "there is room for one more"
+    assert made.messages.acknowledged == (nbytes > UNACKNOWLEDGED_BYTES)
 
 
-@pytest.mark.parametrize(("n_samples", "asked"), [(80_000, {5, 6}), (25_000, {9, 10, 11}), (400, {4})])
+@pytest.mark.parametrize(("n_samples", "asked"), [(80_000, {5, 6}), (25_000, {9, 10, 11}), (400, {32})])
 def test_all_senders_are_asked_if_their_messages_fit(n_samples, asked):
-    """Shorter flows leave room in the window for more of them, but of very short ones many are no gain."""
+    """Shorter flows leave room in the window for more of them."""
     made = planned(n_samples, 8, 8192, Settings(message_bytes=8 * MIB, window_bytes=32 * MIB))
-    assert made.flows.asked in asked
+    assert made.messages.asked in asked
+
+
+def test_both_ends_cut_rows_into_the_same_messages():
+    settings = Settings()
+    for rate in (None, 1e5, 2.5e6, 1e9):
+        made = planned(5000, 4, 4096, settings, who=range(4), rate=rate)
+        for sender in range(4):
+            for receiver, flow in made.outgoing(sender).items():
+                other = made.incoming(receiver)[sender]
+                assert np.diff(flow.bounds).tolist() == np.diff(other.bounds).tolist()
 
 
 def test_a_server_of_packets_answers_few_at_once():
@@ -83,7 +95,7 @@ def test_the_cost_model_knows_how_many_messages_there_are(n_workers, n_samples, 
         tolerance = 0.5  # of so few packets some rounds have none, which the model does not know
     way = {"cache_fraction": 0.5, "relay": relay}
     made = planned(n_samples, n_workers, row_nbytes, Settings(), delivery, range(n_workers), **way)
-    count = sum(flow.n_messages for _, flows in made.flows.receives.values() for flow in flows.values())
+    count = sum(flow.n_messages for _, flows in made.messages.receives.values() for flow in flows.values())
     cluster = Cluster(n_workers, 1e6, 1e6, server_up=1e6)
     work = Work(n_samples, row_nbytes, Choices(delivery=delivery, **way))
     assert message_count(work, n_workers, loads_of(cluster, work)) == pytest.approx(count, rel=tolerance)

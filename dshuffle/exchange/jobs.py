@@ -1,0 +1,110 @@
+"""Run the jobs of an event loop in threads: short ones together, so that they share the hand-over between threads.
+
+A hand-over to a thread and back takes about 0.1 ms of processor time, as long as packing 100 KiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+TOGETHER_NBYTES = 2**20
+"""Bytes of the jobs that are handed over together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    future: asyncio.Future[Any]
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
+    nbytes: int
+
+
+class JobQueue:
+    """Jobs of one event loop, in order of arrival, on a few threads.
+
+    Parameters
+    ----------
+    n_threads
+        Number of jobs, or groups of short jobs, that run at a time.
+    name
+        Prefix of the names of the threads.
+
+    Examples
+    --------
+    >>> async def main():
+    ...     jobs = JobQueue(2, "example")
+    ...     try:
+    ...         return await asyncio.gather(jobs.run(sum, [1, 2], nbytes=8), jobs.run(max, [3, 4], nbytes=8))
+    ...     finally:
+    ...         jobs.close()
+    >>> asyncio.run(main())
+    [3, 4]
+    """
+
+    def __init__(self, n_threads: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
+        self._idle = n_threads
+        self._waiting: deque[_Job] = deque()
+
+    def run(self, call: Callable[..., Any], *args: Any, nbytes: int = TOGETHER_NBYTES) -> asyncio.Future[Any]:
+        """Call a function in a thread.
+
+        Parameters
+        ----------
+        nbytes
+            Bytes that the call handles, as a measure of how long it takes. By default it shares no thread.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._waiting.append(_Job(future, call, args, nbytes))
+        if self._idle:
+            loop.call_soon(self._start, loop)  # so that jobs that arrive in the same turn of the loop are together
+        return future
+
+    def close(self) -> None:
+        """Cancel all jobs that have not started."""
+        while self._waiting:
+            self._waiting.popleft().future.cancel()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._waiting and self._idle:
+            group = [self._waiting.popleft()]
+            nbytes = group[0].nbytes
+            while self._waiting and nbytes + self._waiting[0].nbytes <= TOGETHER_NBYTES:
+                group.append(self._waiting.popleft())
+                nbytes += group[-1].nbytes
+            self._idle -= 1
+            self._executor.submit(self._work, loop, group)
+
+    def _work(self, loop: asyncio.AbstractEventLoop, group: list[_Job]) -> None:
+        results: list[tuple[asyncio.Future[Any], Any, BaseException | None]] = []
+        for job in group:
+            try:
+                results.append((job.future, None if job.future.cancelled() else job.call(*job.args), None))
+            except BaseException as error:
+                results.append((job.future, None, error))
+        try:
+            loop.call_soon_threadsafe(self._finish, loop, results)
+        except RuntimeError:  # the loop has been closed, so nobody waits
+            return
+
+    def _finish(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        results: list[tuple[asyncio.Future[Any], Any, BaseException | None]],
+    ) -> None:
+        self._idle += 1
+        for future, result, error in results:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        self._start(loop)

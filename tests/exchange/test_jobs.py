@@ -1,0 +1,101 @@
+"""Jobs in threads: all are done, in order of arrival, and short ones share a hand-over."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from dshuffle.exchange.jobs import TOGETHER_NBYTES, JobQueue
+
+
+def play(scenario, n_threads=2):
+    async def main():
+        jobs = JobQueue(n_threads, "test-jobs")
+        try:
+            return await asyncio.wait_for(scenario(jobs), 10)
+        finally:
+            jobs.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("nbytes", [0, TOGETHER_NBYTES // 3, TOGETHER_NBYTES, 5 * TOGETHER_NBYTES])
+def test_every_job_is_done_once_and_its_result_comes_back(n_threads, nbytes):
+    async def scenario(jobs):
+        return await asyncio.gather(*(jobs.run(lambda i=i: i * i, nbytes=nbytes) for i in range(50)))
+
+    assert play(scenario, n_threads) == [i * i for i in range(50)]
+
+
+def test_short_jobs_share_a_thread_and_long_ones_do_not():
+    async def scenario(jobs):
+        handed = []
+        submit = jobs._executor.submit
+        jobs._executor.submit = lambda work, loop, group: (handed.append(len(group)), submit(work, loop, group))
+        await asyncio.gather(*(jobs.run(int, nbytes=TOGETHER_NBYTES // 10) for _ in range(20)))
+        short, handed[:] = list(handed), []
+        await asyncio.gather(*(jobs.run(int) for _ in range(5)))
+        return short, handed
+
+    short, long = play(scenario)
+    assert short == [10, 10]
+    assert long == [1] * 5
+
+
+def test_no_more_threads_are_used_than_asked_for():
+    async def scenario(jobs):
+        running, most, lock = 0, 0, threading.Lock()
+
+        def work():
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.01)
+            with lock:
+                running -= 1
+
+        await asyncio.gather(*(jobs.run(work) for _ in range(12)))
+        return most
+
+    assert play(scenario) == 2
+
+
+def test_an_error_is_that_of_its_own_job():
+    async def scenario(jobs):
+        def fail():
+            raise ValueError("this one")
+
+        calls = [jobs.run(fail if i == 3 else int, nbytes=1) for i in range(6)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    found = play(scenario)
+    assert [type(one) for one in found] == [int, int, int, ValueError, int, int]
+
+
+def test_cancelled_jobs_are_skipped_and_closing_cancels_the_rest():
+    async def scenario(jobs):
+        done, gate = [], threading.Event()
+        first = jobs.run(gate.wait, 10)
+        await asyncio.sleep(0)
+        skipped = jobs.run(done.append, "skipped")
+        kept = jobs.run(done.append, "kept")
+        skipped.cancel()
+        gate.set()
+        await first
+        await kept
+        gate.clear()
+        first, never = jobs.run(gate.wait, 10), jobs.run(done.append, "never")
+        await asyncio.sleep(0.01)
+        jobs.close()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await never
+        await first
+        return done
+
+    assert play(scenario, 1) == ["kept"]
