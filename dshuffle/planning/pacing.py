@@ -56,14 +56,14 @@ class Pacing:
         Parameters
         ----------
         rate
-            Bytes per second into a worker; None if unknown.
+            Bytes per second into a worker; infinite if only processors limit it, None if unknown.
         message_bytes, window_bytes
             Upper limits, as set by the user.
         """
         if rate is None:
             length = min(UNKNOWN, message_bytes)
             return cls(length, min(3 * length, window_bytes))
-        wanted = rate * LINK_SECONDS
+        wanted = min(rate * LINK_SECONDS, window_bytes)
         length = min(message_bytes, max(SHORTEST, int(wanted)))
         return cls(length, min(window_bytes, max(UNDER_WAY * length, int(UNDER_WAY * wanted))))
 

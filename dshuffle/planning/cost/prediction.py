@@ -34,7 +34,7 @@ def message_count(work: Work, n_workers: int, loads: Loads, rate: float = math.i
     if not work.coded:
         flows = n if work.delivery.needs_server or work.delivery.reads_store else n * (n - 1)
         rate = math.inf if work.delivery.needs_server else rate  # a server sends full messages
-        longest = Pacing.of(min(rate, 1e12), message_bytes=MESSAGE_BYTES, window_bytes=WINDOW_BYTES).message_nbytes
+        longest = Pacing.of(rate, message_bytes=MESSAGE_BYTES, window_bytes=WINDOW_BYTES).message_nbytes
         full = max(1, longest // work.row_nbytes)
         return min(rows, float(flows * max(1, math.ceil(round(rows / flows) / full))))
     packets = round(loads.packets)

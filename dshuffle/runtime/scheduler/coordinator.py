@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping
@@ -25,6 +26,9 @@ from dshuffle.runtime.cluster_view import Members
 from dshuffle.runtime.replies import Reply, unwrap
 
 logger = logging.getLogger(__name__)
+
+CPU_BOUND = 0.2
+"""With a smaller share of idle processors, the time of an exchange says nothing about the links."""
 
 TIMED_NBYTES = 256 * 2**10
 """Bytes that a worker must have received for its rate to say something about its link."""
@@ -248,8 +252,8 @@ class Coordinator:
         totals = _totals(run.votes.values())
         reports = [replies[who]["report"] for who in self.participants]
         measured = [Measures.from_dict(report["measures"]) for report in reports]
-        self._rate = _rate_of(measured) or self._rate
         measures = Measures.combined(measured)
+        self._rate = _rate_of(measured, measures.cpu_idle) or self._rate
         return {
             "epoch": run.epoch,
             "run_id": run.run_id,
@@ -293,14 +297,19 @@ class Coordinator:
             raise type(error)(f"worker {address}: {error}") from error
 
 
-def _rate_of(measured: Iterable[Measures]) -> float | None:
-    """Median rate of messages into a worker, in bytes per second; None if next to nothing was sent."""
+def _rate_of(measured: Iterable[Measures], cpu_idle: float) -> float | None:
+    """Median rate of messages into a worker, in bytes per second; None if next to nothing was sent.
+
+    If processors were the limit, links may be faster, and messages should be long: each of them costs processor time.
+    """
     rates = [
         sum(one.wire_received_bytes) / one.transfer_seconds
         for one in measured
         if sum(one.wire_received_bytes) > TIMED_NBYTES and one.transfer_seconds > 0
     ]
-    return statistics.median(rates) if rates else None
+    if not rates:
+        return None
+    return statistics.median(rates) if cpu_idle >= CPU_BOUND else math.inf
 
 
 def _totals(votes: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from dshuffle.errors import WorkerLost
 from dshuffle.planning import SERVER
-from dshuffle.runtime.scheduler.coordinator import Coordinator
+from dshuffle.records import Measures
+from dshuffle.runtime.scheduler.coordinator import Coordinator, _rate_of
 
 ADDRESSES = {0: "tcp://first", 1: "tcp://second", SERVER: "tcp://server"}
 
@@ -56,3 +58,21 @@ def test_a_call_that_notices_first_names_the_member_and_what_to_do(op, address, 
     assert str(caught.value).startswith(f"{who} ({address}) cannot be reached (OSError: Connection reset by peer)")
     assert "If it has left the cluster, make a new Shuffler" in str(caught.value)
     assert coordinator.epoch == -1
+
+
+def measures(nbytes, seconds):
+    return Measures(wire_received_bytes=(nbytes,), transfer_seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("measured", "cpu_idle", "rate"),
+    [
+        ([measures(10**6, 1.0), measures(10**6, 0.5), measures(10**6, 0.1)], 0.6, 2e6),
+        ([measures(10**6, 1.0), measures(0, 0.0)], 0.6, 1e6),  # a server receives nothing
+        ([measures(10**6, 1.0)], 0.1, math.inf),  # the processors were busy, so the link may be faster
+        ([measures(1000, 1.0)], 0.6, None),
+        ([], 1.0, None),
+    ],
+)
+def test_the_rate_of_the_links_is_what_workers_received(measured, cpu_idle, rate):
+    assert _rate_of(measured, cpu_idle) == rate
