@@ -69,6 +69,9 @@ class Coordinator:
         self.epoch = members.spec.shuffle.first_epoch - 1
         self._scheduler = scheduler
         self._spec = members.spec
+        # All ranks, and the server if it is dedicated. Each has one vote.
+        dedicated = members.server_role == "dedicated"
+        self._participants = [who for who in self._spec.addresses if who != SERVER or dedicated]
         self._runs = 0
         self._deliveries = deliveries
         self._chosen: tuple[int, str] = (-1, "")
@@ -77,11 +80,6 @@ class Coordinator:
         self._rate: float | None = None
         self._broken: DShuffleError | None = None
         self._lock = asyncio.Lock()
-
-    @property
-    def participants(self) -> list[int]:
-        """All ranks, and the server if it is dedicated. Each has one vote."""
-        return [who for who in self._spec.addresses if who != SERVER or self.members.server_role == "dedicated"]
 
     async def open(self) -> None:
         """Open the session on all participants."""
@@ -139,7 +137,7 @@ class Coordinator:
             run.decided.set()
             return
         run.votes[participant] = vote
-        if len(run.votes) == len(self.participants):
+        if len(run.votes) == len(self._participants):
             run.ready_after = time.perf_counter() - run.started
             run.error = self._check_votes(run)
             run.decided.set()
@@ -250,7 +248,7 @@ class Coordinator:
 
     def _measures(self, run: Run, replies: dict[int, Reply], waited: float) -> dict[str, Any]:
         totals = _totals(run.votes.values())
-        reports = [replies[who]["report"] for who in self.participants]
+        reports = [replies[who]["report"] for who in self._participants]
         measured = [Measures.from_dict(report["measures"]) for report in reports]
         measures = Measures.combined(measured)
         self._rate = _rate_of(measured, measures.cpu_idle) or self._rate
@@ -272,7 +270,7 @@ class Coordinator:
         if self._broken is not None:
             raise self._broken
         replies = await asyncio.gather(
-            *(self._tell(self._spec.addresses[who], op, **message) for who in self.participants),
+            *(self._tell(self._spec.addresses[who], op, **message) for who in self._participants),
             return_exceptions=True,
         )
         for reply in replies:
@@ -280,7 +278,7 @@ class Coordinator:
                 raise self._broken or reply
             if isinstance(reply, BaseException):
                 raise ClusterError(f"{op} failed: {type(reply).__name__}: {reply}") from reply
-        return dict(zip(self.participants, replies, strict=True))  # type: ignore[arg-type]
+        return dict(zip(self._participants, replies, strict=True))  # type: ignore[arg-type]
 
     async def _tell(self, address: str, op: str, **message: Any) -> Reply:
         if op != "dshuffle_open":
