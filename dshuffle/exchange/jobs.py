@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from dshuffle.errors import ExchangeError
+
 TOGETHER_NBYTES = 2**20
 """Bytes of the jobs that are handed over together."""
 
@@ -67,9 +69,12 @@ class JobQueue:
         return future
 
     def close(self) -> None:
-        """Cancel all jobs that have not started."""
+        """Fail all jobs that have not started."""
         while self._waiting:
-            self._waiting.popleft().future.cancel()
+            future = self._waiting.popleft().future
+            if not future.done():
+                future.set_exception(ExchangeError("the session was closed"))
+                future.exception()  # nobody may be waiting for it
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:

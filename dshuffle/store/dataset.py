@@ -46,7 +46,7 @@ class Dataset:
     identity
         A name of these very data: copies have the same one, and a dataset that was written again has another one. It is
         stored with datasets from :func:`create_dataset`. For any other group it is a digest of its metadata, and of the
-        sizes and first bytes of a few chunks.
+        last bytes of a few chunks.
     """
 
     url: str

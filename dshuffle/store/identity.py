@@ -12,7 +12,7 @@ from typing import Any
 
 import zarr
 from zarr import Array
-from zarr.abc.store import RangeByteRequest, Store
+from zarr.abc.store import Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
@@ -23,15 +23,15 @@ SAMPLED = 8
 """Stored objects of a group from elsewhere that its digest looks at, spread over each array."""
 
 SAMPLED_NBYTES = 4096
-"""Bytes of each of these objects."""
+"""Bytes at the end of each of these objects."""
 
 
 def identity_of(store: Store, group: zarr.Group) -> str:
     """The identity of a dataset.
 
     A dataset from :func:`~dshuffle.store.create_dataset` carries a random one in its metadata. For any other group it
-    is a digest of its arrays' metadata, and of the sizes and first bytes of a few chunks: so a change elsewhere, in
-    place and of the same size, is not noticed.
+    is a digest of its arrays' metadata, and of the last bytes of a few chunks: so a change of other chunks alone is not
+    noticed.
 
     Parameters
     ----------
@@ -61,13 +61,10 @@ async def _sampled_chunks(store: Store, array: Array[Any]) -> list[bytes]:
     steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
     indices = (tuple(n // step % size for step, size in zip(steps, grid, strict=True)) for n in numbers)
     keys = [f"{array.path}/{array.metadata.encode_chunk_key(index)}" for index in itertools.islice(indices, SAMPLED)]
-    return await asyncio.gather(*(_first_bytes(store, key) for key in keys))
+    return await asyncio.gather(*(_last_bytes(store, key) for key in keys))
 
 
-async def _first_bytes(store: Store, key: str) -> bytes:
-    try:
-        size = await store.getsize(key)
-    except FileNotFoundError:
-        return b"absent;"
-    buffer = await store.get(key, default_buffer_prototype(), RangeByteRequest(0, min(size, SAMPLED_NBYTES)))
-    return f"{size}:".encode() + (b"" if buffer is None else buffer.to_bytes())
+async def _last_bytes(store: Store, key: str) -> bytes:
+    """The end of a stored object, which is where chunks have their checksums; only these bytes are read."""
+    buffer = await store.get(key, default_buffer_prototype(), SuffixByteRequest(SAMPLED_NBYTES))
+    return b"absent;" if buffer is None else buffer.to_bytes()
