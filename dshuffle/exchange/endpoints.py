@@ -114,8 +114,8 @@ class Sender:
     ) -> None:
         """Start a run that sends these flows (by destination), with items from ``source`` once it is ready.
 
-        Messages that are not ``acknowledged`` leave the window once they are packed. That saves a message for each of
-        them, and is meant for short ones, since only the requests of the receivers bound the memory that they take.
+        Messages that are not ``acknowledged`` leave the window once they are packed. This saves the acknowledgement.
+        Use it only where all messages fit in memory: nothing but the receivers' requests then limits what they take.
         """
         self.meter = Meter()
         self._acknowledged = acknowledged

@@ -145,7 +145,8 @@ class Inbox:
         tried = self._asked[message]
         if not again or tried >= self.attempts:
             self.state = InboxState.FAILED
-            return [ReportFailed(self.run_id, f"{message}: {reason} (attempt {tried} of {self.attempts})")]
+            often = f" (attempt {tried} of {self.attempts})" if again else ""
+            return [ReportFailed(self.run_id, f"{message}: {reason}{often}")]
         # Retry immediately, within the same window slot: requests to other senders may wait for this message.
         self._asked[message] = tried + 1
         return [Fetch(message)]

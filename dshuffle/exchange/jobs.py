@@ -52,6 +52,7 @@ class JobQueue:
         self._executor = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
         self._idle = n_threads
         self._waiting: deque[_Job] = deque()
+        self._closed = False
 
     def run(self, call: Callable[..., Any], *args: Any, nbytes: int = TOGETHER_NBYTES) -> asyncio.Future[Any]:
         """Call a function in a thread.
@@ -63,19 +64,21 @@ class JobQueue:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+        if self._closed:
+            _fail(future)
+            return future
         self._waiting.append(_Job(future, call, args, nbytes))
         if self._idle:
             loop.call_soon(self._start, loop)  # so that jobs that arrive in the same turn of the loop are together
         return future
 
     def close(self) -> None:
-        """Fail all jobs that have not started."""
+        """Fail all jobs that have not started, and all that come."""
+        self._closed = True
         while self._waiting:
-            future = self._waiting.popleft().future
-            if not future.done():
-                future.set_exception(ExchangeError("the session was closed"))
-                future.exception()  # nobody may be waiting for it
-        self._executor.shutdown(wait=False, cancel_futures=True)
+            _fail(self._waiting.popleft().future)
+        # Without cancelling: at most one group for each thread has been handed over, and its jobs must come to an end.
+        self._executor.shutdown(wait=False)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting and self._idle:
@@ -113,3 +116,9 @@ class JobQueue:
             else:
                 future.set_exception(error)
         self._start(loop)
+
+
+def _fail(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(ExchangeError("the session was closed"))
+        future.exception()  # nobody may be waiting for it

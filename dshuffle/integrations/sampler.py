@@ -112,7 +112,7 @@ class ExchangeSampler:
         With ``balance``, and with the sharding ``"round-robin"``, each assignment is computed from the previous one, so
         that skipping many epochs takes time.
         """
-        epoch = as_integer("epoch", epoch, 0)
+        self._spec.check_epoch("epoch", epoch)
         if self._planner is not None:
             self._moves, self._shares = self._planner.moves(epoch), self._planner.shares(epoch)
         else:

@@ -17,7 +17,7 @@ from dshuffle.planning.bijection import ROUNDS, domain, evaluate_networks
 from dshuffle.planning.randomness import draw_front, words_at
 from dshuffle.planning.types import Samples, Words
 
-LARGEST_TABLES = 1024
+LARGEST_TABLES = 256
 """Size up to which members have tables."""
 
 

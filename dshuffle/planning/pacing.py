@@ -21,7 +21,7 @@ SHORTEST = 64 * 2**10
 """Bytes of the shortest messages that rows are cut into: on slower links, they take longer."""
 
 UNKNOWN = 2**20
-"""Bytes of a message as long as no exchange has been timed; three of them are under way."""
+"""Bytes of a message until an exchange has been timed; three of them are under way."""
 
 MOST_MESSAGES = 32
 """Messages that a receiver asks for at once, however short they are."""

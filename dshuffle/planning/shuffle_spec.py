@@ -20,7 +20,7 @@ from dshuffle.planning.delivery import check_delivery
 from dshuffle.planning.holders import cache_capacity, largest_share
 from dshuffle.planning.types import Holders, Ranks
 
-MOST_REPLAYED = 10**6
+MOST_REPLAYED = 10**5
 """Largest epoch of an assignment that depends on the epochs before."""
 
 
@@ -77,7 +77,7 @@ class ShuffleSpec:
         check_delivery(self.choices.delivery, self.n_workers, excess=self.has_excess)
 
     def check_epoch(self, name: str, epoch: int) -> None:
-        """Refuse an epoch that cannot be planned, or only after years of replaying the epochs before it.
+        """Refuse an epoch that does not exist, or one for which too many earlier epochs would have to be replayed.
 
         Raises
         ------

@@ -123,8 +123,8 @@ class DatasetReference:
         if dataset.identity != self.identity:
             raise DatasetChanged(
                 f"the dataset at {dataset.url} is not the one on the client: its identity is {dataset.identity} here, "
-                f"and {self.identity} there. It was written again, or this is a copy of another one. Copy it again if "
-                "it is a copy, open it again, and make a new Shuffler"
+                f"and {self.identity} there. Either it was rewritten after the client opened it, or this worker has a "
+                "different copy. Renew the copy if there is one, open the dataset again, and make a new Shuffler"
             )
         return dataset
 

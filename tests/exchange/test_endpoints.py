@@ -173,7 +173,7 @@ def test_a_message_that_is_always_corrupted_names_its_sample(new_cluster: Any) -
     [
         (None, "rank {} does not run dshuffle (its reply was None) (attempt 3 of 3)"),
         ({}, "rank {} does not run dshuffle (its reply was {{}}) (attempt 3 of 3)"),
-        ({"status": "refused", "reason": "closed", "again": False}, "closed (attempt 1 of 3)"),
+        ({"status": "refused", "reason": "closed", "again": False}, "closed"),
         ({"status": "refused", "reason": "busy", "again": True}, "busy (attempt 3 of 3)"),
     ],
 )
@@ -186,14 +186,15 @@ def test_an_unusable_reply_is_the_reason(new_cluster: Any, reply: Reply, words: 
 
 
 @pytest.mark.parametrize(
-    ("error", "attempt"), [(ConnectionResetError("cut off"), 3), (RuntimeError("a bug"), 1), (MemoryError("full"), 1)]
+    ("error", "often"),
+    [(ConnectionResetError("cut off"), " (attempt 3 of 3)"), (RuntimeError("a bug"), ""), (MemoryError("full"), "")],
 )
-def test_an_error_is_the_reason(new_cluster: Any, error: Exception, attempt: int) -> None:
+def test_an_error_is_the_reason(new_cluster: Any, error: Exception, often: str) -> None:
     async def carry(message: MessageId) -> Reply:
         raise error
 
     reason = failure(new_cluster(senders=PEERS), carry)
-    assert f"{type(error).__name__}: {error} (attempt {attempt} of 3)" in reason
+    assert reason.endswith(f"{type(error).__name__}: {error}{often}")
 
 
 def test_a_reply_that_never_comes_times_out(new_cluster: Any) -> None:
@@ -214,7 +215,7 @@ def test_a_sender_that_lacks_a_row_is_not_asked_again(new_cluster: Any) -> None:
         flows[rank] = np.array([missing])
         votes = await cluster.exchange(2)
         assert f"ExchangeError: sample {missing} is not in this cache partition" in (votes[rank] or "")
-        assert "(attempt 1 of 3)" in (votes[rank] or "")
+        assert "attempt" not in (votes[rank] or "")
         assert MessageId(2, sender, rank, 0) not in cluster.ranks[sender].outbox.in_flight
 
     cluster.play(scenario)
@@ -293,7 +294,7 @@ def test_what_the_store_cannot_give_is_not_asked_for_again(new_cluster: Any, err
         await cluster.abort()
         reasons = [reason for reason in votes.values() if reason]
         assert reasons
-        assert all(f"{type(error).__name__}: {error} (attempt 1 of 3)" in reason for reason in reasons)
+        assert all(reason.endswith(f"{type(error).__name__}: {error}") for reason in reasons)
         assert cluster.reads <= len(cluster.ranks)
         del cluster.read_store
         await cluster.exchange(3)

@@ -77,7 +77,7 @@ class TestTransitions:
     def test_receiving_failed_and_not_worth_another(self) -> None:
         inbox = started({5: 1})
         [report] = inbox.failed(M0, "no such rows", again=False)
-        assert report == ReportFailed(1, "run 1, rank 5 to rank 0, message 0: no such rows (attempt 1 of 3)")
+        assert report == ReportFailed(1, "run 1, rank 5 to rank 0, message 0: no such rows")
         assert inbox.state is InboxState.FAILED
 
     def test_ready_commit_to_idle(self) -> None:

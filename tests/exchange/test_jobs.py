@@ -96,6 +96,8 @@ def test_cancelled_jobs_are_skipped_and_closing_fails_the_rest():
         gate.set()
         with pytest.raises(ExchangeError, match="session was closed"):
             await never
+        with pytest.raises(ExchangeError, match="session was closed"):
+            await jobs.run(done.append, "too late")
         await first
         return done
 

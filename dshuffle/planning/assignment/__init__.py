@@ -87,8 +87,8 @@ def next_ranks(
     """Compute the assignment of an epoch from the previous one, without the history of a session.
 
     ``partial`` has slots for samples, which sessions fill from epoch to epoch. Here the samples of each worker are in
-    ascending order. So one draw is equal to the first of a session with the same first assignment, unless that is
-    ``"random"``; repeated draws are different ones with the same distribution.
+    ascending order. So the first draw equals a session's first draw from the same assignment, unless the sharding is
+    ``"random"``. Later draws differ from the session's, but have the same distribution.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from distributed import Scheduler
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
-from dshuffle.planning import SERVER, AutoDelivery, name_of
+from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
 from dshuffle.records import Measures
 from dshuffle.runtime.cluster_view import Members
 from dshuffle.runtime.replies import Reply, unwrap
@@ -251,7 +251,8 @@ class Coordinator:
         reports = [replies[who]["report"] for who in self._participants]
         measured = [Measures.from_dict(report["measures"]) for report in reports]
         measures = Measures.combined(measured)
-        self._rate = _rate_of(measured, measures.cpu_idle) or self._rate
+        if not get_delivery(run.delivery).needs_server:  # a server's link is shared by all workers
+            self._rate = _next_rate(self._rate, _rate_of(measured, measures.cpu_idle))
         return {
             "epoch": run.epoch,
             "run_id": run.run_id,
@@ -293,6 +294,13 @@ class Coordinator:
             return unwrap(reply, f"worker {address}")
         except DShuffleError as error:
             raise type(error)(f"worker {address}: {error}") from error
+
+
+def _next_rate(before: float | None, measured: float | None) -> float | None:
+    """The rate for the next exchange. It falls by half at most, so that one slow exchange does not decide."""
+    if before is None or measured is None:
+        return measured or before
+    return measured if math.isinf(before) else max(measured, before / 2)
 
 
 def _rate_of(measured: Iterable[Measures], cpu_idle: float) -> float | None:

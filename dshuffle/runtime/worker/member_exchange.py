@@ -198,7 +198,10 @@ def _uncoded_flows(parts: Mapping[int, WorkerPart], layout: RowLayout, settings:
     leaving = _longest(sends) * layout.nbytes
     answered = max(1, settings.window_bytes // max(1, leaving))
     asked = pacing.asked(_longest(receives) * layout.nbytes)
-    return Flows(sends, receives, at_most, asked, answered, served or leaving > UNACKNOWLEDGED_BYTES)
+    # Nothing but the requests limits what unacknowledged messages take, so all of them together must fit the window.
+    total = sum(len(items) for items, _ in sends.values()) * layout.nbytes
+    acknowledged = served or leaving > UNACKNOWLEDGED_BYTES or total > settings.window_bytes
+    return Flows(sends, receives, at_most, asked, answered, acknowledged)
 
 
 def _coded_flows(

@@ -88,7 +88,7 @@ def leaving_pairs(size, offset, rounds, draws=400, **options):
 
 
 SMALLEST = LARGEST_TABLES + 1
-OFFSETS = [1, 32, 33, 34, SMALLEST // 2]  # neighbours; rows of the network's rectangle; halves
+OFFSETS = [1, 16, 17, 18, SMALLEST // 2]  # neighbours; rows of the network's rectangle; halves
 
 
 @pytest.mark.slow

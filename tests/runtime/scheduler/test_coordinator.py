@@ -11,7 +11,7 @@ import pytest
 from dshuffle.errors import WorkerLost
 from dshuffle.planning import SERVER
 from dshuffle.records import Measures
-from dshuffle.runtime.scheduler.coordinator import Coordinator, _rate_of
+from dshuffle.runtime.scheduler.coordinator import Coordinator, _next_rate, _rate_of
 
 ADDRESSES = {0: "tcp://first", 1: "tcp://second", SERVER: "tcp://server"}
 
@@ -76,3 +76,11 @@ def measures(nbytes, seconds):
 )
 def test_the_rate_of_the_links_is_what_workers_received(measured, cpu_idle, rate):
     assert _rate_of(measured, cpu_idle) == rate
+
+
+@pytest.mark.parametrize(
+    ("before", "measured", "rate"),
+    [(None, None, None), (None, 5.0, 5.0), (5.0, None, 5.0), (8.0, 1.0, 4.0), (8.0, 9.0, 9.0), (math.inf, 9.0, 9.0)],
+)
+def test_the_rate_falls_by_half_at_most(before, measured, rate):
+    assert _next_rate(before, measured) == rate
