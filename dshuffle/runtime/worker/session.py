@@ -263,7 +263,7 @@ class WorkerSession:
     async def _start(self, run: Run) -> None:
         planned, settings = await self._plan(run.epoch, run.delivery), self.spec.settings
         run.exchange = exchange = await self._loop.run_in_executor(
-            self._planning, planned.with_messages, self._dataset.layout, settings, run.rate
+            None, planned.with_messages, self._dataset.layout, settings, run.rate
         )
         if self._run is not run:  # aborted in the meantime
             return
