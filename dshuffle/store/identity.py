@@ -56,10 +56,12 @@ async def _sampled_chunks(store: Store, array: Array[Any]) -> list[bytes]:
     stored = array.shards or array.chunks
     grid = [math.ceil(size / each) for size, each in zip(array.shape, stored, strict=True)]
     total = math.prod(grid)
-    numbers = sorted({i * (total - 1) // max(1, SAMPLED - 1) for i in range(min(SAMPLED, total))} | {max(0, total - 1)})
+    if not total:
+        return []
+    numbers = sorted({i * (total - 1) // max(1, SAMPLED - 1) for i in range(min(SAMPLED, total))} | {total - 1})
     steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
     indices = (tuple(n // step % size for step, size in zip(steps, grid, strict=True)) for n in numbers)
-    keys = [f"{array.path}/{array.metadata.encode_chunk_key(index)}" for index in indices if total]
+    keys = [f"{array.path}/{array.metadata.encode_chunk_key(index)}" for index in indices]
     return await asyncio.gather(*(_last_bytes(store, key) for key in keys))
 
 
