@@ -53,7 +53,7 @@ class BufferPool:
         self._in_use[message] = buffer
         return buffer[0][:n_rows], buffer[1][:n_rows]
 
-    def lend(self, message: MessageId, n_rows: int) -> Buffer:
+    def single_use(self, n_rows: int) -> Buffer:
         """Make a buffer for a short message that is not given back: Dask drops it once it is sent."""
         return self._layout.empty(n_rows), np.empty(n_rows, dtype=np.uint32)
 

@@ -165,8 +165,8 @@ class Sender:
         first, last = flow.message(message.sequence)
         try:
             source = await _given(future)
-            take = self._buffers.take if self._acknowledged else self._buffers.lend
-            rows, checksums = take(message, last - first)
+            n_rows, pool = last - first, self._buffers
+            rows, checksums = pool.take(message, n_rows) if self._acknowledged else pool.single_use(n_rows)
             seconds = await self._jobs.run(_timed, source.pack, first, last, rows, checksums, nbytes=rows.nbytes)
         except (ExchangeError, DatasetError) as error:
             self.acknowledged(message)

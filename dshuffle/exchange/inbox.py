@@ -191,6 +191,6 @@ class Inbox:
         return min(busy, key=lambda sender: (self._open[sender], -len(self._waiting[sender])), default=None)
 
     def _release(self, sender: int) -> None:
-        """Note that a sender has no open request."""
+        """Make a sender without an open request available for the next one."""
         if left := len(self._waiting[sender]):
             heapq.heappush(self._free, (-left, next(self._turns), sender))

@@ -9,10 +9,10 @@ OWN_NBYTES = 90
 """Bytes for each sample of a share that a worker plans alone."""
 
 ALL_NBYTES = 110
-"""Bytes for each sample, and..."""
+"""Bytes for each sample of a plan for all workers, measured as a peak."""
 
 HELD_NBYTES = 25
-"""...for each copy of a sample that the first plan loads, of plans for all workers. Both were measured as peaks."""
+"""Bytes for each copy of a sample that such a plan loads first if workers hold excess, measured as a peak."""
 
 
 def plan_nbytes(spec: ShuffleSpec) -> int:

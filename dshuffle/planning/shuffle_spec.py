@@ -82,7 +82,7 @@ class ShuffleSpec:
         Raises
         ------
         InvalidParameter
-            If it is no integer from 0, or too large.
+            If it is not an integer of at least 0, or is too large.
         """
         assignment = self.choices.assignment
         forgets = assignment.forgets or not assignment.moves
@@ -182,7 +182,7 @@ class ShuffleSpec:
         return choices.assignment.blocks(self.n_samples, self.n_workers, choices.seed, epoch)
 
     def slots(self) -> Slots | None:
-        """The samples in all slots as a function; None if there are no slots, or the first ranks are no function."""
+        """The samples in all slots as a function; None without slots, or if the first ranks are not a function."""
         first = self.blocks(0)
         return None if first is None else self.choices.assignment.slots(first, self.choices.seed)
 
@@ -192,7 +192,7 @@ class ShuffleSpec:
         return Drawn(self.first_ranks(), slots=None if slots is None else slots.first_samples())
 
     def draw(self, before: Drawn, epoch: int, holders: Holders | None = None) -> Drawn:
-        """Draw the ranks of an epoch for all samples, from those of the epoch before."""
+        """Draw the ranks of all samples for an epoch, given what was drawn for the previous one."""
         choices = self.choices
         return draw_ranks(
             choices.assignment,

@@ -53,7 +53,7 @@ def processor_seconds(pids: list[int]) -> float:
 
 
 def nothing(partition: dshuffle.Partition) -> None:
-    """Stands for training."""
+    """A task that does nothing, in place of training."""
 
 
 def epochs_of(client: Client, pids: list[int], n_workers: int, nbytes: int, epochs: int, way: str) -> dict[str, float]:

@@ -139,8 +139,8 @@ def draw_ranks(
 ) -> Drawn:
     """Compute the next assignment, and what is drawn with it.
 
-    The parameters are those of :func:`next_ranks`, and ``slots`` is what the draw before returned, or None in the first
-    one. :class:`~dshuffle.planning.rank_sequence.RankSequence` keeps them.
+    The parameters are those of :func:`next_ranks`. ``slots`` are those that the previous draw returned; None at first.
+    :meth:`ShuffleSpec.draw` passes them on.
     """
     if not isinstance(assignment, Assignment):
         raise InvalidParameter.of("assignment", assignment, "an Assignment", "Names are parsed by parse_assignment.")

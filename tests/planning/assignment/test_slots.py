@@ -113,7 +113,7 @@ def test_destinations_are_uniform_over_workers(n_workers, fixed_points):
             found = exchange.destinations(np.full(64, worker), np.arange(64))
             counts[worker] += np.bincount(found, minlength=n_workers)
     assert (counts.sum(axis=0) == counts.sum(axis=1)).all()
-    expected = counts if n_workers == 1 else counts[~np.eye(n_workers, dtype=bool)]
+    expected = counts[~np.eye(n_workers, dtype=bool)]
     if fixed_points:
         # Rounds are shifts, so a round has all fixed points or none: 1/n of them, give or take that of 400 * 64 rounds.
         assert np.diag(counts).mean() == pytest.approx(400 * 64 / n_workers, rel=0.05)
