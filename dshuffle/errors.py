@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from typing import Self
 
+from dshuffle.redaction import hide_secrets
+
 
 class DShuffleError(Exception):
-    """Base class of all errors raised by dshuffle."""
+    """Base class of all errors raised by dshuffle. Messages do not show passwords and tokens of URLs."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(hide_secrets(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class InvalidParameter(DShuffleError, ValueError):

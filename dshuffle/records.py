@@ -109,6 +109,8 @@ class Measures:
         Bytes that the server sent: its egress.
     metadata_bytes
         Bytes of messages that are not rows or packets: their checksums. Plans do not cross the network.
+    recovered_rows
+        Rows read from the store because their sender could not deliver them, or delivered them corrupted.
     store_requests, store_bytes, store_delivered_bytes
         Requests, bytes fetched and bytes of rows delivered by the store.
     store_retries, store_cache_hits
@@ -139,6 +141,7 @@ class Measures:
     wire_received_bytes: tuple[int, ...] = _measure("bytes", by_rank, ())
     server_sent_bytes: int = _measure("bytes", total)
     metadata_bytes: int = _measure("bytes", total)
+    recovered_rows: int = _measure("rows", total)
     store_requests: int = _measure("requests", total)
     store_bytes: int = _measure("bytes", total)
     store_delivered_bytes: int = _measure("bytes", total)

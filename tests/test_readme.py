@@ -1,5 +1,6 @@
 """The README's example runs as it stands, and what the tables of the docs say of the project is so."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -61,9 +62,6 @@ def test_defaults_are_those_of_the_settings():
     page = (DOCS / "settings.md").read_text()
     rows = dict(re.findall(r"^\| `dshuffle\.([\w-]+)` \| ([\d.]+)", page, re.MULTILINE))
     default = Settings()
-    assert {name: float(value) for name, value in rows.items()} == {
-        "message-bytes": default.message_bytes / 2**20,
-        "window-bytes": default.window_bytes / 2**20,
-        "timeout": default.timeout,
-        "memory-fraction": default.memory_fraction,
-    }
+    expected = {name.replace("_", "-"): value for name, value in dataclasses.asdict(default).items()}
+    expected |= {name: value / 2**20 for name, value in expected.items() if name.endswith("-bytes")}
+    assert {name: float(value) for name, value in rows.items()} == expected

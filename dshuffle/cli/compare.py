@@ -18,9 +18,9 @@ from dshuffle.cli import options
 from dshuffle.cli.options import RegistryOption
 from dshuffle.cli.output import warnings_as_lines
 from dshuffle.compare import Way, compare_ways, compile_kernels, connect, default_ways, modest_step, product_of_ways
-from dshuffle.compare.provenance import without_secrets
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, Choices, Classes, Global, ShuffleSpec
+from dshuffle.redaction import hide_secrets
 from dshuffle.report import (
     Comparison,
     TrainingPoint,
@@ -186,11 +186,15 @@ def compare(
                 measured=measured,
                 on_epoch=on_epoch,
             )
-    page = write_report(comparison, output)
-    _show(comparison, page, as_json)
+    _show(comparison, as_json)
+    try:
+        page = write_report(comparison, output)
+    except OSError as error:
+        raise click.ClickException(f"The report could not be written to {output}: {error}") from error
+    click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
 
 
-def _show(comparison: Comparison, page: Path, as_json: bool) -> None:
+def _show(comparison: Comparison, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(to_dict(comparison, verdict(comparison))))
     else:
@@ -201,7 +205,6 @@ def _show(comparison: Comparison, page: Path, as_json: bool) -> None:
             console.print(f"{caption}\n", style="dim", highlight=False, markup=False)
         for sentence in verdict_sentences(comparison):
             console.print(sentence, highlight=False, markup=False)
-    click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
 
 
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:
@@ -232,7 +235,7 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
 
 
 def _command() -> str:
-    return without_secrets(shlex.join(["dshuffle", *sys.argv[1:]]))
+    return hide_secrets(shlex.join(["dshuffle", *sys.argv[1:]]))
 
 
 def _make_folder(output: Path) -> None:

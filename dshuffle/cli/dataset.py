@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.store import (
     Dataset,
@@ -116,7 +117,7 @@ def create(
             made = create_dataset(url, arrays, chunk_rows=chunk_rows, shard_rows=shard_rows, overwrite=overwrite)
     click.echo(
         f"wrote {human_count(made.n_samples)} samples of {human_bytes(made.row_nbytes)} "
-        f"({human_bytes(made.n_samples * made.row_nbytes)}) to {made.url}"
+        f"({human_bytes(made.n_samples * made.row_nbytes)}) to {hide_secrets(made.url)}"
     )
 
 
@@ -198,13 +199,13 @@ def info(url: str, as_json: bool) -> None:
             human_count(array["shard_rows"]) if array["shard_rows"] else "-",
             human_bytes(array["bytes"]),
         )
-    click.echo(f"{found.url}: {human_count(found.n_samples)} samples of {human_bytes(found.row_nbytes)}")
+    click.echo(f"{hide_secrets(found.url)}: {human_count(found.n_samples)} samples of {human_bytes(found.row_nbytes)}")
     Console().print(table)
 
 
 def _description(found: Dataset) -> dict[str, Any]:
     return {
-        "url": found.url,
+        "url": hide_secrets(found.url),
         "samples": found.n_samples,
         "row_nbytes": found.row_nbytes,
         "bytes": found.n_samples * found.row_nbytes,

@@ -18,6 +18,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import SHARDINGS, GivenSharding
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.assignment.stratified import label_codes
+from dshuffle.redaction import hide_secrets
 from dshuffle.report.class_spread import HEADINGS, box_plot_page, class_rows
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.sharding import Sharding, distribution_aware, stratified
@@ -112,7 +113,7 @@ def shard(
     _print(made, found, by, seconds)
     if output is not None and found is not None:
         classes = [str(label) for label in label_codes(found)[1].tolist()]
-        title = f"{by} sharding of {dataset.url} for {workers} workers"
+        title = f"{by} sharding of {hide_secrets(dataset.url)} for {workers} workers"
         output.write_text(box_plot_page(made.counts(found), classes, title), encoding="utf-8")
         click.echo(f"box plot: {output}")
     if write:
@@ -126,7 +127,7 @@ def shard(
             about=about,
             overwrite=overwrite,
         )
-        click.echo(f"stored beside the dataset; use Shuffler(client, {dataset.url!r}, sharding={name!r})")
+        click.echo(f"stored beside the dataset; use Shuffler(client, {hide_secrets(dataset.url)!r}, sharding={name!r})")
 
 
 def _read_labels(dataset: Dataset, name: str, advance: Advance) -> NDArray[np.generic]:

@@ -5,29 +5,18 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
 from distributed import Client
 
+from dshuffle.redaction import hide_secrets
 from dshuffle.runtime.cluster_view import cluster_info, only_serves
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes
 
 PACKAGES = ("dshuffle", "dask", "distributed", "zarr", "numpy", "numba", "bokeh")
-
-
-def without_secrets(text: str) -> str:
-    """Replace user names and passwords in the URLs of a text.
-
-    Examples
-    --------
-    >>> without_secrets("dshuffle compare s3://key:secret@host/bucket")
-    'dshuffle compare s3://***@host/bucket'
-    """
-    return re.sub(r"://[^/@\s]+@", "://***@", text)
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:
@@ -36,7 +25,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
         name: f"{info.dtype} {info.shape}, {info.chunk_rows} rows per chunk" for name, info in dataset.arrays.items()
     }
     return {
-        "url": without_secrets(dataset.url),
+        "url": hide_secrets(dataset.url),
         "samples": dataset.n_samples,
         "bytes a sample": dataset.row_nbytes,
         "size": human_bytes(dataset.n_samples * dataset.row_nbytes),

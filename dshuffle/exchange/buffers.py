@@ -65,6 +65,10 @@ class BufferPool:
         if (len(self._idle) + 1) * self._rows <= self._room:
             self._idle.append(buffer)
 
+    def drop(self, message: MessageId) -> None:
+        """Forget the buffer of a message, without reusing it: Dask may still be reading it."""
+        self._in_use.pop(message, None)
+
     def forget(self) -> None:
         """Drop the buffers that were never given back, without reusing them: Dask may still be reading them."""
         self._in_use.clear()

@@ -5,18 +5,15 @@ No other module sends samples over the network.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from distributed import Status, Worker
+from distributed import Worker
 from distributed.protocol.serialize import to_serialize
 
+from dshuffle.exchange.acknowledgements import Acknowledgements
 from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.messages import MessageId
-
-logger = logging.getLogger(__name__)
 
 
 class DaskNetwork:
@@ -48,7 +45,7 @@ class DaskNetwork:
         self._addresses = addresses
         self._serve_here = serve_here
         self._acknowledge_here = acknowledge_here
-        self._acknowledged: dict[int, list[tuple[int, ...]]] = {}
+        self._acknowledgements = Acknowledgements(worker, self._send_acknowledged)
 
     def is_local(self, participant: int) -> bool:
         """Whether a participant runs on this worker."""
@@ -59,13 +56,13 @@ class DaskNetwork:
         if self.is_local(message.sender):
             return await self._serve_here(message)
         sender = self._worker.rpc(self._addresses[message.sender])
-        acknowledged = self._acknowledged.pop(message.sender, [])
+        acknowledged = self._acknowledgements.take(message.sender)
         try:
             reply: Reply = await sender.dshuffle_fetch(
                 session_id=self._session_id, message=tuple(message), acknowledged=acknowledged
             )
         except BaseException:  # the acknowledgements may be lost; sending them twice is harmless
-            self._acknowledge(message.sender, acknowledged)
+            self._acknowledgements.add(message.sender, acknowledged)
             raise
         return reply
 
@@ -74,28 +71,11 @@ class DaskNetwork:
         if self.is_local(message.sender):
             self._acknowledge_here(message)
         else:
-            self._acknowledge(message.sender, [tuple(message)])
+            self._acknowledgements.add(message.sender, [tuple(message)])
 
-    def _acknowledge(self, sender: int, acknowledged: list[tuple[int, ...]]) -> None:
-        if acknowledged:
-            self._acknowledged.setdefault(sender, []).extend(acknowledged)
-            # Deferred twice, so that the task that makes the next request runs first.
-            loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._flush, sender)
-
-    def _flush(self, sender: int) -> None:
-        if sender in self._acknowledged and self._worker.status not in (Status.closing, Status.closed, Status.failed):
-            self._worker._ongoing_background_tasks.call_soon(self._send_acknowledgements, sender)
-
-    async def _send_acknowledgements(self, sender: int) -> None:
-        acknowledged = self._acknowledged.pop(sender, None)
-        if not acknowledged:
-            return
-        try:
-            rpc = self._worker.rpc(self._addresses[sender])
-            await rpc.dshuffle_acknowledge(session_id=self._session_id, acknowledged=acknowledged, reply=False)
-        except (OSError, RuntimeError):  # the worker has left or is closing
-            logger.debug("dshuffle: %d acknowledgements did not reach %d", len(acknowledged), sender, exc_info=True)
+    async def _send_acknowledged(self, sender: int, acknowledged: list[tuple[int, ...]]) -> None:
+        rpc = self._worker.rpc(self._addresses[sender])
+        await rpc.dshuffle_acknowledge(session_id=self._session_id, acknowledged=acknowledged, reply=False)
 
 
 async def probe(worker: Worker, address: str, nbytes: int) -> int:

@@ -12,7 +12,8 @@ idle       begin                                          receiving, or ready if
 receiving  arrived: not the last message                  receiving
 receiving  arrived: the last message                      ready
 receiving  failed: attempts are left                      receiving (requested again)
-receiving  failed: no attempts left, or not retryable     failed
+receiving  failed: no attempts left                       receiving (read from the store instead)
+receiving  failed: that failed too, or not retryable      failed
 ready      commit                                         idle
 any        abort                                          idle
 ========== ============================================== ==========
@@ -26,7 +27,7 @@ import enum
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from dshuffle.errors import ExchangeError, InvalidParameter
@@ -50,6 +51,13 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadInstead:
+    """Read the rows of a message that its sender cannot deliver from the store, then report `arrived` or `failed`."""
+
+    message: MessageId
+
+
+@dataclass(frozen=True, slots=True)
 class ReportReady:
     """Tell the scheduler that all messages of this run have arrived."""
 
@@ -58,13 +66,14 @@ class ReportReady:
 
 @dataclass(frozen=True, slots=True)
 class ReportFailed:
-    """Tell the scheduler that this rank cannot finish the run."""
+    """Tell the scheduler that this rank cannot finish the run, and whether another run may succeed."""
 
     run_id: int
     reason: str
+    again: bool
 
 
-InboxInstruction = Fetch | ReportReady | ReportFailed
+InboxInstruction = Fetch | ReadInstead | ReportReady | ReportFailed
 
 
 class Inbox:
@@ -77,7 +86,7 @@ class Inbox:
     window
         Maximum number of messages requested and not yet unpacked, over all senders.
     attempts
-        Maximum number of requests for one message before the run fails.
+        Maximum number of requests for one message before its rows are read from the store instead.
 
     Examples
     --------
@@ -97,6 +106,7 @@ class Inbox:
         self.state = InboxState.IDLE
         self._waiting: dict[int, deque[MessageId]] = {}
         self._asked: dict[MessageId, int] = {}
+        self._unsent: dict[MessageId, str] = {}  # messages that are read from the store instead, and why
         self._open: Counter[int] = Counter()  # open requests by sender
         self._free: list[tuple[int, int, int]] = []  # heap of senders without: (-messages left, turn, sender)
         self._turns = itertools.count()
@@ -106,8 +116,27 @@ class Inbox:
         """Messages that were requested and have not arrived."""
         return frozenset(self._asked)
 
-    def begin(self, run_id: int, owed: Mapping[int, int], *, window: int | None = None) -> list[InboxInstruction]:
-        """Start a run with the number of messages (value) from each sender (key), optionally with a new window."""
+    def begin(
+        self,
+        run_id: int,
+        owed: Mapping[int, int],
+        *,
+        window: int | None = None,
+        done: Collection[tuple[int, int]] = (),
+    ) -> list[InboxInstruction]:
+        """Start a run.
+
+        Parameters
+        ----------
+        run_id
+            Id of the run.
+        owed
+            Sender -> number of messages from it.
+        window
+            New window; ``None`` keeps the current one.
+        done
+            Senders and sequence numbers of messages that arrived in an earlier run.
+        """
         if self.state is not InboxState.IDLE:
             raise ExchangeError(
                 f"run {run_id} cannot begin on rank {self.rank}: run {self.run_id} is {self.state.value}"
@@ -115,9 +144,14 @@ class Inbox:
         if run_id <= self.run_id:
             raise ExchangeError(f"run {run_id} cannot begin on rank {self.rank}: run {self.run_id} has already begun")
         self.run_id = run_id
+        self._unsent.clear()
         self.window = window or self.window
         self._waiting = {
-            sender: deque(MessageId(run_id, sender, self.rank, sequence) for sequence in range(count))
+            sender: deque(
+                MessageId(run_id, sender, self.rank, sequence)
+                for sequence in range(count)
+                if not done or (sender, sequence) not in done
+            )
             for sender, count in owed.items()
             if count > 0
         }
@@ -143,13 +177,17 @@ class Inbox:
         if self.state is not InboxState.RECEIVING or message not in self._asked:
             return []
         tried = self._asked[message]
-        if not again or tried >= self.attempts:
+        if not again or tried > self.attempts:
             self.state = InboxState.FAILED
-            often = f" (attempt {tried} of {self.attempts})" if again else ""
-            return [ReportFailed(self.run_id, f"{message}: {reason}{often}")]
+            if before := self._unsent.get(message):
+                reason = f"{before} (attempt {self.attempts}), and the rows could not be read from the store: {reason}"
+            return [ReportFailed(self.run_id, f"{message}: {reason}", again)]
         # Retry immediately, within the same window slot: requests to other senders may wait for this message.
         self._asked[message] = tried + 1
-        return [Fetch(message)]
+        if tried < self.attempts:
+            return [Fetch(message)]
+        self._unsent[message] = reason
+        return [ReadInstead(message)]
 
     def commit(self, run_id: int) -> None:
         """Finish the run after all participants have reported that they are ready."""

@@ -6,6 +6,7 @@ A hand-over to a thread and back takes about 0.1 ms of processor time, as long a
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,7 @@ class JobQueue:
             try:
                 results.append((job.future, None if job.future.cancelled() else job.call(*job.args), None))
             except BaseException as error:
+                traceback.clear_frames(error.__traceback__)  # their locals hold rows
                 results.append((job.future, None, error))
         try:
             loop.call_soon_threadsafe(self._finish, loop, results)

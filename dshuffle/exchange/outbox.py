@@ -5,10 +5,9 @@ message reached the receiver first; it waits until the run begins. Requests of a
 the window wait for an acknowledgement, so the memory for packed messages is bounded. A relay cannot forward a packet
 before it has arrived, so each message may wait for a gate, which is opened by number.
 
-A lost acknowledgement occupies a window slot until the message is requested again or the run ends. It cannot block a
-run permanently: a receiver that waits for the slot uses up its attempts and fails the run, and the next run begins with
-an empty window. TCP loses an acknowledgement only together with the connection, and the receiver then sends it again,
-so a finer mechanism is not needed.
+A lost acknowledgement occupies a window slot until the run ends, or until the sender gives it up
+(``ACKNOWLEDGED_WITHIN`` in `sender.py`). A request that waits for the slot is answered with "later" after some seconds,
+and the receiver asks again.
 """
 
 from __future__ import annotations
@@ -20,6 +19,9 @@ from dataclasses import dataclass
 from dshuffle.errors import InvalidParameter
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import name_of
+
+EARLY = 2**16
+"""Maximum number of requests that wait at a sender. Each receiver has at most one window of requests open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,10 @@ class Outbox:
         """Messages that are packed and not yet acknowledged."""
         return frozenset(self._in_flight)
 
+    def is_open(self, run_id: int) -> bool:
+        """Whether a run is under way."""
+        return self._open and run_id == self.run_id
+
     def begin(
         self,
         run_id: int,
@@ -122,6 +128,8 @@ class Outbox:
         if message.run_id < self.run_id or (message.run_id == self.run_id and not self._open):
             return [Refuse(message, f"stale: {name_of(self.sender)} is past run {message.run_id}")]
         if message.run_id > self.run_id:
+            if len(self._waiting) >= EARLY and message not in self._waiting:
+                return [Refuse(message, f"too many requests wait for run {message.run_id}, which has not begun")]
             self._waiting[message] = None
             return []
         owed = self._owed.get(message.destination, 0)
@@ -135,6 +143,10 @@ class Outbox:
             return [Send(message)]
         self._waiting[message] = None
         return []
+
+    def withdraw(self, message: MessageId) -> None:
+        """Drop a request that waits: its receiver will ask again."""
+        self._waiting.pop(message, None)
 
     def acknowledged(self, message: MessageId) -> list[OutboxInstruction]:
         """Free the window slot of a message that the receiver has unpacked or no longer waits for."""

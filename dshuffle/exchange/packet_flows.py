@@ -14,6 +14,7 @@ Attia and Tandon (2016), on chains of packets; see docs/papers.md.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numba
@@ -152,6 +153,11 @@ class PacketDecoder:
         self._joined: set[int] = set()
         self._spoilt: int | None = None
 
+    @property
+    def intact(self) -> bool:
+        """Whether no sum of several packets is wrong: a wrong one cannot be mended."""
+        return self._spoilt is None
+
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
         """Decode packets, verify the rows, and store the packets to forward.
 
@@ -183,7 +189,7 @@ class PacketDecoder:
             with self._lock:  # two messages may contain packets of the same row
                 self._add(first, last, rows, checksums)
 
-    def read_store(self, first: int, last: int) -> None:
+    def read_store(self, first: int, last: int, stop: Callable[[], bool]) -> None:
         """Raise ExchangeError: coded plans do not read from the store."""
         raise ExchangeError("a packet cannot be read from the store")
 

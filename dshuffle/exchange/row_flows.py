@@ -60,17 +60,22 @@ class ArrivingRows:
         cache: CachePartition,
         sample_ids: Samples,
         slots: Samples,
-        read_store: Callable[[Samples, Samples], None],
+        read_store: Callable[[Samples, Samples, Callable[[], bool]], None],
     ) -> None:
         self._cache = cache
         self._sample_ids = sample_ids
         self._slots = slots
         self._read_store = read_store
 
+    @property
+    def intact(self) -> bool:
+        """Rows do not depend on each other, so this is always true."""
+        return True
+
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
         """Verify rows and copy them into their slots."""
         self._cache.unpack(self._sample_ids[first:last], self._slots[first:last], rows, checksums)
 
-    def read_store(self, first: int, last: int) -> None:
+    def read_store(self, first: int, last: int, stop: Callable[[], bool]) -> None:
         """Read rows from the store into their slots."""
-        self._read_store(self._sample_ids[first:last], self._slots[first:last])
+        self._read_store(self._sample_ids[first:last], self._slots[first:last], stop)

@@ -11,11 +11,12 @@ from dshuffle.errors import PlanError
 from dshuffle.planning.assignment import Drawn
 from dshuffle.planning.assignment.initial import GivenSharding
 from dshuffle.planning.check_plan import check_plan
-from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.delivery import get_delivery, plan_delivery
 from dshuffle.planning.epoch_plan import EpochPlan, loading
 from dshuffle.planning.packets import Packets, missing_samples
 from dshuffle.planning.randomness import random_words
 from dshuffle.planning.shuffle_spec import ShuffleSpec
+from dshuffle.planning.types import Holders
 
 
 class EpochPlanner:
@@ -51,12 +52,19 @@ class EpochPlanner:
         self._dealt = spec.of_dealt()
         self._last: EpochPlan | None = None
         self._drawn: Drawn | None = None
+        # Coded epochs that may be planned again: who held what before, what was drawn, and the plan.
+        self._coded: dict[int, tuple[Holders, Drawn, EpochPlan]] = {}
         self._policy = self._dealt.policy()
 
-    def load(self) -> EpochPlan:
+    def load(self, epoch: int | None = None) -> EpochPlan:
         """Plan the first epoch: every worker reads its share and its excess from the store, in ascending order.
 
         If that is not epoch 0, and ranks depend on the epochs before, these are drawn first.
+
+        Parameters
+        ----------
+        epoch
+            A later epoch. Workers then read what they hold in it after the exchanges since the first epoch.
         """
         spec, first, assignment = self._dealt, self._dealt.first_epoch, self._dealt.choices.assignment
         drawn = spec.draw_first()
@@ -67,9 +75,14 @@ class EpochPlanner:
             for epoch in range(1, first + 1):
                 drawn = spec.draw(drawn, epoch, holders)
                 holders = self._policy.evolve(holders, drawn.ranks, epoch)
+        epoch = first if epoch is None else epoch
+        if assignment.moves or spec.has_excess:
+            for later in range(first + 1, epoch + 1):
+                drawn = spec.draw(drawn, later, holders)
+                holders = self._policy.evolve(holders, drawn.ranks, later)
         packets = loading(holders, spec.n_workers)
-        plan = EpochPlan(first, spec.choices.seed, spec.n_workers, drawn.ranks, holders, packets, spec.n_samples)
-        return self._found(plan, drawn)
+        plan = EpochPlan(epoch, spec.choices.seed, spec.n_workers, drawn.ranks, holders, packets, spec.n_samples)
+        return self._found(plan, drawn, loads=True)
 
     def advance(self, delivery: str | None = None) -> EpochPlan:
         """Plan the next epoch: the exchange from the current partitions to the next assignment.
@@ -88,27 +101,54 @@ class EpochPlanner:
         choices = spec.choices
         if last is None or before is None:
             raise PlanError("advance() was called before load(). Call load() first.")
-        n, epoch = spec.n_workers, last.epoch + 1
+        epoch = last.epoch + 1
         if not choices.assignment.moves and not spec.has_excess:
             # Only the order changes, and planning would take cores from the training that it goes on beside.
             same = dataclasses.replace(last, epoch=epoch, packets=Packets.uncoded([], [], []), n_needed=0)
             return self._found(same, before)
         drawn = spec.draw(before, epoch, last.holders)
-        seed = int(random_words(1, "delivery", choices.seed, epoch)[0])
         name = delivery or choices.delivery
-        packets = plan_delivery(name, last.holders, drawn.ranks, n, seed=seed, start=drawn.packets)
-        if self.checks:
-            check_plan(packets, last.holders, drawn.ranks, n, capacity=spec.capacity)
+        packets = self._packets(epoch, last.holders, drawn, name)
         holders = self._policy.evolve(last.holders, drawn.ranks, epoch)
         n_needed = len(missing_samples(last.holders, drawn.ranks))
-        return self._found(EpochPlan(epoch, choices.seed, n, drawn.ranks, holders, packets, n_needed), drawn)
+        plan = EpochPlan(epoch, choices.seed, spec.n_workers, drawn.ranks, holders, packets, n_needed)
+        self._coded = {one: known for one, known in self._coded.items() if one == epoch - 1}
+        if get_delivery(name).coded:
+            self._coded[epoch] = last.holders, drawn, plan
+        return self._found(plan, drawn)
 
-    def _found(self, plan: EpochPlan, drawn: Drawn) -> EpochPlan:
+    def again(self, epoch: int, delivery: str | None = None) -> EpochPlan:
+        """The plan of the current epoch. A coded epoch may be planned again with another delivery.
+
+        Raises
+        ------
+        PlanError
+            If the epoch is not the current one, nor a coded one before it.
+        """
+        if epoch in self._coded:
+            before, drawn, plan = self._coded[epoch]
+            # Not the holders: a policy may remember which epochs it has seen.
+            packets = self._packets(epoch, before, drawn, delivery or self.spec.choices.delivery)
+            return self._with_broadcast(dataclasses.replace(plan, packets=packets))
+        if self.current is None or self.current.epoch != epoch:
+            raise PlanError(f"epoch {epoch} cannot be planned again: it is not the current one")
+        return self.current
+
+    def _packets(self, epoch: int, before: Holders, drawn: Drawn, delivery: str) -> Packets:
+        spec, n = self._dealt, self._dealt.n_workers
+        seed = int(random_words(1, "delivery", spec.choices.seed, epoch)[0])
+        packets = plan_delivery(delivery, before, drawn.ranks, n, seed=seed, start=drawn.packets)
+        if self.checks:
+            check_plan(packets, before, drawn.ranks, n, capacity=spec.capacity)
+        return packets
+
+    def _found(self, plan: EpochPlan, drawn: Drawn, *, loads: bool = False) -> EpochPlan:
         self._last, self._drawn = plan, drawn
-        self.current = plan
+        self.current = self._with_broadcast(plan, loads=loads)
+        return self.current
+
+    def _with_broadcast(self, plan: EpochPlan, *, loads: bool = False) -> EpochPlan:
         sharding = self.spec.choices.sharding
         if isinstance(sharding, GivenSharding) and sharding.broadcast is not None and len(sharding.broadcast):
-            self.current = plan.with_broadcast(
-                sharding.broadcast, sharding.others(), loads=plan.epoch == self.spec.first_epoch
-            )
-        return self.current
+            return plan.with_broadcast(sharding.broadcast, sharding.others(), loads=loads)
+        return plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 from dshuffle.report.html import render_html
@@ -38,6 +39,8 @@ __all__ = [
 def write_report(comparison: Comparison, directory: str | Path) -> Path:
     """Write ``report.html``, ``records.jsonl`` and ``summary.json``, and replace existing files.
 
+    Existing files are replaced only when all new ones are complete.
+
     Parameters
     ----------
     comparison
@@ -52,9 +55,11 @@ def write_report(comparison: Comparison, directory: str | Path) -> Path:
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "report.html"
-    page.write_text(render_html(comparison), encoding="utf-8")
-    write_records(comparison, folder / "records.jsonl")
     summary = json.dumps(to_dict(comparison, verdict(comparison)), indent=2)
-    (folder / "summary.json").write_text(summary + "\n", encoding="utf-8")
-    return page
+    with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as new:
+        (Path(new) / "report.html").write_text(render_html(comparison), encoding="utf-8")
+        write_records(comparison, Path(new) / "records.jsonl")
+        (Path(new) / "summary.json").write_text(summary + "\n", encoding="utf-8")
+        for path in Path(new).iterdir():
+            path.replace(folder / path.name)
+    return folder / "report.html"

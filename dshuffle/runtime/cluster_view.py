@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,10 @@ class Members:
     server_role: str
 
 
-def choose_members(scheduler: Scheduler, order: SessionRequest) -> Members:
+def choose_members(scheduler: Scheduler, order: SessionRequest, ready: Collection[str]) -> Members:
     """Assign ranks in the order of worker names, so that the same cluster always gets the same ranks.
+
+    Only the workers whose addresses are in ``ready`` take part.
 
     Raises
     ------
@@ -70,7 +72,7 @@ def choose_members(scheduler: Scheduler, order: SessionRequest) -> Members:
     InvalidParameter
         If ``server`` is not the address or name of a worker, or there are more workers than samples.
     """
-    workers = sorted(scheduler.workers.values(), key=_by_name)
+    workers = sorted((worker for where, worker in scheduler.workers.items() if where in ready), key=by_name)
     server = _find_server(workers, order.server)
     training = [worker for worker in workers if worker is not server and not only_serves(worker.resources)]
     if not training and server is not None and order.server is not None:
@@ -89,7 +91,14 @@ def choose_members(scheduler: Scheduler, order: SessionRequest) -> Members:
         addresses[SERVER] = serving.address
         role = "dedicated" if serving not in training else f"beside rank {training.index(serving)}"
     spec = SessionSpec(
-        order.session_id, order.dataset, plan, tuple(order.deliveries), order.memory_limit, order.settings, addresses
+        order.session_id,
+        order.dataset,
+        plan,
+        tuple(order.deliveries),
+        order.memory_limit,
+        order.settings,
+        order.on_loss,
+        addresses,
     )
     return Members(spec, role)
 
@@ -110,7 +119,7 @@ def _demands(delivery: str) -> tuple[bool, bool]:
     return found.coded, found.needs_server
 
 
-def _by_name(worker: WorkerState) -> tuple[bool, int, str, str]:
+def by_name(worker: WorkerState) -> tuple[bool, int, str, str]:
     """Sort key: numeric names by value, then other names; the address breaks ties."""
     name = str(worker.name)
     return not name.isdecimal(), int(name) if name.isdecimal() else 0, name, worker.address

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dask
+import distributed.client
 from distributed import Client, Future, as_completed, wait
 
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.runtime.collective import run_together
+from dshuffle.runtime.session_client import PATIENCE, SessionClient
 from dshuffle.runtime.session_spec import TASK_PREFIX, PerRank
 from dshuffle.runtime.worker.worker_plugin import run_on_partition
 
@@ -97,6 +102,61 @@ def gathered(futures: Sequence[Future[Any]]) -> list[Any]:
     return results
 
 
+logger = logging.getLogger(__name__)
+
+MOST_RESTARTS = 3
+"""How often a call of :meth:`Epoch.together` starts because workers were replaced."""
+
+
+@dataclass(slots=True)
+class EpochTasks:
+    """The tasks of one epoch, call by call."""
+
+    epoch: int
+    calls: list[list[Future[Any]]] = field(default_factory=list)
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        """The tasks of all calls."""
+        return [future for futures in self.calls for future in futures]
+
+    def wait(self, session: SessionClient) -> None:
+        """Wait until all tasks have ended, and say from time to time what they wait for."""
+        futures, patience = self.futures, PATIENCE
+        with session.client.as_current():  # the default would be the client created last
+            while pending := [future for future in futures if not future.done()]:
+                try:
+                    wait(pending, timeout=patience)
+                except TimeoutError:
+                    patience *= 2
+                    if reason := session.waiting_for():
+                        logger.warning("dshuffle: %s", reason)
+                except CancelledError:
+                    continue
+
+    def raise_unseen(self) -> None:
+        """Raise the error of a call of which no error was raised yet, so that none is lost.
+
+        A lost worker ends the session, which says so itself.
+        """
+        for futures in self.calls:
+            errors = [future.exception() for future in futures if future.status == "error"]
+            if errors and not any(isinstance(error, WorkerLost) or _was_raised_here(error) for error in errors):
+                assert errors[0] is not None
+                errors[0].add_note(f"This is the error of a task of epoch {self.epoch}, whose result was not fetched.")
+                raise errors[0]
+
+
+def _was_raised_here(error: BaseException | None) -> bool:
+    """Whether the error of a task was raised in the client, by ``Future.result``, ``Client.gather`` or this module."""
+    trace = None if error is None else error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename in (distributed.client.__file__, __file__):
+            return True
+        trace = trace.tb_next
+    return False
+
+
 class Epoch:
     """One epoch, in which every worker holds its partition and tasks run on the worker that holds their samples.
 
@@ -106,10 +166,10 @@ class Epoch:
         Number of the epoch, from 0.
     """
 
-    def __init__(self, shuffler: Shuffler, number: int) -> None:
-        self.number = number
+    def __init__(self, shuffler: Shuffler, tasks: EpochTasks) -> None:
+        self.number = tasks.epoch
         self._shuffler = shuffler
-        self._futures: list[Future[Any]] = []
+        self._tasks = tasks
         self._calls = itertools.count()
 
     def __repr__(self) -> str:
@@ -167,9 +227,10 @@ class Epoch:
 
         Notes
         -----
-        If ``fn`` raises on a rank, or a worker is lost, the other ranks stop waiting and its error is raised here. The
-        arrays are averaged on the worker of rank 0, whose link carries all arrays in and all means out. This works well
-        for models of up to about a million numbers. Use an all-reduce for larger ones
+        If ``fn`` raises on a rank, the other ranks stop waiting and its error is raised here. If a worker is lost and
+        replaced, ``fn`` starts again on all ranks. So it must not depend on what an earlier call left on the workers.
+        The arrays are averaged on the worker of rank 0, whose link carries all arrays in and all means out. This works
+        well for models of up to about a million numbers. Use an all-reduce for larger ones
         (:mod:`dshuffle.training.torch_ddp`).
 
         Examples
@@ -184,6 +245,24 @@ class Epoch:
         ...         [epoch.together(mean) for epoch in shuffler.epochs(1)]
         [[4.5, 4.5]]
         """
+        for _ in range(MOST_RESTARTS):
+            futures = self._run_together(fn, args, kwargs)
+            errors = [future.exception() for future in futures if future.status == "error"]
+            # If a worker was replaced, its rank started again, and the others cannot go on with it.
+            if not errors or not all(isinstance(error, PeerFailed) for error in errors):
+                break
+            if not self._shuffler._look_up_members():
+                break
+            logger.warning("dshuffle: a lost worker was replaced, so a call of together starts again on all ranks")
+            self._tasks.calls.remove(futures)
+        for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
+            assert error is not None
+            raise error
+        results: list[Any] = self._shuffler._client.gather(futures)
+        return results
+
+    def _run_together(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Future[Any]]:
+        """Run ``fn`` on all ranks, and return the futures once all have ended."""
         shuffler = self._shuffler
         collective = shuffler._new_collective()
         futures = self.map(run_together, collective, fn, *args, **kwargs)
@@ -195,15 +274,11 @@ class Epoch:
                 # complete. So no rank loses a result. A rank that raises has told the others itself, unless its worker
                 # is lost. (If rank 0's worker is lost, the others notice that themselves.)
                 if rank or not failed or not isinstance(first.exception(), WorkerLost):
-                    shuffler._end_collective(
+                    shuffler._session.end_collective(
                         collective, f"the task of rank {rank} has {'failed' if failed else 'ended'}"
                     )
                 wait(futures)
         except BaseException:
-            shuffler._end_collective(collective, "the client has stopped waiting")
+            shuffler._session.end_collective(collective, "the client has stopped waiting")
             raise
-        errors = [future.exception() for future in futures if future.status == "error"]
-        for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
-            raise error
-        results: list[Any] = shuffler._client.gather(futures)
-        return results
+        return futures

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from dask.utils import parse_bytes
 
@@ -12,6 +14,7 @@ from dshuffle.planning import ShuffleSpec, get_delivery
 from dshuffle.planning.own_part import plans_own_parts
 from dshuffle.planning.plan_memory import plan_nbytes
 from dshuffle.rows import RowLayout
+from dshuffle.runtime.session_spec import SessionSpec
 
 
 def parse_memory_limit(memory_limit: int | str | None) -> int | None:
@@ -66,6 +69,81 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None) -> 
         f"{layout.nbytes} bytes and room for {shuffle.max_incoming} incoming ones{relayed}{planning}); memory_limit "
         f"allows {limit} bytes. {way_out}"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMemory:
+    """The memory of a worker process, and what open sessions have reserved of it.
+
+    Parameters
+    ----------
+    limit
+        Memory limit of the worker in bytes; ``None`` or 0 if there is none.
+    pause_fraction
+        Fraction of the limit at which Dask pauses the worker; ``None`` if it does not.
+    process_nbytes
+        Bytes that the process takes, and will take for partitions that are still being filled.
+    reserved
+        Session -> bytes reserved for it.
+
+    Examples
+    --------
+    >>> WorkerMemory(10 * 2**30, 0.8, 2**30, {}).room(window_bytes=2**26) / 2**30
+    6.875
+    """
+
+    limit: int | None
+    pause_fraction: float | None
+    process_nbytes: int
+    reserved: Mapping[str, int]
+
+    def room(self, window_bytes: int) -> int | None:
+        """Bytes that a partition may take without Dask pausing the worker; ``None`` if Dask does not.
+
+        Messages take up to two windows: one of requests, and one of answers.
+        """
+        if not self.limit or self.pause_fraction is None:
+            return None
+        allowed = int(self.limit * self.pause_fraction)
+        return max(0, allowed - self.process_nbytes - 2 * window_bytes)
+
+    def reserve(self, spec: SessionSpec, *, trains: bool) -> tuple[SessionSpec, int]:
+        """Check that a session fits, and return it with its byte limit, and the bytes of its partition.
+
+        Raises
+        ------
+        CacheBudgetError
+            If it does not fit.
+        """
+        layout, settings = spec.dataset.layout, spec.settings
+        given, limit = spec.memory_limit, spec.memory_limit
+        if given is None and self.limit:
+            limit = max(0, int(settings.memory_fraction * self.limit) - sum(self.reserved.values()))
+        room = self.room(settings.window_bytes)
+        needed = member_nbytes(spec.shuffle, layout) if trains else 0
+        if trains:
+            try:
+                check_budget(spec.shuffle, layout, limit)
+            except CacheBudgetError as error:
+                if given is not None or not self.reserved:
+                    raise
+                raise CacheBudgetError(f"{error}. {self._others()}") from None
+            if room is not None and needed > room:
+                raise CacheBudgetError(
+                    f"a cache partition needs {needed} bytes, but this worker has room for {room}: Dask would pause it "
+                    f"at {self.pause_fraction:.0%} of its memory limit of {self.limit} bytes, its process takes "
+                    f"{self.process_nbytes} bytes, and messages take up to {2 * settings.window_bytes}. Use more "
+                    f"workers, workers with more memory, or a lower cache_fraction. {self._others()}".rstrip()
+                )
+        if room is not None:
+            limit = room if limit is None else min(limit, room)
+        return (spec if limit is None else spec.with_memory_limit(limit)), needed
+
+    def _others(self) -> str:
+        if not self.reserved:
+            return ""
+        names = ", ".join(f"{session_id} ({nbytes} bytes)" for session_id, nbytes in self.reserved.items())
+        return f"Open sessions on this worker: {names}. Close sessions that are no longer used"
 
 
 def member_nbytes(shuffle: ShuffleSpec, layout: RowLayout) -> int:

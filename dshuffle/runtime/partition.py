@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from dshuffle.units import human_bytes, human_count
 
 if TYPE_CHECKING:
     from dshuffle.integrations.torch import PartitionBatches
+
+
+T = TypeVar("T", bound=np.generic)
 
 
 class Partition:
@@ -67,12 +70,12 @@ class Partition:
         self._layout = layout
         self._rows: ByteMatrix | None = rows
         self._records: NDArray[np.void] | None = layout.records(rows)
-        self._slots = slots
-        self._sample_ids = sample_ids
+        self._slots = _read_only(slots)
+        self._sample_ids = _read_only(sample_ids)
         self._rank = rank
         self._epoch = epoch
         self._shares = shares or (len(slots), len(slots))
-        self._broadcast = sample_ids[:0] if broadcast is None else broadcast
+        self._broadcast = _read_only(sample_ids[:0] if broadcast is None else broadcast)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -103,9 +106,7 @@ class Partition:
     @property
     def sample_ids(self) -> NDArray[np.int64]:
         """``(n,)`` int64 sample ids, in training order (read-only)."""
-        view = self._sample_ids.view()
-        view.flags.writeable = False
-        return view
+        return self._sample_ids
 
     @property
     def broadcast_ids(self) -> NDArray[np.int64]:
@@ -113,9 +114,7 @@ class Partition:
 
         They are also part of :attr:`sample_ids`. Each of the other samples belongs to one worker per epoch.
         """
-        view = self._broadcast.view()
-        view.flags.writeable = False
-        return view
+        return self._broadcast
 
     @property
     def shares(self) -> tuple[int, int]:
@@ -138,7 +137,7 @@ class Partition:
         -------
         array, first, slots
             The flattened values of the i-th sample in training order start at column ``first`` of row ``slots[i]`` of
-            the 2-D ``array``. The array is read-only and valid until the task returns.
+            the 2-D ``array``. Both arrays are read-only and valid until the task returns.
 
         Raises
         ------
@@ -158,8 +157,7 @@ class Partition:
         """
         self._column(name)  # raises if the name is unknown or the partition is no longer valid
         assert self._rows is not None
-        array, first = self._layout.matrix(self._rows, name)
-        array.flags.writeable = False
+        array, first = self._layout.matrix(_read_only(self._rows), name)
         return array, first, self._slots
 
     def dtype(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -306,3 +304,9 @@ class Partition:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Partition cannot be sent to another process; return arrays instead")
+
+
+def _read_only(array: NDArray[T]) -> NDArray[T]:
+    """A view that cannot be written, and whose base cannot be written either: other tasks use the same memory."""
+    readable: Any = array
+    return np.asarray(memoryview(readable).toreadonly())

@@ -6,10 +6,11 @@ every dshuffle handler returns a dictionary with a status, which the caller unwr
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed.protocol.serialize import ToPickle
 
@@ -18,6 +19,36 @@ from dshuffle.errors import ClusterError, DShuffleError
 logger = logging.getLogger(__name__)
 
 Reply = dict[str, Any]
+T = TypeVar("T")
+
+
+async def within(seconds: float, call: Awaitable[T]) -> T:
+    """Await a call to another process, for some seconds at most.
+
+    ``asyncio.wait_for`` would wait until the cancelled call has ended. But Dask then flushes the connection, which can
+    take forever if the other process is stopped.
+
+    Raises
+    ------
+    TimeoutError
+        If the call has not ended.
+    """
+    task = asyncio.ensure_future(call)
+    task.add_done_callback(_ignore)
+    try:
+        await asyncio.wait([task], timeout=seconds)
+    finally:
+        if not task.done():
+            task.cancel()
+    if not task.done() or task.cancelled():
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return task.result()
+
+
+def _ignore(task: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of a call that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 def replying(handler: Callable[..., Awaitable[Reply | None]]) -> Callable[..., Awaitable[Reply]]:

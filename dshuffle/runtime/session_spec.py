@@ -6,18 +6,21 @@ The settings come from ``dask.config`` (keys ``dshuffle.*``). The client reads t
 from __future__ import annotations
 
 import dataclasses
+import secrets
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import dask
+import numpy as np
 from dask.utils import parse_bytes, parse_timedelta
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError, DatasetChanged, InvalidParameter
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
-from dshuffle.rows import RowLayout
+from dshuffle.rows import RowLayout, checksum_rows
 from dshuffle.store import Dataset
 
 
@@ -37,12 +40,21 @@ class Settings:
         Seconds after which a request for a message counts as failed. Also the time to wait for workers.
     memory_fraction
         Fraction of a worker's memory limit that its cache partition may take if ``memory_limit`` is not given.
+    heartbeat
+        Seconds without a word after which a worker that owes an answer counts as lost.
+    paused_timeout
+        Seconds after which a task fails whose worker is paused by Dask.
+    replacement_timeout
+        Seconds to wait for another worker to take the rank of a lost one.
     """
 
     message_bytes: int = MESSAGE_BYTES
     window_bytes: int = WINDOW_BYTES
     timeout: float = 300.0
     memory_fraction: float = 0.6
+    heartbeat: float = 15.0
+    paused_timeout: float = 60.0
+    replacement_timeout: float = 60.0
 
     def __post_init__(self) -> None:
         if self.message_bytes < 1:
@@ -53,20 +65,29 @@ class Settings:
                 self.window_bytes,
                 f"at least one message ({self.message_bytes} bytes)",
             )
-        if not self.timeout > 0:
-            raise InvalidParameter.of("dshuffle.timeout", self.timeout, "a positive time")
+        for name in ("timeout", "heartbeat", "paused_timeout", "replacement_timeout"):
+            if not getattr(self, name) > 0:
+                setting = f"dshuffle.{name.replace('_', '-')}"
+                raise InvalidParameter.of(setting, getattr(self, name), "a positive time")
         if not 0 < self.memory_fraction <= 1:
             raise InvalidParameter.of("dshuffle.memory-fraction", self.memory_fraction, "within (0, 1]")
 
     @classmethod
     def from_config(cls) -> Settings:
-        """Read ``dshuffle.message-bytes``, ``.window-bytes``, ``.timeout`` and ``.memory-fraction``."""
+        """Read ``dshuffle.message-bytes``, ``.timeout`` and so on: the names of the fields, with hyphens."""
         default = cls()
+
+        def seconds(name: str, value: float) -> float:
+            return float(parse_timedelta(dask.config.get(f"dshuffle.{name}", value)))
+
         return cls(
             message_bytes=parse_bytes(dask.config.get("dshuffle.message-bytes", default.message_bytes)),
             window_bytes=parse_bytes(dask.config.get("dshuffle.window-bytes", default.window_bytes)),
-            timeout=parse_timedelta(dask.config.get("dshuffle.timeout", default.timeout)),
+            timeout=seconds("timeout", default.timeout),
             memory_fraction=float(dask.config.get("dshuffle.memory-fraction", default.memory_fraction)),
+            heartbeat=seconds("heartbeat", default.heartbeat),
+            paused_timeout=seconds("paused-timeout", default.paused_timeout),
+            replacement_timeout=seconds("replacement-timeout", default.replacement_timeout),
         )
 
     @property
@@ -75,14 +96,21 @@ class Settings:
         return self.window_bytes // self.message_bytes
 
 
+ON_LOSS = ("replace", "raise")
+"""What a session can do when a worker is lost."""
+
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
 TASK_PREFIX = "dshuffle-partition-"
 """Prefix of the keys of partition tasks. The keys end with the rank."""
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
+
+
+SAMPLED_ROWS = 3
+"""Rows of a dataset that the client and all workers read and compare before a session opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +124,21 @@ class DatasetReference:
     n_samples: int
     layout: RowLayout
     identity: str
+    checksums: tuple[int, ...]
     pickled: bytes = field(repr=False)
 
     @classmethod
     def of(cls, dataset: Dataset) -> DatasetReference:
-        """Make a reference to an open dataset."""
-        return cls(dataset.n_samples, dataset.layout, dataset.identity, dumps(dataset))
+        """Make a reference to an open dataset. Reads a few of its rows.
+
+        Raises
+        ------
+        DatasetError
+            If the dataset has changed since it was opened, or cannot be read any more.
+        """
+        dataset.check_unchanged()
+        found = _sampled_checksums(dataset)
+        return cls(dataset.n_samples, dataset.layout, dataset.identity, found, dumps(dataset))
 
     def open(self) -> Dataset:
         """Open the dataset in this process.
@@ -126,7 +163,21 @@ class DatasetReference:
                 f"and {self.identity} there. Either it was rewritten after the client opened it, or this worker has a "
                 "different copy. Renew the copy if there is one, open the dataset again, and make a new Shuffler"
             )
+        if _sampled_checksums(dataset) != self.checksums:
+            raise DatasetChanged(
+                f"rows of the dataset at {dataset.url} differ from those that the client reads, although its identity "
+                "is the same: a copy is damaged or out of date. Renew it, and make a new Shuffler"
+            )
         return dataset
+
+
+def _sampled_checksums(dataset: Dataset) -> tuple[int, ...]:
+    """Checksums of a few rows: the same rows in every process, and others in another dataset."""
+    seed = zlib.crc32(dataset.identity.encode())
+    ids = np.sort(np.random.default_rng(seed).choice(dataset.n_samples, min(SAMPLED_ROWS, dataset.n_samples), False))
+    rows = dataset.layout.empty(len(ids))
+    dataset.read_into(rows, np.arange(len(ids)), ids)
+    return tuple(checksum_rows(rows, ids).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +195,12 @@ class SessionRequest:
     memory_limit: int | None
     server: str | None
     settings: Settings
+    on_loss: str = "replace"
     first_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.on_loss not in ON_LOSS:
+            raise InvalidParameter.of("on_loss", self.on_loss, f"one of {', '.join(map(repr, ON_LOSS))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +214,12 @@ class SessionSpec:
         memory.
     deliveries
         Deliveries that epochs may use.
+    on_loss
+        What happens when a worker is lost: ``"replace"`` or ``"raise"``.
     addresses
         Address of every rank, and of the server under :data:`dshuffle.planning.SERVER` if a delivery needs one.
+    secret
+        Random word that only the participants and the scheduler know. A vote without it is refused.
     """
 
     session_id: str
@@ -168,7 +228,9 @@ class SessionSpec:
     deliveries: tuple[str, ...]
     memory_limit: int | None
     settings: Settings
+    on_loss: str
     addresses: dict[int, str] = field(default_factory=dict)
+    secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
 
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""

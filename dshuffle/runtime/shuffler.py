@@ -6,14 +6,13 @@ import dataclasses
 import itertools
 import logging
 import os
-import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from distributed import Client, Future, wait
+from distributed import Client, Future
 from distributed.protocol.serialize import ToPickle
 from numpy.typing import ArrayLike
 
@@ -23,14 +22,14 @@ from dshuffle.notebook import html_summary
 from dshuffle.planning import AUTO, SERVER, Assignment, Choices, Classes, GivenSharding, parse_assignment
 from dshuffle.planning.cost import Cluster
 from dshuffle.records import EpochRecord, Measures
+from dshuffle.redaction import hide_secrets
 from dshuffle.runtime.cluster_view import check_client
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.dataset_inputs import resolved, wanted_sharding, warn_of_small_classes
-from dshuffle.runtime.epoch import Epoch, submit_to_all
+from dshuffle.runtime.epoch import Epoch, EpochTasks, submit_to_all
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.memory import parse_memory_limit
-from dshuffle.runtime.replies import Reply, unwrap
-from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
+from dshuffle.runtime.session_client import SessionClient
 from dshuffle.runtime.session_spec import DatasetReference, SessionRequest, Settings
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, open_dataset
@@ -85,6 +84,11 @@ class Shuffler:
     first_epoch
         Number of the first epoch, from 0. Workers read their shares of it from the dataset, and train on the samples
         that a session from epoch 0 has in this epoch.
+    on_loss
+        What happens when a worker is lost. ``"replace"``: another worker takes the rank, for instance one that a nanny
+        starts. It reads the partition from the dataset, and lost tasks of the current epoch run again there. If no
+        worker can, or none does within ``dshuffle.replacement-timeout``, :class:`WorkerLost` is raised. ``"raise"``:
+        :class:`WorkerLost` is raised at once. A worker that serves is never replaced.
     memory_limit
         Maximum size of a worker's cache partition (``"2 GiB"`` or an integer), including the packets that it relays
         and, on the server, the rows that it serves. By default 60 % of the worker's own memory limit.
@@ -143,6 +147,7 @@ class Shuffler:
         balance: str | None = None,
         seed: int = 0,
         first_epoch: int = 0,
+        on_loss: str = "replace",
         memory_limit: int | str | None = None,
         server: str | int | None = None,
         cluster: Cluster | None = None,
@@ -157,6 +162,7 @@ class Shuffler:
             balance=None if balance is None else Classes(balance),
             seed=seed,
         )
+        self._closed = True  # until the session is open
         self.records: list[EpochRecord] = []
         self._client = client
         self.dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
@@ -185,20 +191,24 @@ class Shuffler:
             memory_limit=parse_memory_limit(memory_limit),
             server=server,
             settings=settings,
+            on_loss=on_loss,
             first_epoch=as_integer("first_epoch", first_epoch, 0),
         )
-        self._closed = True  # until the session is open
-        self._epoch: Epoch | None = None
+        self._session = SessionClient(client, self._order.session_id)
+        self._tasks: EpochTasks | None = None  # of the current epoch
+        self._handed_out = True  # whether the current epoch has been yielded
         self._next = self._order.first_epoch
         self._collectives = itertools.count(1)
         self._measured: dict[str, Any] = {}
-        client.register_plugin(DShuffleScheduler())
+        self._session.install()
         try:
-            opened = self._ask("dshuffle_open", order=ToPickle(self._order))
+            opened = self._session.ask("dshuffle_open", order=ToPickle(self._order))
         except KeyboardInterrupt:  # the scheduler does not notice it and would keep the session
-            self._ask("dshuffle_close", session_id=self._order.session_id)
+            self._session.session("close")
             raise
         self._closed = False
+        if opened["left_out"]:
+            logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened["left_out"]))
         self._addresses: dict[int, str] = dict(opened["addresses"])
         self._server_role: str = opened["server"]
         self.n_workers = sum(who != SERVER for who in self._addresses)
@@ -225,7 +235,7 @@ class Shuffler:
         state = "closed " if self._closed else ""
         balance = "" if self.choices.balance is None else f", balance={self.choices.balance.name!r}"
         figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())
-        return f"<{state}Shuffler {self.choices.label}{balance} of {self.dataset.url}; {figures}>"
+        return f"<{state}Shuffler {self.choices.label}{balance} of {hide_secrets(self.dataset.url)}; {figures}>"
 
     def _repr_html_(self) -> str:
         state = "Closed shuffler" if self._closed else "Shuffler"
@@ -233,13 +243,13 @@ class Shuffler:
         headings = ("epoch", "samples received", "bytes sent", "exchange", "training", "waited")
         rows = [tuple(record._figures().get(name, record.epoch) for name in headings) for record in self.records[-5:]]
         facts = {**chosen, **self._figures()}
-        return html_summary(f"{state} of {self.dataset.url}", facts, headings if rows else (), rows)
+        return html_summary(f"{state} of {hide_secrets(self.dataset.url)}", facts, headings if rows else (), rows)
 
     def _figures(self) -> dict[str, object]:
         """Numbers of workers and samples, the epoch, and what the last exchange took."""
         figures: dict[str, object] = {"workers": self.n_workers, "samples": human_count(self.dataset.n_samples)}
-        if self._epoch is not None:
-            figures["epoch"] = self._epoch.number
+        if self._tasks is not None:
+            figures["epoch"] = self._tasks.epoch
         if self.records:
             figures["last exchange"] = human_seconds(self.records[-1].exchange_seconds)
         return figures
@@ -255,17 +265,24 @@ class Shuffler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._epoch is not None and self._client.status == "running":
+        if error is not None and self._tasks is not None and self._session.connected:
             # After an error or Ctrl-C, do not wait for the tasks of this epoch.
-            self._client.cancel(self._epoch._futures)
-            self._epoch._futures.clear()
+            self._client.cancel(self._tasks.futures)
+            self._tasks.calls.clear()
         self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and self._session.connected:
+            self._closed = True
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+            self._session.close_soon()
 
     def epochs(self, count: int) -> Iterator[Epoch]:
         """Iterate over the next ``count`` epochs.
 
-        The samples of the next epoch are exchanged during training. Moving on waits for all tasks of the current epoch.
-        Another call continues where the previous one ended.
+        The samples of the next epoch are exchanged during training. Moving on waits for all tasks of the current epoch,
+        and raises the error of a task that failed if nobody has fetched its result. Another call continues where the
+        previous one ended.
 
         Parameters
         ----------
@@ -281,7 +298,7 @@ class Shuffler:
         InvalidParameter
             If ``count`` is not an integer of at least 1.
         ExchangeError, WorkerLost
-            If an exchange fails, or a worker has left the cluster.
+            If an exchange fails, or a worker is lost and no other worker takes its rank.
         """
         return self._epochs(as_integer("count", count, 1))
 
@@ -293,44 +310,52 @@ class Shuffler:
             self._finish_epoch()
         finally:
             self._closed = True
-            if self._client.status == "running":
-                self._ask("dshuffle_close", session_id=self._order.session_id)
+            if self._session.connected:
+                self._session.session("close")
 
     def _epochs(self, count: int) -> Iterator[Epoch]:
         for left in reversed(range(count)):
-            self._wait_for_tasks()
-            reply = self._ask("dshuffle_advance", session_id=self._order.session_id, epoch=self._next)["epoch"]
-            self._next += 1
-            self._record(reply.pop("training_seconds_before"))
-            self._measured = reply
-            self._epoch = Epoch(self, reply["epoch"])
+            if self._handed_out:
+                self._wait_for_tasks()
+                reply = self._session.session("advance", epoch=self._next)["epoch"]
+                self._next += 1
+                self._record(reply.pop("training_seconds_before"))
+                self._addresses.update(reply.pop("addresses"))
+                self._measured = reply
+                self._tasks, self._handed_out = EpochTasks(reply["epoch"]), False
+            assert self._tasks is not None
             if left:
-                self._ask("dshuffle_prefetch", session_id=self._order.session_id)
-            yield self._epoch
+                self._session.session("prefetch")
+            self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
+            yield Epoch(self, self._tasks)
         self._finish_epoch()
 
     def _finish_epoch(self) -> None:
         """Wait for the current epoch's tasks and record it."""
-        if self._epoch is None:
+        if self._tasks is None:
             return
-        self._wait_for_tasks()
-        if self._measured:
-            try:
-                reply = self._ask("dshuffle_training", session_id=self._order.session_id)
-            except DShuffleError as error:
-                logger.warning("dshuffle: epoch %d could not be recorded: %s", self._epoch.number, error)
-                self._measured = {}
-            else:
-                self._record(reply["training_seconds"])
+        try:
+            self._wait_for_tasks()
+        finally:
+            if self._measured:
+                try:
+                    reply = self._session.session("training")
+                except DShuffleError as error:
+                    logger.warning("dshuffle: epoch %d could not be recorded: %s", self._tasks.epoch, error)
+                    self._measured = {}
+                else:
+                    self._record(reply["training_seconds"])
 
     def _wait_for_tasks(self) -> None:
-        if self._epoch is None:
+        """Wait for the tasks of the current epoch, and raise an error that nobody has seen."""
+        if self._tasks is None:
             return
-        pending = [future for future in self._epoch._futures if not future.done()]
-        if pending:
-            with self._client.as_current():  # the default would be the client created last
-                wait(pending)
-        self._epoch._futures.clear()
+        tasks = self._tasks
+        tasks.wait(self._session)
+        try:
+            tasks.raise_unseen()
+        finally:
+            tasks.calls.clear()
 
     def _record(self, training_seconds: list[float]) -> None:
         """Append the record of the epoch that has ended, from the measurements before and during it."""
@@ -357,48 +382,18 @@ class Shuffler:
     def _submit(
         self, epoch: Epoch, call: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Future[Any]]:
-        if self._closed or epoch is not self._epoch:
-            now = "closed" if self._closed else f"on epoch {self._epoch.number if self._epoch else -1}"
+        if self._closed or epoch._tasks is not self._tasks:
+            now = "closed" if self._closed else f"on epoch {self._tasks.epoch if self._tasks else -1}"
             raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}")
         session_id = self._order.session_id
         futures = submit_to_all(self._client, self.addresses, session_id, epoch.number, call, fn, args, kwargs)
-        epoch._futures.extend(futures)
+        epoch._tasks.calls.append(futures)
         return futures
+
+    def _look_up_members(self) -> bool:
+        """Whether ranks have other workers than at the last look."""
+        known, self._addresses = self._addresses, dict(self._session.session("members")["addresses"])
+        return known != self._addresses
 
     def _new_collective(self) -> CollectiveId:
         return CollectiveId(self._order.session_id, next(self._collectives), self.n_workers, self._addresses[0])
-
-    def _end_collective(self, collective: CollectiveId, reason: str) -> None:
-        """Fail all ranks that still wait for a mean of this call."""
-        if self._client.status != "running":
-            return
-        message = {
-            "op": "dshuffle_end_collective",
-            "session_id": collective.session_id,
-            "number": collective.number,
-            "reason": reason,
-        }
-
-        async def proxy() -> None:
-            scheduler: Any = self._client.scheduler
-            await scheduler.proxy(worker=collective.address, msg=message)
-
-        try:
-            self._client.sync(proxy)
-        except OSError as error:  # rank 0's worker is gone, so nobody waits there
-            logger.debug("dshuffle: %s could not be told that %s: %s", collective.address, reason, error)
-
-    def _ask(self, op: str, **message: Any) -> Reply:
-        if self._client.status != "running":
-            raise ClusterError(f"the Dask client is {self._client.status}. Make a new Client and a new Shuffler")
-
-        async def ask() -> Any:
-            return await getattr(self._client.scheduler, op)(**message)
-
-        started = time.perf_counter()
-        try:
-            reply = self._client.sync(ask)
-        except OSError as error:
-            raise ClusterError(f"the scheduler cannot be reached: {error}") from error
-        logger.debug("dshuffle: %s took %.3f s", op, time.perf_counter() - started)
-        return unwrap(reply, "the scheduler")

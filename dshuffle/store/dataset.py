@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.errors import CorruptChunk, DatasetChanged, DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.notebook import html_summary
 from dshuffle.records import StoreTraffic
+from dshuffle.redaction import hide_secrets
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
 from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_at
@@ -230,14 +231,14 @@ class Dataset:
     def __repr__(self) -> str:
         # Storage options may hold secrets and must not appear here.
         arrays = ", ".join(f"{name}: {info.dtype} {info.shape}" for name, info in self.arrays.items())
-        return f"<Dataset {self.url!r}, {self.n_samples} samples of {self.row_nbytes} bytes ({arrays})>"
+        return f"<Dataset {hide_secrets(self.url)!r}, {self.n_samples} samples of {self.row_nbytes} bytes ({arrays})>"
 
     def _repr_html_(self) -> str:
         size = human_bytes(self.n_samples * self.row_nbytes)
         facts = {"samples": human_count(self.n_samples), "bytes per sample": self.row_nbytes, "size": size}
         rows = [(name, info.dtype, info.shape, info.chunk_rows) for name, info in self.arrays.items()]
         headings = ("array", "dtype", "shape of a sample", "rows per chunk")
-        return html_summary(f"Dataset {self.url}", facts, headings, rows)
+        return html_summary(f"Dataset {hide_secrets(self.url)}", facts, headings, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         nbytes = None if self._cache is None else self._cache.nbytes

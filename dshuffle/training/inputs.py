@@ -79,6 +79,16 @@ def check_names(names: Iterable[str], /, *, hint: str = "", **wanted: str) -> No
             raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(known)}", hint)
 
 
+def check_encryption(address: str, plain_tcp: bool) -> None:
+    """Refuse to send gradients of a cluster that uses TLS without encryption, unless that is wanted."""
+    if address.startswith("tls://") and not plain_tcp:
+        raise InvalidParameter.because(
+            "plain_tcp=False",
+            "this cluster uses TLS, but PyTorch's gloo sends gradients without encryption",
+            "Use plain_tcp=True in a network that you trust, or fit_parameter_server.",
+        )
+
+
 def check_finite(parameter: str, name: str, values: NDArray[Any], sample_ids: NDArray[np.integer]) -> None:
     """Check that all values are finite.
 

@@ -14,17 +14,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-import psutil
 from distributed import get_worker
 from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed
+from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.planning.batching import UNEVEN
 from dshuffle.runtime import Epoch, Group, Partition, Shuffler, gathered
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
-from dshuffle.training.inputs import EVALUATION_ROWS, check_names
+from dshuffle.training.inputs import EVALUATION_ROWS, check_encryption, check_names
 from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
+from dshuffle.training.network_interface import interface_of
 from dshuffle.training.schedules import CONSTANT, Schedule
 
 try:
@@ -72,6 +72,7 @@ def fit_torch_ddp(
     early_stopping: EarlyStopping | None = None,
     on_epoch: OnEpoch | None = None,
     timeout: float = 1800.0,
+    plain_tcp: bool = False,
 ) -> History[torch.nn.Module]:
     """Train a PyTorch classifier with DistributedDataParallel, with one rank in every Dask worker process.
 
@@ -110,6 +111,8 @@ def fit_torch_ddp(
         Function that is called with each epoch's point as soon as it is known.
     timeout
         Seconds that a rank waits for the others in one step.
+    plain_tcp
+        Whether ranks may send gradients without encryption although the cluster uses TLS, as gloo cannot use TLS.
 
     Returns
     -------
@@ -155,6 +158,7 @@ def fit_torch_ddp(
     as_integer("seed", seed)
     if not 0 < timeout < float("inf"):
         raise InvalidParameter.of("timeout", timeout, "a finite number of seconds > 0")
+    check_encryption(shuffler.addresses[0], plain_tcp)
     name = uuid.uuid4().hex
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -196,13 +200,6 @@ def open_store(partition: Partition, name: str, host: str, size: int, timeout: f
     limit = datetime.timedelta(seconds=timeout)
     _seats[name] = TrainingState(dist.TCPStore(host, 0, size, is_master=True, timeout=limit, wait_for_workers=False))
     return int(_seats[name].store.port)
-
-
-def interface_of(host: str) -> str | None:
-    """Return the interface with the host's address. By default gloo uses that of the host name, if it resolves."""
-    address = socket.getaddrinfo(host, None)[0][4][0]
-    interfaces = psutil.net_if_addrs().items()
-    return next((name for name, found in interfaces if any(one.address == address for one in found)), None)
 
 
 def join(
@@ -258,7 +255,7 @@ def train(
     """
     check_names(partition.names, features=features, target=target)
     with leaving_if_it_fails(name):
-        seat = _seats[name]
+        seat = _seat(name)
         for one, first in zip(seat.optimizer.param_groups, seat.first_steps, strict=True):
             one["lr"] = first * factor
         torch.manual_seed(seed + 1_000_003 * partition.epoch + group.rank + 1)
@@ -276,11 +273,17 @@ def train(
         return _wrong_labels(partition, seat, features, target), len(partition), seconds
 
 
+def _seat(name: str) -> TrainingState:
+    if name not in _seats:
+        raise WorkerLost("a lost worker was replaced, and the new one lacks the model. Start the fit again")
+    return _seats[name]
+
+
 def state_of(partition: Partition, name: str) -> bytes:
     """Return the state of the module from rank 0, and empty bytes from other ranks. Runs on each worker."""
     saved = io.BytesIO()
     if partition.rank == 0:
-        torch.save(_seats[name].model.module.state_dict(), saved)
+        torch.save(_seat(name).model.module.state_dict(), saved)
     return saved.getvalue()
 
 

@@ -22,6 +22,7 @@ from distributed.protocol import dumps, loads
 from dshuffle.planning import AutoDelivery, Choices, ShuffleSpec
 from dshuffle.records import Measures
 from dshuffle.runtime.scheduler.coordinator import Coordinator
+from dshuffle.runtime.session_spec import Settings
 
 ROWS = 244_141
 
@@ -63,21 +64,26 @@ class Member:
 
     def _vote(self, run_id: int) -> None:
         counts = dict.fromkeys(("packets", "needed", "expected", "arriving", "leaving", "rows"), ROWS)
-        vote = {**counts, "coded": False, "digest": 12345}
-        report = self._members.carried(
-            {"op": "dshuffle_report", "run_id": run_id, "participant": self._rank, "reason": None, "vote": vote}
-        )
-        del report["op"]
-        self._members.coordinator.report(**report)
+        vote = {"reason": None, "again": False, "counts": {**counts, "coded": False, "digest": 12345}}
+        message = {"op": "dshuffle_report", "run_id": run_id, "participant": self._rank, "secret": "", "vote": vote}
+        message = self._members.carried(message)
+        del message["op"]
+        self._members.coordinator.vote(**message)
 
 
 async def run(count: int, epochs: int) -> list[float]:
     """Processor seconds of each epoch."""
-    members, background = Members(count), []
+    members = Members(count)
     shuffle = ShuffleSpec(count * ROWS, count, Choices("global"))
-    spec = SimpleNamespace(session_id="session", addresses=members.addresses, shuffle=shuffle)
-    tasks = SimpleNamespace(call_soon=lambda call, *args: background.append(asyncio.ensure_future(call(*args))))
-    scheduler = SimpleNamespace(rpc=members.rpc, _ongoing_background_tasks=tasks)
+    spec = SimpleNamespace(
+        session_id="session",
+        addresses=members.addresses,
+        shuffle=shuffle,
+        settings=Settings(),
+        on_loss="replace",
+        secret="",
+    )
+    scheduler = SimpleNamespace(rpc=members.rpc, workers={})
     there = SimpleNamespace(spec=spec, server_role="")
     coordinator = members.coordinator = Coordinator(scheduler, there, "client", AutoDelivery({"peer": 0.0}))
     seconds = []
@@ -85,9 +91,8 @@ async def run(count: int, epochs: int) -> list[float]:
         members.messages = 0
         started = time.process_time()
         await coordinator.advance(epoch)
-        await asyncio.gather(*background)
+        await asyncio.gather(*coordinator._tasks)
         seconds.append(time.process_time() - started)
-        background.clear()
     print(f"{count:,} members: {members.messages / count:.1f} messages for each member and epoch")
     return seconds
 

@@ -107,6 +107,25 @@ def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, u
     assert "chunk_rows=400" in chosen.stderr
 
 
+def test_results_are_printed_before_the_report_is_written(elsewhere, url, monkeypatch):
+    """A full disk does not lose what was measured."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    shown = []
+    monkeypatch.setattr("dshuffle.cli.compare.connect", lambda *arguments: contextlib.nullcontext())
+    measured = SimpleNamespace(cluster=None)
+    monkeypatch.setattr("dshuffle.cli.compare.measure_cluster", lambda *arguments, **rest: measured)
+    monkeypatch.setattr("dshuffle.cli.compare.compare_ways", lambda *arguments, **rest: "figures")
+    monkeypatch.setattr("dshuffle.cli.compare._show", lambda comparison, as_json: shown.append(comparison))
+    monkeypatch.setattr("dshuffle.cli.compare.write_report", full)
+    result = run(url)
+    assert shown == ["figures"]
+    assert result.exit_code == 1
+    assert "The report could not be written to dshuffle-report: [Errno 28] No space left" in result.stderr
+
+
 @pytest.mark.slow
 def test_json_is_all_that_stdout_holds(elsewhere, url):
     result = run(url, "--workers", 2, "--epochs", 2, "--assignment", "global", "--assignment", "local", "--json")

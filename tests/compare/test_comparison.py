@@ -9,7 +9,6 @@ import pytest
 import dshuffle
 from dshuffle.compare import Way, compare_ways, connect, default_ways, local_cluster, modest_step, product_of_ways
 from dshuffle.compare.comparison import _with_chosen, predicted_seconds
-from dshuffle.compare.provenance import without_secrets
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import Choices
 from dshuffle.planning.cost import Cluster
@@ -83,10 +82,6 @@ def test_groups_smaller_than_chunks_are_predicted_to_read_more(tmp_path):
     )
     assert whole == chunks
     assert groups > 2 * chunks
-
-
-def test_passwords_do_not_reach_the_report():
-    assert without_secrets("s3://id:secret@bucket/x a@b.c") == "s3://***@bucket/x a@b.c"
 
 
 def test_a_scheduler_that_does_not_answer_is_named():

@@ -17,12 +17,14 @@ from hypothesis import settings
 
 from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.endpoints import Receiver, Reply, Sender
+from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId, flows_of_samples
 from dshuffle.exchange.outbox import Outbox
+from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.row_flows import ArrivingRows, LeavingRows
+from dshuffle.exchange.sender import Sender
 from dshuffle.rows import RowLayout, checksum_rows
 
 # The first call of a kernel compiles it, or loads it from numba's cache, which no deadline allows for.
@@ -72,17 +74,17 @@ class Participant:
             cluster.jobs,
             cluster.jobs,
             store=STORE,
-            report=lambda run_id, reason: cluster.report(who, run_id, reason),
+            report=lambda run_id, reason, again: cluster.report(who, run_id, reason),
             timeout=timeout,
             open_gate=lambda run_id, gate: self.sender.open_gate(run_id, gate),
         )
 
     def begin(self, run_id: int, receives: dict[int, np.ndarray]) -> None:
         samples, flows = flows_of_samples(receives, at_most=self.cluster.message_rows, whole=STORE)
-        slots = self.cache.reserve(samples)
+        slots = self.arriving[1] if self.cluster.resumed else self.cache.reserve(samples)
         self.arriving = samples, slots, flows
-        sink = ArrivingRows(self.cache, samples, slots, lambda ids, slots: self.cluster.read_store(self, ids, slots))
-        self.receiver.begin(run_id, flows, given(sink))
+        sink = ArrivingRows(self.cache, samples, slots, lambda ids, slots, _: self.cluster.read_store(self, ids, slots))
+        self.receiver.begin(run_id, flows, given(sink), resumed=self.cluster.resumed)
 
     def is_local(self, participant: int) -> bool:
         places = {SERVER: self.cluster.server_at}
@@ -133,6 +135,7 @@ class Cluster:
         self.asked: Counter[MessageId] = Counter()
         self.acknowledged: Counter[MessageId] = Counter()
         self.reads = 0
+        self.resumed = False
         self.carry: Carry = self.wire
         self.plan(np.array([self.rng.randrange(n_ranks) for _ in range(n_samples)]), (STORE,))
         self.first_senders = senders
@@ -197,7 +200,8 @@ class Cluster:
                 self.run_id, {who_else: sends[who] for who_else, sends in self.sends.items() if who in sends}
             )
 
-    async def exchange(self, run_id: int) -> dict[int, str | None]:
+    async def exchange(self, run_id: int, *, resumed: bool = False) -> dict[int, str | None]:
+        self.resumed = resumed
         await self.begin(run_id)
         await self.decided.wait()
         return self.votes

@@ -18,12 +18,13 @@ from dshuffle.exchange.row_flows import LeavingRows
 
 SERVER, STORE = -1, -2
 PEERS = (0, 1, 2)
+NO_STORE = " (attempt 3), and the rows could not be read from the store: DatasetError: no store"
 REASONS = [  # what the faulty network does, three times to one message
-    "OSError: request lost (attempt 3 of 3)",
-    "TimeoutError: reply lost (attempt 3 of 3)",
-    "OSError: acknowledgement lost (attempt 3 of 3)",
-    "arrived corrupted (attempt 3 of 3)",
-    "does not run dshuffle (its reply was None) (attempt 3 of 3)",
+    "OSError: request lost" + NO_STORE,
+    "TimeoutError: reply lost" + NO_STORE,
+    "OSError: acknowledgement lost" + NO_STORE,
+    "arrived corrupted" + NO_STORE,
+    "does not run dshuffle (its reply was None)" + NO_STORE,
 ]
 
 
@@ -139,12 +140,16 @@ def test_a_corrupted_message_is_fetched_again_and_acknowledged_once(new_cluster:
 
 
 def failure(cluster: Any, carry: Callable[[MessageId], Awaitable[Reply]]) -> str:
-    """Why a run over such a network fails."""
+    """Why a run over such a network fails if the store cannot help."""
+
+    def no_store(*_: object) -> None:
+        raise DatasetError("no store")
 
     async def scenario() -> str:
-        cluster.carry = carry
+        cluster.carry, cluster.read_store = carry, no_store
         votes = await cluster.exchange(2)
         await cluster.abort()
+        del cluster.read_store
         # What made it fail is gone: the next run is committed.
         cluster.carry = cluster.wire
         await cluster.exchange(3)
@@ -169,12 +174,38 @@ def test_a_message_that_is_always_corrupted_names_its_sample(new_cluster: Any) -
 
 
 @pytest.mark.parametrize(
+    "reply",
+    [
+        {"rows": np.zeros((3, 8), np.float64), "checksums": np.zeros(3, np.uint32)},
+        {"rows": np.zeros((3, 8), np.uint8), "checksums": np.zeros(3, np.int64)},
+        {"rows": np.zeros((8, 3), np.uint8).T, "checksums": np.zeros(3, np.uint32)},
+        {"rows": b"abc", "checksums": np.zeros(3, np.uint32)},
+        {"checksums": np.zeros(3, np.uint32)},
+    ],
+)
+def test_arrays_of_a_foreign_kind_are_refused(new_cluster: Any, reply: Reply) -> None:
+    async def carry(message: MessageId) -> Reply:
+        return {"status": "OK", "acknowledge": True, **reply}
+
+    assert "ExchangeError: a message has " in failure(new_cluster(senders=PEERS), carry)
+
+
+@pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (None, "rank {} does not run dshuffle (its reply was None) (attempt 3 of 3)"),
-        ({}, "rank {} does not run dshuffle (its reply was {{}}) (attempt 3 of 3)"),
+        (
+            None,
+            "rank {} does not run dshuffle (its reply was None)" + NO_STORE,
+        ),
+        (
+            {},
+            "rank {} does not run dshuffle (its reply was {{}})" + NO_STORE,
+        ),
         ({"status": "refused", "reason": "closed", "again": False}, "closed"),
-        ({"status": "refused", "reason": "busy", "again": True}, "busy (attempt 3 of 3)"),
+        (
+            {"status": "refused", "reason": "busy", "again": True},
+            "busy" + NO_STORE,
+        ),
     ],
 )
 def test_an_unusable_reply_is_the_reason(new_cluster: Any, reply: Reply, words: str) -> None:
@@ -187,7 +218,14 @@ def test_an_unusable_reply_is_the_reason(new_cluster: Any, reply: Reply, words: 
 
 @pytest.mark.parametrize(
     ("error", "often"),
-    [(ConnectionResetError("cut off"), " (attempt 3 of 3)"), (RuntimeError("a bug"), ""), (MemoryError("full"), "")],
+    [
+        (
+            ConnectionResetError("cut off"),
+            NO_STORE,
+        ),
+        (RuntimeError("a bug"), ""),
+        (MemoryError("full"), ""),
+    ],
 )
 def test_an_error_is_the_reason(new_cluster: Any, error: Exception, often: str) -> None:
     async def carry(message: MessageId) -> Reply:
@@ -202,7 +240,7 @@ def test_a_reply_that_never_comes_times_out(new_cluster: Any) -> None:
         return await asyncio.get_running_loop().create_future()
 
     reason = failure(new_cluster(senders=PEERS, timeout=0.2), carry)
-    assert "TimeoutError: no reply within 0.2 s (attempt 3 of 3)" in reason
+    assert "TimeoutError: no reply within 0.2 s" + NO_STORE in reason
 
 
 def test_a_sender_that_lacks_a_row_is_not_asked_again(new_cluster: Any) -> None:

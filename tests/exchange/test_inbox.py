@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import ExchangeError, InvalidParameter
-from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReportFailed, ReportReady
+from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReadInstead, ReportFailed, ReportReady
 from dshuffle.exchange.messages import MessageId
 
 
@@ -69,15 +69,27 @@ class TestTransitions:
         inbox.failed(M0, "lost")
         inbox.failed(M1, "another one's failures do not count")
         inbox.failed(M0, "lost")
-        assert inbox.failed(M0, "cut off") == [
-            ReportFailed(1, "run 1, rank 5 to rank 0, message 0: cut off (attempt 3 of 3)")
+        assert inbox.failed(M0, "cut off") == [ReadInstead(M0)]
+        assert inbox.state is InboxState.RECEIVING
+
+    def test_receiving_failed_and_not_in_the_store_either(self) -> None:
+        inbox = started({5: 2})
+        for _ in range(3):
+            inbox.failed(M0, "lost")
+        assert inbox.failed(M0, "no store") == [
+            ReportFailed(
+                1,
+                "run 1, rank 5 to rank 0, message 0: lost (attempt 3), and the rows could not be read from the store"
+                ": no store",
+                again=True,
+            )
         ]
         assert inbox.state is InboxState.FAILED
 
     def test_receiving_failed_and_not_worth_another(self) -> None:
         inbox = started({5: 1})
         [report] = inbox.failed(M0, "no such rows", again=False)
-        assert report == ReportFailed(1, "run 1, rank 5 to rank 0, message 0: no such rows")
+        assert report == ReportFailed(1, "run 1, rank 5 to rank 0, message 0: no such rows", again=False)
         assert inbox.state is InboxState.FAILED
 
     def test_ready_commit_to_idle(self) -> None:

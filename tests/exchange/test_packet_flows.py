@@ -467,7 +467,7 @@ def test_a_message_of_another_shape_is_refused(n_rows: int, nbytes: int, n_check
 
 def test_packets_are_not_read_from_the_store() -> None:
     with pytest.raises(ExchangeError, match="a packet cannot be read from the store"):
-        pair().ranks[0].decoder.read_store(0, 1)
+        pair().ranks[0].decoder.read_store(0, 1, lambda: False)
 
 
 # -- what cannot be decoded ----------------------------------------------------------------------------------------

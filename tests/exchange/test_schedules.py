@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReportFailed, ReportReady
+from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReadInstead, ReportFailed, ReportReady
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
 from dshuffle.planning import name_of
@@ -64,8 +64,18 @@ class World:
 
     # -- the scheduler -----------------------------------------------------------------------------------------
 
-    def new_run(self) -> None:
+    def new_run(self, *, resumed: bool = False) -> None:
         self.run_id += 1
+        if resumed:  # the same messages, without those that have arrived
+            self.seen["resumed"] += 1
+            self.towards = {
+                gate: {message._replace(run_id=self.run_id) for message in messages}
+                for gate, messages in self.towards.items()
+            }
+            for peer in self.peers.values():
+                counted = {message._replace(run_id=self.run_id) for message in peer.counted}
+                peer.begun, peer.vote, peer.asked, peer.counted = False, None, Counter(), counted
+            return
         receivers = [rank for rank, peer in self.peers.items() if peer.inbox]
         self.owed = {
             (sender, to): self.rng.choice([1, 3, 5, 7] if self.relays else [0, 1, 1, 2, 7])
@@ -111,6 +121,9 @@ class World:
         sends = {to: count for (sender, to), count in self.owed.items() if sender == rank}
         gates = {to: gates for (sender, to), gates in self.waits_for.items() if sender == rank}
         self.answer(outbox.begin(self.run_id, sends, gates=gates if self.relays else None))
+        for to, gate in [gate for gate, messages in self.towards.items() if messages <= peer.counted]:
+            if to == rank and gate >= 0:
+                self.answer(outbox.open_gate(self.run_id, gate))
         # Whatever was asked before this run, for this run or an older one, has its answer now, or must wait.
         for message in self.unanswered:
             if message.sender == rank:
@@ -120,7 +133,8 @@ class World:
             peer.vote = "ready"
         else:
             receives = {sender: count for (sender, to), count in self.owed.items() if to == rank}
-            self.ask(rank, peer.inbox.begin(self.run_id, receives))
+            done = {(message.sender, message.sequence) for message in peer.counted}
+            self.ask(rank, peer.inbox.begin(self.run_id, receives, done=done))
 
     def abort(self, rank: int) -> None:
         peer = self.peers[rank]
@@ -133,7 +147,7 @@ class World:
         self.aborting.discard(rank)
         if not self.aborting:
             self.seen["aborted"] += 1
-            self.new_run()
+            self.new_run(resumed=self.rng.random() < 0.5)
 
     def commit(self) -> None:
         for rank, peer in self.peers.items():
@@ -182,6 +196,9 @@ class World:
                     peer.asked[message] += 1
                     assert peer.asked[message] <= self.attempts
                     self.wire.append(("request", message))
+                case ReadInstead(message):
+                    assert peer.asked[message] == self.attempts
+                    self.wire.append(("read", message))
                 case ReportReady(run_id):
                     assert run_id == self.run_id
                     assert peer.counted == {
@@ -191,7 +208,7 @@ class World:
                         for sequence in range(count)
                     }
                     peer.vote = "ready"
-                case ReportFailed(run_id, reason):
+                case ReportFailed(run_id, reason, _):
                     assert run_id == self.run_id
                     assert reason.startswith(f"run {run_id}, ")
                     peer.vote = reason
@@ -210,9 +227,12 @@ class World:
                 self.seen["waited for a gate"] += waits and self.shut(message)
             case "acknowledgement":
                 self.answer(sender.outbox.acknowledged(message))
-            case "rows" if corrupt:
+            case "later":
+                self.seen["answered later"] += 1
+                self.wire.append(("request", message))
+            case "rows" | "read" if corrupt:
                 self.fail(message, "corrupted", again=True)
-            case "rows":
+            case "rows" | "read":
                 counts = inbox.state is InboxState.RECEIVING and message in inbox.outstanding
                 peer = self.peers[message.destination]
                 if counts:
@@ -226,7 +246,10 @@ class World:
                 instructions = inbox.arrived(message)
                 assert counts or not instructions
                 self.ask(message.destination, instructions)
-                self.wire.append(("acknowledgement", message))
+                if kind == "read":
+                    self.seen["read from the store"] += 1
+                else:
+                    self.wire.append(("acknowledgement", message))
             case "refused":
                 self.fail(message, "refused", again=False)
 
@@ -275,6 +298,12 @@ class World:
         if outstanding and (not self.wire or rng.random() < lose / 10):
             self.seen["timed out"] += 1
             self.fail(rng.choice(outstanding), "timed out", again=True)
+            return
+        if self.unanswered and rng.random() < lose / 10:  # the sender lets nobody wait for long
+            message = rng.choice(sorted(self.unanswered))
+            self.unanswered.discard(message)
+            self.peers[message.sender].outbox.withdraw(message)
+            self.wire.append(("later", message))
             return
         if self.wire:
             place = rng.randrange(len(self.wire))
@@ -366,6 +395,9 @@ def test_the_schedules_saw_everything(seen: Counter[str]) -> None:
     kinds = ["request", "rows", "acknowledgement", "refused"]
     for what in [
         "early",
+        "resumed",
+        "answered later",
+        "read from the store",
         "waited for a gate",
         "aborted",
         "committed",

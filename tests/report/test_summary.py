@@ -116,3 +116,16 @@ def test_the_files_hold_every_record_and_the_figures(comparison, tmp_path):
     assert summary["ways"][0]["quality"]["class_spread"] == 3.859
     assert [point["epoch"] for point in summary["ways"][0]["history"]] == [0, 1, 2, 3, 4]
     assert write_report(comparison, page.parent) == page, "a second report replaces the first"
+
+
+def test_a_report_that_cannot_be_completed_leaves_the_old_one(comparison, tmp_path, monkeypatch):
+    page = write_report(comparison, tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dshuffle.report.write_records", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(comparison, page.parent)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -18,6 +18,13 @@ HTTP = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 OPTIONS = {"threads_per_worker": 1, "dashboard_address": None, "scheduler_kwargs": HTTP}
 
 
+def address_of(client, name):
+    """Address of the worker with a name."""
+    return client.run_on_scheduler(
+        lambda dask_scheduler: next(w.address for w in dask_scheduler.workers.values() if str(w.name) == str(name))
+    )
+
+
 @pytest.fixture(scope="package")
 def processes():
     """Three worker processes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -15,12 +16,16 @@ from dshuffle import Partial, Shuffler, create_dataset
 from dshuffle.errors import (
     CacheBudgetError,
     ClusterError,
+    DatasetChanged,
+    DatasetError,
     DatasetNotFound,
     ExchangeError,
     InvalidParameter,
 )
 from dshuffle.planning import EpochPlan, EpochPlanner
 from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.runtime import Epoch
+from dshuffle.runtime.session_spec import DatasetReference
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 
@@ -172,20 +177,40 @@ def test_a_worker_that_cannot_be_set_up(cluster_of, small, sessions_left, monkey
     with cluster_of({"a": {}, "b": {}, "c": {}}) as cluster, Client(cluster) as client:
         with (
             dask.config.set({"dshuffle.timeout": "500ms"}),
-            pytest.raises(ClusterError, match=r"could not be set up on 1 of 3 workers, among them tcp://.*log"),
+            pytest.raises(ClusterError, match=r"on 1 of 3 workers, among them tcp:.*\(RuntimeError\('no room for"),
         ):
             Shuffler(client, small)
         assert sessions_left(client) == (0, 0)
 
 
-def test_a_worker_that_cannot_open_the_dataset(threads, small, sessions_left):
+def test_a_worker_that_cannot_open_the_dataset(threads, small, sessions_left, monkeypatch):
+    reference = DatasetReference.of(small)
+    monkeypatch.setattr(DatasetReference, "of", lambda dataset: reference)
     shutil.rmtree(small.url)
-    with pytest.raises(DatasetNotFound, match=r"worker inproc://.*no dataset exists at"):
+    with pytest.raises(DatasetNotFound, match=r"rank \d \(inproc://.*no dataset exists at"):
         Shuffler(threads, small)
     assert sessions_left(threads) == (0, 0)
 
 
-def test_a_dataset_that_is_another_on_the_workers(threads, small, sessions_left):
+def test_a_dataset_that_the_client_cannot_read_any_more(threads, small, sessions_left):
+    shutil.rmtree(small.url)
+    with pytest.raises(DatasetError, match="cannot be read any more"):
+        Shuffler(threads, small)
+    assert sessions_left(threads) == (0, 0)
+
+
+def test_a_copy_with_other_rows_is_refused(threads, small, sessions_left, monkeypatch):
+    """It has the identity of the client's dataset, as a copy made with cp has, and a damaged chunk."""
+    reference = DatasetReference.of(small)
+    monkeypatch.setattr(DatasetReference, "of", lambda dataset: dataclasses.replace(reference, checksums=(1, 2, 3)))
+    with pytest.raises(DatasetChanged, match="differ from those that the client reads, although its identity"):
+        Shuffler(threads, small)
+    assert sessions_left(threads) == (0, 0)
+
+
+def test_a_dataset_that_is_another_on_the_workers(threads, small, sessions_left, monkeypatch):
+    reference = DatasetReference.of(small)
+    monkeypatch.setattr(DatasetReference, "of", lambda dataset: reference)
     create_dataset(small.url, {"x": np.zeros((900, 7)), "y": np.arange(900)}, overwrite=True)
     with pytest.raises(ClusterError, match=r"differs from the one on the client.*same storage"):
         Shuffler(threads, small)
@@ -221,7 +246,7 @@ def test_the_dataset_is_gone_before_an_epoch_that_reads_it_again(threads, small,
         with pytest.raises(ExchangeError, match=r"epoch 1 could not be exchanged: rank .*chunk"):
             next(shuffler.epochs(1))
         # All are still on the former epoch, with its rows.
-        epoch = shuffler._epoch
+        epoch = Epoch(shuffler, shuffler._tasks)
         again = threads.gather(epoch.map(ids))
         assert all(np.array_equal(a, b) for a, b in zip(first[0], again, strict=True))
         shutil.move(hidden, small.url)
@@ -238,8 +263,8 @@ def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, 
         chunk.write_bytes(b"")
         with pytest.raises(ExchangeError, match="array 'y'"):
             list(epochs)  # the next epoch may have come in before, those after it have not
-        assert shuffler._epoch.number <= 1
-        epoch = shuffler._epoch
+        epoch = Epoch(shuffler, shuffler._tasks)
+        assert epoch.number <= 1
         assert np.array_equal(np.sort(np.concatenate(threads.gather(epoch.map(ids)))), np.arange(1000))
         chunk.write_bytes(good)
         orders(shuffler, 2)
@@ -289,5 +314,5 @@ def test_a_dataset_written_again_in_mid_session_is_refused(threads, small, order
 
 def _forget_rows(dask_worker):
     for session in dask_worker.plugins["dshuffle"].sessions.values():
-        if session._server_rows is not None:
-            session._server_rows._resident.clear()
+        if session._parts.server_rows is not None:
+            session._parts.server_rows._resident.clear()

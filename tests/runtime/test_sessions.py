@@ -130,16 +130,16 @@ def test_the_scheduler_does_the_same_whatever_the_number_of_samples(cluster_of, 
             if name.startswith("dshuffle_")
         }
         for coordinator in plugin.coordinators.values():
-            tell = coordinator._tell
+            request = coordinator._request
 
-            async def told(address, op, tell=tell, **message):
-                tally[op + " sent"] += 1
+            async def told(order, who, message, request=request):
+                tally[order + " sent"] += 1
                 tally["bytes"] += len(pickle.dumps(message))
-                reply = await tell(address, op, **message)
+                reply = await request(order, who, message)
                 tally["bytes"] += len(pickle.dumps(reply))
                 return reply
 
-            coordinator._tell = told
+            coordinator._request = told
         dask_scheduler.tally = tally
 
     for n_samples in (1_000, 100_000):
@@ -157,6 +157,6 @@ def test_the_scheduler_does_the_same_whatever_the_number_of_samples(cluster_of, 
     few_bytes, many_bytes = few.pop("bytes"), many.pop("bytes")
     assert few == many
     assert few["dshuffle_report"] == 15
-    assert few["dshuffle_begin sent"] == few["dshuffle_commit sent"] == 15
+    assert few["begin sent"] == few["commit sent"] == 15
     assert abs(many_bytes - few_bytes) < 0.02 * few_bytes + 200
     assert many_bytes < 5 * 3 * 2_000

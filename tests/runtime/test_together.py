@@ -200,7 +200,31 @@ def test_a_worker_is_killed_while_others_wait_for_it(new_processes, small, withi
             os.kill(os.getpid(), signal.SIGKILL)
         return group.mean(np.ones(2))
 
-    with new_processes(3) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+    with (
+        new_processes(3) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small, on_loss="raise") as shuffler,
+    ):
         epoch = next(shuffler.epochs(2))
         with pytest.raises(WorkerLost, match=f"rank {lost}"):
             within(60, lambda: epoch.together(dies))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_after_a_worker_was_replaced_all_ranks_start_again(new_processes, small, within, tmp_path, lost):
+    died = tmp_path / "died"
+
+    def dies_once(partition, group):
+        first = group.mean(np.full(2, len(partition)))
+        if group.rank == lost and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return first + group.mean(np.ones(2))
+
+    with new_processes(3) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+        for epoch in shuffler.epochs(2):
+            means = within(60, lambda epoch=epoch: epoch.together(dies_once))
+            assert [mean.tolist() for mean in means] == [[1000 / 3 + 1] * 2] * 3
+    assert died.exists()

@@ -13,6 +13,8 @@ from distributed import Client
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import ClusterError, WorkerLost
 
+from .conftest import address_of
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 
@@ -21,18 +23,12 @@ def no_restart(client):
     client.run(lambda dask_worker: dask_worker.close_gracefully(), nanny=True)
 
 
-def address_of(client, rank):
-    return client.run_on_scheduler(
-        lambda dask_scheduler: next(w.address for w in dask_scheduler.workers.values() if str(w.name) == str(rank))
-    )
-
-
 @pytest.mark.parametrize("restart", [True, False])
 def test_a_worker_is_killed_while_tasks_run(new_processes, small, ids, orders, sessions_left, within, restart):
     with new_processes(3) as cluster, Client(cluster) as client:
         if not restart:
             no_restart(client)
-        with Shuffler(client, small) as shuffler:
+        with Shuffler(client, small, on_loss="raise") as shuffler:
             epochs = shuffler.epochs(5)
             client.gather(next(epochs).map(ids))
             epoch = next(epochs)

@@ -197,7 +197,7 @@ def test_the_next_epochs_samples_arrive_between_the_steps_of_this_one(tmp_path, 
         for _ in range(100):
             time.sleep(0.01)
             group.mean(np.zeros(100))
-            rows.append(session._training.receiver.meter.rows)
+            rows.append(session._parts.training.receiver.meter.rows)
         return rows
 
     small = {"dshuffle.message-bytes": "64 KiB", "dshuffle.window-bytes": "256 KiB"}

@@ -139,8 +139,8 @@ def draw_ranks(
 ) -> Drawn:
     """Compute the next assignment, and what is drawn with it.
 
-    The parameters are those of :func:`next_ranks`. ``slots`` are those that the previous draw returned; None at first.
-    :meth:`ShuffleSpec.draw` passes them on.
+    The parameters are those of :func:`next_ranks`. ``slots`` is what the previous draw returned, or None for the first
+    draw. :meth:`ShuffleSpec.draw` passes them on.
     """
     if not isinstance(assignment, Assignment):
         raise InvalidParameter.of("assignment", assignment, "an Assignment", "Names are parsed by parse_assignment.")

@@ -1,94 +1,134 @@
-"""One session on the scheduler: its runs, votes, and two-phase commit.
-
-Phase one: every participant receives rows into free slots and votes ready or failed. Phase two: once all are ready and
-the client moves on, all participants are told to swap. If a run fails, it is aborted everywhere and all participants
-stay on the previous epoch. The next attempt gets a new run id, so that messages of the old run can be refused.
-"""
+"""One session on the scheduler: sends the orders of its state machine, and reports the answers back to it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
-import math
-import statistics
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from distributed import Scheduler
 from distributed.protocol.serialize import ToPickle
+from distributed.scheduler import WorkerState
 
-from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
-from dshuffle.records import Measures
 from dshuffle.runtime.cluster_view import Members
-from dshuffle.runtime.replies import Reply, unwrap
+from dshuffle.runtime.replies import Reply, unwrap, within
+from dshuffle.runtime.scheduler.deliveries import EpochDeliveries
+from dshuffle.runtime.scheduler.instructions import (
+    AllReady,
+    Committed,
+    Ended,
+    EpochFailed,
+    Instruction,
+    Opened,
+    Replace,
+    Replaced,
+    Run,
+    Tell,
+)
+from dshuffle.runtime.scheduler.replacements import Candidates
+from dshuffle.runtime.scheduler.session_machine import SessionMachine
+from dshuffle.runtime.scheduler.votes import combined_reports, next_rate, rate_of, totals
 
 logger = logging.getLogger(__name__)
 
-CPU_BOUND = 0.2
-"""With a smaller share of idle processors, the time of an exchange says nothing about the links."""
-
-TIMED_NBYTES = 256 * 2**10
-"""Bytes that a worker must have received for its rate to say something about its link."""
-
-
-@dataclass(slots=True)
-class Run:
-    """One attempt at an epoch's exchange, and the votes on it."""
-
-    run_id: int
-    epoch: int
-    delivery: str
-    started: float
-    votes: dict[int, dict[str, Any]] = field(default_factory=dict)
-    decided: asyncio.Event = field(default_factory=asyncio.Event)
-    ready_after: float = 0.0
-    error: DShuffleError | None = None
+TICK = 0.5
+"""Seconds between looks at the clock while participants owe answers."""
 
 
 class Coordinator:
-    """Coordinator that moves the participants of one session from epoch to epoch.
+    """Driver of the :class:`SessionMachine` of one session.
 
     Parameters
     ----------
     scheduler
-        The Dask scheduler, used for its comms and background tasks.
+        The Dask scheduler, used for its comms.
     members
         Ranks and server of the session.
     client_id
         Client that owns the session.
     deliveries
         Chooses the delivery of each epoch.
+    replaced
+        Called with this coordinator when lost ranks have new workers.
     """
 
-    def __init__(self, scheduler: Scheduler, members: Members, client_id: str, deliveries: AutoDelivery) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        members: Members,
+        client_id: str,
+        deliveries: AutoDelivery,
+        replaced: Callable[[Coordinator], None] = lambda _: None,
+    ) -> None:
         self.members = members
         self.client_id = client_id
-        self.epoch = members.spec.shuffle.first_epoch - 1
         self._scheduler = scheduler
         self._spec = members.spec
+        self.addresses = dict(members.spec.addresses)
+        self._candidates = Candidates(scheduler, self.addresses.values())
+        self._loop = asyncio.get_running_loop()
         # All ranks, and the server if it is dedicated. Each has one vote.
         dedicated = members.server_role == "dedicated"
-        self._participants = [who for who in self._spec.addresses if who != SERVER or dedicated]
-        self._runs = 0
-        self._deliveries = deliveries
-        self._chosen: tuple[int, str] = (-1, "")
-        self._run: Run | None = None
-        self._answer: dict[str, Any] = {}
+        participants = [who for who in self.addresses if who != SERVER or dedicated]
+        self._machine = SessionMachine(
+            participants,
+            first_epoch=self._spec.shuffle.first_epoch,
+            heartbeat=self._spec.settings.heartbeat,
+            timeout=self._spec.settings.timeout,
+            who_is=self._who_is,
+            replaceable=self._replaceable(),
+            replacement_timeout=self._spec.settings.replacement_timeout,
+        )
+        self._deliveries = EpochDeliveries(deliveries, self._spec.shuffle.first_epoch)
+        self._replaced = replaced
         self._rate: float | None = None
-        self._broken: DShuffleError | None = None
-        self._lock = asyncio.Lock()
+        self._answer: dict[str, Any] = {}
+        self._asked_at = 0.0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ticking = False
+        self._given_up: set[str] = set()
+        self._freed: asyncio.Task[None] | None = None
+        self._finding: asyncio.Task[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the session has ended."""
+        return self._machine.error is not None
+
+    @property
+    def replacing(self) -> bool:
+        """Whether lost workers are being replaced."""
+        return self._machine.replacing
+
+    @property
+    def paused_timeout(self) -> float:
+        """Seconds that a task may wait for a paused worker."""
+        return self._spec.settings.paused_timeout
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that all participants are on."""
+        return self._machine.epoch
+
+    @property
+    def waiting_for(self) -> str:
+        """Whom the session waits for, in words; empty if it does not wait."""
+        return self._machine.waiting_for()
 
     async def open(self) -> None:
         """Open the session on all participants."""
-        await self._tell_all("dshuffle_open", spec=ToPickle(self._spec))
+        await self._wait(self._machine.open(self._loop.time()))
 
     async def begin(self) -> None:
         """Start the next epoch's exchange unless it has already started."""
-        async with self._lock:
-            await self._begin()
+        self._check()
+        self._perform(self._machine.begin(self._loop.time()))
 
     async def advance(self, epoch: int) -> dict[str, Any]:
         """Wait for an epoch's exchange, make all participants swap to it, and return the measurements.
@@ -99,229 +139,264 @@ class Coordinator:
         Raises
         ------
         ExchangeError
-            If the exchange failed. All participants are still on the previous epoch, and another call tries again.
+            If the exchange failed, or tasks of the previous epoch do not end. Another call tries again.
         WorkerLost
-            If a participant has left the cluster or cannot be reached. A participant that leaves ends the session.
+            If a worker is lost and no other worker takes its rank. This ends the session.
+        ClusterError
+            If the epoch is not the next one, or the session has ended.
         """
-        async with self._lock:
-            if epoch == self.epoch and self._broken is None:
-                return dict(self._answer)
-            if epoch != self.epoch + 1:
-                raise ClusterError(
-                    f"the workers are on epoch {self.epoch} and cannot move to epoch {epoch}, which is not the next one"
-                )
-            asked = time.perf_counter()
-            run = await self._begin()
-            await run.decided.wait()
-            waited = time.perf_counter() - asked
-            if run.error is not None:
-                self._run = None
-                if self._broken is None:
-                    await self._tell_all("dshuffle_abort")
-                raise run.error
-            replies = await self._commit(run)
-            self._answer = self._measures(run, replies, waited)
-            self.epoch, self._run = run.epoch, None
+        self._check()
+        if epoch == self.epoch:
             return dict(self._answer)
-
-    def report(self, run_id: int, participant: int, reason: str | None, vote: dict[str, Any]) -> None:
-        """Record the vote of a participant on a run."""
-        run = self._run
-        if run is None or run.run_id != run_id or run.decided.is_set():
-            return  # the run is already over
-        if reason is not None:
-            where = self._spec.addresses[participant]
-            run.error = ExchangeError(
-                f"epoch {run.epoch} could not be exchanged: {name_of(participant)} ({where}): {reason}"
+        if epoch != self.epoch + 1:
+            raise ClusterError(
+                f"the workers are on epoch {self.epoch} and cannot move to epoch {epoch}, which is not the next one"
             )
-            run.decided.set()
-            return
-        run.votes[participant] = vote
-        if len(run.votes) == len(self._participants):
-            run.ready_after = time.perf_counter() - run.started
-            run.error = self._check_votes(run)
-            run.decided.set()
-            if run.error is None:
-                if run.epoch != self._spec.shuffle.first_epoch:  # that is loaded from the store, whatever the delivery
-                    self._deliveries.observe(run.delivery, run.ready_after)
-                # Not earlier: planning would take cores from participants that are still exchanging.
-                self._scheduler._ongoing_background_tasks.call_soon(self._plan_ahead, run)
+        if not self._waiters:
+            self._asked_at = self._loop.time()
+        await self._wait(self._machine.advance(self._loop.time()))
+        return dict(self._answer)
+
+    def vote(self, participant: int, run_id: int, secret: str, vote: dict[str, Any]) -> None:
+        """Pass on the vote of a participant on a run. Votes without the session's secret are refused."""
+        if secret != self._spec.secret or participant not in self._machine.participants:
+            raise ClusterError(
+                f"session {self._spec.session_id} refused a vote: it does not come from one of its workers"
+            )
+        self._perform(self._machine.voted(run_id, participant, vote, self._loop.time()))
 
     def lose(self, address: str) -> None:
-        """End the session because a participant has left the cluster."""
-        self.break_(
-            self._lost(address, "has left the cluster and its partition is lost. The dataset is untouched. To continue")
-        )
+        """Replace a worker that has left the cluster, or end the session."""
+        who = [one for one, where in self.addresses.items() if where == address]
+        reason = "has left the cluster and its partition is lost"
+        self._perform(self._machine.lost(who, reason, self._loop.time()))
 
-    def break_(self, error: DShuffleError) -> None:
-        """End the session and raise the error in all current and future calls."""
-        self._broken = error
-        if self._run is not None:
-            self._run.error = error
-            self._run.decided.set()
+    def joined(self, who: int, worker: WorkerState) -> None:
+        """Let a worker take a lost rank."""
+        before = self.addresses[who]
+        how = "answers again" if before == worker.address else f"is replaced by {worker.address}"
+        logger.warning("dshuffle: %s %s", self._who_is(who), how)
+        if before != worker.address and before in self._scheduler.workers:  # it may be stopped, and go on later
+            self._given_up.add(before)
+            self._spawn(self._close_at(before))
+        self._given_up.discard(worker.address)
+        self.addresses[who] = worker.address
+        self._candidates.remember(worker)
+        self._perform(self._machine.replaced(who, self._loop.time()))
+
+    def end(self, error: DShuffleError) -> None:
+        """End the session, raise the error in all current and future calls, and free the workers that are left."""
+        self._perform(self._machine.end(error))
 
     async def training_seconds(self) -> list[float]:
         """Seconds of training since the last commit, by rank."""
-        replies = await self._tell_all("dshuffle_training")
-        return [replies[rank]["training_seconds"] for rank in self._ranks]
+        self._check()
+        ranks = range(self._spec.shuffle.n_workers)
+        replies = await asyncio.gather(*(self._call("training", rank) for rank in ranks))
+        return [reply["training_seconds"] for reply in replies]
 
     async def close(self) -> None:
         """Close the session on all participants that are still in the cluster."""
-        self.break_(ClusterError("this session has been closed"))
-        there = [where for where in set(self._spec.addresses.values()) if where in self._scheduler.workers]
-        replies = await asyncio.gather(
-            *(self._tell(where, "dshuffle_close") for where in there), return_exceptions=True
-        )
-        for where, reply in zip(there, replies, strict=True):
-            if isinstance(reply, BaseException):
-                logger.warning("dshuffle: session %s was not closed on %s: %s", self._spec.session_id, where, reply)
+        self.end(ClusterError("this session has been closed"))
+        await self.freed()
 
-    def _lost(self, address: str, how: str) -> WorkerLost:
-        ranks = sorted(who for who, where in self._spec.addresses.items() if where == address)
-        who = " and ".join(map(name_of, ranks))
-        return WorkerLost(f"{who} ({address}) {how}, make a new Shuffler on the remaining workers")
+    async def freed(self) -> None:
+        """Wait until an ended session is closed on all workers that answer."""
+        if self._freed is not None:
+            await asyncio.shield(self._freed)
 
-    @property
-    def _ranks(self) -> range:
-        return range(self._spec.shuffle.n_workers)
+    def _check(self) -> None:
+        if self._machine.error is not None:
+            raise self._machine.error
 
-    async def _begin(self) -> Run:
-        if self._broken is not None:
-            raise self._broken
-        if self._run is None:
-            self._runs += 1
-            epoch = self.epoch + 1
-            self._run = run = Run(self._runs, epoch, self._delivery_of(epoch), time.perf_counter())
-            try:
-                await self._tell_all(
-                    "dshuffle_begin", run_id=run.run_id, epoch=run.epoch, delivery=run.delivery, rate=self._rate
-                )
-            except DShuffleError as error:
-                run.error = run.error or error
-                run.decided.set()
-        return self._run
+    async def _wait(self, instructions: list[Instruction]) -> None:
+        """Carry out instructions, and wait for the end of the phases that follow."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        self._perform(instructions)
+        await waiter
 
-    async def _plan_ahead(self, run: Run) -> None:
+    def _perform(self, instructions: list[Instruction]) -> None:
         try:
-            delivery = self._delivery_of(run.epoch + 1)
-            await self._tell_all("dshuffle_plan_ahead", run_id=run.run_id, delivery=delivery)
+            self._carry_out(instructions)
+        except Exception as error:  # a bug: nobody must wait for what does not come
+            logger.exception("dshuffle: session %s failed", self._spec.session_id)
+            self._carry_out(self._machine.end(ClusterError(f"{type(error).__name__}: {error}")))
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Tell():
+                    self._spawn(self._tell(instruction))
+                case AllReady(run):
+                    self._all_ready(run)
+                case Opened():
+                    self._release(None)
+                case Replace():
+                    if self._finding is None or self._finding.done():
+                        self._finding = self._loop.create_task(self._find_replacements())
+                case Replaced():
+                    self._replaced(self)
+                case Committed(run, replies):
+                    self._answer = self._measures(run, dict(replies))
+                    self._release(None)
+                case EpochFailed(error):
+                    self._release(error)
+                case Ended(error):
+                    for task in self._tasks:
+                        task.cancel()
+                    self._release(error)
+                    self._freed = self._loop.create_task(self._free())
+        if self._machine.busy and not self._ticking:
+            self._ticking = True
+            self._loop.call_later(TICK, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        self._perform(self._machine.tick(self._loop.time()))
+
+    def _release(self, error: DShuffleError | None) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, tell: Tell) -> None:
+        machine, order, who, run_id = self._machine, tell.order, tell.who, tell.run_id
+        message: dict[str, Any] = {}
+        run = machine.run
+        if order in ("open", "restore"):
+            spec = dataclasses.replace(self._spec, addresses=dict(self.addresses))
+            first = self._spec.shuffle.first_epoch
+            epoch = self.epoch if self.epoch >= first else None
+            message = {"spec": ToPickle(spec), "number": tell.turn, "restore": order == "restore", "epoch": epoch}
+        elif order == "members":
+            message |= {"addresses": dict(self.addresses), "number": tell.turn}
+        elif order != "status":
+            message["run_id"] = run_id
+        if order == "begin":
+            if run is None or run.run_id != run_id:
+                return
+            message |= {"epoch": run.epoch, "delivery": self._deliveries.of_run(run), "rate": self._rate}
+        address = self.addresses[who]
+        try:
+            reply = await self._request(order, who, message)
+            found = unwrap(reply, self._who_is(who))
+        except DShuffleError as error:  # before OSError: some are both
+            self._refused(tell, address, type(error)(f"{self._who_is(who)}: {error}"))
+        except OSError as error:
+            machine.unreachable(tell, f"{type(error).__name__}: {error}")
+        except Exception as error:  # whatever it is, the session must not wait for an answer
+            self._refused(tell, address, ClusterError(f"{self._who_is(who)}: {type(error).__name__}: {error}"))
+        else:
+            self._perform(machine.answered(tell, found, self._loop.time()))
+
+    def _refused(self, tell: Tell, address: str, error: DShuffleError) -> None:
+        if tell.order == "restore":
+            logger.warning("dshuffle: a worker cannot take a lost rank: %s", error)
+            self._candidates.refuse(address)
+        self._perform(self._machine.refused(tell, error, self._loop.time()))
+
+    async def _request(self, order: str, who: int, message: dict[str, Any]) -> Any:
+        if order not in ("open", "restore"):
+            message["session_id"] = self._spec.session_id
+        order = "open" if order == "restore" else order
+        return await getattr(self._scheduler.rpc(self.addresses[who]), f"dshuffle_{order}")(**message)
+
+    async def _call(self, order: str, who: int, **message: Any) -> Reply:
+        """Send an order that is not part of an epoch. It must be answered within a heartbeat."""
+        limit = self._spec.settings.heartbeat
+        try:
+            reply = await within(limit, self._request(order, who, message))
+        except OSError as error:
+            raise WorkerLost(f"{self._who_is(who)} cannot be reached ({type(error).__name__}: {error})") from error
+        return unwrap(reply, self._who_is(who))
+
+    def _all_ready(self, run: Run) -> None:
+        self._deliveries.observe(run)
+        # Not earlier: planning would take cores from participants that are still exchanging.
+        delivery = self._deliveries.of(run.epoch + 1)
+        for who in self._machine.participants:
+            self._spawn(self._plan_ahead(who, run.run_id, delivery))
+
+    async def _plan_ahead(self, who: int, run_id: int, delivery: str) -> None:
+        try:
+            await self._call("plan_ahead", who, run_id=run_id, delivery=delivery)
         except DShuffleError as error:  # harmless: the next run plans its epoch if no plan exists
-            logger.debug("dshuffle: planning ahead failed after run %d: %s", run.run_id, error)
+            logger.debug("dshuffle: planning ahead failed after run %d: %s", run_id, error)
 
-    def _delivery_of(self, epoch: int) -> str:
-        """Delivery of an epoch. It is chosen once, because a retry may find the epoch already planned."""
-        if self._chosen[0] != epoch:
-            self._chosen = epoch, self._deliveries.choose()
-        return self._chosen[1]
+    async def _close_at(self, address: str) -> None:
+        """Free a worker that did not answer and was replaced, if it ever answers again."""
+        with contextlib.suppress(OSError):
+            rpc: Any = self._scheduler.rpc(address)
+            await rpc.dshuffle_close(session_id=self._spec.session_id, number=self._machine.turn)
 
-    async def _commit(self, run: Run) -> dict[int, Reply]:
-        """Run phase two. If a participant cannot swap now, it never can, so the session ends with an error."""
-        try:
-            return await self._tell_all("dshuffle_commit", run_id=run.run_id)
-        except DShuffleError as error:
-            self.break_(
-                error
-                if isinstance(error, WorkerLost)
-                else ClusterError(f"all workers were ready for epoch {run.epoch}, but the commit failed: {error}")
-            )
-            assert self._broken is not None
-            raise self._broken from error
-
-    def _check_votes(self, run: Run) -> DShuffleError | None:
-        """Check that all participants made the same plan and that the expected number of rows arrived."""
-        digests = {vote["digest"] for vote in run.votes.values()}
-        if len(digests) > 1:
-            return ExchangeError(
-                f"epoch {run.epoch}: the workers made different plans. Install the same version of dshuffle on all of "
-                "them"
-            )
-        totals = _totals(run.votes.values())
-        arrived = sum(vote["rows"] for vote in run.votes.values())
-        if arrived != totals["expected"]:
-            return ExchangeError(f"epoch {run.epoch}: {arrived} rows arrived, but {totals['expected']} were expected")
-        if totals.get("leaving") != totals.get("arriving"):
-            return ExchangeError(
-                f"epoch {run.epoch}: the workers planned to send {totals['leaving']} rows and to receive "
-                f"{totals['arriving']}. Install the same version of dshuffle on all of them"
-            )
-        return None
-
-    def _measures(self, run: Run, replies: dict[int, Reply], waited: float) -> dict[str, Any]:
-        totals = _totals(run.votes.values())
-        reports = [replies[who]["report"] for who in self._participants]
-        measured = [Measures.from_dict(report["measures"]) for report in reports]
-        measures = Measures.combined(measured)
-        if not get_delivery(run.delivery).needs_server:  # a server's link is shared by all workers
-            self._rate = _next_rate(self._rate, _rate_of(measured, measures.cpu_idle))
-        return {
-            "epoch": run.epoch,
-            "run_id": run.run_id,
-            "delivery": run.delivery,
-            "needed": totals["needed"],
-            "packets": totals["packets"],
-            "components": totals["expected"],
-            "exchange_seconds": run.ready_after,
-            "waited_seconds": waited,
-            "training_seconds_before": [report["training_seconds"] for report in reports[: len(self._ranks)]],
-            "measures": measures.to_dict(),
-        }
-
-    async def _tell_all(self, op: str, **message: Any) -> dict[int, Reply]:
-        """Send a message to all participants at once. Raise the first error once all have answered."""
-        if self._broken is not None:
-            raise self._broken
+    async def _free(self) -> None:
+        """Close the ended session on all participants that are still in the cluster."""
+        limit = self._spec.settings.heartbeat
+        there = {*self.addresses.values(), *self._given_up} & self._scheduler.workers.keys()
         replies = await asyncio.gather(
-            *(self._tell(self._spec.addresses[who], op, **message) for who in self._participants),
-            return_exceptions=True,
+            *(within(limit, self._close_at(address)) for address in there), return_exceptions=True
         )
         for reply in replies:
-            if isinstance(reply, DShuffleError):
-                raise self._broken or reply
             if isinstance(reply, BaseException):
-                raise ClusterError(f"{op} failed: {type(reply).__name__}: {reply}") from reply
-        return dict(zip(self._participants, replies, strict=True))  # type: ignore[arg-type]
+                logger.warning("dshuffle: a worker did not close session %s: %r", self._spec.session_id, reply)
 
-    async def _tell(self, address: str, op: str, **message: Any) -> Reply:
-        if op != "dshuffle_open":
-            message["session_id"] = self._spec.session_id
-        try:
-            reply = await getattr(self._scheduler.rpc(address), op)(**message)
-        except OSError as error:
-            # A call may notice that a participant is gone before the scheduler does.
-            how = f"cannot be reached ({type(error).__name__}: {error}). If it has left the cluster"
-            raise self._lost(address, how) from error
-        try:
-            return unwrap(reply, f"worker {address}")
-        except DShuffleError as error:
-            raise type(error)(f"worker {address}: {error}") from error
+    def _replaceable(self) -> list[int]:
+        """Ranks that another worker can take. The rank of a worker that also serves is excluded."""
+        if self._spec.on_loss != "replace":
+            return []
+        return [who for who, where in self.addresses.items() if who != SERVER and where != self.addresses.get(SERVER)]
 
+    async def _find_replacements(self) -> None:
+        """Find workers for all lost ranks, until there are enough or waiting is of no use."""
+        while missing := self._machine.missing:
+            for who in missing:
+                try:
+                    await self._find_replacement(who)
+                except Exception:  # the end of the search would look like a lack of workers
+                    logger.exception("dshuffle: the search for another worker for rank %d failed, and goes on", who)
+            await asyncio.sleep(TICK)
 
-def _next_rate(before: float | None, measured: float | None) -> float | None:
-    """The rate for the next exchange. It falls by half at most, so that one slow exchange does not decide."""
-    if before is None or measured is None:
-        return measured or before
-    return measured if math.isinf(before) else max(measured, before / 2)
+    async def _find_replacement(self, who: int) -> None:
+        there = {where for one, where in self.addresses.items() if one not in self._machine.missing}
+        found = await self._candidates.find(self.addresses[who], there)
+        if who not in self._machine.missing:
+            return
+        if found is not None:
+            self.joined(who, found)
+        elif not await self._candidates.may_come(self.addresses[who]):
+            logger.warning("dshuffle: no other worker can come for %s", self._who_is(who))
+            self._perform(self._machine.not_replaced())
 
+    def _who_is(self, who: int) -> str:
+        return f"{name_of(who)} ({self.addresses[who]})"
 
-def _rate_of(measured: Iterable[Measures], cpu_idle: float) -> float | None:
-    """Median rate of messages into a worker, in bytes per second; None if next to nothing was sent.
-
-    If processors were the limit, links may be faster, and messages should be long: each of them costs processor time.
-    """
-    rates = [
-        sum(one.wire_received_bytes) / one.transfer_seconds
-        for one in measured
-        if sum(one.wire_received_bytes) > TIMED_NBYTES and one.transfer_seconds > 0
-    ]
-    if not rates:
-        return None
-    return statistics.median(rates) if cpu_idle >= CPU_BOUND else math.inf
-
-
-def _totals(votes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Samples and packets of an epoch: sums over workers that planned their own parts, else what all of them found."""
-    found = list(votes)
-    names = {"needed", "packets", "expected", "leaving", "arriving"} & found[0].keys()
-    if "leaving" in names:
-        return {name: sum(vote[name] for vote in found) for name in names}
-    return {name: found[0][name] for name in names}
+    def _measures(self, run: Run, replies: dict[int, Any]) -> dict[str, Any]:
+        reports = combined_reports(replies, self._machine.participants)
+        delivery, measures = self._deliveries.of_run(run), reports.measures
+        if not get_delivery(delivery).needs_server:  # a server's link is shared by all workers
+            self._rate = next_rate(self._rate, rate_of(reports.measured, measures.cpu_idle))
+        total = totals(run.votes.values())
+        return {
+            "epoch": run.epoch,
+            "addresses": dict(self.addresses),
+            "run_id": run.run_id,
+            "delivery": delivery,
+            "needed": total["needed"],
+            "packets": total["packets"],
+            "components": total["expected"],
+            "exchange_seconds": run.ready_after,
+            "waited_seconds": max(0.0, run.started + run.ready_after - self._asked_at),
+            "training_seconds_before": reports.training_seconds[: self._spec.shuffle.n_workers],
+            "measures": measures.to_dict(),
+        }

@@ -1,7 +1,8 @@
-"""The scheduler plugin: decides who takes part, which run is valid, and when all workers swap to the next epoch.
+"""The scheduler plugin: handlers and hooks of the Dask scheduler, and the opening and closing of sessions.
 
-It never touches sample bytes, and its traffic per epoch is O(workers). Each participant computes the plan from the
-seed, the epoch and the session's ranks, so a message only has to name the epoch.
+The state machine of each session decides which run is valid and when all workers swap. The scheduler never touches
+sample bytes, and its traffic per epoch is O(workers). Each participant computes the plan from the seed, the epoch and
+the session's ranks, so a message only has to name the epoch.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from distributed import Scheduler
+from distributed import Scheduler, Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 
-from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
+from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.planning import AutoDelivery
 from dshuffle.runtime.cluster_view import choose_members
-from dshuffle.runtime.replies import Reply, replying
+from dshuffle.runtime.replies import Reply, replying, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, TASK_PREFIX, SessionRequest
+from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, TASK_PREFIX, SessionRequest, Settings
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 logger = logging.getLogger(__name__)
+
+SETUP_TIMEOUT = 60.0
+"""Seconds in which all workers must be set up."""
 
 
 class DShuffleScheduler(SchedulerPlugin):
@@ -37,13 +42,17 @@ class DShuffleScheduler(SchedulerPlugin):
         self.coordinators: dict[str, Coordinator] = {}
         self._scheduler: Scheduler | None = None
         self._hello: asyncio.Event | None = None
+        self._opening: set[str] = set()
+        self._freeing: set[Coordinator] = set()
+        self._unrunnable = UnrunnableTasks()
 
     async def start(self, scheduler: Scheduler) -> None:
         """Register the handlers, then install the worker plugin on all current and future workers."""
         self._scheduler = scheduler
         # If two clients connect at the same time, both start a plugin. They share the state of the first one.
         first = scheduler.extensions.setdefault(PLUGIN, self)
-        self.coordinators = first.coordinators
+        self.coordinators, self._opening, self._freeing = first.coordinators, first._opening, first._freeing
+        self._unrunnable = first._unrunnable
         self._hello = first._hello = first._hello or asyncio.Event()
 
         async def hello() -> None:
@@ -63,15 +72,22 @@ class DShuffleScheduler(SchedulerPlugin):
         async def training(session_id: str) -> Reply:
             return {"training_seconds": await self.coordinator(session_id).training_seconds()}
 
-        async def report(session_id: str, **report: Any) -> None:
+        async def report(session_id: str, **vote: Any) -> None:
             coordinator = self.coordinators.get(session_id)
             if coordinator is not None:
-                coordinator.report(**report)
+                coordinator.vote(**vote)
+
+        async def members(session_id: str) -> Reply:
+            return {"addresses": dict(self.coordinator(session_id).addresses)}
+
+        async def waiting(session_id: str) -> Reply:
+            coordinator = self.coordinators.get(session_id)
+            found = [] if coordinator is None else [coordinator.waiting_for]
+            return {"waiting_for": "; ".join(filter(None, [*found, *self._unrunnable.waiting_for(scheduler)]))}
 
         async def close_session(session_id: str) -> None:
-            coordinator = self.coordinators.pop(session_id, None)
-            if coordinator is not None:
-                await coordinator.close()
+            self._opening.discard(session_id)  # if it is not open yet, it will not be
+            await self._close(session_id)
 
         handlers: dict[str, Callable[..., Awaitable[Reply | None]]] = {
             "dshuffle_hello": hello,
@@ -80,10 +96,12 @@ class DShuffleScheduler(SchedulerPlugin):
             "dshuffle_prefetch": prefetch,
             "dshuffle_training": training,
             "dshuffle_report": report,
+            "dshuffle_members": members,
+            "dshuffle_waiting": waiting,
             "dshuffle_close": close_session,
         }
         scheduler.handlers |= {name: replying(handler) for name, handler in handlers.items()}
-        await scheduler.register_worker_plugin(None, dumps(DShuffleWorker()), name=PLUGIN, idempotent=True)
+        await self._install()
 
     def coordinator(self, session_id: str) -> Coordinator:
         """An open session."""
@@ -98,87 +116,149 @@ class DShuffleScheduler(SchedulerPlugin):
     async def open(self, order: SessionRequest) -> Reply:
         """Assign ranks and open the session on all participants, or on none if that fails."""
         assert self._scheduler is not None
-        await self._wait_for_workers(order.settings.timeout)
-        members = choose_members(self._scheduler, order)
-        coordinator = Coordinator(self._scheduler, members, order.client_id, AutoDelivery(order.deliveries))
-        self.coordinators[order.session_id] = coordinator  # from here on it is told about lost workers and clients
+        self._opening.add(order.session_id)
         try:
-            await coordinator.open()
-            if order.session_id not in self.coordinators:  # its client left while the workers were opening it
-                raise ClusterError(f"session {order.session_id} was closed before all workers had opened it")
-        except DShuffleError:
-            self.coordinators.pop(order.session_id, None)
-            await coordinator.close()
-            raise
-        return {"addresses": members.spec.addresses, "server": members.server_role}
+            ready = await self._wait_for_workers(order.settings)
+            # Sessions that have ended may still take memory.
+            ended = [*self.coordinators.values(), *self._freeing]
+            await asyncio.gather(*(coordinator.freed() for coordinator in ended))
+            self._check_wanted(order)
+            members = choose_members(self._scheduler, order, ready)
+            deliveries = AutoDelivery(order.deliveries)
+            coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._pin_again)
+            self.coordinators[order.session_id] = coordinator  # from here on it is told about lost workers and clients
+            try:
+                await coordinator.open()
+                self._check_wanted(order)
+            except BaseException:
+                await self._close(order.session_id)
+                raise
+        finally:
+            self._opening.discard(order.session_id)
+        left_out = sorted(where for where in self._scheduler.workers if where not in ready)
+        return {"addresses": members.spec.addresses, "server": members.server_role, "left_out": left_out}
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """End the sessions of a worker that has left."""
+        """Replace a worker that has left the cluster in all its sessions, or end the sessions."""
         for coordinator in self.coordinators.values():
-            if worker in coordinator.members.spec.addresses.values():
+            if worker in coordinator.addresses.values():
                 coordinator.lose(worker)
+        # Dask may make tasks wait for this worker without any further event.
+        asyncio.get_running_loop().call_soon(self._unrunnable.check, scheduler)
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Check partition tasks that no worker can run."""
-        if finish == "no-worker" and str(key).startswith(TASK_PREFIX):
-            asyncio.get_running_loop().call_soon(self._fail_if_lost, key)
+        """Watch partition tasks that no worker can run, and move tasks that were sent to a replaced worker."""
+        if finish not in ("no-worker", "processing") or not str(key).startswith(TASK_PREFIX):
+            return
+        assert self._scheduler is not None
+        session = self._session_of(key)
+        if finish == "no-worker":
+            self._unrunnable.add(key, self._scheduler, session)
+        elif session is not None:
+            asyncio.get_running_loop().call_soon(move_to_rank, key, self._scheduler, session)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """Close the sessions that a disconnected client left open."""
-        for session_id, coordinator in list(self.coordinators.items()):
-            if coordinator.client_id == client:
-                del self.coordinators[session_id]
-                scheduler._ongoing_background_tasks.call_soon(coordinator.close)
+        """Close the sessions of a client that has left, or that does not come back after its connection was lost."""
+        there = [one for one, coordinator in self.coordinators.items() if coordinator.client_id == client]
+        comm = getattr(scheduler.client_comms.get(client), "comm", None)
+        lost = comm is not None and comm.closed()  # a client that leaves says so first
+        for session_id in there:
+            heartbeat = self.coordinators[session_id].members.spec.settings.heartbeat
+            scheduler._ongoing_background_tasks.call_soon(self._close_unless_back, session_id, lost * heartbeat)
 
     def restart(self, scheduler: Scheduler) -> None:
         """End all sessions: a restart of the workers loses all partitions."""
         for coordinator in self.coordinators.values():
-            coordinator.break_(WorkerLost("the cluster was restarted and all partitions are lost. Make a new Shuffler"))
+            coordinator.end(WorkerLost("the cluster was restarted and all partitions are lost. Make a new Shuffler"))
         self.coordinators.clear()
+        self._freeing.clear()
 
-    def _fail_if_lost(self, key: Any) -> None:
-        """Fail a task whose worker has left. In Dask it would wait for that worker indefinitely."""
+    async def _install(self) -> None:
+        """Install the worker plugin. Workers that miss it are asked again, and named, when a session opens."""
         assert self._scheduler is not None
-        task = self._scheduler.tasks.get(key)
-        pinned_to = set() if task is None else task.worker_restrictions or set()
-        if task is None or task.state != "no-worker" or pinned_to & self._scheduler.workers.keys():
-            return  # its worker still exists and is only paused
-        error = WorkerLost(
-            f"the worker that owned rank {key.rsplit('-', 1)[1]} ({', '.join(pinned_to)}) has left the cluster and "
-            "its partition is lost. Make a new Shuffler"
-        )
-        stimulus_id = f"dshuffle-worker-lost-{key}"
-        recommendations = self._scheduler.transition(
-            key, "erred", exception=dumps(error), exception_text=str(error), cause=key, stimulus_id=stimulus_id
-        )
-        self._scheduler.transitions(recommendations, stimulus_id=stimulus_id)
+        install = self._scheduler.register_worker_plugin(None, dumps(DShuffleWorker()), name=PLUGIN, idempotent=True)
+        try:
+            await within(SETUP_TIMEOUT, install)
+        except OSError as error:  # a worker has left or hangs
+            logger.warning("dshuffle: not all workers could be set up: %s: %s", type(error).__name__, error)
 
-    async def _wait_for_workers(self, timeout: float) -> None:
+    async def _close(self, session_id: str) -> None:
+        coordinator = self.coordinators.pop(session_id, None)
+        if coordinator is None:
+            return
+        self._freeing.add(coordinator)
+        try:
+            await coordinator.close()
+        finally:
+            self._freeing.discard(coordinator)
+
+    async def _close_unless_back(self, session_id: str, seconds: float) -> None:
+        """Close a session after some seconds, unless its client has connected again."""
+        assert self._scheduler is not None
+        await asyncio.sleep(seconds)
+        coordinator = self.coordinators.get(session_id)
+        if coordinator is not None and coordinator.client_id not in self._scheduler.clients:
+            await self._close(session_id)
+
+    def _check_wanted(self, order: SessionRequest) -> None:
+        """Refuse to open a session whose client has left, or has closed it in the meantime."""
+        assert self._scheduler is not None
+        if order.session_id not in self._opening or order.client_id not in self._scheduler.clients:
+            raise ClusterError(f"session {order.session_id} was closed before all workers had opened it")
+
+    def _session_of(self, key: Any) -> Coordinator | None:
+        """Session of a partition task."""
+        return self.coordinators.get(str(key).removeprefix(TASK_PREFIX).partition("-")[0])
+
+    def _pin_again(self, coordinator: Coordinator) -> None:
+        """Let the tasks of lost ranks run on their new workers."""
+        assert self._scheduler is not None
+        self._unrunnable.check(self._scheduler)
+        for key in list(self._scheduler.tasks):
+            if str(key).startswith(TASK_PREFIX) and self._session_of(key) is coordinator:
+                move_to_rank(key, self._scheduler, coordinator)
+
+    async def _wait_for_workers(self, settings: Settings) -> set[str]:
         """Wait until every worker of the cluster has set up the worker plugin.
 
         The scheduler asks the workers, so that it does not have to remember which worker sent a hello to which plugin.
         A hello only makes it ask immediately.
+
+        Returns
+        -------
+        set of str
+            Addresses of the workers that are set up and not paused.
         """
         assert self._scheduler is not None
         assert self._hello is not None
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(timeout, 60.0)
+        deadline = loop.time() + min(settings.timeout, SETUP_TIMEOUT)
+        installed_again: set[str] = set()
+        ask = {"op": "dshuffle_protocol"}
         while True:
             self._hello.clear()
             if not self._scheduler.workers:
                 raise ClusterError(
                     "the cluster does not have any workers; start some and wait for them with client.wait_for_workers"
                 )
-            replies = await self._scheduler.broadcast(msg={"op": "dshuffle_protocol"}, on_error="return")
-            missing = [address for address, reply in replies.items() if not isinstance(reply, dict)]
+            replies = await self._ask_all(ask, list(self._scheduler.workers), settings)
+            missing = {address: reply for address, reply in replies.items() if not isinstance(reply, dict)}
             if not missing:
                 break
             if loop.time() > deadline:
-                raise ClusterError(
-                    f"dshuffle could not be set up on {len(missing)} of {len(replies)} workers, among them "
-                    f"{sorted(missing)[0]}. Make sure that the same version of dshuffle is installed there; the "
-                    "worker's log has the reason"
-                )
+                raise _not_set_up(missing, len(replies))
+            # Only workers that surely lack the plugin: Dask would tear down one that is there, with its sessions.
+            bare = [address for address, reply in missing.items() if reply is None and address not in installed_again]
+            bare = [address for address, reply in (await self._ask_all(ask, bare, settings)).items() if reply is None]
+            if bare:
+                installed_again.update(bare)
+                plugin = self._scheduler.worker_plugins[PLUGIN]
+                message = {"op": "plugin-add", "plugin": plugin, "name": PLUGIN}
+                answers = await self._ask_all(message, bare, settings)
+                refused = {address: reply for address, reply in answers.items() if _is_error(reply)}
+                if refused:
+                    raise _not_set_up(refused, len(replies))
+                continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._hello.wait(), 0.5)
         for address, reply in replies.items():
@@ -187,3 +267,44 @@ class DShuffleScheduler(SchedulerPlugin):
                     f"worker {address} uses protocol {reply.get('protocol')} and the scheduler uses protocol "
                     f"{PROTOCOL}. Install the same version of dshuffle on both"
                 )
+        there = self._scheduler.workers
+        running = {address for address in replies if address in there and there[address].status == Status.running}
+        if not running:
+            states = ", ".join(
+                f"{address} ({there[address].status.name})" for address in sorted(replies.keys() & there)
+            )
+            raise ClusterError(
+                f"none of the workers can run tasks: {states}. Dask pauses a worker that uses more than 80 % of its "
+                "memory limit. Free memory on these workers, or start workers with a larger limit"
+            )
+        return running
+
+    async def _ask_all(self, message: dict[str, Any], workers: list[str], settings: Settings) -> dict[str, Any]:
+        """Send a message to workers, and return the replies; a worker that does not answer in time has an error."""
+
+        async def ask(address: str) -> Any:
+            assert self._scheduler is not None
+            reply: Any = self._scheduler.broadcast(msg=message, workers=[address], on_error="return")
+            try:
+                return (await within(settings.heartbeat, reply))[address]
+            except TimeoutError as error:
+                return error
+
+        return dict(zip(workers, await asyncio.gather(*map(ask, workers)), strict=True))
+
+
+def _is_error(reply: Any) -> bool:
+    return isinstance(reply, dict) and reply.get("status") == "error"
+
+
+def _not_set_up(missing: dict[str, Any], n_workers: int) -> ClusterError:
+    address, reply = min(missing.items())
+    reason = "the worker's log has the reason"
+    if isinstance(reply, BaseException):
+        reason = f"{type(reply).__name__}: {reply}"
+    elif _is_error(reply):
+        reason = f"{reply.get('exception_text', 'the plugin was refused')}"
+    return ClusterError(
+        f"dshuffle could not be set up on {len(missing)} of {n_workers} workers, among them {address} ({reason}). Make "
+        "sure that the worker runs and that the same version of dshuffle is installed there"
+    )

@@ -52,6 +52,11 @@ class EpochLock:
         self._no_readers = asyncio.Event()
         self._training_seconds = 0.0
 
+    @property
+    def readers(self) -> int:
+        """Number of tasks that read the current epoch."""
+        return self._readers
+
     @contextmanager
     def partition(self, epoch: int) -> Iterator[Partition]:
         """The partition of an epoch, valid for one task.
@@ -91,13 +96,13 @@ class EpochLock:
                 if not self._readers:
                     self._loop.call_soon_threadsafe(self._no_readers.set)
 
-    async def swap(self, view: View, install: Callable[[], None]) -> None:
-        """Wait until no task reads, then call ``install`` and switch to the next epoch atomically."""
+    async def swap(self, view: View, install: Callable[[], bool]) -> None:
+        """Wait until no task reads, then switch to the next epoch atomically, if ``install`` returns true."""
         while True:
             with self._lock:
                 if not self._readers:
-                    install()
-                    self._view = view
+                    if install():
+                        self._view = view
                     return
                 self._no_readers.clear()
             await self._no_readers.wait()

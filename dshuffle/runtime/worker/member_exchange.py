@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.errors import PlanError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import RowSink, RowSource
 from dshuffle.exchange.messages import MIB, Flow, flows_of_samples, rows_per_message
@@ -29,7 +30,7 @@ UNACKNOWLEDGED_BYTES = MIB // 4
 """Messages up to this length are not acknowledged. An acknowledgement costs nearly as much as a short message."""
 
 Listed = tuple[NDArray[np.int64], dict[int, Flow]]
-ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64]], None]
+ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64], Callable[[], bool]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,18 @@ class MemberExchange:
         return cls(None, None, {rank: own.part}, None, summary, seconds, own.shares, own.part.own[:0])
 
     @classmethod
+    def restoring(cls, planner: OwnPlanner | EpochPlanner, epoch: int, rank: int) -> MemberExchange:
+        """Plan to read all that a rank holds in an epoch from the store."""
+        if isinstance(planner, OwnPlanner):
+            spec = dataclasses.replace(planner.spec, first_epoch=epoch)
+            return cls.alone(OwnPlanner(spec, rank), epoch, spec.choices.delivery)
+        started = time.perf_counter()
+        made = planner.load(epoch)
+        parts = {rank: made.for_worker(rank)}
+        seconds = time.perf_counter() - started
+        return cls(made, None, parts, None, {}, seconds, made.shares, made.broadcast)
+
+    @classmethod
     def make(
         cls,
         planner: EpochPlanner,
@@ -114,11 +127,15 @@ class MemberExchange:
         settings: Settings,
         delivery: str,
     ) -> MemberExchange:
-        """Plan the given epoch, which is the planner's next or current one."""
+        """Plan the given epoch: the planner's next one, or one that it has just planned."""
         started = time.perf_counter()
         made = planner.current or planner.load()
-        if made.epoch < epoch:  # otherwise an earlier call planned this epoch and then failed
+        if made.epoch < epoch:
             made = planner.advance(delivery)
+        elif epoch > planner.spec.first_epoch:  # an earlier call planned this epoch, perhaps for another delivery
+            made = planner.again(epoch, delivery)
+        if made.epoch != epoch:
+            raise PlanError(f"epoch {epoch} was to be planned, but the planner is at epoch {made.epoch}")
         packets = made.packets
         summary = {
             "packets": packets.n_packets,

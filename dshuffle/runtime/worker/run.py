@@ -1,42 +1,346 @@
-"""State of a run on one worker, and the objects of a worker that trains."""
+"""One attempt at an epoch's exchange on one worker, from its plan to its vote."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import DatasetError
 from dshuffle.exchange.cache_partition import CachePartition, Swap
-from dshuffle.exchange.endpoints import Receiver
+from dshuffle.exchange.endpoints import RowSink, RowSource, nothing_to_mend
+from dshuffle.exchange.receiver import Receiver
+from dshuffle.exchange.sender import Sender
+from dshuffle.planning import SERVER
+from dshuffle.records import Measures
 from dshuffle.runtime.measure.processors import ProcessorTimes
+from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker.epoch_lock import EpochLock, View
 from dshuffle.runtime.worker.member_exchange import MemberExchange
+from dshuffle.runtime.worker.plans import Plans
+from dshuffle.runtime.worker.server_rows import ServerRows
+from dshuffle.store import Dataset
+
+logger = logging.getLogger(__name__)
+
+PLAN_AFTER = 1.0
+"""Seconds into an exchange after which the worker starts to plan the next epoch. A shorter exchange ends before that
+and keeps all cores; a longer one mostly waits for the network."""
 
 
-@dataclass(slots=True)
-class Run:
-    """State of one attempt at an epoch's exchange on this worker."""
-
-    run_id: int
-    epoch: int
-    delivery: str
-    rate: float | None = None
-    exchange: MemberExchange | None = None
-    prepared: asyncio.Future[tuple[Swap, View]] | None = None
-    ends: list[asyncio.Future[Any]] = field(default_factory=list)
-    timer: asyncio.TimerHandle | None = None
-    ready: bool = False
-    processors: ProcessorTimes = field(default_factory=ProcessorTimes.now)
-    started: float = field(default_factory=time.perf_counter)
-    cpu_idle: float = 0.0
-    watched_seconds: float = 0.0
+RESTORE = "restore"
+"""In place of a delivery: read the whole partition from the store, for a rank whose worker was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
     """Objects that only a worker that trains has, not a dedicated server."""
 
+    rank: int
     cache: CachePartition
     receiver: Receiver
     lock: EpochLock
+
+
+@dataclass(frozen=True, slots=True)
+class MemberParts:
+    """What the runs of a session on one worker share."""
+
+    spec: SessionSpec
+    dataset: Dataset
+    plans: Plans
+    senders: Mapping[int, Sender]
+    training: TrainingState | None
+    server_rows: ServerRows | None
+
+
+class ExchangeRun:
+    """One attempt at an epoch's exchange.
+
+    Parameters
+    ----------
+    parts
+        Planner, senders, receiver and cache of the session.
+    run_id, epoch, delivery
+        Number of the run, its epoch, and its delivery or :data:`RESTORE`.
+    rate
+        Rate of the workers' links in bytes per second, as far as it is known. Messages are cut for it.
+    send_vote
+        Called with the run once its vote is known.
+    before
+        An aborted attempt at the same epoch. If its messages are the same, those that arrived are not requested again.
+    """
+
+    def __init__(
+        self,
+        parts: MemberParts,
+        run_id: int,
+        epoch: int,
+        delivery: str,
+        rate: float | None,
+        send_vote: Callable[[ExchangeRun], None],
+        before: ExchangeRun | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.epoch = epoch
+        self.vote: dict[str, Any] | None = None
+        self.exchange: MemberExchange | None = None
+        self._parts = parts
+        self._delivery = delivery
+        self._rate = rate
+        self._send_vote = send_vote
+        self._before = before if before is not None and before._is_like(epoch, delivery, rate) else None
+        self._prepared: asyncio.Future[tuple[Swap, View]] | None = None
+        self._source: asyncio.Future[RowSource] | None = None
+        self._sink: asyncio.Future[RowSink] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._stop_reading = threading.Event()
+        self._stopped = False
+        self._settled = False
+        self._mending = threading.Lock()
+        self._mended: int | None = None
+        self._traffic = parts.dataset.traffic
+        self._processors = ProcessorTimes.now()
+        self._started = time.perf_counter()
+        self._cpu_idle = 0.0
+        self._watched_seconds = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether all rows have arrived and the swap is prepared."""
+        return self.vote is not None and self.vote["reason"] is None
+
+    @property
+    def prepared(self) -> tuple[Swap, View] | None:
+        """What a commit installs, on a worker that trains."""
+        return None if self._prepared is None else self._prepared.result()
+
+    async def start(self) -> None:
+        """Plan the epoch, then start to send and receive. The vote says whether that succeeded."""
+        try:
+            await self._start()
+        except Exception as error:  # any error must be reported to the scheduler, or the epoch would never end
+            logger.exception("dshuffle: run %d could not start", self.run_id)
+            self._vote(f"the exchange could not start: {type(error).__name__}: {error}", again=False)
+
+    async def stop(self) -> None:
+        """Abort. Returns when nothing of this run can access the cache partition any more."""
+        self._stopped = True
+        training = self._parts.training
+        for sender in self._parts.senders.values():
+            sender.end()
+        await self.settle()
+        if training is not None:
+            await training.receiver.abort()
+        if touching := [one for one in (self._source, self._sink, self._prepared) if one is not None]:
+            await asyncio.wait(touching)  # they reserve slots
+        if self._timer is not None:
+            self._timer.cancel()
+        self._before = None
+
+    async def settle(self) -> None:
+        """Stop reading from the store. Returns when no rows are being mended: later they would be overwritten."""
+        self._settled = True
+        self._stop_reading.set()  # otherwise reading from a slow store could continue for a long time
+        if self._mending.locked():
+            await asyncio.to_thread(self._wait_for_mending)
+
+    def forget(self) -> None:
+        """Drop the references to rows and packets, so that they do not outlive the run."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._source = self._sink = self._prepared = self._before = None
+
+    def received(self, run_id: int, reason: str | None, again: bool) -> None:
+        """Vote once everything has arrived, or the receiver has given up; called by the receiver."""
+        if run_id == self.run_id and not self._stopped:
+            self._vote(reason, again)
+
+    def mend(self) -> int:
+        """Verify all rows held here, once in a run, and read those that are corrupted from the store.
+
+        Returns
+        -------
+        int
+            Number of corrupted rows, whether or not they could be read again; 0 if the run is ending.
+        """
+        training, dataset = self._parts.training, self._parts.dataset
+        if training is None:
+            return 0
+        with self._mending:
+            if self._settled:
+                return 0
+            if self._mended is None:
+                samples, slots = training.cache.corrupted()
+                self._mended = len(samples)
+                if len(samples):
+                    logger.warning("dshuffle: %d rows are corrupted in memory and are read again", len(samples))
+                    try:
+                        dataset.read_into(training.cache.rows, slots, samples, stop=self._stop_reading.is_set)
+                        dataset.check_unchanged()
+                    except DatasetError:
+                        logger.exception("dshuffle: corrupted rows could not be read again")
+            return self._mended
+
+    def _wait_for_mending(self) -> None:
+        with self._mending:
+            return
+
+    def measures(self, commit_seconds: float) -> Measures:
+        """What the exchange took on this worker."""
+        assert self.exchange is not None
+        parts = self._parts
+        traffic = parts.dataset.traffic - self._traffic
+        sent = {participant: sender.meter for participant, sender in parts.senders.items()}
+        meter = None if parts.training is None else parts.training.receiver.meter
+        coded = self.exchange.hops is not None
+        return Measures(
+            wire_sent_bytes=() if parts.training is None else (sent[parts.training.rank].sent_bytes,),
+            wire_received_bytes=() if meter is None else (meter.received_bytes,),
+            server_sent_bytes=sent[SERVER].sent_bytes if SERVER in sent else 0,
+            metadata_bytes=sum(meter.sent_checksum_bytes for meter in sent.values()),
+            recovered_rows=(self._mended or 0) + (meter.recovered_rows if meter else 0),
+            store_requests=traffic.requests,
+            store_bytes=traffic.fetched_bytes,
+            store_delivered_bytes=traffic.delivered_bytes,
+            store_retries=traffic.retries,
+            store_cache_hits=traffic.cache_hits,
+            plan_seconds=self.exchange.seconds,
+            gather_seconds=sum(meter.gather_seconds for meter in sent.values()),
+            transfer_seconds=meter.transfer_seconds if meter else 0.0,
+            scatter_seconds=meter.scatter_seconds if meter else 0.0,
+            store_seconds=traffic.seconds,
+            commit_seconds=commit_seconds,
+            encode_seconds=sent[SERVER].gather_seconds if coded and SERVER in sent else 0.0,
+            decode_seconds=meter.scatter_seconds if coded and meter else 0.0,
+            watched_seconds=self._watched_seconds,
+            cpu_idle=self._cpu_idle,
+        )
+
+    async def _start(self) -> None:
+        parts, loop = self._parts, asyncio.get_running_loop()
+        training = parts.training
+        before, self._before = self._before, None
+        if before is None:
+            if self._delivery == RESTORE and training is not None:
+                planned = await parts.plans.restoring(self.epoch, training.rank)
+            else:
+                planned = await parts.plans.plan(self.epoch, self._delivery)
+            self.exchange = await loop.run_in_executor(
+                None, planned.with_messages, parts.dataset.layout, parts.spec.settings, self._rate
+            )
+        else:
+            self.exchange = before.exchange
+        if self._stopped:
+            return
+        exchange = self.exchange
+        assert exchange is not None
+        # The first messages are requested while the sources and sinks of their rows are still being prepared.
+        served: asyncio.Future[RowSource] | None = None
+        if parts.server_rows is not None:
+            # In a separate thread: with a coded plan this waits until all rows have been read.
+            served = loop.run_in_executor(None, exchange.source, SERVER, parts.server_rows)
+            self._begin_sending(exchange, SERVER, served)
+        if training is not None:
+            if before is None:
+                source = parts.plans.executor.submit(exchange.source, training.rank, training.cache)
+                self._source = asyncio.wrap_future(source)
+                self._sink = asyncio.wrap_future(parts.plans.executor.submit(self._make_sink, exchange, source))
+                # The sink has reserved the slots by then, so the next index can be built while its rows arrive.
+                self._prepared = loop.run_in_executor(parts.plans.executor, self._prepare, exchange)
+            else:
+                self._source, self._sink, self._prepared = before._source, before._sink, before._prepared
+                before.forget()
+            assert self._source is not None
+            assert self._sink is not None
+            self._begin_sending(exchange, training.rank, self._source)
+            training.receiver.begin(
+                self.run_id,
+                exchange.incoming(training.rank),
+                self._sink,
+                window=exchange.messages.asked,
+                resumed=before is not None,
+                stop=self._stop_reading.is_set,
+                mend=self.mend,
+            )
+        # With several deliveries, the next one is chosen only after this exchange has been timed.
+        if len(parts.spec.deliveries) == 1 and self._delivery != RESTORE:
+            self._timer = loop.call_later(PLAN_AFTER, parts.plans.plan, self.epoch + 1, self._delivery)
+        for end in (self._source, self._sink, served):
+            if end is not None:
+                await asyncio.shield(end)
+        if training is None:
+            self._vote(None, again=False)
+
+    def _is_like(self, epoch: int, delivery: str, rate: float | None) -> bool:
+        """Whether this run's messages are the same as those of another attempt, and its rows can be kept."""
+        made = self.epoch == epoch and self._delivery == delivery and self._rate == rate and self.exchange is not None
+        if self._parts.training is None:
+            return made
+        sink = self._sink
+        return (
+            made
+            and all(
+                one is not None and one.done() and not one.cancelled() and one.exception() is None
+                for one in (self._source, sink, self._prepared)
+            )
+            and sink is not None
+            and sink.result().intact
+        )
+
+    def _begin_sending(self, exchange: MemberExchange, who: int, source: asyncio.Future[RowSource]) -> None:
+        answered = exchange.answered_by(who, self._parts.spec.settings)
+        acknowledged = exchange.messages.acknowledged
+        sender = self._parts.senders[who]
+        sender.begin(
+            self.run_id,
+            exchange.outgoing(who),
+            source,
+            window=answered,
+            acknowledged=acknowledged,
+            mend=self.mend if who != SERVER else nothing_to_mend,
+        )
+
+    def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:
+        training, dataset = self._parts.training, self._parts.dataset
+        assert training is not None
+        cache = training.cache
+
+        def read_store(sample_ids: NDArray[np.int64], slots: NDArray[np.int64], stop: Callable[[], bool]) -> None:
+            dataset.read_into(cache.rows, slots, sample_ids, stop=stop)
+            dataset.check_unchanged()
+            cache.add_checksums(sample_ids, slots)
+
+        return exchange.sink(training.rank, cache, source.result(), read_store)
+
+    def _prepare(self, exchange: MemberExchange) -> tuple[Swap, View]:
+        training = self._parts.training
+        assert training is not None
+        mine = exchange.parts[training.rank]
+        swap = training.cache.prepare(mine.held)
+        # Without excess, a worker holds exactly what it trains on, and the slots are already known.
+        own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
+        return swap, View(self.epoch, mine.order, own[mine.permutation], exchange.shares, exchange.broadcast)
+
+    def _vote(self, reason: str | None, again: bool) -> None:
+        if reason is None and self._prepared is not None and not self._prepared.done():
+            self._prepared.add_done_callback(lambda _: self.received(self.run_id, None, again))
+            return
+        if reason is None and self._prepared is not None and (error := self._prepared.exception()) is not None:
+            logger.error("dshuffle: run %d cannot be committed", self.run_id, exc_info=error)
+            reason = f"the next index could not be built: {type(error).__name__}: {error}"
+        self._cpu_idle = ProcessorTimes.now().idle_since(self._processors)
+        self._watched_seconds = time.perf_counter() - self._started
+        counts: dict[str, Any] = {} if self.exchange is None else dict(self.exchange.summary)
+        training = self._parts.training
+        counts["rows"] = training.receiver.meter.rows if training is not None else 0
+        self.vote = {"reason": reason, "again": again, "counts": counts}
+        self._send_vote(self)

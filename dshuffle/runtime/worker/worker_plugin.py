@@ -7,6 +7,7 @@ plugin and its rows alive. The last step of the set-up is a hello to the schedul
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,11 +23,14 @@ from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning import SERVER
 from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.dataset_inputs import with_data
-from dshuffle.runtime.memory import check_budget
+from dshuffle.runtime.memory import WorkerMemory
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec
 from dshuffle.runtime.worker.session import WorkerSession
+
+MOST_CLOSED = 1000
+"""Closed sessions that a worker remembers. An order to open one may arrive late."""
 
 
 class DShuffleWorker(WorkerPlugin):
@@ -38,6 +42,9 @@ class DShuffleWorker(WorkerPlugin):
     def __init__(self) -> None:
         self.sessions: dict[str, WorkerSession] = {}
         self.collectives: dict[str, Collective] = {}
+        self._opening: dict[str, asyncio.Task[None]] = {}
+        self._reserved: dict[str, int] = {}  # session -> bytes of its partition
+        self._closed: dict[str, int] = {}  # session -> number of the order to close it
         self._executor: ThreadPoolExecutor | None = None
         self._worker: Worker | None = None
 
@@ -52,29 +59,33 @@ class DShuffleWorker(WorkerPlugin):
                 raise ClusterError(f"worker {worker.address} no longer has the dshuffle plugin")
             return found
 
-        async def open_session(spec: SessionSpec) -> None:
-            await plugin().open(spec)
+        async def open_session(spec: SessionSpec, **order: Any) -> None:
+            await plugin().open(spec, **order)
+
+        async def members(session_id: str, addresses: dict[int, str], number: int) -> None:
+            plugin().session(session_id).change_members(addresses, number)
 
         async def begin(session_id: str, run_id: int, epoch: int, delivery: str, rate: float | None) -> None:
-            await plugin().session(session_id).begin(run_id, epoch, delivery, rate)
+            plugin().session(session_id).begin(run_id, epoch, delivery, rate)
+
+        async def status(session_id: str) -> Reply:
+            session = plugin().sessions.get(session_id)
+            return {"open": False} if session is None else session.status()
 
         async def commit(session_id: str, run_id: int) -> Reply:
-            return {"report": await plugin().session(session_id).commit(run_id)}
+            return await plugin().session(session_id).commit(run_id)
 
         async def plan_ahead(session_id: str, run_id: int, delivery: str) -> None:
-            await plugin().session(session_id).plan_ahead(run_id, delivery)
+            plugin().session(session_id).plan_ahead(run_id, delivery)
 
-        async def abort(session_id: str) -> None:
-            await plugin().session(session_id).abort()
+        async def abort(session_id: str, run_id: int) -> None:
+            await plugin().session(session_id).abort(run_id)
 
         async def training(session_id: str) -> Reply:
             return {"training_seconds": plugin().session(session_id).take_training_seconds()}
 
-        async def close_session(session_id: str) -> None:
-            plugin().end_collective(session_id)
-            session = plugin().sessions.pop(session_id, None)
-            if session is not None:
-                await session.close()
+        async def close_session(session_id: str, number: int) -> None:
+            await plugin().close(session_id, number)
 
         async def fetch(
             session_id: str, message: tuple[int, int, int, int], acknowledged: Sequence[tuple[int, int, int, int]]
@@ -100,7 +111,9 @@ class DShuffleWorker(WorkerPlugin):
 
         worker.handlers |= {
             "dshuffle_open": replying(open_session),
+            "dshuffle_members": replying(members),
             "dshuffle_begin": replying(begin),
+            "dshuffle_status": replying(status),
             "dshuffle_commit": replying(commit),
             "dshuffle_plan_ahead": replying(plan_ahead),
             "dshuffle_abort": replying(abort),
@@ -126,29 +139,125 @@ class DShuffleWorker(WorkerPlugin):
         worker.handlers.pop("dshuffle_protocol", None)
         for session_id in list(self.collectives):
             self.end_collective(session_id)
-        sessions, self.sessions = list(self.sessions.values()), {}
-        for session in sessions:
-            await session.close()
+        for session_id in [*self.sessions, *self._opening]:
+            await self.close(session_id, sys.maxsize)
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def open(self, spec: SessionSpec) -> None:
-        """Allocate this worker's part of a session."""
+    async def open(self, spec: SessionSpec, number: int, restore: bool = False, epoch: int | None = None) -> None:
+        """Allocate this worker's part of a session. Another call waits for the first one.
+
+        Parameters
+        ----------
+        spec
+            The session.
+        number
+            Number of the order. Orders that were given before the session was closed here are refused.
+        restore
+            Whether this worker takes a lost rank.
+        epoch
+            With ``restore``, the epoch whose partition is read; ``None`` if the first epoch has not begun.
+
+        Raises
+        ------
+        ClusterError
+            If the session was closed.
+        CacheBudgetError
+            If the partition does not fit.
+        DatasetError, ExchangeError
+            If the dataset differs from the client's, or cannot be read.
+        """
+        session_id = spec.session_id
+        if number <= self._closed.get(session_id, -1):
+            raise ClusterError(f"session {session_id} was closed on this worker")
+        there = self.sessions.get(session_id)
+        if there is not None and (not restore or number <= there.number):  # an order that comes twice, or late
+            return
+        if there is not None:  # this worker was stopped for so long that it was given up, and gets a rank again
+            if there.rank == self._rank(spec) and (there.is_loading if epoch is None else there.epoch == epoch):
+                await there.go_on(spec.addresses, number)
+                return
+            await self.close(session_id, number - 1)
+        opening = self._opening.get(session_id)
+        if opening is None:
+            # Memory is reserved before anything is awaited, so that two sessions do not count on the same bytes.
+            spec = self._reserve(spec)
+            opening = self._opening[session_id] = asyncio.create_task(self._open(spec, number, epoch))
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if not opening.cancelled():
+                raise
+            raise ClusterError(f"session {session_id} was closed while it was being opened") from None
+
+    async def close(self, session_id: str, number: int) -> None:
+        """Free this worker's part of a session, and refuse to open it with an order up to this number."""
+        while len(self._closed) >= MOST_CLOSED:
+            del self._closed[next(iter(self._closed))]
+        self._closed[session_id] = number
+        self.end_collective(session_id)
+        opening = self._opening.pop(session_id, None)
+        if opening is not None:
+            opening.cancel()
+            await asyncio.wait([opening])
+        session = self.sessions.pop(session_id, None)
+        try:
+            if session is not None:
+                await session.close()
+        finally:
+            self._reserved.pop(session_id, None)
+
+    def _reserve(self, spec: SessionSpec) -> SessionSpec:
+        """Reserve the memory of this worker's partition.
+
+        Raises
+        ------
+        CacheBudgetError
+            If it does not fit beside the other sessions, or Dask would pause this worker.
+        """
         assert self._worker is not None
-        assert self._executor is not None
+        manager = self._worker.memory_manager
+        loading = sum(
+            nbytes
+            for session_id, nbytes in self._reserved.items()
+            if session_id not in self.sessions or self.sessions[session_id].is_loading
+        )
+        room = WorkerMemory(
+            limit=manager.memory_limit,
+            pause_fraction=manager.memory_pause_fraction or None,
+            process_nbytes=self._worker.monitor.get_process_memory() + loading,
+            reserved=dict(self._reserved),
+        )
+        spec, reserved = room.reserve(spec, trains=self._rank(spec) is not None)
+        self._reserved[spec.session_id] = reserved
+        return spec
+
+    def _rank(self, spec: SessionSpec) -> int | None:
+        assert self._worker is not None
         address = self._worker.address
-        ranks = [who for who, where in spec.addresses.items() if where == address and who != SERVER]
-        limit = self._worker.memory_manager.memory_limit
-        if spec.memory_limit is None and limit:
-            taken = sum(session.nbytes for session in self.sessions.values())
-            spec = spec.with_memory_limit(max(0, int(spec.settings.memory_fraction * limit) - taken))
-        if ranks:
-            check_budget(spec.shuffle, spec.dataset.layout, spec.memory_limit)
+        return next((who for who, where in spec.addresses.items() if where == address and who != SERVER), None)
+
+    async def _open(self, spec: SessionSpec, number: int, epoch: int | None) -> None:
+        assert self._worker is not None
         loop = asyncio.get_running_loop()
-        dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
-        spec = spec.with_shuffle(await loop.run_in_executor(self._executor, with_data, spec.shuffle, dataset))
-        await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle)
-        self.sessions[spec.session_id] = WorkerSession(self._worker, spec, dataset, ranks[0] if ranks else None)
+        try:
+            dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
+            spec = spec.with_shuffle(await loop.run_in_executor(self._executor, with_data, spec.shuffle, dataset))
+            await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle)
+            session = WorkerSession(self._worker, spec, dataset, self._rank(spec))
+            session.number = number
+            try:
+                if epoch is not None:
+                    await session.restore(epoch)
+            except BaseException:
+                await session.close()
+                raise
+            self.sessions[spec.session_id] = session
+        except BaseException:
+            self._reserved.pop(spec.session_id, None)
+            raise
+        finally:
+            self._opening.pop(spec.session_id, None)
 
     def session(self, session_id: str) -> WorkerSession:
         """An open session."""
@@ -187,7 +296,10 @@ def run_on_partition(
     plugin = get_worker().plugins.get(PLUGIN)
     session = plugin.sessions.get(session_id) if isinstance(plugin, DShuffleWorker) else None
     if session is None or session.rank != rank:
-        raise WorkerLost(f"the worker that owned rank {rank} has left the cluster. Make a new Shuffler")
+        raise WorkerLost(
+            f"worker {get_worker().address} does not hold rank {rank} of session {session_id}: the session was closed, "
+            "or another worker has taken the rank. If the session has ended, make a new Shuffler"
+        )
     with session.partition(epoch) as partition:
         result = fn(partition, *args, **kwargs)
     if isinstance(result, Partition):

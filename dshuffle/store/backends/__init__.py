@@ -13,6 +13,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, MemoryStore
 
 from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.redaction import option_values
 from dshuffle.store.backends.local import LocalFiles
 from dshuffle.store.backends.nfs import NfsStore
 from dshuffle.store.backends.retrying import Patience, RetryingStore
@@ -111,7 +112,7 @@ def open_store(
         limit = None
     else:
         store = _open_fsspec(url, scheme, options, read_only=read_only)
-        secrets = tuple(value for value in options.values() if isinstance(value, str))
+        secrets = option_values(options)
     return RetryingStore(
         store, url, patience, limit=limit, secrets=secrets, on_retry=on_retry, batch_nbytes=batch_nbytes
     )

@@ -24,6 +24,7 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Sto
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.redaction import hide_secrets
 
 # Each thread has its own connection, because a libnfs connection supports only one caller.
 _POOL = ThreadPoolExecutor(8, thread_name_prefix="dshuffle-nfs")
@@ -83,7 +84,7 @@ class NfsStore(Store):
         return self._url
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._url!r})"
+        return f"{type(self).__name__}({hide_secrets(self._url)!r})"
 
     def with_read_only(self, read_only: bool = False) -> Self:
         """Return the same store, read-only or writable."""

@@ -21,6 +21,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import WrapperStore
 
 from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.redaction import hide_secrets
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _TRANSIENT_ERRNO = frozenset(
@@ -124,10 +125,7 @@ def explained(exc: BaseException, secrets: Iterable[str] = ()) -> str:
     said = f"{type(exc).__name__}: {' '.join(text.split())}" if text.strip() else type(exc).__name__
     if type(exc).__module__.startswith("obstore"):
         said += next((f". {hint}" for words, hint in _HINTS if any(word in full for word in words)), "")
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= 4:  # shorter values are not secrets and would garble the text
-            said = said.replace(secret, "***")
-    return said
+    return hide_secrets(said, secrets)
 
 
 _FIRST_PAUSE = 0.1
@@ -234,7 +232,7 @@ class RetryingStore(WrapperStore[Store]):
         return self._url
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._url!r})"
+        return f"{type(self).__name__}({hide_secrets(self._url)!r})"
 
     async def _insist(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         started, attempt = time.monotonic(), 0

@@ -1,0 +1,249 @@
+"""The receiving end of an exchange: requests messages as its state machine, the inbox, says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dshuffle.errors import ChecksumMismatch, DatasetError, ExchangeError
+from dshuffle.exchange.endpoints import Meter, Network, Reply, RowSink, T, given, nothing_to_mend, timed
+from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, ReadInstead, ReportFailed, ReportReady
+from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.messages import Flow, MessageId
+from dshuffle.planning import name_of
+
+logger = logging.getLogger(__name__)
+
+
+class Receiver:
+    """Fetches the messages that one rank needs.
+
+    Parameters
+    ----------
+    inbox
+        State machine that decides which messages to request.
+    network
+        Network of the session.
+    jobs
+        Threads that unpack messages.
+    reading
+        Threads that read the store.
+    store
+        Sender id of the store. Its rows are read instead of requested.
+    report
+        Called once per run with the run id, ``None`` when everything has arrived or the reason for a failure, and
+        whether another run may succeed.
+    timeout
+        Seconds in which a request must be answered.
+    open_gate
+        Called with the run id and a gate when all messages that the gate waits for have arrived.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        network: Network,
+        jobs: JobQueue,
+        reading: JobQueue,
+        *,
+        store: int,
+        report: Callable[[int, str | None, bool], None],
+        timeout: float,
+        open_gate: Callable[[int, int], None],
+    ) -> None:
+        self.meter = Meter()
+        self._inbox = inbox
+        self._network = network
+        self._jobs = jobs
+        self._reading = reading
+        self._store = store
+        self._report = report
+        self._timeout = timeout
+        self._open_gate = open_gate
+        self._flows: Mapping[int, Flow] = {}
+        self._sink: asyncio.Future[RowSink] | None = None
+        self._towards: Counter[int] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._touching: set[asyncio.Future[Any]] = set()
+        self._arrived: set[tuple[int, int]] = set()  # senders and sequence numbers
+        self._stop: Callable[[], bool] = lambda: False
+        self._mend: Callable[[], int] = nothing_to_mend
+        self._started = 0.0
+
+    def begin(
+        self,
+        run_id: int,
+        flows: Mapping[int, Flow],
+        sink: asyncio.Future[RowSink],
+        *,
+        window: int | None = None,
+        resumed: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+        mend: Callable[[], int] = nothing_to_mend,
+    ) -> None:
+        """Start a run.
+
+        Parameters
+        ----------
+        run_id
+            Id of the run.
+        flows
+            Sender -> what it sends.
+        sink
+            Where the items go, once it is ready.
+        window
+            Maximum number of messages requested at once.
+        resumed
+            Whether this run has the flows and the sink of the last run, which was aborted. Messages that arrived then
+            are not requested again.
+        stop
+            Called between reads of the store; reading ends once it returns true.
+        mend
+            Called when a message fails its checksum, because rows that are held here and used to decode it may be
+            corrupted.
+        """
+        self.meter = Meter()
+        self._started = time.perf_counter()
+        self._flows, self._sink, self._stop, self._mend = flows, sink, stop, mend
+        if not resumed:
+            self._arrived.clear()
+        self._towards = Counter()
+        for flow in flows.values():
+            if flow.gates is not None:
+                self._towards.update(flow.gates.tolist())
+        for sender, sequence in self._arrived:
+            first, last = flows[sender].message(sequence)
+            self.meter.rows += last - first
+            self._count_towards_gate(MessageId(run_id, sender, self._inbox.rank, sequence))
+        owed = {sender: flow.n_messages for sender, flow in flows.items()}
+        self._perform(self._inbox.begin(run_id, owed, window=window, done=self._arrived))
+
+    def commit(self, run_id: int) -> None:
+        """Mark the run as committed."""
+        self._inbox.commit(run_id)
+        self._flows, self._sink, self._mend = {}, None, nothing_to_mend
+        self._arrived.clear()
+
+    async def abort(self) -> None:
+        """Abort the run; returns when none of its tasks can access the cache partition any more."""
+        self._inbox.abort()
+        while self._touching:
+            await asyncio.wait(self._touching)
+        for task in self._tasks:  # a task may wait long for the network, for instance for a worker that has left
+            task.cancel()
+        self._flows, self._sink, self._mend = {}, None, nothing_to_mend
+
+    def _perform(self, instructions: list[InboxInstruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Fetch(message):
+                    self._spawn(message, read=message.sender == self._store)
+                case ReadInstead(message):
+                    logger.warning("dshuffle: %s cannot be delivered by its sender; trying to read its rows", message)
+                    self._spawn(message, read=True)
+                case ReportReady(run_id):
+                    self._report(run_id, None, False)
+                case ReportFailed(run_id, reason, again):
+                    self._report(run_id, reason, again)
+
+    def _spawn(self, message: MessageId, *, read: bool) -> None:
+        task = asyncio.get_running_loop().create_task(self._fetch(message, read=read))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _fetch(self, message: MessageId, *, read: bool) -> None:
+        """Fetch a message from its sender, or read its rows from the store."""
+        future = self._sink
+        assert future is not None
+        first, last = self._flows[message.sender].message(message.sequence)
+        try:
+            reply = None if read else await self._ask(message)
+            if reply is not None and reply["status"] != "OK":
+                self._perform(self._inbox.failed(message, reply["reason"], again=reply["again"]))
+                return
+            sink = await given(future)
+            if message not in self._inbox.outstanding:  # the run was aborted meanwhile
+                return
+            if reply is None:
+                await self._touch_cache(self._reading.run(sink.read_store, first, last, self._stop))
+                if message.sender != self._store:
+                    self.meter.recovered_rows += last - first
+                    with contextlib.suppress(OSError):
+                        await self._network.acknowledge(message)  # its sender may still hold it ready
+            else:
+                rows, checksums = reply["rows"], reply["checksums"]
+                job = self._jobs.run(timed, sink.unpack, first, last, rows, checksums, nbytes=rows.nbytes)
+                self.meter.scatter_seconds += await self._touch_cache(job)
+                # A corrupted message is not acknowledged: the next request may overtake the acknowledgement, which
+                # would then free the buffer that the message is being packed into again.
+                if reply["acknowledge"]:
+                    await self._network.acknowledge(message)
+        except (TimeoutError, ExchangeError, OSError) as error:
+            if isinstance(error, ChecksumMismatch):
+                await self._touch_cache(self._reading.run(self._mend))
+            error.__traceback__ = None  # its frames hold the cache, also once the session is closed
+            # Retry after a broken connection or a corrupted message, but not after a corrupt chunk.
+            again = not isinstance(error, DatasetError)
+            self._perform(self._inbox.failed(message, f"{type(error).__name__}: {error}", again=again))
+        except Exception as error:  # the scheduler must be told of any error, or the epoch would hang
+            logger.exception("dshuffle: %s failed", message)
+            error.__traceback__ = None
+            self._perform(self._inbox.failed(message, f"{type(error).__name__}: {error}", again=False))
+        else:
+            if message in self._inbox.outstanding:
+                self.meter.rows += last - first
+                self._arrived.add((message.sender, message.sequence))
+                self._count_towards_gate(message)
+                self._perform(self._inbox.arrived(message))
+
+    def _count_towards_gate(self, message: MessageId) -> None:
+        gates = self._flows[message.sender].gates
+        gate = -1 if gates is None else int(gates[message.sequence])
+        if gate >= 0:
+            self._towards[gate] -= 1
+            if not self._towards[gate]:
+                self._open_gate(message.run_id, gate)
+
+    async def _touch_cache(self, future: asyncio.Future[T]) -> T:
+        self._touching.add(future)
+        future.add_done_callback(self._touching.discard)
+        return await future
+
+    async def _ask(self, message: MessageId) -> Reply:
+        """Request a message until its sender has it: a sender that still waits for its rows says so."""
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    reply = await self._network.fetch(message)
+            except TimeoutError as error:
+                raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
+            if not isinstance(reply, dict) or "status" not in reply:
+                raise ExchangeError(f"{name_of(message.sender)} does not run dshuffle (its reply was {reply!r})")
+            if reply["status"] != "later":
+                break
+        self.meter.transfer_seconds = time.perf_counter() - self._started
+        if reply["status"] == "OK":
+            check_arrays(reply)
+            if not self._network.is_local(message.sender):
+                self.meter.received_bytes += reply["rows"].nbytes + reply["checksums"].nbytes
+        return reply
+
+
+def check_arrays(reply: Reply) -> None:
+    """Refuse arrays that the kernels were not compiled for. The sink checks their shapes."""
+    for name, dtype, ndim in (("rows", np.uint8, 2), ("checksums", np.uint32, 1)):
+        array = reply.get(name)
+        if not isinstance(array, np.ndarray):
+            raise ExchangeError(f"a message has {name} of type {type(array).__name__}; an array was expected")
+        if array.dtype != dtype or array.ndim != ndim or not array.flags.c_contiguous:
+            raise ExchangeError(
+                f"a message has {name} of dtype {array.dtype} in {array.ndim} dimensions; contiguous "
+                f"{np.dtype(dtype)} in {ndim} was expected"
+            )

@@ -1,0 +1,180 @@
+"""The sending end of an exchange: answers requests as its state machine, the outbox, allows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from dshuffle.errors import DatasetError, ExchangeError
+from dshuffle.exchange.buffers import BufferPool
+from dshuffle.exchange.endpoints import Checksums, Meter, Network, Reply, RowSource, nothing_to_mend, timed
+from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.messages import Flow, MessageId
+from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
+from dshuffle.rows import ByteMatrix
+
+ANSWER_AFTER = 10.0
+"""Seconds after which a request that still has to wait is answered with ``"later"``, so that it is made again. A
+receiver that gets no answer at all then knows that the connection or the sender is broken."""
+
+ACKNOWLEDGED_WITHIN = 60.0
+"""Seconds after which a message that was not acknowledged gives up its window slot, if others wait for it."""
+
+
+class Sender:
+    """Answers requests for the messages of one participant.
+
+    Parameters
+    ----------
+    outbox
+        State machine that decides when to answer which request.
+    buffers
+        Buffers that messages are packed into.
+    network
+        Network of the session.
+    jobs
+        Threads that pack messages.
+    """
+
+    def __init__(self, outbox: Outbox, buffers: BufferPool, network: Network, jobs: JobQueue) -> None:
+        self.meter = Meter()
+        self._outbox = outbox
+        self._buffers = buffers
+        self._network = network
+        self._jobs = jobs
+        self._acknowledged = True
+        self._mend: Callable[[], int] = nothing_to_mend
+        self._flows: Mapping[int, Flow] = {}
+        self._source: asyncio.Future[RowSource] | None = None
+        self._answers: dict[MessageId, asyncio.Future[OutboxInstruction]] = {}
+        self._sent: set[MessageId] = set()
+        self._packed: dict[MessageId, tuple[float, ByteMatrix, Checksums]] = {}  # until it is acknowledged
+
+    def begin(
+        self,
+        run_id: int,
+        flows: Mapping[int, Flow],
+        source: asyncio.Future[RowSource],
+        *,
+        window: int | None = None,
+        acknowledged: bool = True,
+        mend: Callable[[], int] = nothing_to_mend,
+    ) -> None:
+        """Start a run that sends these flows (by destination), with items from ``source`` once it is ready.
+
+        Messages that are not ``acknowledged`` leave the window once they are packed. This saves the acknowledgement.
+        Use it only where all messages fit in memory: nothing but the receivers' requests then limits what they take.
+        ``mend`` is called before a message is sent again, because the rows held here may be corrupted. It returns the
+        number of corrupted rows.
+        """
+        self.meter = Meter()
+        self._acknowledged, self._mend = acknowledged, mend
+        self._sent.clear()
+        self._packed.clear()
+        self._buffers.forget()
+        self._flows, self._source = flows, source
+        self._buffers.fit(max((flow.longest for flow in flows.values()), default=0))
+        owed = {to: flow.n_messages for to, flow in flows.items()}
+        gates = {to: flow.gates.tolist() for to, flow in flows.items() if flow.gates is not None}
+        self._perform(self._outbox.begin(run_id, owed, gates=gates, window=window))
+
+    def open_gate(self, run_id: int, gate: int) -> None:
+        """Allow the messages that wait for a gate: their packets have arrived."""
+        self._perform(self._outbox.open_gate(run_id, gate))
+
+    def end(self) -> None:
+        """End the run and refuse the requests that still wait for it."""
+        self._packed.clear()
+        self._perform(self._outbox.end())
+        self._flows, self._source, self._mend = {}, None, nothing_to_mend
+
+    def close(self) -> None:
+        """Refuse all waiting requests; no run will follow."""
+        self._perform(self._outbox.close())
+
+    def acknowledged(self, message: MessageId) -> None:
+        """Free the buffer and the window slot of a message that its receiver has unpacked."""
+        self._packed.pop(message, None)
+        self._buffers.give_back(message)
+        self._perform(self._outbox.acknowledged(message))
+
+    async def serve(self, message: MessageId) -> Reply:
+        """Reply to a request as soon as the state machine allows it."""
+        earlier = self._answers.get(message)
+        if earlier is not None and not earlier.done():  # the receiver timed out and asks again
+            earlier.set_result(Refuse(message, "superseded by a newer request"))
+        answer: asyncio.Future[OutboxInstruction] = asyncio.get_running_loop().create_future()
+        self._answers[message] = answer
+        try:
+            self._perform(self._outbox.request(message))
+            if not answer.done():
+                await asyncio.wait([answer], timeout=ANSWER_AFTER)
+            if not answer.done():
+                self._give_up_acknowledgements()
+            if not answer.done():
+                self._outbox.withdraw(message)
+                return {"status": "later"}
+            instruction = answer.result()
+        finally:
+            if self._answers.get(message) is answer:
+                del self._answers[message]
+        if not isinstance(instruction, Send):
+            return {"status": "refused", "reason": instruction.reason, "again": False}
+        flow, future = self._flows.get(message.destination), self._source
+        if flow is None or future is None:  # the run has just ended
+            return {"status": "refused", "reason": f"run {message.run_id} has ended", "again": False}
+        first, last = flow.message(message.sequence)
+        try:
+            if not future.done():
+                await asyncio.wait([future], timeout=ANSWER_AFTER)
+            if not future.done():
+                self.acknowledged(message)
+                return {"status": "later"}
+            rows, checksums = await self._pack(message, future.result(), first, last)
+        except (ExchangeError, DatasetError) as error:
+            error.__traceback__ = None  # its frames hold the cache, also once the session is closed
+            self.acknowledged(message)
+            return {"status": "refused", "reason": f"{type(error).__name__}: {error}", "again": False}
+        if not self._network.is_local(message.destination):
+            self.meter.sent_bytes += rows.nbytes + checksums.nbytes
+            self.meter.sent_checksum_bytes += checksums.nbytes
+        if not self._acknowledged:
+            self.acknowledged(message)
+        return {"status": "OK", "rows": rows, "checksums": checksums, "acknowledge": self._acknowledged}
+
+    async def _pack(self, message: MessageId, source: RowSource, first: int, last: int) -> tuple[ByteMatrix, Checksums]:
+        """Pack a message, unless it was packed for an earlier request."""
+        if message in self._sent:
+            self._buffers.drop(message)  # the first reply may still be on its way when this one is acknowledged
+            packed, n_mended = self._packed.get(message), await self._jobs.run(self._mend)
+            if not self._outbox.is_open(message.run_id):
+                raise ExchangeError(f"run {message.run_id} has ended")
+            if packed is not None and not n_mended:
+                return packed[1:]
+        self._sent.add(message)
+        pool, n_rows = self._buffers, last - first
+        rows, checksums = pool.take(message, n_rows) if self._acknowledged else pool.single_use(n_rows)
+        self.meter.gather_seconds += await self._jobs.run(
+            timed, source.pack, first, last, rows, checksums, nbytes=rows.nbytes
+        )
+        if message in self._outbox.in_flight:
+            self._packed[message] = time.perf_counter(), rows, checksums
+        return rows, checksums
+
+    def _give_up_acknowledgements(self) -> None:
+        """Free the window slots of messages whose acknowledgement seems to be lost, so that others do not wait."""
+        late = time.perf_counter() - ACKNOWLEDGED_WITHIN
+        for message in [message for message, packed in self._packed.items() if packed[0] < late]:
+            del self._packed[message]
+            self._buffers.drop(message)
+            self._perform(self._outbox.acknowledged(message))
+
+    def _perform(self, instructions: list[OutboxInstruction]) -> None:
+        for instruction in instructions:
+            answer = self._answers.get(instruction.message)
+            if answer is None or answer.done():  # nobody waits for the answer: free the window
+                if isinstance(instruction, Send):
+                    self.acknowledged(instruction.message)
+                continue
+            answer.set_result(instruction)

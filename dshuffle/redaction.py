@@ -1,0 +1,67 @@
+"""Hide passwords, tokens and signatures in texts that people see: errors, representations, logs and reports."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+HIDDEN = "***"
+
+_USER = re.compile(r"://[^/@\s'\"]+@")
+# Parameters of URLs that grant access: signed URLs of the large clouds, and what other services call theirs.
+_PARAMETER = re.compile(
+    r"(?i)([?&;](?:[\w.-]*(?:sig|signature|token|secret|password|passwd|credential|api[_-]?key|access[_-]?key)[\w.-]*"
+    r"|key|pwd|auth)=)[^&;#\s'\"]+"
+)
+_SHORTEST = 4
+
+
+def hide_secrets(text: str, secrets: Iterable[str] = ()) -> str:
+    """Replace user names and passwords in URLs, signatures and tokens in query parameters, and the given values.
+
+    Parameters
+    ----------
+    text
+        Any text.
+    secrets
+        Further values to hide. Values of fewer than four characters would garble the text and are not hidden.
+
+    Examples
+    --------
+    >>> hide_secrets("s3://key:secret@host/bucket")
+    's3://***@host/bucket'
+    >>> hide_secrets("https://host/x.zarr?sv=2024&sig=aB%2B3&token=t0k3n")
+    'https://host/x.zarr?sv=2024&sig=***&token=***'
+    >>> hide_secrets("the account hunter2 is closed", ["hunter2"])
+    'the account *** is closed'
+    """
+    text = _PARAMETER.sub(rf"\1{HIDDEN}", _USER.sub(f"://{HIDDEN}@", text))
+    for secret in sorted(set(secrets), key=len, reverse=True):
+        if len(secret) >= _SHORTEST:
+            text = text.replace(secret, HIDDEN)
+    return text
+
+
+def option_values(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """All strings in storage options, at any depth.
+
+    Examples
+    --------
+    >>> option_values({"key": "k", "client_kwargs": {"auth": ["user", "pass"]}, "anon": False})
+    ('k', 'user', 'pass')
+    """
+    return tuple(_texts(options))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, bytes):
+        yield value.decode(errors="replace")
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, Iterable):
+        for one in value:
+            yield from _texts(one)

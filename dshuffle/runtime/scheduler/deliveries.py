@@ -1,0 +1,41 @@
+"""The delivery of each epoch of a session."""
+
+from __future__ import annotations
+
+from dshuffle.planning import AutoDelivery, get_delivery
+from dshuffle.runtime.scheduler.instructions import ATTEMPTS, Run
+
+
+class EpochDeliveries:
+    """The delivery of each epoch. It is chosen once, because a retry may find the epoch already planned.
+
+    Parameters
+    ----------
+    auto
+        Chooses a delivery from the times of those before.
+    first_epoch
+        Number of the first epoch. It is read from the store, whatever its delivery.
+    """
+
+    def __init__(self, auto: AutoDelivery, first_epoch: int) -> None:
+        self._auto = auto
+        self._first_epoch = first_epoch
+        self._chosen: dict[int, str] = {}
+
+    def of(self, epoch: int) -> str:
+        """Delivery of an epoch."""
+        if epoch not in self._chosen:
+            self._chosen = {one: name for one, name in self._chosen.items() if one >= epoch - 2}
+            self._chosen[epoch] = self._auto.choose()
+        return self._chosen[epoch]
+
+    def of_run(self, run: Run) -> str:
+        """Delivery of a run. The last attempt of a coded delivery reads from the store instead."""
+        name = self.of(run.epoch)
+        last = run.epoch != self._first_epoch and run.attempt == ATTEMPTS
+        return "storage" if last and get_delivery(name).coded else name
+
+    def observe(self, run: Run) -> None:
+        """Note how long a run took. Repeated runs do not count, because they may have less to receive."""
+        if run.epoch != self._first_epoch and run.attempt == 1:
+            self._auto.observe(self.of(run.epoch), run.ready_after)

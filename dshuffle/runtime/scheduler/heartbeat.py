@@ -1,0 +1,64 @@
+"""Who was heard when: the clock of a session's state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Silence:
+    """When the participants of a session were heard and asked.
+
+    Parameters
+    ----------
+    heartbeat
+        Seconds of silence after which a participant that owes an answer is lost. Until then it is asked every third of
+        a heartbeat.
+    """
+
+    def __init__(self, heartbeat: float) -> None:
+        self._heartbeat = heartbeat
+        self._since = 0.0
+        self._ticked = 0.0
+        self._heard: dict[int, float] = {}
+        self._asked: dict[int, float] = {}
+
+    def begin(self, now: float, told: Iterable[int] = ()) -> None:
+        """Begin a phase, in which these participants were told something."""
+        self._since = self._ticked = now
+        self._asked = dict.fromkeys(told, now)
+
+    def extend(self, now: float) -> None:
+        """Let the phase begin again."""
+        self._since = now
+
+    def hear(self, who: int, now: float) -> None:
+        """Note that a participant has said something."""
+        self._heard[who] = now
+
+    def tick(self, now: float) -> float:
+        """Let time pass, and return the seconds that do not count.
+
+        While nobody looked at the clock, nobody read the answers that came either.
+        """
+        gap, self._ticked = now - self._ticked, now
+        if gap < self._heartbeat / 3:
+            return 0.0
+        self._since += gap
+        self._heard = {who: heard + gap for who, heard in self._heard.items()}
+        self._asked = {who: asked + gap for who, asked in self._asked.items()}
+        return gap
+
+    def lasts(self, now: float) -> float:
+        """Seconds since the phase began."""
+        return now - self._since
+
+    def is_lost(self, who: int, now: float) -> bool:
+        """Whether a participant has said nothing for a heartbeat."""
+        return now - max(self._heard.get(who, self._since), self._since) >= self._heartbeat
+
+    def is_due(self, who: int, now: float) -> bool:
+        """Whether to ask a participant now. If so, the next time is a third of a heartbeat later."""
+        due = now - self._asked[who] >= self._heartbeat / 3
+        if due:
+            self._asked[who] = now
+        return due

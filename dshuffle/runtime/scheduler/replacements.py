@@ -1,0 +1,101 @@
+"""Find other workers for the ranks of lost ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from distributed import Scheduler, Status
+from distributed.comm.addressing import get_address_host_port
+from distributed.scheduler import WorkerState
+
+from dshuffle.runtime.cluster_view import by_name, only_serves
+from dshuffle.runtime.replies import within
+from dshuffle.runtime.session_spec import PROTOCOL
+
+ANSWER_WITHIN = 3.0
+"""Seconds in which a candidate, or the nanny of a lost worker, must answer."""
+
+UNFIT_FOR = 5.0
+"""Seconds for which a worker that could not take a lost rank is not asked again."""
+
+
+MOST_REFUSALS = 3
+"""Refused connections in a row after which a nanny is gone."""
+
+logger = logging.getLogger(__name__)
+
+
+class Candidates:
+    """Workers that may take lost ranks of one session.
+
+    Parameters
+    ----------
+    scheduler
+        The Dask scheduler.
+    members
+        Addresses of the session's workers. Their names and nannies are remembered, because Dask forgets lost workers.
+    """
+
+    def __init__(self, scheduler: Scheduler, members: Iterable[str]) -> None:
+        self._scheduler = scheduler
+        self._known = {where: scheduler.workers[where] for where in members if where in scheduler.workers}
+        self._refused: dict[str, float] = {}  # when workers could not take a rank
+        self._refusals: Counter[str] = Counter()  # of connections to nannies, in a row
+
+    def remember(self, worker: WorkerState) -> None:
+        """Note that a worker has become a member."""
+        self._known[worker.address] = worker
+
+    def refuse(self, address: str) -> None:
+        """Note that a worker could not take a rank."""
+        self._refused[address] = asyncio.get_running_loop().time()
+
+    async def find(self, lost: str, members: Collection[str]) -> WorkerState | None:
+        """A worker that runs tasks, is set up and is not a member; preferably one with the name of the lost worker."""
+        recently = asyncio.get_running_loop().time() - UNFIT_FOR
+        candidates = [
+            worker
+            for worker in self._scheduler.workers.values()
+            if worker.address not in members
+            and self._refused.get(worker.address, recently) <= recently
+            and worker.status == Status.running
+            and not only_serves(worker.resources)
+        ]
+        name = self._known[lost].name if lost in self._known else None
+        for worker in sorted(candidates, key=lambda worker: (worker.name != name, by_name(worker))):
+            if await self._is_set_up(worker.address):
+                return worker
+        return None
+
+    async def may_come(self, lost: str) -> bool:
+        """Whether a worker may still come: one is starting or was refused, or a nanny may start the lost one again."""
+        if any(worker.status in (Status.init, Status.starting) for worker in self._scheduler.workers.values()):
+            return True
+        if self._refused.keys() & self._scheduler.workers.keys():
+            return True
+        nanny = self._known[lost].nanny if lost in self._known else None
+        if not nanny:
+            return False
+        # Not through Dask, which tries again for half a minute if a connection is refused.
+        try:
+            host, port = get_address_host_port(nanny)
+            _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_WITHIN)
+        except ConnectionRefusedError:
+            self._refusals[nanny] += 1
+            return self._refusals[nanny] < MOST_REFUSALS
+        except (OSError, ValueError, NotImplementedError) as error:  # the nanny may be busy, or its address has no port
+            logger.debug("dshuffle: the nanny at %s could not be reached: %r", nanny, error)
+            return True
+        writer.close()
+        del self._refusals[nanny]
+        return True
+
+    async def _is_set_up(self, address: str) -> bool:
+        try:
+            reply = await within(ANSWER_WITHIN, self._scheduler.rpc(address).dshuffle_protocol())
+        except OSError:
+            return False
+        return isinstance(reply, dict) and reply.get("protocol") == PROTOCOL

@@ -1,0 +1,148 @@
+"""Partition tasks that no worker can run: their worker has left, or Dask has paused it.
+
+A partition task can run on one worker only. If that worker has left, Dask would let the task wait for it indefinitely.
+If the worker is paused, because its memory is nearly full, the task waits until the worker has freed memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from distributed import Scheduler
+from distributed.protocol.pickle import dumps
+from distributed.scheduler import TaskState, WorkerState
+
+from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
+
+logger = logging.getLogger(__name__)
+
+WARN_AFTER = 10.0
+"""Seconds after which the clients are told that a task waits for a paused worker."""
+
+
+class Session(Protocol):
+    """The session of a task."""
+
+    @property
+    def addresses(self) -> Mapping[int, str]:
+        """Address of every rank."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the session has ended."""
+
+    @property
+    def replacing(self) -> bool:
+        """Whether lost workers are being replaced."""
+
+    @property
+    def paused_timeout(self) -> float:
+        """Seconds that a task may wait for a paused worker."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Since when a task waits, and for which session."""
+
+    since: float
+    session: Session | None
+    told: bool = False
+
+
+class UnrunnableTasks:
+    """The partition tasks in the state ``no-worker``. They are looked at every second until none is left."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Any, Waiting] = {}
+        self._watching = False
+
+    def add(self, key: Any, scheduler: Scheduler, session: Session | None) -> None:
+        """Watch a task of a session."""
+        loop = asyncio.get_running_loop()
+        self._waiting.setdefault(key, Waiting(loop.time(), session))
+        loop.call_soon(self.check, scheduler)  # not now: the transition to no-worker is still being made
+        if not self._watching:
+            self._watching = True
+            loop.call_later(1.0, self._watch, scheduler)
+
+    def check(self, scheduler: Scheduler) -> None:
+        """Move tasks to the new workers of their ranks; fail those whose worker has left or is paused for too long."""
+        now = asyncio.get_running_loop().time()
+        for key, waiting in list(self._waiting.items()):
+            task = scheduler.tasks.get(key)
+            if task is None or task.state != "no-worker":
+                del self._waiting[key]
+                continue
+            session = None if waiting.session is None or waiting.session.ended else waiting.session
+            if session is not None and session.replacing:
+                waiting.since = now
+                continue
+            pinned_to = task.worker_restrictions or set()
+            where = ", ".join(pinned_to) if session is None else session.addresses[_rank(key)]
+            worker = scheduler.workers.get(where)
+            if session is None or worker is None:
+                lost = (
+                    f"the worker that owned rank {_rank(key)} ({where}) has left the cluster and its partition is lost"
+                )
+                _fail(task, scheduler, WorkerLost(f"{lost}. Make a new Shuffler"))
+            elif pinned_to != {where}:
+                move_to_rank(key, scheduler, session)
+            elif now - waiting.since >= session.paused_timeout:
+                error = f"a task waited {session.paused_timeout:g} s because {_paused(key, worker)}"
+                hint = "Give the worker more memory, lower memory_limit or cache_fraction, or use more workers"
+                _fail(task, scheduler, ClusterError(f"{error}. {hint}"))
+            elif now - waiting.since >= WARN_AFTER and not waiting.told:
+                waiting.told = True
+                message = f"dshuffle: a task is waiting because {_paused(key, worker)}"
+                logger.warning(message)
+                scheduler.log_event("warn", {"message": dumps(message), "category": dumps(RuntimeWarning)})
+
+    def waiting_for(self, scheduler: Scheduler) -> list[str]:
+        """Which paused workers tasks are waiting for, in words."""
+        found = []
+        for key in self._waiting:
+            task = scheduler.tasks.get(key)
+            pinned_to = set() if task is None else task.worker_restrictions or set()
+            found += [_paused(key, scheduler.workers[where]) for where in pinned_to if where in scheduler.workers]
+        return found
+
+    def _watch(self, scheduler: Scheduler) -> None:
+        self.check(scheduler)
+        self._watching = bool(self._waiting)
+        if self._watching:
+            asyncio.get_running_loop().call_later(1.0, self._watch, scheduler)
+
+
+def move_to_rank(key: Any, scheduler: Scheduler, session: Session) -> None:
+    """Move a task that has not ended to the present worker of its rank, if it is pinned to another one."""
+    task, where = scheduler.tasks.get(key), session.addresses.get(_rank(key))
+    if task is None or where not in scheduler.workers or task.worker_restrictions in (None, {where}):
+        return
+    scheduler.set_restrictions({key: {where}})
+    if task.state in ("no-worker", "processing"):
+        # A task that runs on the worker before is given back, and then sent to the new one.
+        finish: Any = "processing" if task.state == "no-worker" else "released"
+        scheduler.transitions({key: finish}, stimulus_id=f"dshuffle-replaced-{key}")
+
+
+def _rank(key: Any) -> int:
+    return int(str(key).rsplit("-", 1)[1])
+
+
+def _paused(key: Any, worker: WorkerState) -> str:
+    memory = ""
+    if worker.memory_limit:
+        memory = f" at {100 * worker.memory.process / worker.memory_limit:.0f} % of its memory limit"
+    return f"rank {_rank(key)} ({worker.address}) is {worker.status.name} in Dask{memory}"
+
+
+def _fail(task: TaskState, scheduler: Scheduler, error: DShuffleError) -> None:
+    stimulus_id = f"dshuffle-unrunnable-{task.key}"
+    recommendations = scheduler.transition(
+        task.key, "erred", exception=dumps(error), exception_text=str(error), cause=task.key, stimulus_id=stimulus_id
+    )
+    scheduler.transitions(recommendations, stimulus_id=stimulus_id)

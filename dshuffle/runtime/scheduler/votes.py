@@ -1,0 +1,85 @@
+"""The votes on a run, and the measurements of the participants, combined."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dshuffle.records import Measures
+
+CPU_BOUND = 0.2
+"""With a smaller share of idle processors, the time of an exchange says nothing about the links."""
+
+TIMED_NBYTES = 256 * 2**10
+"""Bytes that a worker must have received for its rate to say something about its link."""
+
+
+NO_MEASURES = Measures(wire_sent_bytes=(0,), wire_received_bytes=(0,))
+
+
+def totals(votes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Samples and packets of an epoch: sums over workers that planned their own parts, else what all of them found."""
+    found = list(votes)
+    names = {"needed", "packets", "expected", "leaving", "arriving"} & found[0].keys()
+    if "leaving" in names:
+        return {name: sum(vote[name] for vote in found) for name in names}
+    return {name: found[0][name] for name in names}
+
+
+def check_votes(epoch: int, votes: Iterable[Mapping[str, Any]]) -> str | None:
+    """What is wrong with the votes of all participants, or None: same plan everywhere, and all rows have arrived."""
+    found = list(votes)
+    if len({vote["digest"] for vote in found}) > 1:
+        return f"epoch {epoch}: the workers made different plans. Install the same version of dshuffle on all of them"
+    total = totals(found)
+    arrived = sum(vote["rows"] for vote in found)
+    if arrived != total["expected"]:
+        return f"epoch {epoch}: {arrived} rows arrived, but {total['expected']} were expected"
+    if total.get("leaving") != total.get("arriving"):
+        return (
+            f"epoch {epoch}: the workers planned to send {total['leaving']} rows and to receive {total['arriving']}. "
+            "Install the same version of dshuffle on all of them"
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What participants reported with a commit: measurements of each and of all, and seconds of training."""
+
+    measured: list[Measures]
+    measures: Measures
+    training_seconds: list[float]
+
+
+def combined_reports(replies: Mapping[int, Mapping[str, Any]], participants: Iterable[int]) -> Reports:
+    """Combine the replies to a commit, in the order of the participants. One that was lost has measured nothing."""
+    nothing = {"report": {"measures": NO_MEASURES.to_dict(), "training_seconds": 0.0}}
+    reports = [replies.get(who, nothing)["report"] for who in participants]
+    measured = [Measures.from_dict(report["measures"]) for report in reports]
+    return Reports(measured, Measures.combined(measured), [report["training_seconds"] for report in reports])
+
+
+def next_rate(before: float | None, measured: float | None) -> float | None:
+    """The rate for the next exchange. It falls by half at most, so that one slow exchange does not decide."""
+    if before is None or measured is None:
+        return measured or before
+    return measured if math.isinf(before) else max(measured, before / 2)
+
+
+def rate_of(measured: Iterable[Measures], cpu_idle: float) -> float | None:
+    """Median rate of messages into a worker, in bytes per second; None if next to nothing was sent.
+
+    If processors were the limit, links may be faster, and messages should be long: each of them costs processor time.
+    """
+    rates = [
+        sum(one.wire_received_bytes) / one.transfer_seconds
+        for one in measured
+        if sum(one.wire_received_bytes) > TIMED_NBYTES and one.transfer_seconds > 0
+    ]
+    if not rates:
+        return None
+    return statistics.median(rates) if cpu_idle >= CPU_BOUND else math.inf

@@ -1,0 +1,72 @@
+"""The plans of one session on one worker, made in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from dshuffle.planning import EpochPlanner
+from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.rows import RowLayout
+from dshuffle.runtime.session_spec import SessionSpec
+from dshuffle.runtime.worker.member_exchange import MemberExchange
+
+
+class Plans:
+    """Plans of coming epochs. Each is made once, even if its exchange is retried.
+
+    Parameters
+    ----------
+    spec
+        The session.
+    layout
+        Layout of a row.
+    rank
+        Rank of this worker, or ``None`` if it only serves.
+    participants
+        All participants of this process.
+    """
+
+    def __init__(self, spec: SessionSpec, layout: RowLayout, rank: int | None, participants: Sequence[int]) -> None:
+        self._spec = spec
+        self._layout = layout
+        self._participants = participants
+        self._loop = asyncio.get_running_loop()
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-plan")
+        self._plans: dict[tuple[int, str], asyncio.Future[MemberExchange]] = {}
+        self._planner: OwnPlanner | EpochPlanner
+        if rank is not None and all(plans_own_parts(spec.shuffle, delivery) for delivery in spec.deliveries):
+            self._planner = OwnPlanner(spec.shuffle, rank)
+        else:
+            # All members compare digests of their plans, so one check is enough.
+            self._planner = EpochPlanner(spec.shuffle, checks=rank == 0)
+
+    def plan(self, epoch: int, delivery: str) -> asyncio.Future[MemberExchange]:
+        """The plan of an epoch. If planning failed, another call tries again."""
+        known = self._plans.get((epoch, delivery))
+        if known is None or (known.done() and known.exception() is not None):
+            known = self._loop.run_in_executor(self.executor, self._make, epoch, delivery)
+            self._plans[epoch, delivery] = known
+        return known
+
+    def restoring(self, epoch: int, rank: int) -> asyncio.Future[MemberExchange]:
+        """A plan to read all that a rank holds in an epoch from the store."""
+        return self._loop.run_in_executor(self.executor, MemberExchange.restoring, self._planner, epoch, rank)
+
+    def forget(self, epoch: int) -> None:
+        """Drop the plans of an epoch and of those before."""
+        self._plans = {of: plan for of, plan in self._plans.items() if of[0] > epoch}
+
+    def close(self) -> None:
+        """Cancel all plans that have not been made."""
+        for plan in self._plans.values():
+            plan.cancel()
+        self._plans.clear()
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+    def _make(self, epoch: int, delivery: str) -> MemberExchange:
+        planner = self._planner
+        if isinstance(planner, OwnPlanner):
+            return MemberExchange.alone(planner, epoch, delivery)
+        return MemberExchange.make(planner, epoch, self._participants, self._layout, self._spec.settings, delivery)

@@ -1,0 +1,308 @@
+"""Simulator of the scheduler's state machine: random schedules in virtual time.
+
+    python tests/runtime/scheduler/simulator.py 100000
+
+runs that many schedules, and prints what has happened in them.
+
+Messages are lost and late, workers crash and stop, tasks hang. The participants are simple models of a worker: they
+begin, vote, swap and abort as the orders say, and ignore orders that are out of date. What must hold is checked after
+every event: no participant swaps unless all are ready, all are on the same epoch whenever the client hears of one, and
+every call of the client ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+from dshuffle.errors import DShuffleError, ExchangeError
+from dshuffle.runtime.scheduler.instructions import (
+    ATTEMPTS,
+    AllReady,
+    Committed,
+    Ended,
+    EpochFailed,
+    Opened,
+    Phase,
+    Replace,
+    Replaced,
+    Tell,
+)
+from dshuffle.runtime.scheduler.session_machine import SessionMachine
+
+HEARTBEAT, TIMEOUT = 15.0, 300.0
+FAULTS = {"lose": 0.1, "fail": 0.05, "crash": 0.01, "stop": 0.02, "hang": 0.02}
+
+
+@dataclass
+class Member:
+    """A worker, as far as the scheduler can see it."""
+
+    who: int
+    opened: bool = False
+    number: int = -1
+    epoch: int = -1
+    last_run: int = 0
+    run_id: int = 0
+    run_epoch: int = -1
+    vote: dict | None = None
+    committed: int = -1
+    crashed: bool = False
+    stopped_until: float = 0.0
+    hangs_until: float = 0.0
+    aborted: set[int] = field(default_factory=set)
+
+
+class World:
+    """A client, the machine, its members, and the messages between them, in virtual time."""
+
+    def __init__(self, seed: int, seen: Counter[str], faults: dict[str, float] = FAULTS) -> None:
+        self.rng, self.seen = random.Random(seed), seen
+        # Each world has some of the faults.
+        self.faults = {name: rate * self.rng.choice([0, 1, 1]) for name, rate in faults.items()}
+        self.members = {who: Member(who) for who in range(self.rng.randint(1, 5))}
+        self.replaces = self.rng.random() < 0.7
+        self.machine = SessionMachine(
+            self.members,
+            first_epoch=0,
+            heartbeat=HEARTBEAT,
+            timeout=TIMEOUT,
+            who_is="rank {}".format,
+            replaceable=self.members if self.replaces else (),
+            replacement_timeout=60.0,
+        )
+        self.now = 0.0
+        self.events: list[tuple[float, int, object]] = []
+        self.order = itertools.count()
+        self.ended: DShuffleError | None = None
+        self.answer: DShuffleError | str | None = None
+        self.clock_runs = False
+        self.broken = False
+
+    # -- time and the network ------------------------------------------------------------------------------------
+
+    def later(self, seconds: float, call: object) -> None:
+        heapq.heappush(self.events, (self.now + seconds, next(self.order), call))
+
+    def step(self) -> bool:
+        if not self.events:
+            return False
+        self.now, _, call = heapq.heappop(self.events)
+        call()
+        self.check()
+        return True
+
+    def happens(self, fault: str) -> bool:
+        happened = self.rng.random() < self.faults[fault]
+        self.broken |= happened and fault in ("crash", "stop")
+        self.seen[fault] += happened
+        return happened
+
+    def perform(self, instructions: list[object]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Tell():
+                    # Orders go to an address: not to the member that takes the rank later.
+                    arrives = self.rng.expovariate(100)
+                    order = instruction, self.members[instruction.who], self.machine.epoch
+                    self.later(arrives, lambda order=order: self.deliver(*order))
+                case Opened():
+                    self.answer = "opened"
+                case AllReady(run):
+                    ready = [m for m in self.members.values() if m.run_id == run.run_id and is_ready(m)]
+                    assert len(ready) == len(self.members)
+                case Committed(run, replies):
+                    there = {who for who in self.members if who not in self.unsettled()}
+                    assert {self.members[who].epoch for who in there} == {run.epoch}
+                    assert there <= replies.keys()
+                    self.answer = "committed"
+                case Replace(ranks):
+                    for who in ranks:
+                        self.find_replacement(who)
+                case Replaced(ranks):
+                    self.seen["replaced"] += len(ranks)
+                    assert all(self.members[who].epoch == self.machine.epoch for who in ranks)
+                case EpochFailed(error):
+                    self.answer = error
+                case Ended(error):
+                    self.ended = self.answer = error
+        if self.machine.busy and not self.clock_runs:
+            self.clock_runs = True
+            self.later(0.5, self.tick)
+
+    def tick(self) -> None:
+        self.clock_runs = False
+        self.perform(self.machine.tick(self.now))
+
+    def unsettled(self) -> set[int]:
+        """Ranks that are lost, or whose new workers do not hold their partition yet."""
+        return {*self.machine._missing, *self.machine._new}
+
+    def find_replacement(self, who: int) -> None:
+        """Another worker comes, or the old one goes on, or nobody comes."""
+        lost = self.members[who]
+        if self.rng.random() < 0.1:
+            return
+
+        def join() -> None:
+            if who not in self.machine.missing or self.members[who] is not lost:
+                return
+            if lost.crashed or self.rng.random() < 0.5:
+                self.members[who] = Member(who)
+            elif lost.stopped_until > self.now:
+                self.later(lost.stopped_until - self.now, join)
+                return
+            self.perform(self.machine.replaced(who, self.now))
+
+        self.later(self.rng.uniform(0, 20), join)
+
+    def deliver(self, tell: Tell, member: Member, epoch: int) -> None:
+        """An order arrives at a member, or not; its answer travels back, or is lost."""
+        if self.happens("crash"):
+            member.crashed = True
+            if self.rng.random() < 0.7:  # the scheduler notices; otherwise the connection just stays silent
+                self.later(self.rng.uniform(0, 5), lambda: self.leave(member))
+        if self.happens("stop"):
+            member.stopped_until = self.now + self.rng.choice([2, 5, 40])
+        if self.happens("hang"):
+            member.hangs_until = self.now + self.rng.choice([1, 10, 400])
+        if member.crashed:
+            return
+        if member.stopped_until > self.now:
+            self.later(member.stopped_until - self.now, lambda: self.deliver(tell, member, epoch))
+            return
+        if self.happens("lose"):
+            self.later(0.01, lambda: self.machine.unreachable(tell, "OSError: lost"))
+            if self.rng.random() < 0.5:  # the order, or its answer
+                return
+            self.carry_out(member, tell, epoch)
+            return
+        reply = self.carry_out(member, tell, epoch)
+        if isinstance(reply, DShuffleError):
+            self.later(self.rng.expovariate(100), lambda: self.perform(self.machine.refused(tell, reply, self.now)))
+        else:
+            self.later(self.rng.expovariate(100), lambda: self.perform(self.machine.answered(tell, reply, self.now)))
+
+    # -- a worker ------------------------------------------------------------------------------------------------
+
+    def leave(self, member: Member) -> None:
+        if self.members[member.who] is member:
+            self.perform(self.machine.lost([member.who], "has left", self.now))
+
+    def carry_out(self, member: Member, tell: Tell, epoch: int) -> dict | DShuffleError:
+        match tell.order:
+            case "open":
+                member.opened = True
+            case "restore" | "members" if tell.turn <= member.number:
+                pass  # the order was given before the last one that arrived
+            case "restore":
+                member.number = tell.turn
+                if member.epoch != epoch or not member.opened:
+                    member.__init__(tell.who, opened=True, epoch=epoch, number=tell.turn)
+                member.run_id, member.vote = 0, None
+            case "members":
+                member.number = tell.turn
+                assert member.run_id == 0, "a run is under way"
+            case "status":
+                return {"open": member.opened, "run_id": member.last_run, "vote": member.vote}
+            case "begin":
+                if tell.run_id > member.last_run:
+                    assert member.run_id == 0, "two runs at a time"
+                    member.last_run = member.run_id = tell.run_id
+                    member.run_epoch, member.vote = member.epoch + 1, None
+                    self.later(self.rng.choice([0.1, 1, 20]), lambda: self.finish(member, tell.run_id))
+            case "abort":
+                member.last_run = max(member.last_run, tell.run_id)
+                if 0 < member.run_id <= tell.run_id:
+                    member.run_id, member.vote = 0, None
+                member.aborted.add(tell.run_id)
+            case "commit":
+                if member.committed == tell.run_id:
+                    return {"report": {}}
+                if member.run_id != tell.run_id or not is_ready(member):
+                    return ExchangeError(f"run {tell.run_id} is not ready here")
+                if member.hangs_until > self.now:
+                    return {"busy": "1 task still running"}
+                others = [self.members[who] for who in self.members.keys() - self.unsettled() - {tell.who}]
+                if self.members[tell.who] is member and tell.who not in self.unsettled():  # else it was given up
+                    ready = all(m.committed == tell.run_id or is_ready(m) for m in others)
+                    assert ready, "swapped before all were ready"
+                assert tell.run_id not in member.aborted
+                member.epoch, member.committed, member.run_id, member.vote = member.run_epoch, tell.run_id, 0, None
+        return {}
+
+    def finish(self, member: Member, run_id: int) -> None:
+        """Everything has arrived at a member, or has not; its vote may be lost on the way."""
+        if member.crashed or member.run_id != run_id:
+            return
+        reason = "it broke" if self.happens("fail") else None
+        counts = {"digest": 1, "expected": 0, "rows": 0}
+        member.vote = vote = {"reason": reason, "again": self.rng.random() < 0.7, "counts": counts}
+        if self.happens("lose"):
+            return
+        arrives = self.rng.expovariate(100)
+        self.later(arrives, lambda: self.perform(self.machine.voted(run_id, member.who, vote, self.now)))
+
+    # -- the client ----------------------------------------------------------------------------------------------
+
+    def call(self, instructions: list[object]) -> DShuffleError | str:
+        """Carry out a call of the client until it is answered. It must be, within the limits of all waits."""
+        self.answer, started = None, self.now
+        self.perform(instructions)
+        while self.answer is None:
+            assert self.step(), f"nothing will ever happen: {self.machine.phase}, {self.machine.waiting_for()}"
+            # Every loss costs at most a heartbeat, a replacement and another run.
+            limit = TIMEOUT + (ATTEMPTS + 2 * self.seen["crash"] + 2 * self.seen["stop"]) * (120 + 4 * HEARTBEAT)
+            assert self.now - started < limit, self.machine.waiting_for()
+        return self.answer
+
+    def check(self) -> None:
+        epochs = {m.epoch for who, m in self.members.items() if who not in self.unsettled()}
+        assert max(epochs, default=0) - min(epochs, default=0) <= 1
+        if self.machine.phase in (Phase.IDLE, Phase.EXCHANGING, Phase.READY, Phase.ABORTING):
+            assert epochs <= {self.machine.epoch}
+
+    def run(self, epochs: int) -> None:
+        answer = self.call(self.machine.open(self.now))
+        for _ in range(epochs):
+            if self.ended is not None:
+                break
+            assert answer is not None
+            if self.rng.random() < 0.5:  # prefetch, and train meanwhile
+                self.perform(self.machine.begin(self.now))
+                until = self.now + self.rng.choice([0, 5, 60])
+                while self.events and self.events[0][0] < until:
+                    self.step()
+                self.now = max(self.now, until)
+            if self.ended is None:
+                answer = self.call(self.machine.advance(self.now))
+                self.seen[answer if isinstance(answer, str) else type(answer).__name__] += 1
+        if self.ended is not None:
+            self.seen["ended"] += 1
+            reasons = self.broken or self.faults["lose"] > 0
+            assert reasons, f"the session ended for no reason: {self.ended}"
+            assert [EpochFailed(self.ended)] == self.machine.advance(self.now)
+        while self.step():  # nothing goes on for ever
+            assert self.now < 10**5
+
+
+def is_ready(member: Member) -> bool:
+    return member.vote is not None and member.vote["reason"] is None
+
+
+def simulate(seeds: range) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            World(seed, seen).run(epochs=6)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    return seen
+
+
+if __name__ == "__main__":
+    print(dict(simulate(range(int(sys.argv[1])))))

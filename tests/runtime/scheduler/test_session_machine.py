@@ -1,0 +1,246 @@
+"""The scheduler's state machine: random schedules, and its transitions one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from dshuffle.errors import CacheBudgetError, ClusterError, ExchangeError, WorkerLost
+from dshuffle.runtime.scheduler.instructions import (
+    ATTEMPTS,
+    Committed,
+    Ended,
+    EpochFailed,
+    Phase,
+    Replace,
+    Replaced,
+    Tell,
+)
+from dshuffle.runtime.scheduler.session_machine import SessionMachine
+
+from .simulator import FAULTS, HEARTBEAT, TIMEOUT, simulate
+
+
+def test_random_schedules() -> None:
+    seen = simulate(range(2000))
+    expected = [*FAULTS, "committed", "ExchangeError", "WorkerLost", "replaced"]
+    assert min(seen[what] for what in expected) > 50, seen
+
+
+def now_telling(machine: SessionMachine, order: str, who: int, run_id: int) -> Tell:
+    return Tell(order, who, run_id, machine.turn)
+
+
+def machine_of(n_members: int, phase: str = "idle") -> SessionMachine:
+    machine = SessionMachine(
+        range(n_members), first_epoch=0, heartbeat=HEARTBEAT, timeout=TIMEOUT, who_is="rank {}".format
+    )
+    machine.open(0.0)
+    for who in range(n_members):
+        machine.answered(now_telling(machine, "open", who, 0), {}, 0.0)
+    return machine
+
+
+def pass_time(machine: SessionMachine, start: float, end: float) -> list[object]:
+    """What the machine says while time passes as it does for its driver."""
+    found, now = [], start
+    while now < end:
+        now = min(now + 0.5, end)
+        found += machine.tick(now)
+    return found
+
+
+def vote(digest: int = 1, rows: int = 0, reason: str | None = None, again: bool = True) -> dict:
+    return {"reason": reason, "again": again, "counts": {"digest": digest, "expected": 0, "rows": rows}}
+
+
+def test_a_vote_that_was_lost_is_asked_for() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    assert pass_time(machine, 0.1, 4.5) == []
+    assert pass_time(machine, 4.5, 6.0) == [Tell("status", 1, 1)]
+    ready = machine.answered(now_telling(machine, "status", 1, 1), {"open": True, "run_id": 1, "vote": vote()}, 6.1)
+    assert ready[1:] == [Tell("commit", 0, 1), Tell("commit", 1, 1)]
+
+
+def test_an_order_that_was_lost_is_repeated() -> None:
+    machine = machine_of(1)
+    machine.advance(0.0)
+    assert machine.answered(now_telling(machine, "status", 0, 1), {"open": True, "run_id": 0, "vote": None}, 6.0) == [
+        Tell("begin", 0, 1)
+    ]
+
+
+def test_silence_ends_a_session_after_a_heartbeat_and_names_who_is_silent() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    assert not any(isinstance(one, Ended) for one in pass_time(machine, 0.1, HEARTBEAT - 0.5))
+    [ended] = pass_time(machine, HEARTBEAT - 0.5, HEARTBEAT)
+    assert isinstance(ended.error, WorkerLost)
+    assert str(ended.error).startswith("rank 1 has not answered for 15 s. The session has ended")
+
+
+def test_a_failed_run_is_repeated_and_the_last_failure_is_told() -> None:
+    machine = machine_of(1)
+    machine.advance(0.0)
+    for attempt in range(1, ATTEMPTS):
+        assert machine.voted(attempt, 0, vote(reason="noise"), 1.0) == [Tell("abort", 0, attempt)]
+        assert machine.answered(now_telling(machine, "abort", 0, attempt), {}, 1.0) == [Tell("begin", 0, attempt + 1)]
+    machine.voted(ATTEMPTS, 0, vote(reason="noise"), 1.0)
+    [failed] = machine.answered(now_telling(machine, "abort", 0, ATTEMPTS), {}, 1.0)
+    assert isinstance(failed.error, ExchangeError)
+    assert "epoch 0 could not be exchanged: rank 0: noise" in str(failed.error)
+    assert machine.advance(2.0) == [Tell("begin", 0, ATTEMPTS + 1)]
+
+
+@pytest.mark.parametrize("wrong", [vote(digest=2), vote(rows=1), vote(reason="the store is gone", again=False)])
+def test_what_another_run_would_not_mend_is_not_repeated(wrong: dict) -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    assert machine.voted(1, 1, wrong, 0.1) == [Tell("abort", 0, 1), Tell("abort", 1, 1)]
+    machine.answered(now_telling(machine, "abort", 0, 1), {}, 0.2)
+    [failed] = machine.answered(now_telling(machine, "abort", 1, 1), {}, 0.2)
+    assert isinstance(failed, EpochFailed)
+
+
+def test_a_prefetch_that_failed_is_told_once() -> None:
+    machine = machine_of(1)
+    machine.begin(0.0)
+    machine.voted(1, 0, vote(reason="no store", again=False), 0.1)
+    assert machine.answered(now_telling(machine, "abort", 0, 1), {}, 0.1) == []
+    assert machine.begin(0.2) == []
+    assert [type(one) for one in machine.advance(0.3)] == [EpochFailed]
+    assert machine.advance(0.4) == [Tell("begin", 0, 2)]
+
+
+def test_a_task_that_hangs_fails_the_epoch_after_the_timeout_and_not_the_session() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    for who in (0, 1):
+        instructions = machine.voted(1, who, vote(), 0.1)
+    assert Tell("commit", 1, 1) in instructions
+    machine.answered(now_telling(machine, "commit", 0, 1), {"report": {}}, 0.2)
+    now = 0.2
+    while now < TIMEOUT + 0.1:
+        machine.answered(now_telling(machine, "commit", 1, 1), {"busy": "1 task still running"}, now)
+        found = pass_time(machine, now, now + 5.5)
+        now += 5.5
+        assert Tell("commit", 1, 1) in found
+    [failed] = [one for one in found if isinstance(one, EpochFailed)]
+    assert "the epoch cannot end: waiting to end epoch -1: rank 1" in str(failed.error)
+    assert machine.advance(now) == []
+    [committed] = machine.answered(now_telling(machine, "commit", 1, 1), {"report": {}}, now)
+    assert isinstance(committed, Committed)
+    assert machine.epoch == 0
+
+
+def test_votes_and_answers_that_are_out_of_date_change_nothing() -> None:
+    machine = machine_of(1)
+    machine.advance(0.0)
+    assert machine.voted(0, 0, vote(), 0.1) == []
+    assert machine.answered(now_telling(machine, "commit", 0, 1), {}, 0.1) == []
+    assert machine.answered(now_telling(machine, "begin", 0, 1), {}, 0.1) == []
+    assert machine.refused(now_telling(machine, "commit", 0, 1), ExchangeError("late"), 0.1) == []
+    assert machine.phase is Phase.EXCHANGING
+
+
+def test_a_session_that_a_worker_has_forgotten_ends() -> None:
+    machine = machine_of(1)
+    machine.advance(0.0)
+    [ended] = machine.answered(now_telling(machine, "status", 0, 1), {"open": False}, 6.0)
+    assert isinstance(ended.error, ClusterError)
+    assert "no longer open on rank 0" in str(ended.error)
+
+
+def replacing_machine(n_members: int) -> SessionMachine:
+    machine = SessionMachine(
+        range(n_members),
+        first_epoch=0,
+        heartbeat=HEARTBEAT,
+        timeout=TIMEOUT,
+        who_is="rank {}".format,
+        replaceable=range(n_members),
+        replacement_timeout=60.0,
+    )
+    machine.open(0.0)
+    for who in range(n_members):
+        machine.answered(now_telling(machine, "open", who, 0), {}, 0.0)
+    return machine
+
+
+def test_a_rank_is_restored_before_the_others_go_on() -> None:
+    machine = replacing_machine(2)
+    machine.advance(0.0)
+    assert machine.lost([1], "has left", 1.0) == [Tell("abort", 0, 1)]
+    assert machine.answered(now_telling(machine, "abort", 0, 1), {}, 1.1) == [Replace((1,))]
+    assert machine.waiting_for() == "waiting for other workers to replace rank 1"
+    assert machine.replaced(1, 2.0) == [Tell("restore", 1, 0)]
+    assert machine.answered(now_telling(machine, "restore", 1, 0), {}, 3.0) == [Tell("members", 0, 0)]
+    assert machine.answered(now_telling(machine, "members", 0, 0), {}, 3.1) == [
+        Replaced((1,)),
+        Tell("begin", 0, 2),
+        Tell("begin", 1, 2),
+    ]
+
+
+def test_a_worker_that_is_lost_in_a_commit_does_not_stop_it() -> None:
+    machine = replacing_machine(2)
+    machine.advance(0.0)
+    for who in (0, 1):
+        machine.voted(1, who, vote(), 0.1)
+    machine.lost([1], "has left", 0.2)
+    committed, replace = machine.answered(now_telling(machine, "commit", 0, 1), {"report": {}}, 0.3)
+    assert isinstance(committed, Committed)
+    assert replace == Replace((1,))
+    assert machine.epoch == 0
+
+
+def test_nobody_comes() -> None:
+    machine = replacing_machine(2)
+    assert machine.lost([1], "has left", 0.0) == [Replace((1,))]
+    assert pass_time(machine, 0.0, 59.0) == []
+    [ended] = pass_time(machine, 59.0, 60.0)
+    assert isinstance(ended.error, WorkerLost)
+
+
+def test_if_all_are_lost_the_session_ends() -> None:
+    machine = replacing_machine(2)
+    machine.lost([1], "has left", 0.0)
+    [ended] = machine.lost([0], "has left", 0.1)
+    assert isinstance(ended.error, WorkerLost)
+
+
+def test_if_all_ranks_are_replaced_one_after_the_other_the_session_goes_on() -> None:
+    machine = replacing_machine(2)
+    machine.advance(0.0)
+    machine.lost([1], "has left", 0.1)
+    machine.answered(now_telling(machine, "abort", 0, 1), {}, 0.2)
+    machine.replaced(1, 0.3)
+    machine.lost([0], "has left", 0.4)
+    assert machine.replaced(0, 0.5) == [Tell("restore", 0, 0), Tell("restore", 1, 0)]
+    machine.answered(now_telling(machine, "restore", 0, 0), {}, 0.6)
+    found = machine.answered(now_telling(machine, "restore", 1, 0), {}, 0.7)
+    assert found == [Replaced((0, 1)), Tell("begin", 0, 2), Tell("begin", 1, 2)]
+
+
+def test_a_worker_that_cannot_take_a_rank_does_not_end_the_session() -> None:
+    machine = replacing_machine(2)
+    machine.lost([1], "has left", 0.0)
+    machine.replaced(1, 10.0)
+    no_room = CacheBudgetError("no room here")
+    assert machine.refused(now_telling(machine, "restore", 1, 0), no_room, 11.0) == [Replace((1,))]
+    found = pass_time(machine, 11.0, 59.5)
+    assert found == []
+    [ended] = pass_time(machine, 59.5, 60.5)  # since the loss, not since the refusal
+    assert "no room here" in str(ended.error)
+
+
+def test_time_in_which_the_scheduler_was_blocked_does_not_count_as_silence() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    found = machine.tick(40.0)
+    assert not any(isinstance(one, Ended) for one in found)
+    assert not any(isinstance(one, Ended) for one in pass_time(machine, 40.0, 40.0 + HEARTBEAT - 1))
+    assert any(isinstance(one, Ended) for one in pass_time(machine, 40.0 + HEARTBEAT - 1, 41.0 + HEARTBEAT))

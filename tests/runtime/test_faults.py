@@ -1,0 +1,324 @@
+"""Faults that are not a lost worker: paused workers, lost messages, hung tasks, and clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, Status, wait
+
+import dshuffle
+from dshuffle import Shuffler
+from dshuffle.errors import ClusterError, ExchangeError, WorkerLost
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.runtime.session_spec import DatasetReference
+from dshuffle.runtime.worker.session import WorkerSession
+
+from .conftest import address_of
+
+pytestmark = pytest.mark.timeout(90)
+
+NAMES = {"0": {}, "1": {}, "2": {}}
+
+
+def set_status(client, name, status, eventually):
+    """Pause a worker, or let it go on, as Dask does when its memory is full."""
+    address, wanted = address_of(client, name), status.name
+
+    def change(dask_worker):
+        dask_worker.status = Status[wanted]
+
+    client.run(change, workers=[address])
+    eventually(
+        lambda: client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.workers[address].status.name) == wanted
+    )
+
+
+# -- paused workers ------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_worker_does_not_take_part(cluster_of, small, orders, eventually, caplog):
+    with cluster_of(NAMES) as cluster, Client(cluster) as client:
+        set_status(client, "1", Status.paused, eventually)
+        with Shuffler(client, small) as shuffler:
+            assert shuffler.n_workers == 2
+            orders(shuffler, 2)
+        assert "paused and do not take part: tcp://" in caplog.text
+        for name in ("0", "2"):
+            set_status(client, name, Status.paused, eventually)
+        with pytest.raises(ClusterError, match=r"none of the workers can run tasks: tcp://.*\(paused\)"):
+            Shuffler(client, small)
+
+
+def test_a_task_of_a_paused_worker_runs_when_it_goes_on(cluster_of, small, ids, eventually):
+    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+        for epoch in shuffler.epochs(2):
+            set_status(client, "1", Status.paused, eventually)
+            futures = epoch.map(ids)
+            wait([futures[0], futures[2]])
+            assert not futures[1].done()
+            assert "rank 1 (tcp://" in shuffler._session.waiting_for()
+            assert "is paused in Dask" in shuffler._session.waiting_for()
+            set_status(client, "1", Status.running, eventually)
+            assert np.array_equal(np.sort(np.concatenate(client.gather(futures))), np.arange(1000))
+
+
+def test_a_task_of_a_worker_that_stays_paused_fails(cluster_of, small, ids, eventually, within):
+    with (
+        dask.config.set({"dshuffle.paused-timeout": "2s"}),
+        cluster_of(NAMES) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small) as shuffler,
+    ):
+        [epoch] = shuffler.epochs(1)
+        set_status(client, "1", Status.paused, eventually)
+        futures = epoch.map(ids)
+        with pytest.raises(ClusterError, match=r"a task waited 2 s because rank 1 \(tcp://.*is paused in Dask"):
+            within(20, lambda: client.gather(futures))
+
+
+def test_a_task_whose_paused_worker_leaves_fails(cluster_of, small, ids, eventually, within):
+    with cluster_of(NAMES) as cluster, Client(cluster) as client:
+        shuffler = Shuffler(client, small)
+        [epoch] = shuffler.epochs(1)
+        set_status(client, "1", Status.paused, eventually)
+        futures = epoch.map(ids)
+        wait([futures[0], futures[2]])
+        within(30, lambda: client.retire_workers([address_of(client, "1")], close_workers=True, remove=True))
+        with pytest.raises(WorkerLost, match="rank 1"):
+            within(20, futures[1].result)
+        within(20, shuffler.close)
+
+
+# -- messages that are lost ----------------------------------------------------------------------------------------
+
+
+def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, orders, within, monkeypatch):
+    send_vote, lost = WorkerSession._send_vote, []
+
+    async def lossy(self, run):
+        if (self.rank, run.run_id) in {(0, 1), (2, 2)}:
+            lost.append(run.run_id)
+        else:
+            await send_vote(self, run)
+
+    monkeypatch.setattr(WorkerSession, "_send_vote", lossy)
+    with (
+        dask.config.set({"dshuffle.heartbeat": "3s"}),
+        cluster_of(NAMES) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small) as shuffler,
+    ):
+        within(20, lambda: orders(shuffler, 3))
+    assert sorted(lost) == [1, 2]
+
+
+def test_votes_of_strangers_are_refused(cluster_of, small, orders):
+    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+        vote = {"reason": "I do not like it", "again": False, "counts": {}}
+        message = {"session_id": shuffler._order.session_id, "participant": 1, "run_id": 1, "secret": "?", "vote": vote}
+        with pytest.raises(ClusterError, match="refused a vote: it does not come from one of its workers"):
+            shuffler._session.ask("dshuffle_report", **message)
+        orders(shuffler, 2)
+
+
+def test_an_exchange_that_fails_once_is_repeated_and_keeps_what_has_arrived(threads, small, orders, monkeypatch):
+    unpack, calls = CachePartition.unpack, []
+
+    def stumble(self, sample_ids, slots, rows, checksums):
+        calls.append(sample_ids)
+        if len(calls) == 4:
+            raise RuntimeError("stumbled")
+        unpack(self, sample_ids, slots, rows, checksums)
+
+    with Shuffler(threads, small) as shuffler:
+        orders(shuffler, 1)
+        monkeypatch.setattr(CachePartition, "unpack", stumble)
+        with pytest.raises(ExchangeError, match="stumbled"):  # an unknown error is not tried again
+            orders(shuffler, 1)
+        before = sum(map(len, calls))
+        calls.clear()
+        calls += [np.empty(0)] * 10
+        orders(shuffler, 1)
+        again = sum(map(len, calls))
+        received = shuffler.records[-1].needed
+    assert 0 < received - again <= before
+
+
+# -- tasks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_that_hangs_is_named_and_the_session_goes_on_when_it_ends(threads, small, orders, within, eventually):
+    with dask.config.set({"dshuffle.timeout": "4s", "dshuffle.heartbeat": "3s"}), Shuffler(threads, small) as shuffler:
+        epochs = shuffler.epochs(2)
+        futures = next(epochs).map(lambda partition: time.sleep(6 if partition.rank == 3 else 0))
+        eventually(lambda: any(threads.run(lambda dask_worker: len(dask_worker.state.executing)).values()))
+        wait([*futures[:3], futures[4]])
+        threads.cancel(futures)
+        with pytest.raises(ExchangeError, match=r"the epoch cannot end: waiting to end epoch 0: rank 3 .*1 task of"):
+            within(30, lambda: next(epochs))
+        within(20, lambda: orders(shuffler, 2))
+    assert [record.epoch for record in shuffler.records] == [0, 1, 2]
+
+
+def test_an_error_that_nobody_fetches_is_raised_when_the_next_epoch_is_asked_for(threads, small, orders):
+    def fail(partition):
+        if partition.rank == 2:
+            raise ZeroDivisionError("thirteen by nought")
+
+    with Shuffler(threads, small) as shuffler:
+        epochs = shuffler.epochs(3)
+        kept = next(epochs).map(fail)
+        with pytest.raises(ZeroDivisionError, match="thirteen by nought") as caught:
+            next(epochs)
+        assert "of epoch 0, whose result was not fetched" in "".join(caught.value.__notes__)
+        orders(shuffler, 2)
+        del kept
+
+
+def test_an_error_of_the_last_epoch_is_raised_when_the_shuffler_closes(threads, small):
+    def fail(partition):
+        raise ZeroDivisionError("at the end")
+
+    shuffler = Shuffler(threads, small)
+    next(shuffler.epochs(1)).map(fail)
+    with pytest.raises(ZeroDivisionError, match="at the end"):
+        shuffler.close()
+    assert threads.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.plugins["dshuffle"].coordinators)) == 0
+
+
+def test_what_a_task_reaches_is_read_only(threads, small):
+    def write(partition):
+        array, _, slots = partition.rows("x")
+        refused = 0
+        for one in (partition.sample_ids, partition.broadcast_ids, array, slots):
+            bases = [one]
+            while isinstance(bases[-1], np.ndarray):
+                with contextlib.suppress(ValueError):
+                    bases[-1].flags.writeable = True
+                    refused -= 100
+                refused += 1
+                bases.append(bases[-1].base)
+        return refused
+
+    with Shuffler(threads, small) as shuffler:
+        [epoch] = shuffler.epochs(1)
+        assert all(refused >= 4 for refused in threads.gather(epoch.map(write)))
+
+
+# -- clients -------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_is_connected_again_keeps_its_session(cluster_of, small, orders, ids, eventually):
+    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+        orders(shuffler, 1)
+        first = client.scheduler_comm
+        client.loop.add_callback(client.scheduler_comm.comm.abort)
+        eventually(lambda: client.status == "running" and client.scheduler_comm not in (None, first))
+        orders(shuffler, 2)
+
+
+def test_ctrl_c_while_the_next_epoch_is_prefetched_loses_no_epoch(threads, small, orders, monkeypatch):
+    with Shuffler(threads, small) as shuffler:
+        session = shuffler._session.session
+
+        def interrupted(op, **message):
+            if op == "prefetch":
+                monkeypatch.undo()
+                raise KeyboardInterrupt
+            return session(op, **message)
+
+        monkeypatch.setattr(shuffler._session, "session", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(shuffler.epochs(3))
+        assert [epoch.number for epoch in shuffler.epochs(3)] == [0, 1, 2]
+
+
+def test_a_session_that_is_closed_while_it_opens_is_not_opened(cluster_of, small, sessions_left, monkeypatch):
+    with cluster_of(NAMES) as cluster, Client(cluster) as client:
+        ask = dshuffle.runtime.session_client.SessionClient.ask
+
+        def interrupted(self, op, **message):
+            if op == "dshuffle_open":
+                threading.Timer(0.05, ask, [self, "dshuffle_close"], {"session_id": self.session_id}).start()
+            return ask(self, op, **message)
+
+        open_dataset = DatasetReference.open
+
+        def slow(self):
+            time.sleep(0.5)
+            return open_dataset(self)
+
+        monkeypatch.setattr(dshuffle.runtime.session_client.SessionClient, "ask", interrupted)
+        monkeypatch.setattr(DatasetReference, "open", slow)
+        with pytest.raises(ClusterError, match="closed"):
+            Shuffler(client, small)
+        assert sessions_left(client) == (0, 0)
+
+
+def test_a_shuffler_that_is_dropped_warns_and_is_closed(threads, small, sessions_left, eventually):
+    shuffler = Shuffler(threads, small)
+    [epoch] = shuffler.epochs(1)
+    del epoch
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        del shuffler
+    eventually(lambda: sessions_left(threads) == (0, 0))
+
+
+def test_opening_a_session_does_no_harm_to_the_sessions_of_others(cluster_of, small, orders, monkeypatch):
+    """A worker that is too busy to answer is asked again, and its plugin is not installed anew."""
+    with (
+        dask.config.set({"dshuffle.heartbeat": "1s"}),
+        cluster_of(NAMES) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small) as first,
+    ):
+        orders(first, 1)
+        client.run(slow_to_answer, workers=[first.addresses[1]])
+        with Shuffler(client, small) as second:
+            orders(second, 2)
+        orders(first, 2)
+
+
+def slow_to_answer(dask_worker):
+    """Answer the next question for the protocol after two heartbeats."""
+    answer, slow = dask_worker.handlers["dshuffle_protocol"], []
+
+    async def late():
+        if not slow:
+            slow.append(True)
+            await asyncio.sleep(2.0)
+        return await answer()
+
+    dask_worker.handlers["dshuffle_protocol"] = late
+
+
+# -- stopped workers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [3, 60])
+def test_a_stopped_worker_is_waited_for_or_lost_after_a_heartbeat(new_processes, small, orders, within, seconds):
+    with dask.config.set({"dshuffle.heartbeat": "6s"}), new_processes(2) as cluster, Client(cluster) as client:
+        shuffler = Shuffler(client, small, on_loss="raise")
+        orders(shuffler, 1)
+        [pid] = client.run(os.getpid, workers=[address_of(client, "1")]).values()
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(seconds, os.kill, [pid, signal.SIGCONT]).start() if seconds < 6 else None
+        try:
+            if seconds < 6:
+                within(30, lambda: next(shuffler.epochs(1)))
+            else:
+                with pytest.raises(WorkerLost, match=r"rank 1 .* has not answered for 6 s"):
+                    within(30, lambda: next(shuffler.epochs(1)))
+            within(30, shuffler.close)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)

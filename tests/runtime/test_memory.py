@@ -1,0 +1,139 @@
+"""The memory of workers: what a session may take, shares with others, and gives back."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import weakref
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from dshuffle import Shuffler, create_dataset
+from dshuffle.errors import CacheBudgetError, CorruptChunk, ExchangeError, WorkerLost
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.runtime.memory import WorkerMemory
+
+from .conftest import HTTP, address_of
+
+pytestmark = pytest.mark.timeout(90)
+
+NAMES = {"0": {}, "1": {}, "2": {}}
+
+
+def test_the_room_for_a_partition_is_what_dask_process_and_messages_leave():
+    memory = WorkerMemory(limit=2**30, pause_fraction=0.8, process_nbytes=300 * 2**20, reserved={"other": 2**20})
+    room = memory.room(2**25)
+    assert room == int(0.8 * 2**30) - 300 * 2**20 - 2**26
+    assert WorkerMemory(None, 0.8, 1, {}).room(2**25) is None
+    assert WorkerMemory(2**30, None, 1, {}).room(2**25) is None
+
+
+@pytest.mark.slow
+def test_the_process_counts_as_it_is(tmp_path):
+    """57 % of a worker's limit is within the budget, but Dask would pause the worker at 80 %."""
+    limit = 700 * 2**20
+    rows = int(0.55 * limit) // 1024
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((rows, 1024), np.uint8)})
+    options = {"threads_per_worker": 1, "dashboard_address": None, "scheduler_kwargs": HTTP, "memory_limit": limit}
+    with (
+        LocalCluster(n_workers=1, processes=True, **options) as cluster,
+        Client(cluster) as client,
+        pytest.raises(CacheBudgetError, match=r"Dask would pause it at 80% of its memory limit of 734003200"),
+    ):
+        Shuffler(client, dataset, assignment="local")
+
+
+def test_two_sessions_that_open_at_once_share_the_memory(cluster_of, small):
+    no_pause = {f"distributed.worker.memory.{what}": False for what in ("target", "spill", "pause")}
+    found = []
+    with (
+        dask.config.set(no_pause),
+        cluster_of({"0": {"memory_limit": 400_000}}) as cluster,
+        Client(cluster) as first,
+        Client(cluster.scheduler_address) as second,
+    ):
+
+        def open_one(client):
+            try:
+                found.append(Shuffler(client, small))
+            except CacheBudgetError as error:
+                found.append(error)
+
+        both = [threading.Thread(target=open_one, args=(client,)) for client in (first, second)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        refused = [one for one in found if isinstance(one, CacheBudgetError)]
+        assert len(refused) == 1
+        assert "Open sessions on this worker: " in str(refused[0])
+        for one in found:
+            if isinstance(one, Shuffler):
+                one.close()
+
+
+@pytest.mark.parametrize("way", ["failed", "lost"])
+def test_partitions_are_freed_at_once_after_a_failure(cluster_of, small, orders, monkeypatch, eventually, way):
+    """Nothing waits for a garbage collection, and nothing for the client to close the session."""
+
+    def no_disk(*_):
+        raise CorruptChunk("no disk")
+
+    alive = []
+    build = CachePartition.__init__
+
+    def counted(self, *args, **kwargs):
+        build(self, *args, **kwargs)
+        alive.append(weakref.ref(self))
+
+    monkeypatch.setattr(CachePartition, "__init__", counted)
+    with cluster_of(NAMES) as cluster, Client(cluster) as client:
+        shuffler = Shuffler(client, small)
+        orders(shuffler, 1)
+        assert sum(ref() is not None for ref in alive) == 3
+        gc.collect()
+        gc.disable()
+        try:
+            if way == "failed":
+                with monkeypatch.context() as patch:
+                    patch.setattr(CachePartition, "unpack", no_disk)  # no other error: the log would hold its frames
+                    with pytest.raises(ExchangeError, match="no disk"):
+                        orders(shuffler, 1)
+                shuffler.close()
+                left = 0
+            else:
+                client.retire_workers([address_of(client, "2")])
+                with pytest.raises(WorkerLost):
+                    orders(shuffler, 1)
+                left = 1  # that of the worker that left
+            eventually(lambda: sum(ref() is not None for ref in alive) <= left)
+        finally:
+            gc.enable()
+        shuffler.close()
+
+
+@pytest.mark.slow
+def test_after_a_lost_worker_a_new_shuffler_gets_the_memory(new_processes, small, orders):
+    with new_processes(3) as cluster, Client(cluster) as client:
+        client.run(lambda dask_worker: dask_worker.close_gracefully(), nanny=True)  # lost workers stay lost
+        needed = {}
+        with pytest.raises(CacheBudgetError) as caught:
+            Shuffler(client, small, memory_limit=1)
+        needed = int(str(caught.value).split("needs ")[1].split(" bytes")[0])
+        shuffler = Shuffler(client, small, memory_limit=2 * needed)
+        orders(shuffler, 1)
+        [pid] = client.run(os.getpid, workers=[address_of(client, "2")]).values()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerLost):
+            orders(shuffler, 1)
+        held = client.run(lambda dask_worker: sum(dask_worker.plugins["dshuffle"]._reserved.values()))
+        with Shuffler(client, small, memory_limit=2 * needed) as again:
+            assert again.n_workers == 2
+            orders(again, 2)
+        assert set(held.values()) == {0}
+        shuffler.close()

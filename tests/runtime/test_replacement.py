@@ -1,0 +1,216 @@
+"""A lost worker is replaced: its rank is restored, its tasks run again, and every sample is trained on exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster
+
+from dshuffle import Shuffler, create_dataset
+from dshuffle.errors import InvalidParameter, WorkerLost
+
+from .conftest import HTTP, OPTIONS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+
+def kill(client, shuffler, rank, how=signal.SIGKILL):
+    [pid] = client.run(os.getpid, workers=[shuffler.addresses[rank]]).values()
+    os.kill(pid, how)
+    return pid
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Three processes that nannies start again."""
+    with LocalCluster(n_workers=3, processes=True, **OPTIONS) as cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def checked(small):
+    """A task that returns its samples after it has compared their rows with the store's."""
+    truth = small.read_rows(np.arange(1000))
+
+    def checked(partition, seconds=0.0):
+        time.sleep(seconds)
+        sample_ids = partition.sample_ids.copy()
+        for name, rows in truth.items():
+            np.testing.assert_array_equal(partition[name], rows[sample_ids])
+        return sample_ids
+
+    return checked
+
+
+WAYS = [
+    {"delivery": "peer"},
+    {"assignment": "partial:0.3"},
+    {"assignment": "local"},
+    {"delivery": "storage"},
+    {"assignment": "chunks"},
+    {"delivery": "peer", "cache_fraction": 0.6},
+    {"delivery": "peer", "cache_fraction": 0.6, "caching": "recent", "assignment": "partial:0.3"},
+    {"delivery": "server"},
+    {"delivery": "clique", "cache_fraction": 0.6},
+    {"delivery": "leftover", "assignment": "aligned"},
+]
+
+
+@pytest.mark.parametrize("when", ["training", "exchange"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+def test_the_samples_are_those_of_a_session_without_faults(cluster, small, checked, within, way, when):
+    cluster.wait_for_workers(3)
+    with Shuffler(cluster, small, seed=3, **way) as shuffler:
+        expected = [cluster.gather(epoch.map(checked)) for epoch in shuffler.epochs(5)]
+    with Shuffler(cluster, small, seed=3, **way) as shuffler:
+        seen, before = [], shuffler.addresses
+        for epoch in shuffler.epochs(5):
+            if epoch.number == 1 and when == "training":
+                futures = epoch.map(checked, 1.0)
+                time.sleep(0.4)
+                kill(cluster, shuffler, 2)
+            elif epoch.number == 1:
+                futures = epoch.map(checked)
+                cluster.gather(futures)
+                kill(cluster, shuffler, 2)
+            else:
+                futures = epoch.map(checked)
+            seen.append(within(40, lambda futures=futures: cluster.gather(futures)))
+        assert shuffler.addresses[2] != before[2]
+        assert shuffler.addresses[:2] == before[:2]
+    for now, then in zip(seen, expected, strict=True):
+        for one, other in zip(now, then, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_worker_that_was_not_used_takes_the_rank(small, checked, within):
+    """Workers without a nanny do not come back. The third one joined after the session had opened."""
+    common = {"host": "127.0.0.1", "nthreads": 1, "dashboard": False, "memory_limit": 0}
+    nannies = {name: {"cls": Nanny, "options": {**common, "dashboard_address": None}} for name in "01"}
+    for nanny in nannies.values():
+        del nanny["options"]["dashboard"]
+    scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, **HTTP}}
+    with SpecCluster(workers=nannies, scheduler=scheduler) as cluster, Client(cluster) as client:
+        client.wait_for_workers(2)
+        with Shuffler(client, small) as shuffler:
+            epochs = shuffler.epochs(3)
+            client.gather(next(epochs).map(checked))
+            cluster.worker_spec["2"] = nannies["0"]
+            cluster.sync(cluster._correct_state)
+            client.wait_for_workers(3)
+            lost = shuffler.addresses[1]
+            within(30, lambda: client.retire_workers([lost], close_workers=True, remove=True))
+            samples = within(30, lambda: client.gather(next(epochs).map(checked)))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+            assert lost not in shuffler.addresses
+
+
+def test_a_stopped_worker_is_replaced_by_itself_when_it_goes_on(new_processes, small, checked, within):
+    with (
+        dask.config.set({"dshuffle.heartbeat": "4s"}),
+        new_processes(3) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small) as shuffler,
+    ):
+        epochs = shuffler.epochs(4)
+        client.gather(next(epochs).map(checked))
+        pid = kill(client, shuffler, 1, signal.SIGSTOP)
+        threading.Timer(8, os.kill, [pid, signal.SIGCONT]).start()
+        for epoch in epochs:
+            samples = within(40, lambda epoch=epoch: client.gather(epoch.map(checked)))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+
+
+def test_two_workers_are_lost_at_once(new_processes, small, checked, within):
+    with new_processes(4) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+        for epoch in shuffler.epochs(4):
+            futures = epoch.map(checked, 0.5)
+            if epoch.number == 1:
+                kill(client, shuffler, 1)
+                kill(client, shuffler, 3)
+            samples = within(40, lambda futures=futures: client.gather(futures))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+        assert len(set(shuffler.addresses)) == 4
+
+
+def test_a_worker_that_was_given_up_and_answers_again_gets_no_more_tasks(new_processes, small, checked, within):
+    with (
+        dask.config.set({"dshuffle.heartbeat": "4s"}),
+        new_processes(3) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small) as shuffler,
+    ):
+        epochs = shuffler.epochs(4)
+        client.gather(next(epochs).map(checked))
+        cluster.scale(4)
+        client.wait_for_workers(4)
+        lost = shuffler.addresses[1]
+        pid = kill(client, shuffler, 1, signal.SIGSTOP)
+        epoch = within(40, lambda: next(epochs))
+        futures = epoch.map(checked)
+        while lost in within(40, lambda: shuffler._session.session("members")["addresses"].values()):
+            time.sleep(0.1)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(1.0)
+        again = epoch.map(checked)  # the client may still have the old address
+        for found in (futures, again, next(epochs).map(checked), next(epochs).map(checked)):
+            samples = within(40, lambda found=found: client.gather(found))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+        assert lost not in shuffler.addresses
+        left = client.run(lambda dask_worker: len(dask_worker.plugins["dshuffle"].sessions))
+        assert left[lost] == 0
+        assert sum(left.values()) == 3
+
+
+def test_without_a_replacement_the_error_comes_after_the_timeout(new_processes, small, checked, within):
+    async def never():
+        await asyncio.sleep(3600)
+
+    config = {"dshuffle.replacement-timeout": "3s"}
+    with dask.config.set(config), new_processes(2) as cluster, Client(cluster) as client:
+        shuffler = Shuffler(client, small)
+        epochs = shuffler.epochs(4)
+        client.gather(next(epochs).map(checked))
+        # The nannies live, but start nothing: as if the queue had no nodes.
+        for nanny in cluster.workers.values():
+            nanny.instantiate = never
+        kill(client, shuffler, 1)
+        with pytest.raises(WorkerLost, match="rank 1"):
+            within(20, lambda: [client.gather(epoch.map(checked)) for epoch in epochs])
+        within(20, shuffler.close)
+
+
+def test_on_loss_raise_does_not_wait(cluster, small, checked, within):
+    cluster.wait_for_workers(3)
+    shuffler = Shuffler(cluster, small, on_loss="raise")
+    epochs = shuffler.epochs(3)
+    cluster.gather(next(epochs).map(checked))
+    kill(cluster, shuffler, 0)
+    with pytest.raises(WorkerLost, match="rank 0"):
+        within(10, lambda: [cluster.gather(epoch.map(checked)) for epoch in epochs])
+    within(10, shuffler.close)
+
+
+def test_what_on_loss_can_be(cluster, small):
+    with pytest.raises(InvalidParameter, match="on_loss='shrug' is not allowed; it must be one of 'replace', 'raise'"):
+        Shuffler(cluster, small, on_loss="shrug")
+
+
+def test_the_next_epoch_waits_for_the_partition_and_little_more(cluster, tmp_path, checked):
+    """The epoch takes at most the reading of the partition and some seconds longer."""
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((200_000, 256), np.uint8)})
+    cluster.wait_for_workers(3)
+    with Shuffler(cluster, dataset) as shuffler:
+        epochs = shuffler.epochs(4)
+        cluster.gather(next(epochs).map(len))
+        kill(cluster, shuffler, 1)
+        started = time.monotonic()
+        assert sum(cluster.gather(next(epochs).map(len))) == 200_000
+        assert time.monotonic() - started < 30

@@ -1,0 +1,91 @@
+"""Planted secrets: in a URL, and in storage options at any depth. None of them comes out anywhere."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import traceback
+
+import numpy as np
+import pytest
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dshuffle
+from dshuffle.cli import main
+from dshuffle.compare.provenance import describe_dataset
+from dshuffle.errors import DatasetNotFound, DShuffleError, InvalidParameter
+from dshuffle.redaction import hide_secrets, option_values
+
+PLANTED = ("planted-user", "planted-password", "planted-signature", "planted-deep")
+URL = "memory://planted-user:planted-password@host/d.zarr?sig=planted-signature"
+
+
+def clean(text: object) -> bool:
+    return not any(secret in str(text) for secret in PLANTED)
+
+
+@pytest.fixture
+def dataset():
+    return dshuffle.create_dataset(URL, {"x": np.arange(100.0), "y": np.arange(100) % 4}, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://planted-user:planted-password@localhost:1/d.zarr",
+        "https://localhost:1/d.zarr?sv=1&sig=planted-signature&se=2",
+        "https://localhost:1/d.zarr?X-Amz-Signature=planted-signature&X-Amz-Security-Token=planted-deep",
+        "memory://planted-user:planted-password@nowhere/d.zarr",
+    ],
+)
+def test_an_error_shows_neither_secrets_of_the_url_nor_of_the_options(url: str) -> None:
+    options = {"client_kwargs": {"headers": {"Authorization": "planted-deep"}}} if url.startswith("https") else None
+    with pytest.raises(DShuffleError) as caught:
+        dshuffle.open_dataset(url, storage_options=options)
+    assert clean(caught.value)
+    assert clean(repr(caught.value))
+    assert clean(repr(pickle.loads(pickle.dumps(caught.value))))
+    assert clean("".join(traceback.format_exception(caught.value)))
+
+
+def test_representations_and_reports_are_clean(dataset) -> None:
+    assert clean(repr(dataset))
+    assert clean(dataset._repr_html_())
+    assert clean(json.dumps(describe_dataset(dataset)))
+    with (
+        Client(n_workers=1, processes=False, dashboard_address=":0") as client,
+        dshuffle.Shuffler(client, dataset) as shuffler,
+    ):
+        [epoch] = shuffler.epochs(1)
+        shown = [repr(shuffler), shuffler._repr_html_(), repr(epoch), epoch._repr_html_()]
+        shown.append(json.dumps([record.to_dict() for record in shuffler.records], default=str))
+        assert all(map(clean, shown))
+
+
+def test_commands_print_none(dataset, capsys) -> None:
+    shard = ["shard", URL, "--workers", "2", "--labels", "y", "--name", "planned", "--write"]
+    for command in (["dataset", "info", URL], ["dataset", "info", "--json", URL], shard):
+        main(command, standalone_mode=False)
+        printed = capsys.readouterr()
+        assert "***" in printed.out + printed.err
+        assert clean(printed.out + printed.err)
+
+
+def test_errors_that_are_os_errors_too_are_redacted() -> None:
+    error = DatasetNotFound("no dataset exists at s3://planted-user:planted-password@host/x")
+    assert isinstance(error, FileNotFoundError)
+    assert str(error) == "no dataset exists at s3://***@host/x"
+    assert clean(InvalidParameter.of("url", "ftp://planted-user:planted-password@host", "another"))
+
+
+@given(st.text(alphabet="abcdefgh0123456789%+-_", min_size=4), st.sampled_from(["sig", "X-Amz-Signature", "api_key"]))
+def test_parameters_of_urls(value: str, name: str) -> None:
+    assert hide_secrets(f"GET https://h/p?a=1&{name}={value}&b=2") == f"GET https://h/p?a=1&{name}=***&b=2"
+
+
+def test_what_is_no_secret_stays() -> None:
+    text = "epoch 3: monkey=4 of s3://bucket/design?version=2, user@host, assignment=global"
+    assert hide_secrets(text) == text
+    assert option_values({"a": 1, "b": [b"bytes", {"c": "text"}]}) == ("bytes", "text")
