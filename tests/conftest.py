@@ -33,6 +33,9 @@ def is_quick(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     # Nobody looks at these profiles, and dozens of workers in one process would each make a hundred a second.
     dask.config.set({"distributed.worker.profile.enabled": False})
+    # A cluster closes the nanny of a worker that is away at the end of this time. Being back in between does not count,
+    # so a worker that is killed twice in two tests would not come back.
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})
     settings.load_profile("quick" if is_quick(config) else "whole")
 
 

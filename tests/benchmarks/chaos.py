@@ -190,6 +190,7 @@ def main(argv: list[str] | None = None) -> dict[str, Figures]:
         "dshuffle.heartbeat": HEARTBEAT,
         "distributed.scheduler.allowed-failures": 10**6,
         "distributed.comm.timeouts.connect": "10s",
+        "distributed.deploy.lost-worker-timeout": "1h",  # otherwise a worker killed twice would not come back
     }
     epochs, struck, started = 0, 0, time.monotonic()
     with (
