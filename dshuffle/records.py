@@ -110,7 +110,7 @@ class Measures:
     metadata_bytes
         Bytes of messages that are not rows or packets: their checksums. Plans do not cross the network.
     recovered_rows
-        Rows read from the store because their sender could not deliver them, or delivered them corrupted.
+        Rows read from the store because their sender could not deliver them, delivered them corrupted, or was slow.
     store_requests, store_bytes, store_delivered_bytes
         Requests, bytes fetched and bytes of rows delivered by the store.
     store_retries, store_cache_hits

@@ -14,6 +14,7 @@ receiving  arrived: the last message                      ready
 receiving  failed: attempts are left                      receiving (requested again)
 receiving  failed: no attempts left                       receiving (read from the store instead)
 receiving  failed: that failed too, or not retryable      failed
+receiving  give up: a sender is slow                      receiving (the rest is read from the store instead)
 ready      commit                                         idle
 any        abort                                          idle
 ========== ============================================== ==========
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 
 from dshuffle.errors import ExchangeError, InvalidParameter
 from dshuffle.exchange.messages import MessageId
+from dshuffle.planning import name_of
 
 
 class InboxState(enum.Enum):
@@ -107,6 +109,7 @@ class Inbox:
         self._waiting: dict[int, deque[MessageId]] = {}
         self._asked: dict[MessageId, int] = {}
         self._unsent: dict[MessageId, str] = {}  # messages that are read from the store instead, and why
+        self._given_up: set[int] = set()  # senders of which nothing more is requested
         self._open: Counter[int] = Counter()  # open requests by sender
         self._free: list[tuple[int, int, int]] = []  # heap of senders without: (-messages left, turn, sender)
         self._turns = itertools.count()
@@ -145,6 +148,7 @@ class Inbox:
             raise ExchangeError(f"run {run_id} cannot begin on rank {self.rank}: run {self.run_id} has already begun")
         self.run_id = run_id
         self._unsent.clear()
+        self._given_up.clear()
         self.window = window or self.window
         self._waiting = {
             sender: deque(
@@ -180,14 +184,21 @@ class Inbox:
         if not again or tried > self.attempts:
             self.state = InboxState.FAILED
             if before := self._unsent.get(message):
-                reason = f"{before} (attempt {self.attempts}), and the rows could not be read from the store: {reason}"
+                reason = f"{before}, and the rows could not be read from the store: {reason}"
             return [ReportFailed(self.run_id, f"{message}: {reason}", again)]
         # Retry immediately, within the same window slot: requests to other senders may wait for this message.
         self._asked[message] = tried + 1
         if tried < self.attempts:
             return [Fetch(message)]
-        self._unsent[message] = reason
+        self._unsent[message] = f"{reason} (attempt {tried})"
         return [ReadInstead(message)]
+
+    def give_up(self, sender: int, unanswered: Collection[MessageId]) -> list[InboxInstruction]:
+        """Read what a slow sender owes from the store instead: the unanswered requests, and all that would follow."""
+        if self.state is not InboxState.RECEIVING or sender in self._given_up:
+            return []
+        self._given_up.add(sender)
+        return [self._read(message) for message in unanswered if message.sender == sender and message in self._asked]
 
     def commit(self, run_id: int) -> None:
         """Finish the run after all participants have reported that they are ready."""
@@ -216,11 +227,16 @@ class Inbox:
             message = self._waiting[sender].popleft()
             self._open[sender] = self._open.pop(sender, 0) + 1  # to the end, so that ties are broken in turn
             self._asked[message] = 1
-            instructions.append(Fetch(message))
+            instructions.append(self._read(message) if sender in self._given_up else Fetch(message))
         if not self._asked and not self._free:
             self.state = InboxState.READY
             instructions.append(ReportReady(self.run_id))
         return instructions
+
+    def _read(self, message: MessageId) -> ReadInstead:
+        self._asked[message] = self.attempts + 1
+        self._unsent[message] = f"{name_of(message.sender)} is slow"
+        return ReadInstead(message)
 
     def _next_sender(self) -> int | None:
         if self._free:

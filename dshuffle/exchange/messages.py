@@ -70,6 +70,11 @@ class Flow:
         return len(self.bounds) - 1
 
     @property
+    def n_items(self) -> int:
+        """Number of items in all messages."""
+        return int(self.bounds[-1] - self.bounds[0])
+
+    @property
     def longest(self) -> int:
         """Number of items in the longest message."""
         return int(np.diff(self.bounds).max(initial=0))

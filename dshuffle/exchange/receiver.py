@@ -14,12 +14,16 @@ import numpy as np
 
 from dshuffle.errors import ChecksumMismatch, DatasetError, ExchangeError
 from dshuffle.exchange.endpoints import Meter, Network, Reply, RowSink, T, given, nothing_to_mend, timed
-from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, ReadInstead, ReportFailed, ReportReady
+from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReadInstead, ReportFailed, ReportReady
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
+from dshuffle.exchange.slow_senders import slow_senders
 from dshuffle.planning import name_of
 
 logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 1.0
+"""Seconds between looks for slow senders."""
 
 
 class Receiver:
@@ -71,10 +75,12 @@ class Receiver:
         self._sink: asyncio.Future[RowSink] | None = None
         self._towards: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asking: dict[MessageId, asyncio.Task[None]] = {}
         self._touching: set[asyncio.Future[Any]] = set()
         self._arrived: set[tuple[int, int]] = set()  # senders and sequence numbers
         self._stop: Callable[[], bool] = lambda: False
         self._mend: Callable[[], int] = nothing_to_mend
+        self._rows_from: Counter[int] = Counter()
         self._started = 0.0
 
     def begin(
@@ -87,6 +93,7 @@ class Receiver:
         resumed: bool = False,
         stop: Callable[[], bool] = lambda: False,
         mend: Callable[[], int] = nothing_to_mend,
+        read_rate: float = 0.0,
     ) -> None:
         """Start a run.
 
@@ -108,19 +115,25 @@ class Receiver:
         mend
             Called when a message fails its checksum, because rows that are held here and used to decode it may be
             corrupted.
+        read_rate
+            Rows per second that this worker reads from the store; 0 if what a slow sender owes cannot be read instead.
         """
         self.meter = Meter()
         self._started = time.perf_counter()
         self._flows, self._sink, self._stop, self._mend = flows, sink, stop, mend
         if not resumed:
             self._arrived.clear()
+        self._rows_from = Counter()
+        if read_rate:
+            loop = asyncio.get_running_loop()
+            loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, loop.time(), read_rate)
         self._towards = Counter()
         for flow in flows.values():
             if flow.gates is not None:
                 self._towards.update(flow.gates.tolist())
         for sender, sequence in self._arrived:
             first, last = flows[sender].message(sequence)
-            self.meter.rows += last - first
+            self._count_rows(sender, last - first)
             self._count_towards_gate(MessageId(run_id, sender, self._inbox.rank, sequence))
         owed = {sender: flow.n_messages for sender, flow in flows.items()}
         self._perform(self._inbox.begin(run_id, owed, window=window, done=self._arrived))
@@ -146,7 +159,6 @@ class Receiver:
                 case Fetch(message):
                     self._spawn(message, read=message.sender == self._store)
                 case ReadInstead(message):
-                    logger.warning("dshuffle: %s cannot be delivered by its sender; trying to read its rows", message)
                     self._spawn(message, read=True)
                 case ReportReady(run_id):
                     self._report(run_id, None, False)
@@ -154,7 +166,11 @@ class Receiver:
                     self._report(run_id, reason, again)
 
     def _spawn(self, message: MessageId, *, read: bool) -> None:
+        if (asking := self._asking.pop(message, None)) is not None:  # what its sender sends must not arrive as well
+            asking.cancel()
         task = asyncio.get_running_loop().create_task(self._fetch(message, read=read))
+        if not read:
+            self._asking[message] = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -166,7 +182,7 @@ class Receiver:
         try:
             reply = None if read else await self._ask(message)
             if reply is not None and reply["status"] != "OK":
-                self._perform(self._inbox.failed(message, reply["reason"], again=reply["again"]))
+                self._failed(message, reply["reason"], again=reply["again"])
                 return
             sink = await given(future)
             if message not in self._inbox.outstanding:  # the run was aborted meanwhile
@@ -191,17 +207,40 @@ class Receiver:
             error.__traceback__ = None  # its frames hold the cache, also once the session is closed
             # Retry after a broken connection or a corrupted message, but not after a corrupt chunk.
             again = not isinstance(error, DatasetError)
-            self._perform(self._inbox.failed(message, f"{type(error).__name__}: {error}", again=again))
+            self._failed(message, f"{type(error).__name__}: {error}", again=again)
         except Exception as error:  # the scheduler must be told of any error, or the epoch would hang
             logger.exception("dshuffle: %s failed", message)
             error.__traceback__ = None
-            self._perform(self._inbox.failed(message, f"{type(error).__name__}: {error}", again=False))
+            self._failed(message, f"{type(error).__name__}: {error}", again=False)
         else:
             if message in self._inbox.outstanding:
-                self.meter.rows += last - first
+                self._count_rows(message.sender, last - first)
                 self._arrived.add((message.sender, message.sequence))
                 self._count_towards_gate(message)
                 self._perform(self._inbox.arrived(message))
+
+    def _failed(self, message: MessageId, reason: str, *, again: bool) -> None:
+        instructions = self._inbox.failed(message, reason, again=again)
+        if ReadInstead(message) in instructions:
+            logger.warning("dshuffle: %s cannot be delivered (%s); trying to read its rows", message, reason)
+        self._perform(instructions)
+
+    def _count_rows(self, sender: int, n_rows: int) -> None:
+        self.meter.rows += n_rows
+        self._rows_from[sender] += n_rows
+
+    def _look_for_slow_senders(self, run_id: int, started: float, read_rate: float) -> None:
+        """Give up senders whose rows are read faster from the store."""
+        if self._inbox.run_id != run_id or self._inbox.state is not InboxState.RECEIVING:
+            return
+        owed = {sender: flow.n_items for sender, flow in self._flows.items() if sender != self._store}
+        loop = asyncio.get_running_loop()
+        seconds = loop.time() - started
+        for sender in slow_senders(owed, self._rows_from, seconds=seconds, read_rate=read_rate):
+            left = owed[sender] - self._rows_from[sender]
+            logger.warning("dshuffle: %s is slow; reading %d of its rows from the store", name_of(sender), left)
+            self._perform(self._inbox.give_up(sender, list(self._asking)))
+        loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, started, read_rate)
 
     def _count_towards_gate(self, message: MessageId) -> None:
         gates = self._flows[message.sender].gates
@@ -218,6 +257,18 @@ class Receiver:
 
     async def _ask(self, message: MessageId) -> Reply:
         """Request a message until its sender has it: a sender that still waits for its rows says so."""
+        try:
+            reply = await self._answered(message)
+        finally:
+            self._asking.pop(message, None)
+        self.meter.transfer_seconds = time.perf_counter() - self._started
+        if reply["status"] == "OK":
+            check_arrays(reply)
+            if not self._network.is_local(message.sender):
+                self.meter.received_bytes += reply["rows"].nbytes + reply["checksums"].nbytes
+        return reply
+
+    async def _answered(self, message: MessageId) -> Reply:
         while True:
             try:
                 async with asyncio.timeout(self._timeout):
@@ -227,13 +278,7 @@ class Receiver:
             if not isinstance(reply, dict) or "status" not in reply:
                 raise ExchangeError(f"{name_of(message.sender)} does not run dshuffle (its reply was {reply!r})")
             if reply["status"] != "later":
-                break
-        self.meter.transfer_seconds = time.perf_counter() - self._started
-        if reply["status"] == "OK":
-            check_arrays(reply)
-            if not self._network.is_local(message.sender):
-                self.meter.received_bytes += reply["rows"].nbytes + reply["checksums"].nbytes
-        return reply
+                return reply
 
 
 def check_arrays(reply: Reply) -> None:

@@ -52,8 +52,8 @@ class EpochPlanner:
         self._dealt = spec.of_dealt()
         self._last: EpochPlan | None = None
         self._drawn: Drawn | None = None
-        # Coded epochs that may be planned again: who held what before, what was drawn, and the plan.
-        self._coded: dict[int, tuple[Holders, Drawn, EpochPlan]] = {}
+        # Epochs whose server may fail, so that they are planned again: who held what before, what was drawn, the plan.
+        self._served: dict[int, tuple[Holders, Drawn, EpochPlan]] = {}
         self._policy = self._dealt.policy()
 
     def load(self, epoch: int | None = None) -> EpochPlan:
@@ -112,21 +112,21 @@ class EpochPlanner:
         holders = self._policy.evolve(last.holders, drawn.ranks, epoch)
         n_needed = len(missing_samples(last.holders, drawn.ranks))
         plan = EpochPlan(epoch, choices.seed, spec.n_workers, drawn.ranks, holders, packets, n_needed)
-        self._coded = {one: known for one, known in self._coded.items() if one == epoch - 1}
-        if get_delivery(name).coded:
-            self._coded[epoch] = last.holders, drawn, plan
+        self._served = {one: known for one, known in self._served.items() if one == epoch - 1}
+        if get_delivery(name).needs_server:
+            self._served[epoch] = last.holders, drawn, plan
         return self._found(plan, drawn)
 
     def again(self, epoch: int, delivery: str | None = None) -> EpochPlan:
-        """The plan of the current epoch. A coded epoch may be planned again with another delivery.
+        """The plan of the current epoch. It may have another delivery if that of the first plan needs a server.
 
         Raises
         ------
         PlanError
-            If the epoch is not the current one, nor a coded one before it.
+            If the epoch is not the current one, nor the one before it with a delivery that needs a server.
         """
-        if epoch in self._coded:
-            before, drawn, plan = self._coded[epoch]
+        if epoch in self._served:
+            before, drawn, plan = self._served[epoch]
             # Not the holders: a policy may remember which epochs it has seen.
             packets = self._packets(epoch, before, drawn, delivery or self.spec.choices.delivery)
             return self._with_broadcast(dataclasses.replace(plan, packets=packets))

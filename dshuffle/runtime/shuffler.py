@@ -320,7 +320,7 @@ class Shuffler:
                 reply = self._session.session("advance", epoch=self._next)["epoch"]
                 self._next += 1
                 self._record(reply.pop("training_seconds_before"))
-                self._addresses.update(reply.pop("addresses"))
+                self._addresses = reply.pop("addresses")
                 self._measured = reply
                 self._tasks, self._handed_out = EpochTasks(reply["epoch"]), False
             assert self._tasks is not None
@@ -371,7 +371,7 @@ class Shuffler:
                 n_workers=self.n_workers,
                 n_samples=self.dataset.n_samples,
                 row_nbytes=self.dataset.row_nbytes,
-                server=self._server_role,
+                server=self._server_role if SERVER in self._addresses else "",  # it may have been lost
                 first_epoch=self._order.first_epoch,
                 training_seconds=max(training_seconds),
                 **Measures.from_dict(measured.pop("measures")).to_dict(),

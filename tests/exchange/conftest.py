@@ -84,7 +84,8 @@ class Participant:
         slots = self.arriving[1] if self.cluster.resumed else self.cache.reserve(samples)
         self.arriving = samples, slots, flows
         sink = ArrivingRows(self.cache, samples, slots, lambda ids, slots, _: self.cluster.read_store(self, ids, slots))
-        self.receiver.begin(run_id, flows, given(sink), resumed=self.cluster.resumed)
+        read_rate = self.cluster.read_rate
+        self.receiver.begin(run_id, flows, given(sink), resumed=self.cluster.resumed, read_rate=read_rate)
 
     def is_local(self, participant: int) -> bool:
         places = {SERVER: self.cluster.server_at}
@@ -136,6 +137,7 @@ class Cluster:
         self.acknowledged: Counter[MessageId] = Counter()
         self.reads = 0
         self.resumed = False
+        self.read_rate = 0.0
         self.carry: Carry = self.wire
         self.plan(np.array([self.rng.randrange(n_ranks) for _ in range(n_samples)]), (STORE,))
         self.first_senders = senders

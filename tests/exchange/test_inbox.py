@@ -269,3 +269,32 @@ def test_the_first_message_that_a_sender_owes_is_always_asked_for(owed: dict[int
         else:
             left.discard(message)
             inbox.arrived(message)
+
+
+class TestGivingUp:
+    """A slow sender's messages are read from the store."""
+
+    def test_unanswered_requests_and_all_that_follow_are_read(self) -> None:
+        inbox = started({5: 3, 6: 1}, window=3)
+        unpacking = MessageId(1, 5, 0, 0)
+        unanswered = [message for message in inbox.outstanding if message != unpacking]
+        [read] = inbox.give_up(5, unanswered)
+        assert read == ReadInstead(M1)
+        assert inbox.give_up(5, unanswered) == []
+        assert inbox.arrived(MessageId(1, 6, 0, 0)) == [ReadInstead(MessageId(1, 5, 0, 2))]
+        assert inbox.arrived(unpacking) == []
+        assert inbox.arrived(M1) == []
+        assert inbox.arrived(MessageId(1, 5, 0, 2)) == [ReportReady(1)]
+
+    def test_the_failure_names_the_sender(self) -> None:
+        inbox = started({5: 1})
+        inbox.give_up(5, [M0])
+        [failed] = inbox.failed(M0, "no such file")
+        assert isinstance(failed, ReportFailed)
+        assert "rank 5 is slow, and the rows could not be read from the store: no such file" in failed.reason
+
+    def test_nothing_is_given_up_in_another_state_or_twice_in_the_next_run(self) -> None:
+        inbox = started({5: 1})
+        inbox.abort()
+        assert inbox.give_up(5, [M0]) == []
+        assert inbox.begin(2, {5: 1}) == [Fetch(MessageId(2, 5, 0, 0))]

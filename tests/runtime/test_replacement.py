@@ -90,6 +90,46 @@ def test_the_samples_are_those_of_a_session_without_faults(cluster, small, check
             np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("way", [{"delivery": "server"}, {"delivery": "clique", "cache_fraction": 0.6}], ids=str)
+def test_a_worker_that_trains_and_serves_is_replaced_in_both(cluster, small, checked, within, way):
+    cluster.wait_for_workers(3)
+    with Shuffler(cluster, small, **way) as shuffler:
+        for epoch in shuffler.epochs(4):
+            futures = epoch.map(checked, 0.5)
+            if epoch.number == 1:
+                kill(cluster, shuffler, 0)
+            samples = within(40, lambda futures=futures: cluster.gather(futures))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+    assert [record.delivery for record in shuffler.records[1:]] == [way["delivery"]] * 3
+    assert all(record.server == "beside rank 0" for record in shuffler.records)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+@pytest.mark.parametrize("way", [{"delivery": "server"}, {"delivery": "coded", "cache_fraction": 0.6}], ids=str)
+def test_a_server_that_only_serves_is_replaced_or_done_without(small, checked, within, way, comes_back):
+    """Peers send the rows if nobody can take its place. Every rank trains on the same samples in any case."""
+    options = {"host": "127.0.0.1", "nthreads": 1, "dashboard_address": None, "memory_limit": 0}
+    workers = {name: {"cls": Nanny, "options": options} for name in "01"}
+    workers["s"] = {"cls": Nanny, "options": {**options, "resources": {"dshuffle-server": 1}}}
+    scheduler = {"cls": Scheduler, "options": {"host": "127.0.0.1", "port": 0, **HTTP}}
+    with SpecCluster(workers=workers, scheduler=scheduler) as cluster, Client(cluster) as client:
+        client.wait_for_workers(3)
+        with Shuffler(client, small, seed=5, **way) as shuffler:
+            expected = [client.gather(epoch.map(checked)) for epoch in shuffler.epochs(5)]
+        with Shuffler(client, small, seed=5, **way) as shuffler:
+            for epoch in shuffler.epochs(5):
+                samples = within(40, lambda epoch=epoch: client.gather(epoch.map(checked)))
+                for now, then in zip(samples, expected[epoch.number], strict=True):
+                    np.testing.assert_array_equal(now, then)
+                if epoch.number == 1 and comes_back:
+                    os.kill(cluster.workers["s"].pid, signal.SIGKILL)
+                elif epoch.number == 1:
+                    del cluster.worker_spec["s"]
+                    cluster.sync(cluster._correct_state)
+    last = shuffler.records[-1]
+    assert (last.delivery, last.server) == ((way["delivery"], "dedicated") if comes_back else ("peer", ""))
+
+
 def test_a_worker_that_was_not_used_takes_the_rank(small, checked, within):
     """Workers without a nanny do not come back. The third one joined after the session had opened."""
     common = {"host": "127.0.0.1", "nthreads": 1, "dashboard": False, "memory_limit": 0}

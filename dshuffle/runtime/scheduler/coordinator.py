@@ -23,6 +23,7 @@ from dshuffle.runtime.scheduler.instructions import (
     Committed,
     Ended,
     EpochFailed,
+    GoesOnWithout,
     Instruction,
     Opened,
     Replace,
@@ -81,8 +82,9 @@ class Coordinator:
             heartbeat=self._spec.settings.heartbeat,
             timeout=self._spec.settings.timeout,
             who_is=self._who_is,
-            replaceable=self._replaceable(),
+            replaceable=participants if self._spec.on_loss == "replace" else (),
             replacement_timeout=self._spec.settings.replacement_timeout,
+            optional=[SERVER],
         )
         self._deliveries = EpochDeliveries(deliveries, self._spec.shuffle.first_epoch)
         self._replaced = replaced
@@ -167,7 +169,7 @@ class Coordinator:
 
     def lose(self, address: str) -> None:
         """Replace a worker that has left the cluster, or end the session."""
-        who = [one for one, where in self.addresses.items() if where == address]
+        who = [one for one in self._machine.participants if self.addresses[one] == address]
         reason = "has left the cluster and its partition is lost"
         self._perform(self._machine.lost(who, reason, self._loop.time()))
 
@@ -176,11 +178,12 @@ class Coordinator:
         before = self.addresses[who]
         how = "answers again" if before == worker.address else f"is replaced by {worker.address}"
         logger.warning("dshuffle: %s %s", self._who_is(who), how)
-        if before != worker.address and before in self._scheduler.workers:  # it may be stopped, and go on later
-            self._given_up.add(before)
-            self._spawn(self._close_at(before))
+        if before != worker.address:
+            self._give_up(before)
         self._given_up.discard(worker.address)
-        self.addresses[who] = worker.address
+        for one, where in self.addresses.items():
+            if one == who or (where == before and one not in self._machine.participants):  # a server beside the rank
+                self.addresses[one] = worker.address
         self._candidates.remember(worker)
         self._perform(self._machine.replaced(who, self._loop.time()))
 
@@ -237,6 +240,8 @@ class Coordinator:
                         self._finding = self._loop.create_task(self._find_replacements())
                 case Replaced():
                     self._replaced(self)
+                case GoesOnWithout(who):
+                    self._go_on_without(who)
                 case Committed(run, replies):
                     self._answer = self._measures(run, dict(replies))
                     self._release(None)
@@ -351,11 +356,16 @@ class Coordinator:
             if isinstance(reply, BaseException):
                 logger.warning("dshuffle: a worker did not close session %s: %r", self._spec.session_id, reply)
 
-    def _replaceable(self) -> list[int]:
-        """Ranks that another worker can take. The rank of a worker that also serves is excluded."""
-        if self._spec.on_loss != "replace":
-            return []
-        return [who for who, where in self.addresses.items() if who != SERVER and where != self.addresses.get(SERVER)]
+    def _give_up(self, address: str) -> None:
+        """Free a worker that was replaced. It may be stopped, and answer later."""
+        if address in self._scheduler.workers:
+            self._given_up.add(address)
+            self._spawn(self._close_at(address))
+
+    def _go_on_without(self, who: int) -> None:
+        logger.warning("dshuffle: no other worker can replace %s; peers send the rows from now on", self._who_is(who))
+        self._deliveries.lose_server()
+        self._give_up(self.addresses.pop(who))
 
     async def _find_replacements(self) -> None:
         """Find workers for all lost ranks, until there are enough or waiting is of no use."""
@@ -369,14 +379,14 @@ class Coordinator:
 
     async def _find_replacement(self, who: int) -> None:
         there = {where for one, where in self.addresses.items() if one not in self._machine.missing}
-        found = await self._candidates.find(self.addresses[who], there)
+        found = await self._candidates.find(self.addresses[who], there, serves=who == SERVER)
         if who not in self._machine.missing:
             return
         if found is not None:
             self.joined(who, found)
         elif not await self._candidates.may_come(self.addresses[who]):
             logger.warning("dshuffle: no other worker can come for %s", self._who_is(who))
-            self._perform(self._machine.not_replaced())
+            self._perform(self._machine.not_replaced(self._loop.time()))
 
     def _who_is(self, who: int) -> str:
         return f"{name_of(who)} ({self.addresses[who]})"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dshuffle.planning import AutoDelivery, get_delivery
 from dshuffle.runtime.scheduler.instructions import ATTEMPTS, Run
 
+FALLBACK = "peer"
+"""The delivery of a session whose server was lost. It needs nothing but the workers that train."""
+
 
 class EpochDeliveries:
     """The delivery of each epoch. It is chosen once, because a retry may find the epoch already planned.
@@ -21,13 +24,19 @@ class EpochDeliveries:
         self._auto = auto
         self._first_epoch = first_epoch
         self._chosen: dict[int, str] = {}
+        self._has_server = True
+
+    def lose_server(self) -> None:
+        """Let peers send the rows from now on, in place of a server that was lost."""
+        self._has_server = False
 
     def of(self, epoch: int) -> str:
         """Delivery of an epoch."""
         if epoch not in self._chosen:
             self._chosen = {one: name for one, name in self._chosen.items() if one >= epoch - 2}
             self._chosen[epoch] = self._auto.choose()
-        return self._chosen[epoch]
+        name = self._chosen[epoch]
+        return FALLBACK if get_delivery(name).needs_server and not self._has_server else name
 
     def of_run(self, run: Run) -> str:
         """Delivery of a run. The last attempt of a coded delivery reads from the store instead."""
@@ -37,5 +46,6 @@ class EpochDeliveries:
 
     def observe(self, run: Run) -> None:
         """Note how long a run took. Repeated runs do not count, because they may have less to receive."""
-        if run.epoch != self._first_epoch and run.attempt == 1:
-            self._auto.observe(self.of(run.epoch), run.ready_after)
+        chosen = self._chosen.get(run.epoch)
+        if run.epoch != self._first_epoch and run.attempt == 1 and chosen is not None and chosen == self.of(run.epoch):
+            self._auto.observe(chosen, run.ready_after)

@@ -112,13 +112,20 @@ class Replaced:
 
 
 @dataclass(frozen=True, slots=True)
+class GoesOnWithout:
+    """The session goes on without a participant that was lost, because no other worker can come for it."""
+
+    who: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """Tell the client that the session has ended, and free the participants that are left."""
 
     error: DShuffleError
 
 
-Instruction = Tell | Opened | AllReady | Committed | EpochFailed | Replace | Replaced | Ended
+Instruction = Tell | Opened | AllReady | Committed | EpochFailed | Replace | Replaced | GoesOnWithout | Ended
 
 
 def worker_lost(losses: Iterable[str], *, tried: bool) -> WorkerLost:

@@ -53,8 +53,11 @@ class Candidates:
         """Note that a worker could not take a rank."""
         self._refused[address] = asyncio.get_running_loop().time()
 
-    async def find(self, lost: str, members: Collection[str]) -> WorkerState | None:
-        """A worker that runs tasks, is set up and is not a member; preferably one with the name of the lost worker."""
+    async def find(self, lost: str, members: Collection[str], *, serves: bool) -> WorkerState | None:
+        """A worker that runs tasks, is set up and is not a member; preferably one with the name of the lost worker.
+
+        Only a server can be replaced by a worker that does not train.
+        """
         recently = asyncio.get_running_loop().time() - UNFIT_FOR
         candidates = [
             worker
@@ -62,7 +65,7 @@ class Candidates:
             if worker.address not in members
             and self._refused.get(worker.address, recently) <= recently
             and worker.status == Status.running
-            and not only_serves(worker.resources)
+            and (serves or not only_serves(worker.resources))
         ]
         name = self._known[lost].name if lost in self._known else None
         for worker in sorted(candidates, key=lambda worker: (worker.name != name, by_name(worker))):

@@ -21,7 +21,7 @@ aborting   all have answered                              exchanging again, or i
 aborting   refused                                        ended
 any        lost, or silent for a heartbeat                ended, or (below) aborting and then waiting
 waiting    replacements have come                         restoring
-waiting    none came in time                              ended
+waiting    none came in time                              ended, or on without participants that are optional
 restoring  the replacements hold their partitions         informing
 restoring  refused                                        waiting
 informing  the others know the new addresses              idle, exchanging again, or waiting for others
@@ -53,6 +53,7 @@ from dshuffle.runtime.scheduler.instructions import (
     Committed,
     Ended,
     EpochFailed,
+    GoesOnWithout,
     Instruction,
     Opened,
     Phase,
@@ -85,6 +86,8 @@ class SessionMachine:
         Participants that another worker can replace.
     replacement_timeout
         Seconds to wait for replacements.
+    optional
+        Participants without which the session can go on if no other worker replaces them.
 
     Examples
     --------
@@ -107,6 +110,7 @@ class SessionMachine:
         who_is: Callable[[int], str],
         replaceable: Iterable[int] = (),
         replacement_timeout: float = 60.0,
+        optional: Iterable[int] = (),
     ) -> None:
         self.participants = tuple(participants)
         self.epoch = first_epoch - 1
@@ -118,6 +122,7 @@ class SessionMachine:
         self._who_is = who_is
         self._replaceable = frozenset(replaceable)
         self._replacement_timeout = replacement_timeout
+        self._optional = frozenset(optional)
         self._missing: dict[int, str] = {}  # lost ranks, and how they were lost
         self._new: set[int] = set()  # replacements that do not hold their partition yet, or are not known to the others
         self._replacing_since = math.inf
@@ -260,10 +265,19 @@ class SessionMachine:
         self._new.add(who)
         return [] if self._missing else self._order(Phase.RESTORING, now)
 
-    def not_replaced(self) -> list[Instruction]:
-        """End the session because no other worker can take the lost ranks."""
-        waiting = self.phase is Phase.WAITING
-        return self.end(worker_lost(self._missing.values(), tried=True)) if waiting else []
+    def not_replaced(self, now: float) -> list[Instruction]:
+        """Go on without the lost participants, or end the session, because no other worker can come for them."""
+        if self.phase is not Phase.WAITING:
+            return []
+        if not self._missing.keys() <= self._optional:
+            return self.end(worker_lost(self._missing.values(), tried=True))
+        without: list[Instruction] = [GoesOnWithout(who) for who in self._missing]
+        self.participants = tuple(who for who in self.participants if who not in self._missing)
+        self._missing.clear()
+        if self._new:
+            return without + self._order(Phase.RESTORING, now)
+        self._replacing_since = math.inf
+        return without + self._go_on(now)
 
     def end(self, error: DShuffleError) -> list[Instruction]:
         """End the session."""
@@ -277,7 +291,7 @@ class SessionMachine:
         """Let time pass. Participants that owe an answer are asked, and silent participants are given up."""
         self._replacing_since += self._silence.tick(now)
         if self.phase is Phase.WAITING and now - self._replacing_since >= self._replacement_timeout:
-            return self.not_replaced()
+            return self.not_replaced(now)
         if self.phase not in OWING:
             return []
         instructions: list[Instruction] = []

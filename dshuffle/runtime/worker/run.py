@@ -245,7 +245,7 @@ class ExchangeRun:
         assert exchange is not None
         # The first messages are requested while the sources and sinks of their rows are still being prepared.
         served: asyncio.Future[RowSource] | None = None
-        if parts.server_rows is not None:
+        if parts.server_rows is not None and self._delivery != RESTORE:
             # In a separate thread: with a coded plan this waits until all rows have been read.
             served = loop.run_in_executor(None, exchange.source, SERVER, parts.server_rows)
             self._begin_sending(exchange, SERVER, served)
@@ -270,6 +270,7 @@ class ExchangeRun:
                 resumed=before is not None,
                 stop=self._stop_reading.is_set,
                 mend=self.mend,
+                read_rate=self._read_rate(exchange),
             )
         # With several deliveries, the next one is chosen only after this exchange has been timed.
         if len(parts.spec.deliveries) == 1 and self._delivery != RESTORE:
@@ -308,6 +309,13 @@ class ExchangeRun:
             acknowledged=acknowledged,
             mend=self.mend if who != SERVER else nothing_to_mend,
         )
+
+    def _read_rate(self, exchange: MemberExchange) -> float:
+        """Rows per second that this worker has read from the store so far; 0 if packets are sent."""
+        traffic = self._parts.dataset.traffic
+        if exchange.hops is not None or not traffic.seconds:
+            return 0.0
+        return traffic.delivered_bytes / self._parts.dataset.row_nbytes / traffic.seconds
 
     def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:
         training, dataset = self._parts.training, self._parts.dataset

@@ -158,6 +158,10 @@ class WorkerSession:
         ExchangeError
             If the partition cannot be read.
         """
+        if self.rank is None:  # a server reads its rows when they are asked for
+            await self._open_parts.plans.restoring(epoch, SERVER)
+            self.epoch = epoch
+            return
         self.epoch = epoch - 1
         self._restored = self._loop.create_future()
         self._run = run = ExchangeRun(self._open_parts, 0, epoch, RESTORE, None, self._voted)

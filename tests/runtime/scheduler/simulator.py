@@ -26,6 +26,7 @@ from dshuffle.runtime.scheduler.instructions import (
     Committed,
     Ended,
     EpochFailed,
+    GoesOnWithout,
     Opened,
     Phase,
     Replace,
@@ -74,6 +75,7 @@ class World:
             who_is="rank {}".format,
             replaceable=self.members if self.replaces else (),
             replacement_timeout=60.0,
+            optional=[0] if self.rng.random() < 0.5 else (),
         )
         self.now = 0.0
         self.events: list[tuple[float, int, object]] = []
@@ -126,6 +128,9 @@ class World:
                 case Replaced(ranks):
                     self.seen["replaced"] += len(ranks)
                     assert all(self.members[who].epoch == self.machine.epoch for who in ranks)
+                case GoesOnWithout(who):
+                    self.seen["went on without"] += 1
+                    del self.members[who]
                 case EpochFailed(error):
                     self.answer = error
                 case Ended(error):

@@ -10,6 +10,7 @@ from dshuffle.runtime.scheduler.instructions import (
     Committed,
     Ended,
     EpochFailed,
+    GoesOnWithout,
     Phase,
     Replace,
     Replaced,
@@ -154,7 +155,7 @@ def test_a_session_that_a_worker_has_forgotten_ends() -> None:
     assert "no longer open on rank 0" in str(ended.error)
 
 
-def replacing_machine(n_members: int) -> SessionMachine:
+def replacing_machine(n_members: int, optional: tuple[int, ...] = ()) -> SessionMachine:
     machine = SessionMachine(
         range(n_members),
         first_epoch=0,
@@ -163,6 +164,7 @@ def replacing_machine(n_members: int) -> SessionMachine:
         who_is="rank {}".format,
         replaceable=range(n_members),
         replacement_timeout=60.0,
+        optional=optional,
     )
     machine.open(0.0)
     for who in range(n_members):
@@ -203,6 +205,15 @@ def test_nobody_comes() -> None:
     assert pass_time(machine, 0.0, 59.0) == []
     [ended] = pass_time(machine, 59.0, 60.0)
     assert isinstance(ended.error, WorkerLost)
+
+
+def test_nobody_comes_for_a_participant_that_is_optional() -> None:
+    machine = replacing_machine(2, optional=(1,))
+    machine.advance(0.0)
+    assert machine.lost([1], "has left", 1.0) == [Tell("abort", 0, 1)]
+    assert machine.answered(now_telling(machine, "abort", 0, 1), {}, 1.1) == [Replace((1,))]
+    assert machine.not_replaced(2.0) == [GoesOnWithout(1), Tell("begin", 0, 2)]
+    assert machine.participants == (0,)
 
 
 def test_if_all_are_lost_the_session_ends() -> None:
