@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 
 from dshuffle.errors import DatasetError, ExchangeError
@@ -159,12 +158,12 @@ class Sender:
             timed, source.pack, first, last, rows, checksums, nbytes=rows.nbytes
         )
         if message in self._outbox.in_flight:
-            self._packed[message] = time.perf_counter(), rows, checksums
+            self._packed[message] = asyncio.get_running_loop().time(), rows, checksums
         return rows, checksums
 
     def _give_up_acknowledgements(self) -> None:
         """Free the window slots of messages whose acknowledgement seems to be lost, so that others do not wait."""
-        late = time.perf_counter() - ACKNOWLEDGED_WITHIN
+        late = asyncio.get_running_loop().time() - ACKNOWLEDGED_WITHIN
         for message in [message for message, packed in self._packed.items() if packed[0] < late]:
             del self._packed[message]
             self._buffers.drop(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Coroutine
@@ -339,28 +338,44 @@ class Coordinator:
         except DShuffleError as error:  # harmless: the next run plans its epoch if no plan exists
             logger.debug("dshuffle: planning ahead failed after run %d: %s", run_id, error)
 
-    async def _close_at(self, address: str) -> None:
-        """Free a worker that did not answer and was replaced, if it ever answers again."""
-        with contextlib.suppress(OSError):
-            rpc: Any = self._scheduler.rpc(address)
-            await rpc.dshuffle_close(session_id=self._spec.session_id, number=self._machine.turn)
+    async def _close_given_up(self, address: str) -> None:
+        """Free a worker that did not answer and was replaced, if it ever answers, unless it gets a rank again."""
+        while address in self._given_up and await self._close_all({address}):
+            await asyncio.sleep(self._spec.settings.heartbeat)
 
     async def _free(self) -> None:
         """Close the ended session on all participants that are still in the cluster."""
-        limit = self._spec.settings.heartbeat
-        there = {*self.addresses.values(), *self._given_up} & self._scheduler.workers.keys()
-        replies = await asyncio.gather(
-            *(within(limit, self._close_at(address)) for address in there), return_exceptions=True
-        )
-        for reply in replies:
-            if isinstance(reply, BaseException):
-                logger.warning("dshuffle: a worker did not close session %s: %r", self._spec.session_id, reply)
+        late = await self._close_all({*self.addresses.values(), *self._given_up})
+        if late:
+            logger.warning("dshuffle: session %s is not closed yet on %s", self._spec.session_id, ", ".join(late))
+            self._spawn(self._free_later(late))
+
+    async def _free_later(self, late: set[str]) -> None:
+        """Close the session on workers that do not answer, until they do or Dask gives them up as well."""
+        while late := await self._close_all(late):
+            await asyncio.sleep(self._spec.settings.heartbeat)
+
+    async def _close_all(self, addresses: set[str]) -> set[str]:
+        """Close the ended session on workers, and return those that are in the cluster and did not answer."""
+
+        async def is_closed(address: str) -> bool:
+            rpc: Any = self._scheduler.rpc(address)
+            close = rpc.dshuffle_close(session_id=self._spec.session_id, number=self._machine.turn)
+            try:
+                await within(self._spec.settings.heartbeat, close)
+            except OSError:
+                return False
+            return True
+
+        there = sorted(addresses & self._scheduler.workers.keys())
+        closed = await asyncio.gather(*map(is_closed, there))
+        return {where for where, done in zip(there, closed, strict=True) if not done} & self._scheduler.workers.keys()
 
     def _give_up(self, address: str) -> None:
         """Free a worker that was replaced. It may be stopped, and answer later."""
         if address in self._scheduler.workers:
             self._given_up.add(address)
-            self._spawn(self._close_at(address))
+            self._spawn(self._close_given_up(address))
 
     def _go_on_without(self, who: int) -> None:
         logger.warning("dshuffle: no other worker can replace %s; peers send the rows from now on", self._who_is(who))

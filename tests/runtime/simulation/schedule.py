@@ -1,0 +1,286 @@
+"""Random schedules of whole sessions in virtual time.
+
+    python -m tests.runtime.simulation.schedule 5000 [first seed]
+
+runs that many schedules, and prints what has happened in them.
+
+The plugins, sessions, endpoints, plans and the dataset are the real ones. The network, the threads, the clock and the
+processes are simulated. Workers crash, stop, come back or do not; links are cut; messages are lost, late or corrupted;
+the dataset disappears for some seconds; tasks take their time. After every epoch: each sample was trained on exactly
+once, with the bytes of the dataset, and by the rank that trains on it without faults. Every call of the client ends,
+and after the session nothing is left of it on any worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import os
+import random
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dshuffle import Dataset, create_dataset
+from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch, WorkerLost
+from dshuffle.planning import SERVER, Choices
+from dshuffle.runtime.replies import unwrap
+from dshuffle.runtime.session_spec import DatasetReference, SessionRequest, Settings
+
+from .cluster import SimulatedCluster, simulated
+
+WAYS: list[dict[str, Any]] = [
+    {"assignment": "global", "delivery": "peer"},
+    {"assignment": "partial:0.3", "delivery": "peer"},
+    {"assignment": "local", "delivery": "peer"},
+    {"assignment": "global", "delivery": "storage"},
+    {"assignment": "chunks:10", "delivery": "peer"},
+    {"assignment": "global", "delivery": "peer", "cache_fraction": 0.7},
+    {"assignment": "partial:0.3", "delivery": "peer", "cache_fraction": 0.7, "caching": "recent"},
+    {"assignment": "global", "delivery": "server"},
+    {"assignment": "global", "delivery": "coded", "cache_fraction": 0.7},
+    {"assignment": "partial:0.3", "delivery": "clique", "cache_fraction": 0.7, "caching": "even"},
+    {"assignment": "aligned", "delivery": "leftover"},
+]
+RATES = {"lose": 0.02, "late": 0.03, "corrupt": 0.05}
+STRIKES = ("crash", "stop", "cut", "store away")
+N_SAMPLES, EPOCHS, HEARTBEAT = 60, 4, 15.0
+LIMIT = 1500.0
+"""Virtual seconds that any call of the client may take, whatever has happened."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is simulated: everything else follows from the seed."""
+
+    seed: int
+    way: int
+    n_workers: int
+    epochs: int
+    faults: frozenset[str]
+
+    @classmethod
+    def of(cls, seed: int) -> Schedule:
+        rng = random.Random(seed)
+        faults = frozenset(fault for fault in (*RATES, *STRIKES) if rng.random() < 0.4)
+        return cls(seed, rng.randrange(len(WAYS)), rng.randint(2, 4), EPOCHS, faults)
+
+    def smaller(self) -> list[Schedule]:
+        """Schedules with less in them, to look at in place of this one if they fail as well."""
+        fewer = [dataclasses.replace(self, faults=self.faults - {fault}) for fault in sorted(self.faults)]
+        if self.epochs > 1:
+            fewer.append(dataclasses.replace(self, epochs=self.epochs - 1))
+        if self.n_workers > 2:
+            fewer.append(dataclasses.replace(self, n_workers=self.n_workers - 1))
+        return fewer
+
+
+class World:
+    """A client, its session, and what strikes them."""
+
+    def __init__(self, loop: Any, schedule: Schedule, dataset: Dataset, seen: Counter[str]) -> None:
+        self.schedule, self.dataset, self.seen, self.loop = schedule, dataset, seen, loop
+        self.rng: random.Random = loop.rng
+        rates = {fault: RATES[fault] * self.rng.choice([0.3, 1, 3]) for fault in schedule.faults & RATES.keys()}
+        self.cluster = SimulatedCluster(loop, rates, seen)
+        self.truth = dataset.read_rows(np.arange(N_SAMPLES))
+        self.over = False
+        self.struck: Counter[str] = Counter()
+        self.trained: list[dict[int, list[int]]] = []
+        way = WAYS[schedule.way]
+        settings = Settings(message_bytes=200, window_bytes=1000, heartbeat=HEARTBEAT)
+        self.request = SessionRequest(
+            session_id="simulated",
+            client_id="client",
+            dataset=DatasetReference.of(dataset),
+            choices=Choices(**way, seed=7),
+            deliveries={way["delivery"]: 1.0},
+            memory_limit=None,
+            server=None,
+            settings=settings,
+        )
+
+    async def run(self) -> None:
+        await self.cluster.start(self.schedule.n_workers)
+        strikes = asyncio.ensure_future(self.strike())
+        try:
+            await self.session()
+        except WorkerLost as error:
+            self.seen["WorkerLost"] += 1
+            if not self.schedule.faults - {"corrupt", "store away"}:
+                raise AssertionError("a worker was lost for no reason") from error
+        finally:
+            self.over = True
+            strikes.cancel()
+        await self.call("close", session_id="simulated")
+        self.heal()
+        await asyncio.sleep(200)
+        self.check_nothing_left()
+
+    async def session(self) -> None:
+        try:
+            reply = await self.call("open", order=self.request)
+        except DShuffleError as error:
+            if not self.schedule.faults:
+                raise AssertionError("the session could not be opened for no reason") from error
+            self.seen[f"not opened: {type(error).__name__}"] += 1
+            return
+        self.ranks = [who for who in reply["addresses"] if who != SERVER]
+        for epoch in range(self.schedule.epochs):
+            await self.advance(epoch)
+            if self.rng.random() < 0.7:
+                await self.call("prefetch", session_id="simulated")
+            trained = await asyncio.wait_for(asyncio.gather(*(self.train(who, epoch) for who in self.ranks)), LIMIT)
+            assert sorted(np.concatenate(trained).tolist()) == list(range(N_SAMPLES)), "lost or doubled"
+            self.trained.append({who: ids.tolist() for who, ids in zip(self.ranks, trained, strict=True)})
+            self.seen["epochs"] += 1
+
+    async def advance(self, epoch: int) -> None:
+        for _ in range(10):
+            try:
+                await self.call("advance", session_id="simulated", epoch=epoch)
+            except ExchangeError:
+                assert self.schedule.faults
+                self.seen["ExchangeError"] += 1
+                await asyncio.sleep(5)
+            else:
+                return
+        assert self.schedule.faults
+        self.seen["given up"] += 1
+        raise WorkerLost("the client gave up")
+
+    async def call(self, operation: str, **message: Any) -> dict[str, Any]:
+        """A call of the client. It must end."""
+        handler = self.cluster.scheduler.handlers[f"dshuffle_{operation}"]
+        work = self.cluster.main.spawn(handler(**message))
+        await asyncio.wait([work], timeout=LIMIT)
+        assert work.done(), f"{operation} does not end: {self.waiting_for()}"
+        return unwrap(work.result(), "the scheduler")
+
+    def waiting_for(self) -> str:
+        return "; ".join(one.waiting_for for one in self.cluster.plugin.coordinators.values())
+
+    async def train(self, rank: int, epoch: int) -> np.ndarray:
+        """A task: it runs on whichever worker has the rank, and again if that worker is lost before it ends."""
+        started = self.loop.time()
+        while True:
+            coordinator = self.cluster.plugin.coordinators["simulated"]
+            if coordinator.ended:
+                raise WorkerLost("the session has ended")
+            address = coordinator.addresses[rank]
+            process, worker = self.cluster.processes[address], self.cluster.workers[address]
+            session = worker.plugins["dshuffle"].sessions.get("simulated") if "dshuffle" in worker.plugins else None
+            if session is not None and session.rank == rank and not process.dead:
+                try:
+                    with session.partition(epoch) as partition:
+                        sample_ids = partition.sample_ids.copy()
+                        await asyncio.sleep(self.rng.choice([0, 0.1, 3]))
+                        for name, rows in self.truth.items():  # nothing has changed while the task ran
+                            np.testing.assert_array_equal(partition[name], rows[sample_ids])
+                    if not process.dead and coordinator.addresses[rank] == address:
+                        return sample_ids
+                except StaleEpoch:
+                    pass  # another worker has just taken the rank
+            assert self.loop.time() - started < LIMIT, f"rank {rank} cannot be trained: {self.waiting_for()}"
+            await asyncio.sleep(0.5)
+
+    # -- faults --------------------------------------------------------------------------------------------------
+
+    async def strike(self) -> None:
+        """Let something break now and then."""
+        possible = sorted(self.schedule.faults & set(STRIKES))
+        while possible:
+            await asyncio.sleep(self.rng.expovariate(self.rng.choice([0.1, 0.5, 2])))
+            fault = self.rng.choice(possible)
+            self.struck[fault] += 1
+            self.seen[fault] += 1
+            alive = [one for one in self.cluster.workers if not self.cluster.processes[one].dead]
+            if fault == "crash" and len(alive) > 1:
+                comes_back, noticed = self.rng.random() < 0.9, self.rng.random() < 0.7
+                self.cluster.crash(self.rng.choice(alive), comes_back=comes_back, noticed=noticed)
+            elif fault == "stop":
+                process = self.cluster.processes[self.rng.choice(alive)]
+                process.stopped_until = self.loop.time() + self.rng.choice([2, 5, 40])
+            elif fault == "cut":
+                pair = frozenset(self.rng.sample([*alive, "sim://scheduler"], 2))
+                self.cluster.cut.add(pair)
+                self.loop.call_later(self.rng.choice([1, 20, 60]), self.cluster.cut.discard, pair)
+            elif fault == "store away" and os.path.exists(self.dataset.url):
+                os.rename(self.dataset.url, self.dataset.url + ".away")
+                self.loop.call_later(self.rng.choice([0.5, 5]), self.heal)
+
+    def heal(self) -> None:
+        if os.path.exists(self.dataset.url + ".away"):
+            os.rename(self.dataset.url + ".away", self.dataset.url)
+
+    # -- what must hold ------------------------------------------------------------------------------------------
+
+    def check_nothing_left(self) -> None:
+        plugin = self.cluster.plugin
+        assert not plugin.coordinators
+        assert not plugin._opening
+        assert not plugin._freeing
+        for address, worker in self.cluster.workers.items():
+            if self.cluster.processes[address].dead or "dshuffle" not in worker.plugins:
+                continue
+            found = worker.plugins["dshuffle"]
+            assert not found.sessions, f"a session is left on {address}"
+            assert not found._reserved, f"memory is left reserved on {address}"
+            assert not found._opening, f"a session still opens on {address}"
+            assert not worker.process.tasks, f"tasks are left on {address}: {list(worker.process.tasks)}"
+        assert not self.cluster.main.tasks, f"tasks are left on the scheduler: {list(self.cluster.main.tasks)}"
+
+
+def run(schedule: Schedule, dataset: Dataset, seen: Counter[str]) -> list[dict[int, list[int]]]:
+    """Run one schedule. Returns what each rank trained on in each epoch."""
+    with simulated(random.Random(schedule.seed)) as loop:
+        world = World(loop, schedule, dataset, seen)
+        try:
+            loop.run_until_complete(world.run())
+        finally:
+            world.heal()
+        return world.trained
+
+
+def shrunk(schedule: Schedule, dataset: Dataset) -> Schedule:
+    """The smallest schedule in which something fails as well."""
+    for smaller in schedule.smaller():
+        try:
+            run(smaller, dataset, Counter())
+        except Exception:
+            return shrunk(smaller, dataset)
+    return schedule
+
+
+def simulate(seeds: range) -> Counter[str]:
+    """Run schedules, each beside the same one without faults."""
+    seen: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        rng = np.random.default_rng(0)
+        rows = {"x": rng.integers(0, 255, (N_SAMPLES, 12), dtype=np.uint8), "y": np.arange(N_SAMPLES)}
+        dataset = create_dataset(f"{folder}/d.zarr", rows, chunk_rows=10)
+
+        @functools.cache
+        def without_faults(way: int, n_workers: int) -> list[dict[int, list[int]]]:
+            return run(Schedule(0, way, n_workers, EPOCHS, frozenset()), dataset, Counter())
+
+        for seed in seeds:
+            schedule = Schedule.of(seed)
+            try:
+                trained = run(schedule, dataset, seen)
+                # Fewer workers take part if one was lost before the session opened.
+                expected = without_faults(schedule.way, len(trained[0])) if trained else []
+                assert trained == expected[: len(trained)], "other samples than without faults"
+            except Exception as error:
+                raise AssertionError(f"{schedule}, or {shrunk(schedule, dataset)}: {error}") from error
+    return seen
+
+
+if __name__ == "__main__":
+    start = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    print(dict(simulate(range(start, start + int(sys.argv[1])))))

@@ -1,0 +1,98 @@
+"""An event loop whose time is virtual: it jumps to the next event instead of waiting. Threads are simulated as well."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+
+class NothingHappensAnyMore(AssertionError):
+    """All coroutines wait, and no event will come."""
+
+
+class _Selector(selectors.SelectSelector):
+    """Does not wait for sockets, of which there are none, but lets time pass."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise NothingHappensAnyMore("all coroutines wait for each other")
+        self._loop.now += max(0.0, timeout)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time, for one thread."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.now = 0.0
+        self.rng = rng
+        super().__init__(_Selector(self))
+        self._threads = SimulatedThreads(self, n_threads=100)
+
+    def time(self) -> float:
+        return self.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        return asyncio.wrap_future((executor or self._threads).submit(func, *args), loop=self)
+
+    def _write_to_self(self) -> None:
+        """There is no other thread that could wait in ``select``."""
+
+
+class SimulatedThreads:
+    """In place of a ThreadPoolExecutor: calls run on the loop, one after the other on each thread, at random times.
+
+    A call takes some virtual time. All of its effect is at the end of that time.
+    """
+
+    def __init__(self, loop: VirtualLoop, n_threads: int, longest: float = 0.5) -> None:
+        self._loop = loop
+        self._busy_until = [0.0] * n_threads
+        self._longest = longest
+        self._waiting: set[Future[Any]] = set()
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        thread = min(range(len(self._busy_until)), key=self._busy_until.__getitem__)
+        start = max(self._loop.now, self._busy_until[thread])
+        takes = self._loop.rng.choice([1e-6, 0.001, 0.02, self._longest])  # above 0, so that the order is kept
+        self._busy_until[thread] = start + takes
+        self._waiting.add(future)
+        self._loop.call_at(start + takes, self._run, future, fn, args)
+        return future
+
+    def _run(self, future: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._waiting.discard(future)
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(fn(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        for future in list(self._waiting) if cancel_futures else []:
+            future.cancel()
+
+
+class ImmediateThreads:
+    """In place of a ThreadPoolExecutor whose results a thread waits for: calls run at once."""
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing is left to be done."""
