@@ -105,7 +105,7 @@ PLUGIN = "dshuffle"
 TASK_PREFIX = "dshuffle-partition-"
 """Prefix of the keys of partition tasks. The keys end with the rank."""
 
-PROTOCOL = 9
+PROTOCOL = 10
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

@@ -282,7 +282,8 @@ class Coordinator:
             spec = dataclasses.replace(self._spec, addresses=dict(self.addresses))
             first = self._spec.shuffle.first_epoch
             epoch = self.epoch if self.epoch >= first else None
-            message = {"spec": ToPickle(spec), "number": tell.turn, "restore": order == "restore", "epoch": epoch}
+            message = {"spec": ToPickle(spec), "number": tell.turn, "last_run": run_id, "epoch": epoch}
+            message["restore"] = order == "restore"
         elif order == "members":
             message |= {"addresses": dict(self.addresses), "number": tell.turn}
         elif order != "status":

@@ -340,7 +340,9 @@ class SessionMachine:
         return [self._tell(phase.value, who) for who in told]
 
     def _tell(self, order: str, who: int) -> Tell:
-        return Tell(order, who, 0 if self.run is None else self.run.run_id, self.turn)
+        # A worker that takes a rank must refuse all runs so far: orders to begin them may arrive late.
+        run_id = self._runs if order == "restore" else 0 if self.run is None else self.run.run_id
+        return Tell(order, who, run_id, self.turn)
 
     def _new_run(self, now: float, attempt: int) -> list[Instruction]:
         self._runs += 1

@@ -170,7 +170,6 @@ class WorkerSession:
         self._restored = None
         if reason is not None:
             raise ExchangeError(reason)
-        self._last_run = 0
         await self.commit(0)
 
     def change_members(self, addresses: Mapping[int, str], number: int) -> None:
@@ -179,9 +178,9 @@ class WorkerSession:
             self.number = number
             self._addresses.update(addresses)
 
-    async def go_on(self, addresses: Mapping[int, str], number: int) -> None:
-        """Drop the run that the others have given up while this worker did not answer."""
-        await self.abort(self._last_run)
+    async def go_on(self, addresses: Mapping[int, str], number: int, last_run: int) -> None:
+        """Drop the run that the others have given up while this worker did not answer, and refuse all earlier ones."""
+        await self.abort(last_run)
         self.change_members(addresses, number)
 
     def begin(self, run_id: int, epoch: int, delivery: str, rate: float | None) -> None:

@@ -144,7 +144,9 @@ class DShuffleWorker(WorkerPlugin):
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def open(self, spec: SessionSpec, number: int, restore: bool = False, epoch: int | None = None) -> None:
+    async def open(
+        self, spec: SessionSpec, number: int, last_run: int = 0, *, restore: bool = False, epoch: int | None = None
+    ) -> None:
         """Allocate this worker's part of a session. Another call waits for the first one.
 
         Parameters
@@ -153,6 +155,8 @@ class DShuffleWorker(WorkerPlugin):
             The session.
         number
             Number of the order. Orders that were given before the session was closed here are refused.
+        last_run
+            Number of the last run that has begun elsewhere. This worker takes part in later ones only.
         restore
             Whether this worker takes a lost rank.
         epoch
@@ -175,14 +179,14 @@ class DShuffleWorker(WorkerPlugin):
             return
         if there is not None:  # this worker was stopped for so long that it was given up, and gets a rank again
             if there.rank == self._rank(spec) and (there.is_loading if epoch is None else there.epoch == epoch):
-                await there.go_on(spec.addresses, number)
+                await there.go_on(spec.addresses, number, last_run)
                 return
             await self.close(session_id, number - 1)
         opening = self._opening.get(session_id)
         if opening is None:
             # Memory is reserved before anything is awaited, so that two sessions do not count on the same bytes.
             spec = self._reserve(spec)
-            opening = self._opening[session_id] = asyncio.create_task(self._open(spec, number, epoch))
+            opening = self._opening[session_id] = asyncio.create_task(self._open(spec, number, last_run, epoch))
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -237,7 +241,7 @@ class DShuffleWorker(WorkerPlugin):
         address = self._worker.address
         return next((who for who, where in spec.addresses.items() if where == address and who != SERVER), None)
 
-    async def _open(self, spec: SessionSpec, number: int, epoch: int | None) -> None:
+    async def _open(self, spec: SessionSpec, number: int, last_run: int, epoch: int | None) -> None:
         assert self._worker is not None
         loop = asyncio.get_running_loop()
         try:
@@ -249,6 +253,7 @@ class DShuffleWorker(WorkerPlugin):
             try:
                 if epoch is not None:
                     await session.restore(epoch)
+                await session.abort(last_run)
             except BaseException:
                 await session.close()
                 raise

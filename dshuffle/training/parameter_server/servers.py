@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from distributed import Future, as_completed, get_worker
 from distributed.utils import sync
 
-from dshuffle.errors import ClusterError
+from dshuffle.errors import ClusterError, PeerFailed, WorkerLost
 from dshuffle.runtime import Shuffler, gathered
 from dshuffle.runtime.cluster_view import cluster_info
 from dshuffle.training.parameter_server.models import Parameters
@@ -22,8 +23,14 @@ PATIENCE = 60.0
 """Seconds after which an actor that does not answer the client counts as lost."""
 PERIOD = 2.0
 """Seconds after which a waiting task checks that its actor still exists."""
+ATTEMPTS = 3
+"""Attempts at an epoch in which workers are lost."""
 LOST = "Worker holding Actor was lost"
 """Dask's error message for a lost actor."""
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Servers:
@@ -63,6 +70,10 @@ class Servers:
         self._futures: list[Future[Any]] = []
 
     def __enter__(self) -> Self:
+        self._make()
+        return self
+
+    def _make(self) -> None:
         client = self._shuffler.client
         training = self._shuffler.addresses
         places = sorted(cluster_info(client)["workers"].keys() - set(training)) or list(training)
@@ -74,15 +85,39 @@ class Servers:
         # A handle belongs to the client that is current when the handle is made.
         with client.as_current():
             self.handles = [reached(future) for future in self._futures]
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
             self._abort()
+        self._release()
+
+    def _release(self) -> None:
         for future in self._futures:
             future.release()
+        self._futures = []
+
+    def attempt(self, parameters: Parameters, train: Callable[[], T]) -> T:
+        """Train an epoch; again, with new servers and from the same parameters, if a worker is lost meanwhile.
+
+        Raises
+        ------
+        WorkerLost, PeerFailed
+            A worker was lost in every attempt, or the session has ended.
+        """
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                return train()
+            except (WorkerLost, PeerFailed) as error:
+                if not left:
+                    raise
+                logger.warning("dshuffle: the epoch starts again on all workers: %s", error)
+            self._abort()
+            self._release()
+            self._slices = [parameters[part] for part in self.bounds]
+            self._make()
+        raise AssertionError
 
     def begin(self, step: float, n_updates: int | None) -> None:
         """Start an epoch."""
@@ -115,7 +150,7 @@ def reached(call: Any) -> Any:
 
     Raises
     ------
-    ClusterError
+    WorkerLost
         The actor is lost.
     """
     try:
@@ -138,7 +173,7 @@ def answers(servers: Sequence[Any], calls: Iterable[Any]) -> list[Any]:
 
     Raises
     ------
-    ClusterError
+    WorkerLost
         An actor is lost.
     """
     return [_answer(server, call) for server, call in zip(servers, list(calls), strict=True)]
@@ -157,5 +192,5 @@ def _answer(server: Any, call: Any) -> Any:
             raise _lost(error) from error
 
 
-def _lost(error: Exception) -> ClusterError:
-    return ClusterError(f"a parameter server is lost, with its slice of the parameters ({error}); start the fit again")
+def _lost(error: Exception) -> WorkerLost:
+    return WorkerLost(f"a parameter server is lost, with its slice of the parameters ({error}); start the fit again")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dshuffle.errors import ClusterError
+from dshuffle.errors import ClusterError, PeerFailed
 from dshuffle.training.parameter_server.models import Parameters
 
 
@@ -77,9 +77,19 @@ class ParameterSlice:
         """
         self._step = step
         self._left = n_updates
+        self._started: set[int] = set()
 
     def pull(self, rank: int, following: int) -> Reply:
-        """Return the parameters for the first gradient of an epoch, which will use ``following`` samples."""
+        """Return the parameters for the first gradient of an epoch, which will use ``following`` samples.
+
+        Raises
+        ------
+        PeerFailed
+            The rank has begun this epoch before. Its worker was lost, and its gradients must not be applied twice.
+        """
+        if rank in self._started:
+            raise PeerFailed(f"rank {rank} began the epoch again, because its worker was lost")
+        self._started.add(rank)
         return self._reply(0, following)
 
     def push(self, rank: int, version: int, gradient: Parameters, following: int) -> Reply:

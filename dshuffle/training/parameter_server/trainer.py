@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.runtime import Partition, PerRank, Shuffler
+from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, checked_width, diverged
 from dshuffle.training.monitoring import WorkerSpeeds
@@ -103,13 +104,16 @@ def fit_parameter_server(
     InvalidParameter
         A parameter is out of range, the arrays do not suit the model, samples are not finite (the message names one), a
         mini-batch is larger than a share, or the parameters diverge.
-    ClusterError
-        A server is lost.
+    WorkerLost
+        A worker or a server is lost, and the epoch could not be trained again.
 
     Notes
     -----
     An epoch starts when all workers have finished the previous one, because samples move only then. An epoch of
     ``"once"`` ends with updates from slow workers only; an epoch of ``"free"`` ends with one update from each worker.
+
+    If a worker or a server is lost, the epoch starts again on all workers, with new servers and from the parameters at
+    its beginning. So no gradient is applied twice.
 
     A push takes one message to each server and returns the parameters. With several servers, a worker may get one slice
     of the parameters from before another worker's update and another slice from after it, as with any split server.
@@ -138,13 +142,12 @@ def fit_parameter_server(
                 if model.n_classes is not None:
                     labels = np.unique(np.concatenate([values for values, _ in found]))
                     check_labels(target, labels, shuffler.dataset.n_samples, model.n_classes)
-            actors.begin(sharing.worker_step * schedule(number), sharing.n_updates(n_samples))
             done = PerRank([len(own) for own in pushes])
-            worked = actors.results(epoch.map(work, actors.handles, actors.bounds, model, sharing, done, **arrays))
+            train = functools.partial(_train, actors, epoch, model, sharing, schedule(number), n_samples, done, arrays)
+            worked, parameters = actors.attempt(parameters, train)
             for own, one in zip(pushes, worked, strict=True):
                 own += one.staleness
             recorder.speeds.add([one.rate for one in worked] if given is None else given)
-            parameters = actors.parameters()
             if not np.isfinite(parameters).all():
                 raise diverged(step, number, remedy=REMEDY)
             loss, count = np.sum(actors.results(epoch.map(total_loss, model, parameters, **arrays)), axis=0)
@@ -153,6 +156,22 @@ def fit_parameter_server(
             if recorder.add(parameters, float(loss / count)):
                 break
     return recorder.history(parameters, staleness=Staleness.of(pushes))
+
+
+def _train(
+    actors: Servers,
+    epoch: Epoch,
+    model: Model,
+    sharing: Asynchrony,
+    factor: float,
+    n_samples: int,
+    done: PerRank,
+    arrays: Mapping[str, str],
+) -> tuple[list[Work], Parameters]:
+    """Train one epoch, and return what each worker has done and the new parameters."""
+    actors.begin(sharing.worker_step * factor, sharing.n_updates(n_samples))
+    worked = actors.results(epoch.map(work, actors.handles, actors.bounds, model, sharing, done, **arrays))
+    return worked, actors.parameters()
 
 
 class Work(NamedTuple):

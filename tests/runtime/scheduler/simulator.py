@@ -208,7 +208,7 @@ class World:
                 member.number = tell.turn
                 if member.epoch != epoch or not member.opened:
                     member.__init__(tell.who, opened=True, epoch=epoch, number=tell.turn)
-                member.run_id, member.vote = 0, None
+                member.run_id, member.vote, member.last_run = 0, None, tell.run_id
             case "members":
                 member.number = tell.turn
                 assert member.run_id == 0, "a run is under way"

@@ -178,7 +178,7 @@ def test_a_rank_is_restored_before_the_others_go_on() -> None:
     assert machine.lost([1], "has left", 1.0) == [Tell("abort", 0, 1)]
     assert machine.answered(now_telling(machine, "abort", 0, 1), {}, 1.1) == [Replace((1,))]
     assert machine.waiting_for() == "waiting for other workers to replace rank 1"
-    assert machine.replaced(1, 2.0) == [Tell("restore", 1, 0)]
+    assert machine.replaced(1, 2.0) == [Tell("restore", 1, 1)]
     assert machine.answered(now_telling(machine, "restore", 1, 0), {}, 3.0) == [Tell("members", 0, 0)]
     assert machine.answered(now_telling(machine, "members", 0, 0), {}, 3.1) == [
         Replaced((1,)),
@@ -230,7 +230,7 @@ def test_if_all_ranks_are_replaced_one_after_the_other_the_session_goes_on() -> 
     machine.answered(now_telling(machine, "abort", 0, 1), {}, 0.2)
     machine.replaced(1, 0.3)
     machine.lost([0], "has left", 0.4)
-    assert machine.replaced(0, 0.5) == [Tell("restore", 0, 0), Tell("restore", 1, 0)]
+    assert machine.replaced(0, 0.5) == [Tell("restore", 0, 1), Tell("restore", 1, 1)]
     machine.answered(now_telling(machine, "restore", 0, 0), {}, 0.6)
     found = machine.answered(now_telling(machine, "restore", 1, 0), {}, 0.7)
     assert found == [Replaced((0, 1)), Tell("begin", 0, 2), Tell("begin", 1, 2)]
