@@ -1,6 +1,6 @@
 """Simulator of the scheduler's state machine: random schedules in virtual time.
 
-    python tests/runtime/scheduler/simulator.py 100000
+    python tests/runtime/scheduler/simulator.py 100000 [first seed]
 
 runs that many schedules, and prints what has happened in them.
 
@@ -195,7 +195,7 @@ class World:
     # -- a worker ------------------------------------------------------------------------------------------------
 
     def leave(self, member: Member) -> None:
-        if self.members[member.who] is member:
+        if self.members.get(member.who) is member:
             self.perform(self.machine.lost([member.who], "has left", self.now))
 
     def carry_out(self, member: Member, tell: Tell, epoch: int) -> dict | DShuffleError:
@@ -233,7 +233,7 @@ class World:
                 if member.hangs_until > self.now:
                     return {"busy": "1 task still running"}
                 others = [self.members[who] for who in self.members.keys() - self.unsettled() - {tell.who}]
-                if self.members[tell.who] is member and tell.who not in self.unsettled():  # else it was given up
+                if self.members.get(tell.who) is member and tell.who not in self.unsettled():  # else it was given up
                     ready = all(m.committed == tell.run_id or is_ready(m) for m in others)
                     assert ready, "swapped before all were ready"
                 assert tell.run_id not in member.aborted
@@ -304,10 +304,11 @@ def simulate(seeds: range) -> Counter[str]:
     for seed in seeds:
         try:
             World(seed, seen).run(epochs=6)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
     return seen
 
 
 if __name__ == "__main__":
-    print(dict(simulate(range(int(sys.argv[1])))))
+    start = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    print(dict(simulate(range(start, start + int(sys.argv[1])))))
