@@ -65,6 +65,10 @@ class CorruptChunk(DatasetError, OSError):
     """A chunk is missing, truncated or fails its checksum; the message names it."""
 
 
+class CheckpointError(DShuffleError):
+    """A state of a session cannot be written, is damaged, or is not one that this session can go on from."""
+
+
 class PlanError(DShuffleError):
     """A plan does not deliver what the epoch needs. This is a bug in the planner; the plan is not used."""
 

@@ -25,6 +25,7 @@ from dshuffle.planning.holders import holders_of
 from dshuffle.planning.order import row_permutation
 from dshuffle.planning.packets import SERVER, STORE, Packets, name_of
 from dshuffle.planning.planner import EpochPlanner
+from dshuffle.planning.remainder import Remainder
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Packets",
     "Partial",
     "RELAYS",
+    "Remainder",
     "SERVER",
     "SHARDINGS",
     "STORE",

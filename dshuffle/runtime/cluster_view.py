@@ -99,6 +99,7 @@ def choose_members(scheduler: Scheduler, order: SessionRequest, ready: Collectio
         order.settings,
         order.on_loss,
         addresses,
+        remainder=order.remainder,
     )
     return Members(spec, role)
 

@@ -160,6 +160,21 @@ def with_data(shuffle: ShuffleSpec, dataset: Dataset) -> ShuffleSpec:
     return shuffle
 
 
+def for_workers(shuffle: ShuffleSpec, n_workers: int, dataset: Dataset) -> ShuffleSpec:
+    """The same shuffle, with its data, for another number of workers.
+
+    Raises
+    ------
+    InvalidParameter
+        If the first assignment was given, and is one for the other number of workers only.
+    """
+    sharding = shuffle.choices.sharding
+    if isinstance(sharding, GivenSharding) and sharding.name.startswith(STRATIFIED):
+        sharding = GivenSharding(sharding.name)  # its ranks depend on the number of workers
+    choices = dataclasses.replace(shuffle.choices, sharding=sharding)
+    return with_data(dataclasses.replace(shuffle, n_workers=n_workers, choices=choices), dataset)
+
+
 def read_labels(dataset: Dataset, name: str) -> NDArray[np.generic]:
     """Read a whole array of labels, of shape ``(q,)``."""
     return read_array(dataset, name)[: dataset.n_samples]

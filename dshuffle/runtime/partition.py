@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
@@ -41,6 +41,8 @@ class Partition:
         Smallest and largest number of samples on any worker in this epoch. By default every worker has ``n``.
     broadcast
         Ascending ids of the samples in this partition that every worker has. Empty by default.
+    note
+        Called with the number of samples that were trained on so far.
 
     Examples
     --------
@@ -66,6 +68,7 @@ class Partition:
         epoch: int,
         shares: tuple[int, int] | None = None,
         broadcast: NDArray[np.int64] | None = None,
+        note: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._layout = layout
         self._rows: ByteMatrix | None = rows
@@ -76,6 +79,7 @@ class Partition:
         self._epoch = epoch
         self._shares = shares or (len(slots), len(slots))
         self._broadcast = _read_only(sample_ids[:0] if broadcast is None else broadcast)
+        self._note = note
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -191,7 +195,27 @@ class Partition:
             broadcast=self._broadcast,
         )
 
-    def batches(self, batch_size: int, *, drop_last: bool = False) -> Iterator[dict[str, NDArray[Any]]]:
+    def mark_trained(self, n_samples: int | None = None) -> None:
+        """Note how far training has come, for :meth:`dshuffle.Shuffler.state_dict`.
+
+        Parameters
+        ----------
+        n_samples
+            Number of samples that were trained on in this epoch, from the first one in training order; by default all.
+
+        Raises
+        ------
+        InvalidParameter
+            If it is not an integer in [0, n].
+        """
+        n_samples = len(self) if n_samples is None else as_integer("n_samples", n_samples, 0)
+        if n_samples > len(self):
+            raise InvalidParameter.of("n_samples", n_samples, f"at most {len(self)}, the size of the partition")
+        self._note(n_samples)
+
+    def batches(
+        self, batch_size: int, *, drop_last: bool = False, mark: bool = False
+    ) -> Iterator[dict[str, NDArray[Any]]]:
         """Iterate over batches in training order. Only one batch is copied at a time.
 
         Parameters
@@ -200,6 +224,9 @@ class Partition:
             Number of samples per batch.
         drop_last
             Whether to drop the last batch if it is smaller.
+        mark
+            Whether to note how far training has come, as :meth:`mark_trained` does. A batch counts as trained on when
+            the next one is asked for. Do not set it to evaluate a model.
 
         Yields
         ------
@@ -221,7 +248,7 @@ class Partition:
         if drop_last and batch_size > len(self):
             hint = "With drop_last=True there would be no batch."
             raise InvalidParameter.of("batch_size", batch_size, f"in [1, {len(self)}], the size of the partition", hint)
-        return self._batches(batch_size, drop_last)
+        return self._batches(batch_size, drop_last, mark)
 
     def to_torch(self, batch_size: int, *, mode: str = "drop", arrays: Sequence[str] | None = None) -> PartitionBatches:
         """Batches of tensors as a ``torch.utils.data.IterableDataset``, with the same number of batches on every rank.
@@ -283,10 +310,14 @@ class Partition:
         slots = self._slots[positions]
         return {name: self._column(name)[slots] for name in (self.names if names is None else names)}
 
-    def _batches(self, batch_size: int, drop_last: bool) -> Iterator[dict[str, NDArray[Any]]]:
+    def _batches(self, batch_size: int, drop_last: bool, mark: bool) -> Iterator[dict[str, NDArray[Any]]]:
         end = len(self) - len(self) % batch_size if drop_last else len(self)
         for first in range(0, end, batch_size):
             yield self.take(slice(first, first + batch_size))
+            if mark:
+                self.mark_trained(min(first + batch_size, len(self)))
+        if mark:  # what was dropped is not trained on in this epoch
+            self.mark_trained()
 
     def _column(self, name: str) -> NDArray[Any]:
         if self._records is None:

@@ -18,7 +18,7 @@ from dask.utils import parse_bytes, parse_timedelta
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError, DatasetChanged, InvalidParameter
-from dshuffle.planning import Choices, ShuffleSpec
+from dshuffle.planning import Choices, Remainder, ShuffleSpec
 from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
 from dshuffle.rows import RowLayout, checksum_rows
 from dshuffle.store import Dataset
@@ -105,7 +105,7 @@ PLUGIN = "dshuffle"
 TASK_PREFIX = "dshuffle-partition-"
 """Prefix of the keys of partition tasks. The keys end with the rank."""
 
-PROTOCOL = 10
+PROTOCOL = 11
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -185,6 +185,7 @@ class SessionRequest:
     """Request of a client for a session, before ranks are assigned.
 
     ``deliveries`` maps the deliveries to choose from in each epoch to the expected seconds of an exchange.
+    ``remainder`` says what earlier sessions have trained on in the first epoch.
     """
 
     session_id: str
@@ -197,6 +198,7 @@ class SessionRequest:
     settings: Settings
     on_loss: str = "replace"
     first_epoch: int = 0
+    remainder: Remainder | None = None
 
     def __post_init__(self) -> None:
         if self.on_loss not in ON_LOSS:
@@ -220,6 +222,8 @@ class SessionSpec:
         Address of every rank, and of the server under :data:`dshuffle.planning.SERVER` if a delivery needs one.
     secret
         Random word that only the participants and the scheduler know. A vote without it is refused.
+    remainder
+        What earlier sessions have trained on in the first epoch, if this session goes on in the middle of it.
     """
 
     session_id: str
@@ -231,6 +235,7 @@ class SessionSpec:
     on_loss: str
     addresses: dict[int, str] = field(default_factory=dict)
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    remainder: Remainder | None = None
 
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""

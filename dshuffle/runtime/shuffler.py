@@ -6,9 +6,8 @@ import dataclasses
 import itertools
 import logging
 import os
-import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,23 +16,20 @@ from distributed.protocol.serialize import ToPickle
 from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, MixingWarning
-from dshuffle.notebook import html_summary
-from dshuffle.planning import AUTO, SERVER, Assignment, Choices, Classes, GivenSharding, parse_assignment
+from dshuffle.errors import ClusterError, DShuffleError, MixingWarning
+from dshuffle.planning import SERVER, Assignment, Choices, Classes, GivenSharding, Remainder, parse_assignment
 from dshuffle.planning.cost import Cluster
 from dshuffle.records import EpochRecord, Measures
-from dshuffle.redaction import hide_secrets
 from dshuffle.runtime.cluster_view import check_client
 from dshuffle.runtime.collective import CollectiveId
-from dshuffle.runtime.dataset_inputs import resolved, wanted_sharding, warn_of_small_classes
+from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_classes
 from dshuffle.runtime.epoch import Epoch, EpochTasks, submit_to_all
-from dshuffle.runtime.measure.auto_candidates import expected_seconds
-from dshuffle.runtime.memory import parse_memory_limit
 from dshuffle.runtime.session_client import SessionClient
-from dshuffle.runtime.session_spec import DatasetReference, SessionRequest, Settings
+from dshuffle.runtime.session_request import session_request
+from dshuffle.runtime.session_state import SessionState, read_checkpoint, write_checkpoint
+from dshuffle.runtime.shuffler_summary import in_html, in_words
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, open_dataset
-from dshuffle.units import human_count, human_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +84,10 @@ class Shuffler:
         What happens when a worker is lost. ``"replace"``: another worker takes the rank, for instance one that a nanny
         starts. It reads the partition from the dataset, and lost tasks of the current epoch run again there. If no
         worker can, or none does within ``dshuffle.replacement-timeout``, :class:`WorkerLost` is raised. ``"raise"``:
-        :class:`WorkerLost` is raised at once. A worker that serves is never replaced.
+        :class:`WorkerLost` is raised at once. If nobody can replace a worker that only serves, peers send the rows.
+    checkpoint
+        File or object (a path, or a URL such as ``s3://bucket/run.json``) to which the state is written at the start of
+        every epoch, with the dataset's storage options if it is in a store of the same kind. See :meth:`resume`.
     memory_limit
         Maximum size of a worker's cache partition (``"2 GiB"`` or an integer), including the packets that it relays
         and, on the server, the rows that it serves. By default 60 % of the worker's own memory limit.
@@ -148,9 +147,11 @@ class Shuffler:
         seed: int = 0,
         first_epoch: int = 0,
         on_loss: str = "replace",
+        checkpoint: str | os.PathLike[str] | None = None,
         memory_limit: int | str | None = None,
         server: str | int | None = None,
         cluster: Cluster | None = None,
+        _remainder: Remainder | None = None,
     ) -> None:
         check_client(client)
         choices = Choices(
@@ -166,34 +167,19 @@ class Shuffler:
         self.records: list[EpochRecord] = []
         self._client = client
         self.dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-        if cluster is not None and delivery != AUTO:
-            raise InvalidParameter.of(
-                "cluster", cluster, f"None with delivery={delivery!r}", "Only delivery='auto' uses it."
-            )
         choices = dataclasses.replace(choices, sharding=wanted_sharding(self.dataset, sharding))
-        choices = resolved(self.dataset, choices)
-        settings = Settings.from_config()
-        server = None if server is None else str(server)
-        deliveries = {delivery: 0.0}
-        if delivery == AUTO:
-            deliveries = expected_seconds(
-                client, self.dataset, choices, cluster=cluster, server=server, memory_fraction=settings.memory_fraction
-            )
-        classes = choices.balance
-        if classes is not None:  # labels travel by name
-            choices = dataclasses.replace(choices, balance=Classes(classes.name, classes.checksum))
-        self._order = SessionRequest(
-            session_id=uuid.uuid4().hex[:12],
-            client_id=client.id,
-            dataset=DatasetReference.of(self.dataset),
-            choices=choices,
-            deliveries=deliveries,
-            memory_limit=parse_memory_limit(memory_limit),
-            server=server,
-            settings=settings,
+        self._order, classes = session_request(
+            client,
+            self.dataset,
+            choices,
             on_loss=on_loss,
-            first_epoch=as_integer("first_epoch", first_epoch, 0),
+            first_epoch=first_epoch,
+            memory_limit=memory_limit,
+            server=server,
+            cluster=cluster,
+            remainder=_remainder,
         )
+        self._checkpoint = checkpoint
         self._session = SessionClient(client, self._order.session_id)
         self._tasks: EpochTasks | None = None  # of the current epoch
         self._handed_out = True  # whether the current epoch has been yielded
@@ -213,13 +199,94 @@ class Shuffler:
         self._server_role: str = opened["server"]
         self.n_workers = sum(who != SERVER for who in self._addresses)
         try:
-            if advice := choices.assignment.warning(self.n_workers):
+            if advice := self.choices.assignment.warning(self.n_workers):
                 warnings.warn(advice, MixingWarning, stacklevel=2)
             if classes is not None:
                 warn_of_small_classes(classes, self.n_workers)
         except BaseException:  # if warnings are turned into errors
             self.close()
             raise
+
+    @classmethod
+    def resume(
+        cls,
+        client: Client,
+        dataset: Dataset | str | os.PathLike[str],
+        state: Mapping[str, Any] | str | os.PathLike[str],
+        **options: Any,
+    ) -> Self:
+        """Go on where an earlier session was, with any number of workers. See docs/resuming.md.
+
+        Parameters
+        ----------
+        client, dataset
+            As for :class:`Shuffler`. The dataset must be the same.
+        state
+            What :meth:`state_dict` returned, or the place of a checkpoint.
+        **options
+            Other parameters of :class:`Shuffler`, but for those that choose the samples, which come from the state. A
+            ``sharding`` that was an array must be given again.
+
+        Raises
+        ------
+        CheckpointError
+            If the state is damaged, or one of another dataset or of a release that draws other samples.
+        InvalidParameter
+            If an option contradicts the state.
+
+        Examples
+        --------
+        >>> import numpy as np, dshuffle
+        >>> from distributed import Client
+        >>> dataset = dshuffle.create_dataset("memory://doc-resume", {"x": np.arange(10.0)}, overwrite=True)
+        >>> def some(partition):
+        ...     partition.mark_trained(2)
+        >>> with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
+        ...     with dshuffle.Shuffler(client, dataset) as shuffler:
+        ...         _ = client.gather(next(shuffler.epochs(1)).map(some))
+        ...         state = shuffler.state_dict()
+        ...     with dshuffle.Shuffler.resume(client, dataset, state) as shuffler:
+        ...         [client.gather(epoch.map(len)) for epoch in shuffler.epochs(2)]
+        [[3, 3], [5, 5]]
+        """
+        dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+        if not isinstance(state, Mapping):
+            state = read_checkpoint(state, dataset)
+        found = SessionState.from_dict(state, dataset)
+        remainder = found.next if found.next.trained else None
+        return cls(client, dataset, **found.keywords(dataset, options), _remainder=remainder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this session is, for :meth:`resume`. JSON can hold it.
+
+        Returns
+        -------
+        dict
+            The identity of the dataset, the way of shuffling, the epoch, and how many of its samples each rank has
+            trained on, as far as tasks say so (:meth:`Partition.mark_trained`, ``Partition.batches(mark=True)``).
+
+        Raises
+        ------
+        ClusterError
+            If the session has ended.
+        """
+        before = self._order.remainder or Remainder(self._order.first_epoch, ())
+        if self._tasks is not None:
+            reply = self._session.session("trained")
+            earlier = before.trained if before.epoch == reply["epoch"] else ()
+            now = (tuple(reply["trained"]),) if any(reply["trained"]) else ()
+            before = Remainder(reply["epoch"], (*earlier, *now))
+        return SessionState.of(self.dataset, self.choices, before).to_dict()
+
+    def save(self, url: str | os.PathLike[str]) -> None:
+        """Write the state of this session to a checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            If it cannot be written. An earlier checkpoint is still there.
+        """
+        write_checkpoint(url, self.state_dict(), self.dataset)
 
     @property
     def client(self) -> Client:
@@ -232,27 +299,20 @@ class Shuffler:
         return tuple(self._addresses[rank] for rank in range(self.n_workers))
 
     def __repr__(self) -> str:
-        state = "closed " if self._closed else ""
-        balance = "" if self.choices.balance is None else f", balance={self.choices.balance.name!r}"
-        figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())
-        return f"<{state}Shuffler {self.choices.label}{balance} of {hide_secrets(self.dataset.url)}; {figures}>"
+        return in_words(self)
 
     def _repr_html_(self) -> str:
-        state = "Closed shuffler" if self._closed else "Shuffler"
-        chosen = {name: value for name, value in self.choices.to_dict().items() if value not in (None, "")}
-        headings = ("epoch", "samples received", "bytes sent", "exchange", "training", "waited")
-        rows = [tuple(record._figures().get(name, record.epoch) for name in headings) for record in self.records[-5:]]
-        facts = {**chosen, **self._figures()}
-        return html_summary(f"{state} of {hide_secrets(self.dataset.url)}", facts, headings if rows else (), rows)
+        return in_html(self)
 
-    def _figures(self) -> dict[str, object]:
-        """Numbers of workers and samples, the epoch, and what the last exchange took."""
-        figures: dict[str, object] = {"workers": self.n_workers, "samples": human_count(self.dataset.n_samples)}
-        if self._tasks is not None:
-            figures["epoch"] = self._tasks.epoch
-        if self.records:
-            figures["last exchange"] = human_seconds(self.records[-1].exchange_seconds)
-        return figures
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    @property
+    def epoch(self) -> int | None:
+        """Number of the current epoch; None before the first one."""
+        return None if self._tasks is None else self._tasks.epoch
 
     @property
     def choices(self) -> Choices:
@@ -326,6 +386,8 @@ class Shuffler:
             assert self._tasks is not None
             if left:
                 self._session.session("prefetch")
+            if self._checkpoint is not None:
+                self.save(self._checkpoint)
             self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
             yield Epoch(self, self._tasks)
         self._finish_epoch()

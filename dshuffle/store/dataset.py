@@ -76,6 +76,11 @@ class Dataset:
         return {name: "zarr" if source.direct is None else "direct" for name, source in self._sources.items()}
 
     @property
+    def storage_options(self) -> Mapping[str, Any] | None:
+        """Options of the store, with which it was opened. They may hold secrets."""
+        return self._storage_options
+
+    @property
     def traffic(self) -> StoreTraffic:
         """Traffic of this object so far; subtract two values for the traffic between them."""
         return self._meter.traffic

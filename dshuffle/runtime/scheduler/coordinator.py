@@ -197,6 +197,19 @@ class Coordinator:
         replies = await asyncio.gather(*(self._call("training", rank) for rank in ranks))
         return [reply["training_seconds"] for reply in replies]
 
+    async def trained(self) -> list[int]:
+        """How many samples of the current epoch each rank has trained on; 0 for a rank whose worker is lost."""
+        self._check()
+
+        async def of(rank: int) -> int:
+            try:
+                reply = await self._call("trained", rank)
+            except ClusterError:  # its task runs again
+                return 0
+            return int(reply["trained"]) if reply["epoch"] == self.epoch else 0
+
+        return list(await asyncio.gather(*map(of, range(self._spec.shuffle.n_workers))))
+
     async def close(self) -> None:
         """Close the session on all participants that are still in the cluster."""
         self.end(ClusterError("this session has been closed"))

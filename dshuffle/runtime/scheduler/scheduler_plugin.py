@@ -72,6 +72,10 @@ class DShuffleScheduler(SchedulerPlugin):
         async def training(session_id: str) -> Reply:
             return {"training_seconds": await self.coordinator(session_id).training_seconds()}
 
+        async def trained(session_id: str) -> Reply:
+            coordinator = self.coordinator(session_id)
+            return {"epoch": coordinator.epoch, "trained": await coordinator.trained()}
+
         async def report(session_id: str, **vote: Any) -> None:
             coordinator = self.coordinators.get(session_id)
             if coordinator is not None:
@@ -95,6 +99,7 @@ class DShuffleScheduler(SchedulerPlugin):
             "dshuffle_advance": advance,
             "dshuffle_prefetch": prefetch,
             "dshuffle_training": training,
+            "dshuffle_trained": trained,
             "dshuffle_report": report,
             "dshuffle_members": members,
             "dshuffle_waiting": waiting,

@@ -51,6 +51,7 @@ class EpochLock:
         self._readers = 0
         self._no_readers = asyncio.Event()
         self._training_seconds = 0.0
+        self._trained = 0
 
     @property
     def readers(self) -> int:
@@ -83,6 +84,7 @@ class EpochLock:
                 epoch=epoch,
                 shares=view.shares,
                 broadcast=view.broadcast,
+                note=self._note_trained,
             )
             self._readers += 1
         started = time.perf_counter()
@@ -102,10 +104,19 @@ class EpochLock:
             with self._lock:
                 if not self._readers:
                     if install():
-                        self._view = view
+                        self._view, self._trained = view, 0
                     return
                 self._no_readers.clear()
             await self._no_readers.wait()
+
+    def trained(self) -> tuple[int, int]:
+        """The current epoch, and how many of its samples were trained on, as far as tasks have said so."""
+        with self._lock:
+            return (-1 if self._view is None else self._view.epoch), self._trained
+
+    def _note_trained(self, n_samples: int) -> None:
+        with self._lock:
+            self._trained = max(self._trained, n_samples)
 
     def take_training_seconds(self) -> float:
         """Seconds of training on this worker since the last call."""

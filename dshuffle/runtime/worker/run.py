@@ -21,6 +21,7 @@ from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.sender import Sender
 from dshuffle.planning import SERVER
 from dshuffle.records import Measures
+from dshuffle.runtime.dataset_inputs import for_workers
 from dshuffle.runtime.measure.processors import ProcessorTimes
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker.epoch_lock import EpochLock, View
@@ -336,7 +337,13 @@ class ExchangeRun:
         swap = training.cache.prepare(mine.held)
         # Without excess, a worker holds exactly what it trains on, and the slots are already known.
         own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
-        return swap, View(self.epoch, mine.order, own[mine.permutation], exchange.shares, exchange.broadcast)
+        sample_ids, slots, shares = mine.order, own[mine.permutation], exchange.shares
+        remainder = self._parts.spec.remainder
+        if remainder is not None and remainder.epoch == self.epoch:
+            shuffle, dataset = self._parts.spec.shuffle, self._parts.dataset
+            keep, shares = remainder.left(shuffle, training.rank, lambda n: for_workers(shuffle, n, dataset))
+            sample_ids, slots = sample_ids[keep], slots[keep]
+        return swap, View(self.epoch, sample_ids, slots, shares, exchange.broadcast)
 
     def _vote(self, reason: str | None, again: bool) -> None:
         if reason is None and self._prepared is not None and not self._prepared.done():

@@ -84,6 +84,9 @@ class DShuffleWorker(WorkerPlugin):
         async def training(session_id: str) -> Reply:
             return {"training_seconds": plugin().session(session_id).take_training_seconds()}
 
+        async def trained(session_id: str) -> Reply:
+            return plugin().session(session_id).trained()
+
         async def close_session(session_id: str, number: int) -> None:
             await plugin().close(session_id, number)
 
@@ -118,6 +121,7 @@ class DShuffleWorker(WorkerPlugin):
             "dshuffle_plan_ahead": replying(plan_ahead),
             "dshuffle_abort": replying(abort),
             "dshuffle_training": replying(training),
+            "dshuffle_trained": replying(trained),
             "dshuffle_close": replying(close_session),
             "dshuffle_mean": replying(meet),
             "dshuffle_end_collective": replying(end_collective),

@@ -8,6 +8,7 @@ import contextvars
 import itertools
 import pickle
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -147,6 +148,7 @@ class SimulatedCluster:
         await worker.process.spawn(plugin.setup(worker))
 
     async def _register(self, *_: Any, **__: Any) -> None:
+        self.scheduler.worker_plugins["dshuffle"] = b""
         for address in list(self.workers):
             await self._set_up(address)
 
@@ -258,6 +260,7 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
             patch.setattr(module, "ThreadPoolExecutor", threads)
         patch.setattr(dshuffle.runtime.worker.server_rows, "ThreadPoolExecutor", lambda *_, **__: ImmediateThreads())
         patch.setattr(Candidates, "may_come", may_come)
+        patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
         try:
             yield loop
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dshuffle.exchange.receiver import Receiver
+from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 from .schedule import RATES, STRIKES, Schedule, simulate
 
@@ -23,14 +23,15 @@ def test_many_random_schedules() -> None:
 
 
 def test_a_schedule_that_fails_is_named_and_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A receiver that does not stop its tasks when its run is aborted."""
+    """Workers that do not close their sessions."""
 
-    async def abort(receiver: Receiver) -> None:
-        receiver._inbox.abort()
+    async def close(plugin: DShuffleWorker, session_id: str, number: int) -> None:
+        pass
 
-    monkeypatch.setattr(Receiver, "abort", abort)
-    with pytest.raises(AssertionError, match=r"Schedule\(seed=\d+, .*, or Schedule\(seed=\d+, .*: tasks are left"):
-        simulate(range(50))
+    monkeypatch.setattr(DShuffleWorker, "close", close)
+    smallest = r"Schedule\(seed=\d+, way=\d+, n_workers=2, epochs=1, faults=frozenset\(\)\)"
+    with pytest.raises(AssertionError, match=rf"Schedule\(seed=.*, or {smallest}: a session is left on sim://"):
+        simulate(range(15))
 
 
 def test_everything_follows_from_the_seed() -> None:

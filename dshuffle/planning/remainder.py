@@ -1,0 +1,124 @@
+"""What is left of an epoch in which training stopped, for sessions that go on with it on any number of workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.assignment.initial import GivenSharding
+from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.planning.planner import EpochPlanner
+from dshuffle.planning.shuffle_spec import ShuffleSpec
+from dshuffle.planning.types import Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """How far the ranks of earlier sessions came in an epoch.
+
+    Parameters
+    ----------
+    epoch
+        The epoch.
+    trained
+        For each session that trained in the epoch, in order: how many samples each of its ranks trained on. They were
+        the first ones in the rank's training order, without those that earlier sessions had trained on.
+
+    Raises
+    ------
+    InvalidParameter
+        If a number is negative, or a session had no ranks.
+
+    Examples
+    --------
+    >>> from dshuffle.planning import Choices
+    >>> spec = ShuffleSpec(12, 2, Choices("global"))
+    >>> keep, shares = Remainder(0, ((4, 2),)).left(spec, rank=0)  # two workers go on where two others stopped
+    >>> keep, shares
+    (array([False, False, False, False,  True,  True]), (2, 4))
+    """
+
+    epoch: int
+    trained: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        for counts in self.trained:
+            if not counts or min(counts) < 0:
+                raise InvalidParameter.of("trained", counts, "numbers of samples, at least 0, one for each rank")
+
+    @property
+    def total(self) -> int:
+        """Number of samples that were trained on."""
+        return sum(map(sum, self.trained))
+
+    def left(
+        self, spec: ShuffleSpec, rank: int, spec_for: Callable[[int], ShuffleSpec] | None = None
+    ) -> tuple[NDArray[np.bool_], tuple[int, int]]:
+        """Which samples of a rank are left. Takes time and memory for all samples, O(q).
+
+        Parameters
+        ----------
+        spec
+            Specification of the session that goes on.
+        rank
+            One of its ranks.
+        spec_for
+            Returns the specification for another number of workers; needed if the first assignment depends on data.
+
+        Returns
+        -------
+        keep : ndarray of bool
+            ``(own,)``, for the rank's samples in training order.
+        shares : tuple of int
+            Smallest and largest number of samples that are left to a rank.
+
+        Raises
+        ------
+        InvalidParameter
+            If all ranks train on some samples, and the number of ranks is not the same in all sessions.
+        """
+        orders = list(training_orders(spec, self.epoch))
+        if all(len(counts) == spec.n_workers for counts in self.trained):  # every rank goes on with its own order
+            done = [sum(counts[each] for counts in self.trained) for each in range(spec.n_workers)]
+            counts = [len(order) - trained for order, trained in zip(orders, done, strict=True)]
+            return np.arange(len(orders[rank])) >= done[rank], (min(counts), max(counts))
+        sharding = spec.choices.sharding
+        if isinstance(sharding, GivenSharding) and sharding.n_broadcast:
+            hint = "In the middle of an epoch, samples that every worker trains on cannot be given to others."
+            raise InvalidParameter.of("n_workers", spec.n_workers, f"{len(self.trained[-1])}, as before", hint)
+        left = self._left_samples(spec, spec_for or (lambda n_workers: dataclasses.replace(spec, n_workers=n_workers)))
+        counts = [int(np.count_nonzero(left[order])) for order in orders]
+        return left[orders[rank]], (min(counts), max(counts))
+
+    def _left_samples(self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec]) -> NDArray[np.bool_]:
+        """``(q,)``, whether a sample is left."""
+        left = np.ones(spec.n_samples, dtype=np.bool_)
+        for counts in self.trained:
+            for count, order in zip(counts, training_orders(spec_for(len(counts)), self.epoch), strict=True):
+                if count:  # no other rank of the session has these samples
+                    left[order[left[order]][:count]] = False
+        return left
+
+
+def training_orders(spec: ShuffleSpec, epoch: int) -> Iterator[Samples]:
+    """The samples of every rank in an epoch, in training order.
+
+    Examples
+    --------
+    >>> from dshuffle.planning import Choices
+    >>> [len(order) for order in training_orders(ShuffleSpec(10, 3, Choices("partial:0.5")), epoch=7)]
+    [3, 3, 4]
+    """
+    spec = dataclasses.replace(spec, first_epoch=epoch)
+    if plans_own_parts(spec, spec.choices.delivery):
+        for rank in range(spec.n_workers):
+            yield OwnPlanner(spec, rank).plan(epoch, spec.choices.delivery).part.order
+        return
+    plan = EpochPlanner(spec, checks=False).load()
+    for rank in range(spec.n_workers):
+        yield plan.for_worker(rank).order

@@ -1,0 +1,225 @@
+"""The state of a session, with which another session goes on: in memory, as JSON, and as a checkpoint in a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from dshuffle.errors import CheckpointError, DatasetError, InvalidParameter
+from dshuffle.planning import Choices, GivenSharding, Remainder
+from dshuffle.planning.bijection import DRAW_VERSION
+from dshuffle.runtime.dataset_inputs import wanted_sharding
+from dshuffle.store import Dataset
+from dshuffle.store.backends import canonical_url, is_local
+from dshuffle.store.small_objects import read_object, write_object
+
+FORMAT = 1
+"""Version of the format of states and checkpoints."""
+
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "format": int,
+    "draw_version": int,
+    "dataset": str,
+    "n_samples": int,
+    "choices": dict,
+    "sharding_checksum": (int, type(None)),
+    "n_broadcast": int,
+    "epoch": int,
+    "trained": list,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """Where a session is.
+
+    Parameters
+    ----------
+    dataset, n_samples
+        Identity and number of samples of its dataset.
+    choices
+        Its way of shuffling. A sharding that was given is known by name alone.
+    sharding_checksum, n_broadcast
+        Checksum of the ranks of such a sharding, and the number of samples that all workers train on.
+    remainder
+        The epoch, and how far the ranks have come in it.
+    """
+
+    dataset: str
+    n_samples: int
+    choices: Choices
+    sharding_checksum: int | None
+    n_broadcast: int
+    remainder: Remainder
+
+    @classmethod
+    def of(cls, dataset: Dataset, choices: Choices, remainder: Remainder) -> Self:
+        """The state of a session on a dataset."""
+        checksum, n_broadcast = None, 0
+        if isinstance(choices.sharding, GivenSharding):
+            checksum, n_broadcast = choices.sharding.checksum, choices.sharding.n_broadcast
+        return cls(dataset.identity, dataset.n_samples, choices.by_name(), checksum, n_broadcast, remainder)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as JSON can hold it."""
+        return {
+            "format": FORMAT,
+            "draw_version": DRAW_VERSION,
+            "dataset": self.dataset,
+            "n_samples": self.n_samples,
+            "choices": self.choices.to_dict(),
+            "sharding_checksum": self.sharding_checksum,
+            "n_broadcast": self.n_broadcast,
+            "epoch": self.remainder.epoch,
+            "trained": [list(counts) for counts in self.remainder.trained],
+        }
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any], dataset: Dataset) -> Self:
+        """Check a state, and that it is one of this dataset.
+
+        Raises
+        ------
+        CheckpointError
+            If it is damaged, belongs to another dataset, or was written by a release that draws other samples.
+        """
+        if not isinstance(state, Mapping):
+            raise CheckpointError(
+                f"a state must be a mapping, as Shuffler.state_dict returns it; this is {state!r:.80}"
+            )
+        if state.get("format", FORMAT) != FORMAT:
+            raise CheckpointError(
+                f"the state has format {state['format']!r}; this release of dshuffle reads format {FORMAT}. Use the "
+                "release that wrote it"
+            )
+        for name, kind in FIELDS.items():
+            if not isinstance(state.get(name), kind):
+                raise CheckpointError(f"the state is damaged: {name}={state.get(name)!r:.80} is not allowed")
+        if state["draw_version"] != DRAW_VERSION:
+            raise CheckpointError(
+                f"the state has draw version {state['draw_version']}, and this release of dshuffle draws with version "
+                f"{DRAW_VERSION}: other samples would be trained on. Use the release that wrote it"
+            )
+        if (state["dataset"], state["n_samples"]) != (dataset.identity, dataset.n_samples):
+            raise CheckpointError(
+                f"the state is one of another dataset ({state['dataset']}, {state['n_samples']} samples) than "
+                f"{dataset.url} ({dataset.identity}, {dataset.n_samples} samples). Open the dataset that it is of"
+            )
+        try:
+            remainder = Remainder(state["epoch"], tuple(tuple(map(int, counts)) for counts in state["trained"]))
+            choices = Choices.from_dict(state["choices"])
+        except (InvalidParameter, TypeError, ValueError, KeyError) as error:
+            raise CheckpointError(f"the state is damaged: {error}") from error
+        found = cls(
+            dataset.identity,
+            dataset.n_samples,
+            choices,
+            state["sharding_checksum"],
+            state["n_broadcast"],
+            remainder,
+        )
+        if remainder.epoch < 0 or remainder.total > found.n_trained_in_an_epoch:
+            raise CheckpointError(
+                f"the state is damaged: {remainder.total} samples were trained on in epoch {remainder.epoch}"
+            )
+        return found
+
+    @property
+    def n_trained_in_an_epoch(self) -> int:
+        """Number of samples that are trained on in an epoch. Those that all workers train on count once for each."""
+        n_workers = len(self.remainder.trained[-1]) if self.remainder.trained else 1
+        return self.n_samples + (n_workers - 1) * self.n_broadcast
+
+    @property
+    def next(self) -> Remainder:
+        """Where to go on: in the middle of the epoch, or with the next one if nothing is left of it."""
+        done = self.remainder.total == self.n_trained_in_an_epoch
+        return Remainder(self.remainder.epoch + 1, ()) if done else self.remainder
+
+    def keywords(self, dataset: Dataset, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters of a :class:`dshuffle.Shuffler` that goes on, with options of the user.
+
+        Raises
+        ------
+        CheckpointError
+            If an array of ranks was given to the earlier session, and is not given again.
+        InvalidParameter
+            If an option would choose other samples.
+        """
+        keywords = {**self.choices.keywords(), "first_epoch": self.next.epoch}
+        for name in keywords.keys() - {"delivery", "relay", "sharding"}:
+            if name in options:
+                hint = "It comes from the state. Make a new Shuffler to train on other samples."
+                raise InvalidParameter.of(name, options[name], "left out", hint)
+        keywords |= options
+        if self.sharding_checksum is not None or "sharding" in options:
+            try:
+                sharding = wanted_sharding(dataset, keywords["sharding"])
+            except InvalidParameter as error:
+                raise CheckpointError(f"the sharding of the earlier session must be given again: {error}") from error
+            checksum = sharding.checksum if isinstance(sharding, GivenSharding) else None
+            if checksum != self.sharding_checksum or str(sharding) != str(self.choices.sharding):
+                raise CheckpointError(
+                    f"sharding={str(sharding)!r} is not the one of the earlier session, {str(self.choices.sharding)!r}"
+                )
+            keywords["sharding"] = sharding
+        return keywords
+
+
+def write_checkpoint(url: str | os.PathLike[str], state: Mapping[str, Any], dataset: Dataset) -> None:
+    """Write a state to a file or an object, which replaces an earlier one at once or not at all.
+
+    The options of the dataset's store are used if the URL has the same scheme.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be written.
+    """
+    framed = {"checksum": _checksum(state), "state": dict(state)}
+    try:
+        write_object(canonical_url(url), json.dumps(framed, indent=1).encode(), _options(url, dataset))
+    except (OSError, DatasetError) as error:
+        raise CheckpointError(
+            f"the checkpoint {url} cannot be written ({error}). If there was one before, it is still there"
+        ) from error
+
+
+def read_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, Any]:
+    """Read the state that :func:`write_checkpoint` wrote for a session on this dataset.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, or it is damaged.
+    """
+    try:
+        found = read_object(canonical_url(url), _options(url, dataset))
+    except (OSError, DatasetError) as error:
+        raise CheckpointError(f"the checkpoint {url} cannot be read: {error}") from error
+    if found is None:
+        raise CheckpointError(f"there is no checkpoint at {url}")
+    try:
+        framed = json.loads(found)
+        state: dict[str, Any] = framed["state"]
+        intact = framed["checksum"] == _checksum(state)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the checkpoint {url} is damaged or truncated ({error})") from error
+    if not intact:
+        raise CheckpointError(f"the checkpoint {url} is damaged: its checksum is wrong")
+    return state
+
+
+def _checksum(state: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(state, sort_keys=True).encode())
+
+
+def _options(url: str | os.PathLike[str], dataset: Dataset) -> Mapping[str, Any] | None:
+    """Options of the dataset's store, if the URL is one of the same kind."""
+    place = canonical_url(url)
+    alike = not is_local(place) and place.partition("://")[0] == dataset.url.partition("://")[0]
+    return dataset.storage_options if alike else None

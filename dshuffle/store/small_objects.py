@@ -1,0 +1,38 @@
+"""Small files or objects beside datasets, such as checkpoints, in any store that can hold a dataset."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+
+from dshuffle.store.backends import open_store
+
+
+def write_object(url: str, data: bytes, storage_options: Mapping[str, Any] | None) -> None:
+    """Write an object at a canonical URL. It replaces an earlier one at once, or not at all.
+
+    Raises
+    ------
+    DatasetError, OSError
+        If it cannot be written.
+    """
+    folder, name = posixpath.split(url)
+    store = open_store(folder, storage_options, read_only=False)
+    sync(store.set(name, default_buffer_prototype().buffer.from_bytes(data)))
+
+
+def read_object(url: str, storage_options: Mapping[str, Any] | None) -> bytes | None:
+    """Read the object at a canonical URL; None if there is none.
+
+    Raises
+    ------
+    DatasetError, OSError
+        If it cannot be read.
+    """
+    folder, name = posixpath.split(url)
+    found = sync(open_store(folder, storage_options, read_only=True).get(name, default_buffer_prototype()))
+    return None if found is None else bytes(found.to_bytes())

@@ -1,0 +1,78 @@
+"""What is left of an epoch: every sample exactly once, whoever had trained on what."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import Choices, EpochPlanner, GivenSharding, Remainder, ShuffleSpec
+from dshuffle.planning.remainder import training_orders
+
+WAYS = [
+    Choices("global"),
+    Choices("partial:0.3"),
+    Choices("local"),
+    Choices("chunks:7"),
+    Choices("global", cache_fraction=0.8),
+    Choices("partial:0.5", cache_fraction=0.8, caching="recent"),
+    Choices("aligned", "leftover"),
+    Choices("global", "coded", cache_fraction=0.8),
+]
+
+
+@pytest.mark.parametrize("choices", WAYS, ids=lambda choices: choices.label)
+@given(data=st.data())
+def test_sessions_one_after_the_other_train_on_every_sample_once(choices: Choices, data: st.DataObject) -> None:
+    epoch = data.draw(st.integers(0, 3))
+    trained: tuple[tuple[int, ...], ...] = ()
+    seen: list[int] = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        n_workers = data.draw(st.integers(2, 5))
+        spec = ShuffleSpec(60, n_workers, choices, first_epoch=epoch)
+        orders = list(training_orders(spec, epoch))
+        left = [Remainder(epoch, trained).left(spec, rank) for rank in range(n_workers)]
+        sizes = [int(keep.sum()) for keep, _ in left]
+        assert {shares for _, shares in left} == {(min(sizes), max(sizes))}
+        counts = [data.draw(st.integers(0, size)) for size in sizes]
+        for order, (keep, _), count in zip(orders, left, counts, strict=True):
+            seen += order[keep][:count].tolist()
+        trained += (tuple(counts),)
+    spec = ShuffleSpec(60, 3, choices, first_epoch=epoch)
+    for rank, order in enumerate(training_orders(spec, epoch)):
+        seen += order[Remainder(epoch, trained).left(spec, rank)[0]].tolist()
+    assert sorted(seen) == list(range(60))
+
+
+@pytest.mark.parametrize("choices", WAYS, ids=lambda choices: choices.label)
+def test_orders_are_those_of_a_session_that_began_with_epoch_0(choices: Choices) -> None:
+    spec = ShuffleSpec(60, 3, choices)
+    planner = EpochPlanner(spec)
+    planner.load()
+    for epoch in range(1, 4):
+        plan = planner.advance()
+        for rank, order in enumerate(training_orders(spec, epoch)):
+            np.testing.assert_array_equal(order, plan.for_worker(rank).order)
+
+
+def test_the_same_number_of_workers_goes_on_in_the_same_order() -> None:
+    spec = ShuffleSpec(60, 3, Choices("global"))
+    for rank, order in enumerate(training_orders(spec, 0)):
+        keep, _ = Remainder(0, ((5, 0, 9), (1, 2, 3))).left(spec, rank)
+        np.testing.assert_array_equal(order[keep], order[[6, 2, 12][rank] :])
+
+
+def test_samples_that_all_train_on_need_the_same_number_of_workers() -> None:
+    ranks = np.arange(60, dtype=np.int32) % 3
+    spec = ShuffleSpec(60, 3, Choices("local", sharding=GivenSharding.of("mine", ranks, broadcast=[7, 8])))
+    assert Remainder(0, ((5, 5, 5),)).left(spec, 0)[0].sum() == Remainder(0, ()).left(spec, 0)[0].sum() - 5
+    with pytest.raises(InvalidParameter, match="n_workers=3 is not allowed; it must be 2, as before"):
+        Remainder(0, ((5, 5),)).left(spec, 0)
+
+
+@pytest.mark.parametrize("trained", [((),), ((1, -1),)])
+def test_numbers_that_cannot_be(trained: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(InvalidParameter, match="trained="):
+        Remainder(0, trained)

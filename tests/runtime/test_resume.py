@@ -1,0 +1,289 @@
+"""Sessions that go on where another one was: in mid-epoch, with other workers, from a checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import dshuffle
+from dshuffle import Shuffler
+from dshuffle.errors import CheckpointError, ClusterError, DShuffleError, InvalidParameter
+from dshuffle.runtime.session_state import SessionState
+from dshuffle.sharding import Sharding
+
+from .conftest import OPTIONS
+
+pytestmark = pytest.mark.timeout(120)
+
+WAYS = [
+    {"assignment": "global"},
+    {"assignment": "partial:0.3"},
+    {"assignment": "local"},
+    {"assignment": "chunks"},
+    {"assignment": "aligned", "delivery": "leftover"},
+    {"assignment": "global", "cache_fraction": 0.7},
+    {"assignment": "partial:0.3", "cache_fraction": 0.7, "caching": "recent", "delivery": "clique"},
+    {"assignment": "global", "balance": "y"},
+    {"assignment": "local", "sharding": "stratified:y"},
+]
+
+
+@pytest.fixture(scope="module")
+def clusters(cluster_of):
+    """Clients of clusters with 3, 4 and 7 workers in this process."""
+    made = {n: cluster_of({str(name): {} for name in range(n)}) for n in (3, 4, 7)}
+    clients = {n: Client(cluster) for n, cluster in made.items()}
+    yield clients
+    for n, client in clients.items():
+        client.close()
+        made[n].close()
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    x = np.random.default_rng(0).random((700, 3))
+    y = np.arange(700) % 5
+    return dshuffle.create_dataset(str(tmp_path / "d.zarr"), {"x": x, "y": y}, chunk_rows=20)
+
+
+def some_batches(partition, count):
+    """Train on some batches, or on all; the samples of those that count."""
+    ids, first = [], 0
+    for batch in itertools.islice(partition.batches(8, mark=True), count):
+        ids += partition.sample_ids[first : first + len(batch["x"])].tolist()
+        first += len(batch["x"])
+    # A batch counts when the next one is asked for.
+    return ids if count is None else ids[: max(0, (count - 1) * 8)]
+
+
+def trained(client, epoch, counts):
+    """The samples that count, of ranks that each train on some batches."""
+    return client.gather(epoch.map(some_batches, dshuffle.PerRank(counts)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "before", "after"),
+    [*((way, 4, 3) for way in WAYS), *((way, 3, 7) for way in WAYS[:2]), *((way, 3, 3) for way in WAYS[3:5])],
+    ids=str,
+)
+def test_what_was_left_is_trained_on_once(clusters, labelled, way, before, after):
+    rng = random.Random(f"{way} {before} {after}")
+    stop = rng.randrange(3)
+    with Shuffler(clusters[before], labelled, seed=5, **way) as shuffler:
+        for epoch in shuffler.epochs(stop + 1):
+            if epoch.number < stop:
+                trained(clusters[before], epoch, [None] * before)
+        seen = trained(clusters[before], epoch, [rng.randrange(12) for _ in range(before)])
+        state = json.loads(json.dumps(shuffler.state_dict()))
+    assert state["epoch"] == stop
+    with Shuffler(clusters[after], labelled, seed=5, first_epoch=stop + 1, **way) as shuffler:
+        expected = [trained(clusters[after], epoch, [None] * after) for epoch in shuffler.epochs(2)]
+    with Shuffler.resume(clusters[after], labelled, state) as shuffler:
+        first, *later = [trained(clusters[after], epoch, [None] * after) for epoch in shuffler.epochs(3)]
+    assert sorted(itertools.chain(*seen, *first)) == list(range(700))
+    assert later == expected
+
+
+def test_a_second_stop_in_the_same_epoch(clusters, labelled):
+    seen, state = [], None
+    for n in (4, 3, 7):
+        make = Shuffler if state is None else Shuffler.resume
+        arguments = () if state is None else (state,)
+        with make(clusters[n], labelled, *arguments) as shuffler:
+            seen += trained(clusters[n], next(shuffler.epochs(1)), range(2, n + 2))
+            state = shuffler.state_dict()
+    assert len(state["trained"]) == 3
+    with Shuffler.resume(clusters[3], labelled, state, delivery="storage") as shuffler:
+        seen += trained(clusters[3], next(shuffler.epochs(1)), [None] * 3)
+        state = shuffler.state_dict()
+    assert sorted(itertools.chain(*seen)) == list(range(700))
+    with Shuffler.resume(clusters[4], labelled, state) as shuffler:  # nothing is left of the epoch
+        assert next(shuffler.epochs(1)).number == 1
+
+
+def test_a_state_before_the_first_epoch_and_without_marks(clusters, labelled):
+    with Shuffler(clusters[3], labelled, first_epoch=6, seed=3) as shuffler:
+        before = shuffler.state_dict()
+        epoch = next(shuffler.epochs(1))
+        clusters[3].gather(epoch.map(lambda partition: [len(batch["x"]) for batch in partition.batches(7)]))
+        assert shuffler.state_dict() == before
+    assert (before["epoch"], before["trained"], before["choices"]["seed"]) == (6, [], 3)
+    with pytest.raises(ClusterError):
+        shuffler.state_dict()
+    with Shuffler.resume(clusters[4], labelled, before) as shuffler:
+        epoch = next(shuffler.epochs(1))
+        assert (epoch.number, shuffler.choices.seed) == (6, 3)
+        clusters[4].gather(epoch.map(lambda partition: partition.mark_trained()))
+        assert sum(shuffler.state_dict()["trained"][0]) == 700
+
+
+@pytest.mark.parametrize("n_samples", [-1, 1000, 1.5])
+def test_marks_that_cannot_be(clusters, labelled, n_samples):
+    with Shuffler(clusters[3], labelled) as shuffler:
+        futures = next(shuffler.epochs(1)).map(lambda partition: partition.mark_trained(n_samples))
+        with pytest.raises(InvalidParameter, match="n_samples="):
+            clusters[3].gather(futures)
+
+
+def test_a_sharding_that_was_an_array_is_given_again(clusters, labelled):
+    ranks = np.arange(700, dtype=np.int32) % 3
+    with Shuffler(clusters[3], labelled, assignment="local", sharding=ranks) as shuffler:
+        seen = trained(clusters[3], next(shuffler.epochs(1)), [3, 5, 7])
+        state = shuffler.state_dict()
+    with pytest.raises(CheckpointError, match="sharding of the earlier session must be given again"):
+        Shuffler.resume(clusters[3], labelled, state)
+    with pytest.raises(CheckpointError, match="is not the one of the earlier session"):
+        Shuffler.resume(clusters[3], labelled, state, sharding=ranks[::-1])
+    with Shuffler.resume(clusters[3], labelled, state, sharding=ranks) as shuffler:
+        seen += trained(clusters[3], next(shuffler.epochs(1)), [None] * 3)
+    assert sorted(itertools.chain(*seen)) == list(range(700))
+
+
+def test_samples_that_all_workers_train_on(clusters, labelled):
+    sharding = Sharding(np.arange(700, dtype=np.int32) % 3, 3, broadcast=np.array([5, 6]))
+    with Shuffler(clusters[3], labelled, assignment="local", sharding=sharding) as shuffler:
+        seen = trained(clusters[3], next(shuffler.epochs(1)), [30, 2, 9])
+        state = shuffler.state_dict()
+    with Shuffler.resume(clusters[3], labelled, state, sharding=sharding) as shuffler:
+        seen += trained(clusters[3], next(shuffler.epochs(1)), [None] * 3)
+        state = shuffler.state_dict()
+    assert sorted(itertools.chain(*seen)) == sorted([*range(700), 5, 5, 6, 6])
+    with Shuffler.resume(clusters[3], labelled, state, sharding=sharding) as shuffler:
+        assert next(shuffler.epochs(1)).number == 1
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["path", "memory"])
+def test_a_checkpoint_is_written_at_the_start_of_every_epoch(clusters, labelled, tmp_path, scheme):
+    url = str(tmp_path / "run.json") if scheme == "path" else "memory://checkpoints/run.json"
+    with Shuffler(clusters[3], labelled, checkpoint=url, seed=9) as shuffler:
+        for epoch in shuffler.epochs(3):
+            trained(clusters[3], epoch, [None] * 3)
+    with Shuffler.resume(clusters[4], labelled, url) as shuffler:
+        epoch = next(shuffler.epochs(1))
+        assert (epoch.number, shuffler.choices.seed) == (2, 9)
+        trained(clusters[4], epoch, [4] * 4)
+        shuffler.save(url)
+    with Shuffler.resume(clusters[3], labelled, url, checkpoint=url) as shuffler:
+        assert sum(map(len, trained(clusters[3], next(shuffler.epochs(1)), [None] * 3))) == 700 - 4 * 24
+
+
+@pytest.fixture
+def written(clusters, labelled, tmp_path):
+    path = tmp_path / "run.json"
+    with Shuffler(clusters[3], labelled) as shuffler:
+        trained(clusters[3], next(shuffler.epochs(1)), [3, 4, 5])
+        shuffler.save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[:-20], "damaged or truncated"),
+        (lambda text: "", "damaged or truncated"),
+        (lambda text: "[]", "damaged or truncated"),
+        (lambda text: text.replace('"epoch": 0', '"epoch": 7'), "damaged: its checksum is wrong"),
+    ],
+)
+def test_a_damaged_checkpoint(clusters, labelled, written, damage, message):
+    text = written.read_text()
+    assert damage(text) != text
+    written.write_text(damage(text))
+    with pytest.raises(CheckpointError, match=f"run.json is {message}"):
+        Shuffler.resume(clusters[3], labelled, written)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "format 2; this release of dshuffle reads format 1"),
+        ({"draw_version": 1}, "draw version 1, and this release of dshuffle draws with version"),
+        ({"dataset": "another"}, "one of another dataset"),
+        ({"n_samples": 699}, "one of another dataset"),
+        ({"epoch": -1}, "damaged: 72 samples were trained on in epoch -1"),
+        ({"epoch": "0"}, "damaged: epoch='0' is not allowed"),
+        ({"trained": [[1000, 0, 0]]}, "damaged: 1000 samples"),
+        ({"trained": [[-1]]}, "damaged: trained="),
+        ({"trained": [3]}, "damaged: "),
+        ({"choices": {}}, "damaged: "),
+        ({"choices": None}, "damaged: choices=None"),
+    ],
+    ids=str,
+)
+def test_a_state_that_cannot_be_resumed(clusters, labelled, written, changes, message):
+    state = json.loads(written.read_text())["state"]
+    with pytest.raises(CheckpointError, match=message):
+        Shuffler.resume(clusters[3], labelled, {**state, **changes})
+    for name in changes:
+        with pytest.raises(CheckpointError, match=f"damaged: {name}=None"):
+            Shuffler.resume(
+                clusters[3], labelled, {key: value for key, value in state.items() if key != name} | {"x": 1}
+            )
+
+
+def test_where_there_is_no_checkpoint_or_none_can_be(clusters, labelled, tmp_path):
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        Shuffler.resume(clusters[3], labelled, tmp_path / "nothing.json")
+    with pytest.raises(CheckpointError, match="must be a mapping"):
+        SessionState.from_dict([("epoch", 0)], labelled)
+    (tmp_path / "file").write_text("")
+    with (
+        Shuffler(clusters[3], labelled, checkpoint=tmp_path / "file" / "run.json") as shuffler,
+        pytest.raises(CheckpointError, match="cannot be written"),
+    ):
+        next(shuffler.epochs(1))
+
+
+@pytest.mark.parametrize("option", [{"seed": 1}, {"assignment": "local"}, {"first_epoch": 3}, {"cache_fraction": 0.5}])
+def test_options_that_contradict_the_state(clusters, labelled, written, option):
+    [(name, value)] = option.items()
+    with pytest.raises(InvalidParameter, match=f"{name}={value!r} is not allowed; it must be left out"):
+        Shuffler.resume(clusters[3], labelled, written, **option)
+
+
+# -- real processes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_whole_cluster_is_killed(labelled, tmp_path):
+    """What was trained on since the last checkpoint is trained on again, and nothing else."""
+    path = tmp_path / "run.json"
+
+    def slowly(partition):
+        for _ in partition.batches(10, mark=True):
+            time.sleep(0.05)
+
+    with LocalCluster(n_workers=3, processes=True, **OPTIONS) as cluster, Client(cluster) as client:
+        shuffler = Shuffler(client, labelled, on_loss="raise")
+        epoch = next(shuffler.epochs(1))
+        futures = epoch.map(slowly)
+        for _ in range(3):
+            time.sleep(0.2)
+            shuffler.save(path)
+        state = json.loads(path.read_text())["state"]
+        for nanny in cluster.workers.values():
+            os.kill(nanny.pid, signal.SIGKILL)
+        with pytest.raises(DShuffleError):
+            list(shuffler.epochs(2))
+        del futures
+        shuffler.close()
+    counted = sum(state["trained"][0])
+    assert 0 < counted < 700
+    with (
+        LocalCluster(n_workers=2, processes=True, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler.resume(client, labelled, path) as shuffler,
+    ):
+        assert sum(client.gather(next(shuffler.epochs(1)).map(len))) == 700 - counted
