@@ -279,6 +279,8 @@ def one_round(
     Takes the state after the previous round and the factor of the block, and returns the new state.
     """
     started = time.perf_counter()
+    if turn == len(entries.blocks) - 1:
+        partition.mark_trained()
     block = (entries.rank + turn) % len(entries.blocks)
     part = slice(entries.starts[block], entries.starts[block + 1])
     # Copies, as values that Dask holds must not change.

@@ -171,6 +171,7 @@ def train(
     if network.n_statistics:
         statistics = group.mean(statistics)
     gradient_exchange, clock = _lap(gradient_exchange, clock)
+    partition.mark_trained()
     seconds = PhaseSeconds(batches=batches, forward_backward=forward_backward, gradient_exchange=gradient_exchange)
     return TrainedNetwork(network, parameters, statistics) if group.rank == 0 else None, len(partition), seconds
 

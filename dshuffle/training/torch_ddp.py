@@ -270,6 +270,7 @@ def train(
                 f"the parameters diverged in epoch {partition.epoch}",
                 "Take a smaller step, or scale the features.",
             )
+        partition.mark_trained()
         return _wrong_labels(partition, seat, features, target), len(partition), seconds
 
 

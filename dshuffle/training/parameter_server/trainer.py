@@ -226,6 +226,7 @@ def work(
         ]
         replies = answers(servers, pushed)
         staleness.append(max(reply.staleness for reply in replies))
+    partition.mark_trained()
     return Work(staleness, samples / max(time.perf_counter() - started, 1e-9))
 
 
