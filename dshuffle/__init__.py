@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.errors import CacheBudgetError as CacheBudgetError
+    from dshuffle.errors import CheckpointError as CheckpointError
     from dshuffle.errors import ChecksumMismatch as ChecksumMismatch
     from dshuffle.errors import ClusterError as ClusterError
     from dshuffle.errors import CorruptChunk as CorruptChunk
@@ -45,6 +46,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.runtime import Shuffler as Shuffler
     from dshuffle.runtime import measure_cluster as measure_cluster
     from dshuffle.runtime import permute as permute
+    from dshuffle.runtime import retrying as retrying
     from dshuffle.sharding import Sharding as Sharding
     from dshuffle.store import Dataset as Dataset
     from dshuffle.store import create_dataset as create_dataset
@@ -56,6 +58,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
 _MODULES = {
     "dshuffle.errors": (
         "CacheBudgetError",
+        "CheckpointError",
         "ChecksumMismatch",
         "ClusterError",
         "CorruptChunk",
@@ -84,7 +87,16 @@ _MODULES = {
     ),
     "dshuffle.planning.cost": ("Cluster",),
     "dshuffle.records": ("EpochRecord", "Measures"),
-    "dshuffle.runtime": ("Epoch", "Group", "PerRank", "Partition", "Shuffler", "measure_cluster", "permute"),
+    "dshuffle.runtime": (
+        "Epoch",
+        "Group",
+        "PerRank",
+        "Partition",
+        "Shuffler",
+        "measure_cluster",
+        "permute",
+        "retrying",
+    ),
     "dshuffle.sharding": ("Sharding",),
     "dshuffle.store": ("Dataset", "create_dataset", "open_dataset", "verify_dataset"),
 }

@@ -5,7 +5,8 @@ from dshuffle.runtime.epoch import Epoch, gathered
 from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.permutation import permute
+from dshuffle.runtime.retrying import retrying
 from dshuffle.runtime.session_spec import PerRank
 from dshuffle.runtime.shuffler import Shuffler
 
-__all__ = ["Epoch", "Group", "Partition", "PerRank", "Shuffler", "gathered", "measure_cluster", "permute"]
+__all__ = ["Epoch", "Group", "Partition", "PerRank", "Shuffler", "gathered", "measure_cluster", "permute", "retrying"]

@@ -20,6 +20,9 @@ from dshuffle.store.small_objects import read_object, write_object
 FORMAT = 1
 """Version of the format of states and checkpoints."""
 
+CHOOSING = {"assignment", "caching", "cache_fraction", "balance", "seed", "first_epoch"}
+"""Parameters of a shuffler that choose the samples. They come from the state. (So does ``sharding``, with a check.)"""
+
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "format": int,
     "draw_version": int,
@@ -151,7 +154,7 @@ class SessionState:
             If an option would choose other samples.
         """
         keywords = {**self.choices.keywords(), "first_epoch": self.next.epoch}
-        for name in keywords.keys() - {"delivery", "relay", "sharding"}:
+        for name in sorted(CHOOSING):
             if name in options:
                 hint = "It comes from the state. Make a new Shuffler to train on other samples."
                 raise InvalidParameter.of(name, options[name], "left out", hint)
@@ -197,12 +200,26 @@ def read_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, 
     CheckpointError
         If there is none, or it is damaged.
     """
+    state = find_checkpoint(url, dataset)
+    if state is None:
+        raise CheckpointError(f"there is no checkpoint at {url}")
+    return state
+
+
+def find_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, Any] | None:
+    """Read a checkpoint; None if there is none.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or cannot be read.
+    """
     try:
         found = read_object(canonical_url(url), _options(url, dataset))
     except (OSError, DatasetError) as error:
         raise CheckpointError(f"the checkpoint {url} cannot be read: {error}") from error
     if found is None:
-        raise CheckpointError(f"there is no checkpoint at {url}")
+        return None
     try:
         framed = json.loads(found)
         state: dict[str, Any] = framed["state"]

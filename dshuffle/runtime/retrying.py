@@ -1,0 +1,155 @@
+"""Train through the loss of clusters: open a session again, on whatever workers there are, and go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from dask.utils import parse_timedelta
+from distributed import Client, KilledWorker
+from distributed.comm.core import CommClosedError
+
+from dshuffle.checks import as_integer
+from dshuffle.errors import CheckpointError, ClusterError, ExchangeError, InvalidParameter
+from dshuffle.planning import Choices
+from dshuffle.runtime.dataset_inputs import resolved
+from dshuffle.runtime.session_state import CHOOSING, SessionState, find_checkpoint
+from dshuffle.runtime.shuffler import Shuffler
+from dshuffle.store import Dataset, open_dataset
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOSSES = (ClusterError, ExchangeError, CommClosedError, KilledWorker, CancelledError)
+"""Errors of a cluster, after which another session may succeed. Errors of the user's own code are others."""
+
+
+def retrying(
+    train: Callable[[Shuffler], T],
+    make_client: Callable[[], Client],
+    dataset: Dataset | str | os.PathLike[str],
+    *,
+    checkpoint: str | os.PathLike[str],
+    attempts: int = 3,
+    min_workers: int = 1,
+    patience: str | float = "5m",
+    **options: Any,
+) -> T:
+    """Train with a :class:`Shuffler`, and again from its checkpoint if the session or the cluster is lost.
+
+    If there is a checkpoint from the beginning, training goes on from it. So a job script that a queue starts again
+    needs nothing but this call.
+
+    Parameters
+    ----------
+    train
+        Function that trains, and returns when training is done. It is called with a new shuffler in every attempt.
+    make_client
+        Function that returns a Dask client; called before every attempt. It may return the same client again, or start
+        another cluster.
+    dataset
+        A dataset, or the URL of one.
+    checkpoint
+        File or object of the state, as for :class:`Shuffler`.
+    attempts
+        Attempts in a row that may fail without reaching another epoch or saving a checkpoint.
+    min_workers
+        Number of workers to wait for before an attempt. A session has as many workers as there are when it opens.
+    patience
+        Time to wait for them: seconds, or text such as ``"5m"``.
+    **options
+        Other parameters of :class:`Shuffler`.
+
+    Returns
+    -------
+    object
+        What ``train`` returned.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint is damaged, or one of another dataset or way of shuffling.
+    ClusterError, ExchangeError
+        If the last attempt failed as well, or there were not enough workers in time.
+
+    Examples
+    --------
+    >>> import numpy as np, dshuffle, tempfile
+    >>> from distributed import Client
+    >>> dataset = dshuffle.create_dataset("memory://doc-retrying", {"x": np.arange(10.0)}, overwrite=True)
+    >>> tries = iter([True, False])
+    >>> def train(shuffler):
+    ...     for epoch in shuffler.epochs(3 - shuffler.state_dict()["epoch"]):
+    ...         if epoch.number == 1 and next(tries):
+    ...             raise dshuffle.ClusterError("the cluster is gone")
+    ...     return epoch.number
+    >>> with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
+    ...     dshuffle.retrying(train, lambda: client, dataset, checkpoint="memory://doc-retrying-state/run.json")
+    2
+    """
+    as_integer("attempts", attempts, 1)
+    as_integer("min_workers", min_workers, 1)
+    try:
+        seconds = float(parse_timedelta(patience))
+    except (KeyError, ValueError, TypeError) as error:
+        raise InvalidParameter.of("patience", patience, 'seconds, or text such as "5m"') from error
+    opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    failed, before = 0, find_checkpoint(checkpoint, opened)
+    while True:
+        try:
+            with _shuffler(make_client(), opened, checkpoint, options, min_workers, seconds) as shuffler:
+                return train(shuffler)
+        except LOSSES as error:
+            now = find_checkpoint(checkpoint, opened)
+            failed = 1 if now != before else failed + 1
+            before = now
+            if failed >= attempts:
+                raise
+            logger.warning(
+                "dshuffle: training goes on from the checkpoint, because of %s: %s", type(error).__name__, error
+            )
+
+
+def _shuffler(
+    client: Client,
+    dataset: Dataset,
+    checkpoint: str | os.PathLike[str],
+    options: Mapping[str, Any],
+    min_workers: int,
+    seconds: float,
+) -> Shuffler:
+    """A new session, or one that goes on from the checkpoint."""
+    try:
+        client.wait_for_workers(min_workers, timeout=seconds)
+    except TimeoutError as error:
+        there = len(client.scheduler_info(n_workers=-1)["workers"])
+        raise ClusterError(
+            f"there are {there} workers after {seconds:g} s; min_workers={min_workers}. Start more, or wait longer "
+            "(patience)"
+        ) from error
+    state = find_checkpoint(checkpoint, dataset)
+    if state is None:
+        return Shuffler(client, dataset, checkpoint=checkpoint, **options)
+    _check_alike(SessionState.from_dict(state, dataset).choices, dataset, options, checkpoint)
+    others = {name: value for name, value in options.items() if name not in CHOOSING}
+    return Shuffler.resume(client, dataset, state, checkpoint=checkpoint, **others)
+
+
+def _check_alike(
+    choices: Choices, dataset: Dataset, options: Mapping[str, Any], checkpoint: str | os.PathLike[str]
+) -> None:
+    """Refuse to go on with another way of shuffling than the one that is asked for."""
+    names = {field.name for field in dataclasses.fields(Choices)} & CHOOSING & options.keys()
+    asked = resolved(dataset, Choices(**{name: options[name] for name in names})).to_dict()
+    found = choices.to_dict()
+    for name in sorted(names):
+        if asked[name] != found[name]:
+            raise CheckpointError(
+                f"the checkpoint {checkpoint} has {name}={found[name]!r}, and {name}={asked[name]!r} is asked for. Ask "
+                "for the same, or remove the checkpoint to begin again"
+            )

@@ -1,0 +1,127 @@
+"""Training goes on from the checkpoint when a session or a cluster is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import dshuffle
+from dshuffle.errors import CheckpointError, ClusterError, ExchangeError, InvalidParameter
+
+from .conftest import OPTIONS
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def train_until(last, seen, strike=lambda shuffler, epoch: None):
+    """Train to an epoch; note the samples of every epoch, and let something strike in it."""
+
+    def train(shuffler):
+        for epoch in shuffler.epochs(last - shuffler.state_dict()["epoch"]):
+            strike(shuffler, epoch)
+            samples = shuffler.client.gather(epoch.map(lambda partition: partition.sample_ids.copy()))
+            seen.append((epoch.number, shuffler.n_workers, np.sort(np.concatenate(samples)).tolist()))
+        return "done"
+
+    return train
+
+
+def test_training_goes_on_from_the_last_epoch(threads, small, tmp_path):
+    seen, tries = [], iter([ClusterError("gone"), ExchangeError("broken")])
+
+    def strike(shuffler, epoch):
+        if epoch.number == 2 and (error := next(tries, None)):
+            raise error
+
+    train = train_until(4, seen, strike)
+    options = {"assignment": "partial:0.2", "seed": 5, "checkpoint": tmp_path / "run.json"}
+    assert dshuffle.retrying(train, lambda: threads, small, **options) == "done"
+    assert [number for number, _, _ in seen] == [0, 1, 2, 3]
+    assert all(samples == list(range(1000)) for *_, samples in seen)
+    # A job that starts again finds the checkpoint.
+    dshuffle.retrying(train_until(6, seen), lambda: threads, small, **options)
+    assert [number for number, _, _ in seen] == [0, 1, 2, 3, 3, 4, 5]
+
+
+def test_attempts_that_do_not_get_further_are_limited(threads, small, tmp_path):
+    tries = []
+
+    def train(shuffler):
+        tries.append(next(shuffler.epochs(1)).number)
+        raise ClusterError("gone")
+
+    with pytest.raises(ClusterError, match="gone"):
+        dshuffle.retrying(train, lambda: threads, small, checkpoint=tmp_path / "run.json", attempts=3)
+    assert tries == [0, 0, 0]
+
+
+def test_errors_of_the_user_are_raised_at_once(threads, small, tmp_path):
+    tries = []
+
+    def train(shuffler):
+        tries.append(shuffler)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        dshuffle.retrying(train, lambda: threads, small, checkpoint=tmp_path / "run.json")
+    assert len(tries) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"attempts": 0}, InvalidParameter, "attempts=0"),
+        ({"min_workers": 0}, InvalidParameter, "min_workers=0"),
+        ({"patience": "5 minits"}, InvalidParameter, "patience='5 minits'"),
+        ({"min_workers": 50, "patience": "0.2s"}, ClusterError, "there are 5 workers after 0.2 s; min_workers=50"),
+    ],
+)
+def test_what_is_refused(threads, small, tmp_path, options, error, message):
+    with pytest.raises(error, match=message):
+        dshuffle.retrying(len, lambda: threads, small, checkpoint=tmp_path / "run.json", **options)
+
+
+def test_another_way_of_shuffling_is_refused(threads, small, tmp_path):
+    path, seen = tmp_path / "run.json", []
+    dshuffle.retrying(train_until(1, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=1)
+    dshuffle.retrying(train_until(2, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=1)
+    with pytest.raises(CheckpointError, match="has seed=1, and seed=2 is asked for"):
+        dshuffle.retrying(train_until(3, seen), lambda: threads, small, checkpoint=path, assignment="chunks", seed=2)
+
+
+@pytest.mark.slow
+def test_another_cluster_takes_over(small, tmp_path):
+    """The first cluster dies with its scheduler's workers; the next one has fewer workers."""
+    seen, sizes, clusters = [], iter([3, 2]), []
+
+    def make_client():
+        for old in clusters:
+            old.close()
+        cluster = LocalCluster(n_workers=next(sizes), processes=True, **OPTIONS)
+        client = Client(cluster)
+        clusters[:] = [client, cluster]
+        return client
+
+    def strike(shuffler, epoch):
+        if epoch.number == 1 and shuffler.n_workers == 3:
+            for nanny in clusters[1].workers.values():
+                os.kill(nanny.pid, signal.SIGKILL)
+
+    try:
+        dshuffle.retrying(
+            train_until(3, seen, strike),
+            make_client,
+            small,
+            checkpoint=tmp_path / "run.json",
+            min_workers=2,
+            on_loss="raise",
+        )
+    finally:
+        for one in clusters:
+            one.close()
+    assert [(number, n_workers) for number, n_workers, _ in seen] == [(0, 3), (1, 2), (2, 2)]
+    assert all(samples == list(range(1000)) for *_, samples in seen)
