@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -95,6 +96,7 @@ class ExchangeSampler:
         )
         self._planner = OwnPlanner(self._spec, self._rank) if plans_own_parts(self._spec, "peer") else None
         self._drawn: Drawn | None = None  # otherwise all ranks of the epoch
+        self._start = self._yielded = 0  # where the next iteration begins, and how many ids the last one has given
         self.set_epoch(0)
 
     def __len__(self) -> int:
@@ -104,7 +106,50 @@ class ExchangeSampler:
     def __iter__(self) -> Iterator[int]:
         """Iterate over the ids of the current epoch, in an order that changes every epoch."""
         order = epoch_order(self._moves.own, seed=self._spec.choices.seed, epoch=self._epoch, rank=self._rank)
-        return iter(order[self._positions()].tolist())
+        self._yielded, self._start = self._start, 0
+        for sample_id in order[self._positions()][self._yielded :].tolist():
+            self._yielded += 1
+            yield sample_id
+
+    def state_dict(self) -> dict[str, int | str]:
+        """The epoch, and how many of its ids the last iteration has given, for :meth:`load_state_dict`.
+
+        A ``DataLoader`` with workers asks for ids ahead of training. Set ``"yielded"`` to the number of ids that were
+        trained on.
+        """
+        return {**self._fixed(), "epoch": self._epoch, "yielded": self._yielded}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the epoch of a state. The next iteration begins after the ids that were given.
+
+        Raises
+        ------
+        InvalidParameter
+            If the state is one of another sampler, or of a release that draws other ids.
+        """
+        for name, value in self._fixed().items():
+            if state.get(name) != value:
+                raise InvalidParameter.of(f"state[{name!r}]", state.get(name), f"{value!r}, as this sampler has it")
+        yielded = as_integer("state['yielded']", state.get("yielded"), 0)
+        self.set_epoch(as_integer("state['epoch']", state.get("epoch"), 0))
+        if yielded > len(self):
+            raise InvalidParameter.of(
+                "state['yielded']", yielded, f"at most {len(self)}, the ids of epoch {self._epoch}"
+            )
+        self._start = self._yielded = yielded
+
+    def _fixed(self) -> dict[str, int | str]:
+        """What a state and its sampler must have in common."""
+        spec = self._spec
+        return {
+            "draw_version": spec.draw_version,
+            "n_samples": spec.n_samples,
+            "rank": self._rank,
+            "world_size": self._n_workers,
+            "assignment": str(spec.choices.assignment),
+            "seed": spec.choices.seed,
+            "mode": self._mode,
+        }
 
     def set_epoch(self, epoch: int) -> None:
         """Go forward or back to an epoch, from 0.
@@ -118,6 +163,7 @@ class ExchangeSampler:
         else:
             self._draw(epoch)
         self._epoch = epoch
+        self._start = self._yielded = 0
 
     def _draw(self, epoch: int) -> None:
         """Draw the ranks of all samples up to an epoch."""

@@ -120,7 +120,7 @@ class Chaos:
                         strikes = epoch.number % 2 == 1 and struck < left
                         fault = self.rng.choice(list(self.faults)) if strikes else fault
                         when = self.rng.choice(["before", "during", "after"])
-                        rank = self.rng.randrange(1, shuffler.n_workers)  # rank 0 may serve
+                        rank = self.rng.randrange(shuffler.n_workers)  # rank 0 may also serve
                         if strikes and when == "before":
                             self.faults[fault](shuffler, rank)
                         futures = epoch.map(checked, truth, 0.2)

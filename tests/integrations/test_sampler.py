@@ -125,3 +125,42 @@ print(len(ExchangeSampler(10, rank=0, world_size=2)), {"dask", "distributed", "t
 def test_ids_are_plain_integers():
     assert {type(sample) for sample in ExchangeSampler(10, rank=0, world_size=2)} == {int}
     assert np.issubdtype(ExchangeSampler(10, rank=0, world_size=2).arrived.dtype, np.int64)
+
+
+@given(stop=st.integers(0, 20), epoch=st.integers(0, 3), seed=st.integers(-2, 2))
+@settings(max_examples=20, deadline=None)
+def test_a_sampler_goes_on_where_another_one_was(stop, epoch, seed):
+    options = {"rank": 1, "world_size": 3, "assignment": "partial:0.3", "seed": seed}
+    first, second = ExchangeSampler(60, **options), ExchangeSampler(60, **options)
+    first.set_epoch(epoch)
+    expected = list(first)
+    ids = iter(first)
+    seen = [next(ids) for _ in range(stop)]
+    second.load_state_dict(first.state_dict() if stop else {**first.state_dict(), "yielded": 0})
+    assert second.state_dict()["yielded"] == stop
+    assert seen + list(second) == expected
+    assert list(second) == expected  # only the first iteration begins in the middle
+    second.set_epoch(epoch + 1)
+    first.set_epoch(epoch + 1)
+    assert list(second) == list(first)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"draw_version": 1},
+        {"rank": 1},
+        {"world_size": 2},
+        {"seed": 5},
+        {"assignment": "local"},
+        {"yielded": 100},
+        {"yielded": -1},
+        {"epoch": None},
+    ],
+    ids=str,
+)
+def test_states_that_are_not_of_this_sampler(change):
+    sampler = ExchangeSampler(60, rank=0, world_size=3)
+    [name] = change
+    with pytest.raises(InvalidParameter, match=rf"state\['{name}'\]="):
+        sampler.load_state_dict({**sampler.state_dict(), **change})
