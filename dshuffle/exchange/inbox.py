@@ -15,6 +15,7 @@ receiving  failed: attempts are left                      receiving (requested a
 receiving  failed: no attempts left                       receiving (read from the store instead)
 receiving  failed: that failed too, or not retryable      failed
 receiving  give up: a sender is slow                      receiving (the rest is read from the store instead)
+receiving  failed: what a slow sender owes cannot be read receiving (requested after all)
 ready      commit                                         idle
 any        abort                                          idle
 ========== ============================================== ==========
@@ -110,6 +111,7 @@ class Inbox:
         self._asked: dict[MessageId, int] = {}
         self._unsent: dict[MessageId, str] = {}  # messages that are read from the store instead, and why
         self._given_up: set[int] = set()  # senders of which nothing more is requested
+        self._kept: set[int] = set()  # senders that were given up, but whose rows could not be read
         self._open: Counter[int] = Counter()  # open requests by sender
         self._free: list[tuple[int, int, int]] = []  # heap of senders without: (-messages left, turn, sender)
         self._turns = itertools.count()
@@ -149,6 +151,7 @@ class Inbox:
         self.run_id = run_id
         self._unsent.clear()
         self._given_up.clear()
+        self._kept.clear()
         self.window = window or self.window
         self._waiting = {
             sender: deque(
@@ -181,6 +184,12 @@ class Inbox:
         if self.state is not InboxState.RECEIVING or message not in self._asked:
             return []
         tried = self._asked[message]
+        if message.sender in self._given_up and message in self._unsent:  # the sender is better than nothing
+            self._given_up.discard(message.sender)
+            self._kept.add(message.sender)
+            del self._unsent[message]
+            self._asked[message] = 1
+            return [Fetch(message)]
         if not again or tried > self.attempts:
             self.state = InboxState.FAILED
             if before := self._unsent.get(message):
@@ -195,7 +204,7 @@ class Inbox:
 
     def give_up(self, sender: int, unanswered: Collection[MessageId]) -> list[InboxInstruction]:
         """Read what a slow sender owes from the store instead: the unanswered requests, and all that would follow."""
-        if self.state is not InboxState.RECEIVING or sender in self._given_up:
+        if self.state is not InboxState.RECEIVING or sender in self._given_up or sender in self._kept:
             return []
         self._given_up.add(sender)
         return [self._read(message) for message in unanswered if message.sender == sender and message in self._asked]

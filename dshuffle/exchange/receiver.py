@@ -80,6 +80,7 @@ class Receiver:
         self._arrived: set[tuple[int, int]] = set()  # senders and sequence numbers
         self._stop: Callable[[], bool] = lambda: False
         self._mend: Callable[[], int] = nothing_to_mend
+        self._owed: Counter[int] = Counter()  # rows by sender, in this run
         self._rows_from: Counter[int] = Counter()
         self._started = 0.0
 
@@ -131,9 +132,11 @@ class Receiver:
         for flow in flows.values():
             if flow.gates is not None:
                 self._towards.update(flow.gates.tolist())
+        self._owed = Counter({sender: flow.n_items for sender, flow in flows.items() if sender != self._store})
         for sender, sequence in self._arrived:
             first, last = flows[sender].message(sequence)
-            self._count_rows(sender, last - first)
+            self.meter.rows += last - first
+            self._owed[sender] -= last - first
             self._count_towards_gate(MessageId(run_id, sender, self._inbox.rank, sequence))
         owed = {sender: flow.n_messages for sender, flow in flows.items()}
         self._perform(self._inbox.begin(run_id, owed, window=window, done=self._arrived))
@@ -233,11 +236,10 @@ class Receiver:
         """Give up senders whose rows are read faster from the store."""
         if self._inbox.run_id != run_id or self._inbox.state is not InboxState.RECEIVING:
             return
-        owed = {sender: flow.n_items for sender, flow in self._flows.items() if sender != self._store}
         loop = asyncio.get_running_loop()
         seconds = loop.time() - started
-        for sender in slow_senders(owed, self._rows_from, seconds=seconds, read_rate=read_rate):
-            left = owed[sender] - self._rows_from[sender]
+        for sender in slow_senders(self._owed, self._rows_from, seconds=seconds, read_rate=read_rate):
+            left = self._owed[sender] - self._rows_from[sender]
             logger.warning("dshuffle: %s is slow; reading %d of its rows from the store", name_of(sender), left)
             self._perform(self._inbox.give_up(sender, list(self._asking)))
         loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, started, read_rate)

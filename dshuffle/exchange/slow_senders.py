@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 PATIENCE = 5.0
-"""Seconds into an exchange before a sender can be slow."""
+"""Seconds into an exchange before a sender can be slow, and seconds that a slow sender would still take at least."""
 
 MARGIN = 3.0
 """Reading must be estimated to take this many times less than waiting, because both estimates are rough."""
@@ -40,5 +40,5 @@ def slow_senders(owed: Mapping[int, int], arrived: Mapping[int, int], *, seconds
     return [
         sender
         for sender, left in late.items()
-        if left * seconds > arrived.get(sender, 0) * max(seconds, MARGIN * left / read_rate)
+        if left * seconds > arrived.get(sender, 0) * max(PATIENCE, MARGIN * left / read_rate)
     ]

@@ -86,6 +86,8 @@ class Remainder:
         if all(len(counts) == spec.n_workers for counts in self.trained):  # every rank goes on with its own order
             done = [sum(counts[each] for counts in self.trained) for each in range(spec.n_workers)]
             counts = [len(order) - trained for order, trained in zip(orders, done, strict=True)]
+            if min(counts) < 0:
+                raise InvalidParameter.of("trained", self.trained, "at most the samples of each rank")
             return np.arange(len(orders[rank])) >= done[rank], (min(counts), max(counts))
         sharding = spec.choices.sharding
         if isinstance(sharding, GivenSharding) and sharding.n_broadcast:

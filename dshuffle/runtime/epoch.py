@@ -201,6 +201,10 @@ class Epoch:
         """
         return self._shuffler._submit(self, next(self._calls), fn, args, kwargs)
 
+    def forget(self, futures: list[Future[Any]]) -> None:
+        """Do not wait for the tasks of a call, or raise their errors, when the epoch ends."""
+        self._tasks.calls.remove(futures)
+
     def together(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Run ``fn(partition, group, *args, **kwargs)`` on all workers at the same time, and wait for all of them.
 
@@ -251,10 +255,10 @@ class Epoch:
             # If a worker was replaced, its rank started again, and the others cannot go on with it.
             if not errors or not all(isinstance(error, PeerFailed) for error in errors):
                 break
-            if not self._shuffler._look_up_members():
+            if not self._shuffler.look_up_members():
                 break
             logger.warning("dshuffle: a lost worker was replaced, so a call of together starts again on all ranks")
-            self._tasks.calls.remove(futures)
+            self.forget(futures)
         for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
             assert error is not None
             raise error

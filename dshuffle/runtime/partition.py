@@ -183,6 +183,12 @@ class Partition:
         """
         self._column(self.names[0])  # raises if the partition is no longer valid
         assert self._rows is not None
+
+        def note(n_samples: int) -> None:
+            if 0 < n_samples < len(self):
+                raise InvalidParameter.of("n_samples", n_samples, f"{len(self)}: this is not the training order")
+            self._note(n_samples)
+
         order = np.argsort(self._sample_ids, kind="stable")
         return Partition(
             self._layout,
@@ -193,6 +199,7 @@ class Partition:
             epoch=self._epoch,
             shares=self._shares,
             broadcast=self._broadcast,
+            note=note,
         )
 
     def mark_trained(self, n_samples: int | None = None) -> None:
@@ -207,7 +214,10 @@ class Partition:
         ------
         InvalidParameter
             If it is not an integer in [0, n].
+        StaleEpoch
+            If the task has ended.
         """
+        self._column(self.names[0])  # raises if the partition is no longer valid
         n_samples = len(self) if n_samples is None else as_integer("n_samples", n_samples, 0)
         if n_samples > len(self):
             raise InvalidParameter.of("n_samples", n_samples, f"at most {len(self)}, the size of the partition")
@@ -312,6 +322,8 @@ class Partition:
 
     def _batches(self, batch_size: int, drop_last: bool, mark: bool) -> Iterator[dict[str, NDArray[Any]]]:
         end = len(self) - len(self) % batch_size if drop_last else len(self)
+        if mark:
+            self.mark_trained(0)  # the task may run again
         for first in range(0, end, batch_size):
             yield self.take(slice(first, first + batch_size))
             if mark:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
+import posixpath
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from dshuffle.errors import CheckpointError, DatasetError, InvalidParameter
 from dshuffle.planning import Choices, GivenSharding, Remainder
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.runtime.dataset_inputs import wanted_sharding
 from dshuffle.store import Dataset
-from dshuffle.store.backends import canonical_url, is_local
+from dshuffle.store.backends import canonical_url
 from dshuffle.store.small_objects import read_object, write_object
 
 FORMAT = 1
 """Version of the format of states and checkpoints."""
+
+BUCKETS = {"s3", "gs", "gcs", "az", "abfs"}
+"""Schemes whose URLs name a bucket in place of a host."""
 
 CHOOSING = {"assignment", "caching", "cache_fraction", "balance", "seed", "first_epoch"}
 """Parameters of a shuffler that choose the samples. They come from the state. (So does ``sharding``, with a check.)"""
@@ -90,6 +96,7 @@ class SessionState:
         CheckpointError
             If it is damaged, belongs to another dataset, or was written by a release that draws other samples.
         """
+        state = state.get("state", state) if isinstance(state, Mapping) else state  # as a checkpoint has it
         if not isinstance(state, Mapping):
             raise CheckpointError(
                 f"a state must be a mapping, as Shuffler.state_dict returns it; this is {state!r:.80}"
@@ -109,11 +116,11 @@ class SessionState:
             )
         if (state["dataset"], state["n_samples"]) != (dataset.identity, dataset.n_samples):
             raise CheckpointError(
-                f"the state is one of another dataset ({state['dataset']}, {state['n_samples']} samples) than "
-                f"{dataset.url} ({dataset.identity}, {dataset.n_samples} samples). Open the dataset that it is of"
+                f"the state belongs to another dataset ({state['dataset']}, {state['n_samples']} samples) than "
+                f"{dataset.url} ({dataset.identity}, {dataset.n_samples} samples). Open the dataset that it belongs to"
             )
         try:
-            remainder = Remainder(state["epoch"], tuple(tuple(map(int, counts)) for counts in state["trained"]))
+            remainder = Remainder(state["epoch"], tuple(tuple(map(operator.index, each)) for each in state["trained"]))
             choices = Choices.from_dict(state["choices"])
         except (InvalidParameter, TypeError, ValueError, KeyError) as error:
             raise CheckpointError(f"the state is damaged: {error}") from error
@@ -155,9 +162,9 @@ class SessionState:
         """
         keywords = {**self.choices.keywords(), "first_epoch": self.next.epoch}
         for name in sorted(CHOOSING):
-            if name in options:
-                hint = "It comes from the state. Make a new Shuffler to train on other samples."
-                raise InvalidParameter.of(name, options[name], "left out", hint)
+            if name in options and str(options[name]) != str(keywords[name]):
+                hint = "Make a new Shuffler to train on other samples."
+                raise InvalidParameter.of(name, options[name], f"left out, or {keywords[name]!s} as before", hint)
         keywords |= options
         if self.sharding_checksum is not None or "sharding" in options:
             try:
@@ -176,7 +183,7 @@ class SessionState:
 def write_checkpoint(url: str | os.PathLike[str], state: Mapping[str, Any], dataset: Dataset) -> None:
     """Write a state to a file or an object, which replaces an earlier one at once or not at all.
 
-    The options of the dataset's store are used if the URL has the same scheme.
+    The options of the dataset's store are used if the URL has the same scheme and host, or is another bucket.
 
     Raises
     ------
@@ -185,7 +192,7 @@ def write_checkpoint(url: str | os.PathLike[str], state: Mapping[str, Any], data
     """
     framed = {"checksum": _checksum(state), "state": dict(state)}
     try:
-        write_object(canonical_url(url), json.dumps(framed, indent=1).encode(), _options(url, dataset))
+        write_object(_place(url), json.dumps(framed, indent=1).encode(), _options(url, dataset))
     except (OSError, DatasetError) as error:
         raise CheckpointError(
             f"the checkpoint {url} cannot be written ({error}). If there was one before, it is still there"
@@ -215,13 +222,15 @@ def find_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, 
         If it is damaged, or cannot be read.
     """
     try:
-        found = read_object(canonical_url(url), _options(url, dataset))
+        found = read_object(_place(url), _options(url, dataset))
     except (OSError, DatasetError) as error:
         raise CheckpointError(f"the checkpoint {url} cannot be read: {error}") from error
     if found is None:
         return None
     try:
         framed = json.loads(found)
+        if "format" in framed:  # a state that the user has written
+            return dict(framed)
         state: dict[str, Any] = framed["state"]
         intact = framed["checksum"] == _checksum(state)
     except (ValueError, KeyError, TypeError) as error:
@@ -231,12 +240,40 @@ def find_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, 
     return state
 
 
+def check_no_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> None:
+    """Refuse to overwrite a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        If there is one.
+    """
+    found = find_checkpoint(url, dataset)
+    if found is not None:
+        raise CheckpointError(
+            f"there is a checkpoint at {url}, of epoch {found.get('epoch')}. Go on with it (Shuffler.resume or "
+            "dshuffle.retrying), choose another place, or remove it"
+        )
+
+
 def _checksum(state: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
 def _options(url: str | os.PathLike[str], dataset: Dataset) -> Mapping[str, Any] | None:
-    """Options of the dataset's store, if the URL is one of the same kind."""
-    place = canonical_url(url)
-    alike = not is_local(place) and place.partition("://")[0] == dataset.url.partition("://")[0]
-    return dataset.storage_options if alike else None
+    """Options of the dataset's store, if the URL is one of the same host. They may be credentials."""
+    place, there = urlsplit(_place(url)), urlsplit(dataset.url)
+    alike = place.scheme == there.scheme and (place.netloc == there.netloc or place.scheme in BUCKETS)
+    return dataset.storage_options if alike and place.scheme else None
+
+
+def _place(url: str | os.PathLike[str]) -> str:
+    """The canonical URL of a checkpoint."""
+    try:
+        place = canonical_url(url)
+    except InvalidParameter:
+        place = ""
+    scheme, _, rest = place.rpartition("://")
+    if not posixpath.basename(rest) or (scheme and not posixpath.dirname(rest)):
+        raise InvalidParameter.of("checkpoint", url, 'a file or an object in a folder, such as "s3://bucket/run.json"')
+    return place

@@ -26,7 +26,7 @@ from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_class
 from dshuffle.runtime.epoch import Epoch, EpochTasks, submit_to_all
 from dshuffle.runtime.session_client import SessionClient
 from dshuffle.runtime.session_request import session_request
-from dshuffle.runtime.session_state import SessionState, read_checkpoint, write_checkpoint
+from dshuffle.runtime.session_state import SessionState, check_no_checkpoint, read_checkpoint, write_checkpoint
 from dshuffle.runtime.shuffler_summary import in_html, in_words
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, open_dataset
@@ -87,7 +87,8 @@ class Shuffler:
         :class:`WorkerLost` is raised at once. If nobody can replace a worker that only serves, peers send the rows.
     checkpoint
         File or object (a path, or a URL such as ``s3://bucket/run.json``) to which the state is written at the start of
-        every epoch, with the dataset's storage options if it is in a store of the same kind. See :meth:`resume`.
+        every epoch and after the last one, with the dataset's storage options if it is in the same store. If there is a
+        checkpoint already, it must be resumed (:meth:`resume`, :func:`dshuffle.retrying`) or removed.
     memory_limit
         Maximum size of a worker's cache partition (``"2 GiB"`` or an integer), including the packets that it relays
         and, on the server, the rows that it serves. By default 60 % of the worker's own memory limit.
@@ -151,7 +152,7 @@ class Shuffler:
         memory_limit: int | str | None = None,
         server: str | int | None = None,
         cluster: Cluster | None = None,
-        _remainder: Remainder | None = None,
+        _resumed: Remainder | None = None,
     ) -> None:
         check_client(client)
         choices = Choices(
@@ -177,9 +178,12 @@ class Shuffler:
             memory_limit=memory_limit,
             server=server,
             cluster=cluster,
-            remainder=_remainder,
+            remainder=_resumed if _resumed is not None and _resumed.trained else None,
         )
         self._checkpoint = checkpoint
+        self._trained = False  # whether the current epoch has ended, and the next one has not begun
+        if checkpoint is not None and _resumed is None:
+            check_no_checkpoint(checkpoint, self.dataset)
         self._session = SessionClient(client, self._order.session_id)
         self._tasks: EpochTasks | None = None  # of the current epoch
         self._handed_out = True  # whether the current epoch has been yielded
@@ -222,7 +226,8 @@ class Shuffler:
         client, dataset
             As for :class:`Shuffler`. The dataset must be the same.
         state
-            What :meth:`state_dict` returned, or the place of a checkpoint.
+            What :meth:`state_dict` returned, or the place of a checkpoint, which is then also the default of
+            ``checkpoint``.
         **options
             Other parameters of :class:`Shuffler`, but for those that choose the samples, which come from the state. A
             ``sharding`` that was an array must be given again.
@@ -251,10 +256,10 @@ class Shuffler:
         """
         dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
         if not isinstance(state, Mapping):
+            options = {"checkpoint": state, **options}
             state = read_checkpoint(state, dataset)
         found = SessionState.from_dict(state, dataset)
-        remainder = found.next if found.next.trained else None
-        return cls(client, dataset, **found.keywords(dataset, options), _remainder=remainder)
+        return cls(client, dataset, **found.keywords(dataset, options), _resumed=found.next)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this session is, for :meth:`resume`. JSON can hold it.
@@ -263,20 +268,22 @@ class Shuffler:
         -------
         dict
             The identity of the dataset, the way of shuffling, the epoch, and how many of its samples each rank has
-            trained on, as far as tasks say so (:meth:`Partition.mark_trained`, ``Partition.batches(mark=True)``).
+            trained on, as far as tasks say so (:meth:`Partition.mark_trained`, ``Partition.batches(mark=True)``). A
+            rank whose worker was lost counts 0, because its task runs again.
 
         Raises
         ------
         ClusterError
-            If the session has ended.
+            If the session has ended, or a worker does not answer.
         """
-        before = self._order.remainder or Remainder(self._order.first_epoch, ())
-        if self._tasks is not None:
+        if self._closed:
+            raise ClusterError("this Shuffler is closed. Take its state before")
+        counts: tuple[int, ...] = ()
+        if self._tasks is not None and not self._trained:
             reply = self._session.session("trained")
-            earlier = before.trained if before.epoch == reply["epoch"] else ()
-            now = (tuple(reply["trained"]),) if any(reply["trained"]) else ()
-            before = Remainder(reply["epoch"], (*earlier, *now))
-        return SessionState.of(self.dataset, self.choices, before).to_dict()
+            if reply["epoch"] == self._tasks.epoch:
+                counts = tuple(reply["trained"])
+        return SessionState.of(self.dataset, self.choices, self._position(counts)).to_dict()
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the state of this session to a checkpoint.
@@ -356,11 +363,11 @@ class Shuffler:
         Raises
         ------
         InvalidParameter
-            If ``count`` is not an integer of at least 1.
+            If ``count`` is not an integer of at least 0.
         ExchangeError, WorkerLost
             If an exchange fails, or a worker is lost and no other worker takes its rank.
         """
-        return self._epochs(as_integer("count", count, 1))
+        return self._epochs(as_integer("count", count, 0))
 
     def close(self) -> None:
         """Free the cache partitions on all workers. Idempotent. The dataset is not changed."""
@@ -377,20 +384,38 @@ class Shuffler:
         for left in reversed(range(count)):
             if self._handed_out:
                 self._wait_for_tasks()
+                self._trained = self._tasks is not None
                 reply = self._session.session("advance", epoch=self._next)["epoch"]
                 self._next += 1
                 self._record(reply.pop("training_seconds_before"))
                 self._addresses = reply.pop("addresses")
                 self._measured = reply
-                self._tasks, self._handed_out = EpochTasks(reply["epoch"]), False
+                self._tasks, self._handed_out, self._trained = EpochTasks(reply["epoch"]), False, False
             assert self._tasks is not None
             if left:
                 self._session.session("prefetch")
-            if self._checkpoint is not None:
-                self.save(self._checkpoint)
+            self._write_checkpoint()
             self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
             yield Epoch(self, self._tasks)
         self._finish_epoch()
+        self._trained = self._tasks is not None
+        self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        """Write the state between two epochs, in which nothing has been trained on since the last one."""
+        if self._checkpoint is not None:
+            state = SessionState.of(self.dataset, self.choices, self._position(())).to_dict()
+            write_checkpoint(self._checkpoint, state, self.dataset)
+
+    def _position(self, counts: tuple[int, ...]) -> Remainder:
+        """The epoch, and what was trained on in it; or the next epoch, if the current one has ended."""
+        before = self._order.remainder or Remainder(self._order.first_epoch, ())
+        if self._tasks is None:
+            return before
+        if self._trained:
+            return Remainder(self._tasks.epoch + 1, ())
+        earlier = before.trained if before.epoch == self._tasks.epoch else ()
+        return Remainder(self._tasks.epoch, (*earlier, counts) if any(counts) else earlier)
 
     def _finish_epoch(self) -> None:
         """Wait for the current epoch's tasks and record it."""
@@ -452,8 +477,8 @@ class Shuffler:
         epoch._tasks.calls.append(futures)
         return futures
 
-    def _look_up_members(self) -> bool:
-        """Whether ranks have other workers than at the last look."""
+    def look_up_members(self) -> bool:
+        """Ask the scheduler for :attr:`addresses`; whether ranks have other workers than at the last look."""
         known, self._addresses = self._addresses, dict(self._session.session("members")["addresses"])
         return known != self._addresses
 

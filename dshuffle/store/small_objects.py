@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +19,7 @@ def write_object(url: str, data: bytes, storage_options: Mapping[str, Any] | Non
     DatasetError, OSError
         If it cannot be written.
     """
-    folder, name = posixpath.split(url)
+    folder, _, name = url.rpartition("/")
     store = open_store(folder, storage_options, read_only=False)
     sync(store.set(name, default_buffer_prototype().buffer.from_bytes(data)))
 
@@ -33,6 +32,6 @@ def read_object(url: str, storage_options: Mapping[str, Any] | None) -> bytes | 
     DatasetError, OSError
         If it cannot be read.
     """
-    folder, name = posixpath.split(url)
+    folder, _, name = url.rpartition("/")
     found = sync(open_store(folder, storage_options, read_only=True).get(name, default_buffer_prototype()))
     return None if found is None else bytes(found.to_bytes())

@@ -279,8 +279,7 @@ def one_round(
     Takes the state after the previous round and the factor of the block, and returns the new state.
     """
     started = time.perf_counter()
-    if turn == len(entries.blocks) - 1:
-        partition.mark_trained()
+    partition.mark_trained(0)
     block = (entries.rank + turn) % len(entries.blocks)
     part = slice(entries.starts[block], entries.starts[block + 1])
     # Copies, as values that Dask holds must not change.
@@ -296,6 +295,8 @@ def one_round(
         step * regularization / np.maximum(column_counts[entries.blocks[block]], 1),
         step,
     )
+    if turn == len(entries.blocks) - 1:
+        partition.mark_trained()
     errors, values, seconds = before[2]
     values += float(np.sum(np.square(value, dtype=np.float64)))
     return left, right, (errors + wrong, values, seconds + time.perf_counter() - started)

@@ -112,6 +112,7 @@ def timed(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: An
 
     Runs as a task on each worker.
     """
+    partition.mark_trained(0)
     started = time.perf_counter()
     value = fn(partition, *args, **kwargs)
     partition.mark_trained()

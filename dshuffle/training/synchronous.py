@@ -149,6 +149,7 @@ def train(
         The network (None except on rank 0, as all ranks have the same), the number of samples trained on, and the
         seconds of each phase.
     """
+    partition.mark_trained(0)
     network = model.network
     check_names(partition.names, features=features, target=target)
     batching = checked_batching(network, len(partition), partition.shares, batch_size)

@@ -253,6 +253,7 @@ def train(
 
     Returns the number of wrong labels after the epoch, the number of samples, and the seconds of each phase.
     """
+    partition.mark_trained(0)
     check_names(partition.names, features=features, target=target)
     with leaving_if_it_fails(name):
         seat = _seat(name)

@@ -286,12 +286,17 @@ class TestGivingUp:
         assert inbox.arrived(M1) == []
         assert inbox.arrived(MessageId(1, 5, 0, 2)) == [ReportReady(1)]
 
-    def test_the_failure_names_the_sender(self) -> None:
-        inbox = started({5: 1})
+    def test_if_the_rows_cannot_be_read_they_are_requested_after_all(self) -> None:
+        inbox = started({5: 2}, window=1)
         inbox.give_up(5, [M0])
-        [failed] = inbox.failed(M0, "no such file")
+        assert inbox.failed(M0, "no such file", again=False) == [Fetch(M0)]
+        assert inbox.give_up(5, [M0]) == []
+        assert inbox.arrived(M0) == [Fetch(M1)]
+        for _ in range(2):
+            assert inbox.failed(M1, "reset") == [Fetch(M1)]
+        assert inbox.failed(M1, "reset") == [ReadInstead(M1)]
+        [failed] = inbox.failed(M1, "no such file", again=False)
         assert isinstance(failed, ReportFailed)
-        assert "rank 5 is slow, and the rows could not be read from the store: no such file" in failed.reason
 
     def test_nothing_is_given_up_in_another_state_or_twice_in_the_next_run(self) -> None:
         inbox = started({5: 1})

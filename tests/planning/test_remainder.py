@@ -72,6 +72,11 @@ def test_samples_that_all_train_on_need_the_same_number_of_workers() -> None:
         Remainder(0, ((5, 5),)).left(spec, 0)
 
 
+def test_more_samples_than_a_rank_has() -> None:
+    with pytest.raises(InvalidParameter, match="at most the samples of each rank"):
+        Remainder(0, ((40, 0, 0),)).left(ShuffleSpec(60, 3, Choices("global")), 0)
+
+
 @pytest.mark.parametrize("trained", [((),), ((1, -1),)])
 def test_numbers_that_cannot_be(trained: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(InvalidParameter, match="trained="):

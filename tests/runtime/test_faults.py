@@ -351,3 +351,21 @@ def test_rows_of_a_worker_that_crawls_are_read_from_the_store(new_processes, tmp
             if epoch.number == 0:
                 client.run(crawl, workers=[shuffler.addresses[1]])
     assert shuffler.records[-1].recovered_rows > 4000  # of some 5,600 that it sends
+
+
+# -- adaptive clusters -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_adaptive_cluster_keeps_the_workers_of_a_session(new_processes, small, ids, eventually):
+    """Dask removes idle workers. Those of a session are idle between epochs, but hold its partitions."""
+    with new_processes(3) as cluster, Client(cluster) as client:
+        with Shuffler(client, small) as shuffler:
+            before = shuffler.addresses
+            cluster.adapt(minimum=1, maximum=3, interval="100ms", wait_count=2)
+            for epoch in shuffler.epochs(4):
+                samples = client.gather(epoch.map(ids))
+                assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+                time.sleep(1.0)
+            assert shuffler.addresses == before
+        eventually(lambda: len(client.scheduler_info()["workers"]) == 1)

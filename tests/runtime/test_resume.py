@@ -117,7 +117,7 @@ def test_a_state_before_the_first_epoch_and_without_marks(clusters, labelled):
         clusters[3].gather(epoch.map(lambda partition: [len(batch["x"]) for batch in partition.batches(7)]))
         assert shuffler.state_dict() == before
     assert (before["epoch"], before["trained"], before["choices"]["seed"]) == (6, [], 3)
-    with pytest.raises(ClusterError):
+    with pytest.raises(ClusterError, match="this Shuffler is closed"):
         shuffler.state_dict()
     with Shuffler.resume(clusters[4], labelled, before) as shuffler:
         epoch = next(shuffler.epochs(1))
@@ -170,12 +170,15 @@ def test_a_checkpoint_is_written_at_the_start_of_every_epoch(clusters, labelled,
     with Shuffler(clusters[3], labelled, checkpoint=url, seed=9) as shuffler:
         for epoch in shuffler.epochs(3):
             trained(clusters[3], epoch, [None] * 3)
-    with Shuffler.resume(clusters[4], labelled, url) as shuffler:
+    with pytest.raises(CheckpointError, match=r"there is a checkpoint at .*, of epoch 3"):
+        Shuffler(clusters[3], labelled, checkpoint=url)
+    with Shuffler.resume(clusters[4], labelled, url, seed=9) as shuffler:
+        assert list(shuffler.epochs(0)) == []
         epoch = next(shuffler.epochs(1))
-        assert (epoch.number, shuffler.choices.seed) == (2, 9)
+        assert (epoch.number, shuffler.choices.seed) == (3, 9)
         trained(clusters[4], epoch, [4] * 4)
         shuffler.save(url)
-    with Shuffler.resume(clusters[3], labelled, url, checkpoint=url) as shuffler:
+    with Shuffler.resume(clusters[3], labelled, url) as shuffler:
         assert sum(map(len, trained(clusters[3], next(shuffler.epochs(1)), [None] * 3))) == 700 - 4 * 24
 
 
@@ -210,8 +213,9 @@ def test_a_damaged_checkpoint(clusters, labelled, written, damage, message):
     [
         ({"format": 2}, "format 2; this release of dshuffle reads format 1"),
         ({"draw_version": 1}, "draw version 1, and this release of dshuffle draws with version"),
-        ({"dataset": "another"}, "one of another dataset"),
-        ({"n_samples": 699}, "one of another dataset"),
+        ({"dataset": "another"}, "belongs to another dataset"),
+        ({"n_samples": 699}, "belongs to another dataset"),
+        ({"trained": [[1.5]]}, "damaged: "),
         ({"epoch": -1}, "damaged: 72 samples were trained on in epoch -1"),
         ({"epoch": "0"}, "damaged: epoch='0' is not allowed"),
         ({"trained": [[1000, 0, 0]]}, "damaged: 1000 samples"),
@@ -239,17 +243,75 @@ def test_where_there_is_no_checkpoint_or_none_can_be(clusters, labelled, tmp_pat
     with pytest.raises(CheckpointError, match="must be a mapping"):
         SessionState.from_dict([("epoch", 0)], labelled)
     (tmp_path / "file").write_text("")
-    with (
-        Shuffler(clusters[3], labelled, checkpoint=tmp_path / "file" / "run.json") as shuffler,
-        pytest.raises(CheckpointError, match="cannot be written"),
-    ):
-        next(shuffler.epochs(1))
+    with Shuffler(clusters[3], labelled) as shuffler, pytest.raises(CheckpointError, match="cannot be written"):
+        shuffler.save(tmp_path / "file" / "run.json")
+
+
+@pytest.mark.parametrize("place", ["", 5, "memory://run.json", "s3://bucket"])
+def test_places_where_a_checkpoint_cannot_be(clusters, labelled, place):
+    with pytest.raises(InvalidParameter, match=f"checkpoint={place!r} is not allowed"):
+        Shuffler(clusters[3], labelled, checkpoint=place)
+
+
+def test_a_state_that_the_user_has_written(clusters, labelled, written):
+    framed = json.loads(written.read_text())
+    written.write_text(json.dumps(framed["state"]))
+    for state in (framed, framed["state"], written):
+        with Shuffler.resume(clusters[3], labelled, state) as shuffler:
+            assert sum(shuffler.state_dict()["trained"][0]) == 72
+
+
+def test_marks_follow_the_last_attempt(clusters, labelled):
+    with Shuffler(clusters[3], labelled) as shuffler:
+        epoch = next(shuffler.epochs(1))
+        trained(clusters[3], epoch, [9] * 3)
+        trained(clusters[3], epoch, [4, 1, 2])  # the task is run again
+        assert shuffler.state_dict()["trained"] == [[24, 0, 8]]
+
+
+def test_a_mark_after_the_task_has_ended(clusters, labelled):
+    """It would count for the next epoch."""
+    with Shuffler(clusters[3], labelled) as shuffler:
+        for epoch in shuffler.epochs(2):
+            if epoch.number == 0:
+                clusters[3].gather(epoch.map(leave_open))
+            else:
+                assert clusters[3].gather(epoch.map(close_late)) == ["StaleEpoch"] * 3
+                assert shuffler.state_dict()["trained"] == []
+
+
+OPEN = {}
+
+
+def leave_open(partition):
+    OPEN[partition.rank] = partition.batches(8, mark=True)
+    next(OPEN[partition.rank])
+
+
+def close_late(partition):
+    try:
+        next(OPEN[partition.rank])
+    except Exception as error:
+        return type(error).__name__
+
+
+def test_the_stored_order_is_marked_as_a_whole(clusters, labelled):
+    def in_order(partition, mark):
+        stored = partition.as_stored()
+        return sum(len(batch["x"]) for batch in stored.batches(8, mark=mark)), stored.mark_trained()
+
+    with Shuffler(clusters[3], labelled) as shuffler:
+        epoch = next(shuffler.epochs(1))
+        with pytest.raises(InvalidParameter, match="this is not the training order"):
+            clusters[3].gather(epoch.map(in_order, True))
+        clusters[3].gather(epoch.map(in_order, False))
+        assert sum(shuffler.state_dict()["trained"][0]) == 700
 
 
 @pytest.mark.parametrize("option", [{"seed": 1}, {"assignment": "local"}, {"first_epoch": 3}, {"cache_fraction": 0.5}])
 def test_options_that_contradict_the_state(clusters, labelled, written, option):
     [(name, value)] = option.items()
-    with pytest.raises(InvalidParameter, match=f"{name}={value!r} is not allowed; it must be left out"):
+    with pytest.raises(InvalidParameter, match=f"{name}={value!r} is not allowed; it must be left out, or"):
         Shuffler.resume(clusters[3], labelled, written, **option)
 
 

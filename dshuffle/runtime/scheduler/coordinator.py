@@ -197,18 +197,24 @@ class Coordinator:
         replies = await asyncio.gather(*(self._call("training", rank) for rank in ranks))
         return [reply["training_seconds"] for reply in replies]
 
-    async def trained(self) -> list[int]:
-        """How many samples of the current epoch each rank has trained on; 0 for a rank whose worker is lost."""
+    async def trained(self) -> dict[str, Any]:
+        """The current epoch, and how many of its samples each rank has trained on.
+
+        Raises
+        ------
+        ClusterError
+            If a worker does not answer.
+        """
         self._check()
+        epoch = self.epoch
 
         async def of(rank: int) -> int:
-            try:
-                reply = await self._call("trained", rank)
-            except ClusterError:  # its task runs again
+            if rank in self._machine.unsettled:  # its task runs again
                 return 0
-            return int(reply["trained"]) if reply["epoch"] == self.epoch else 0
+            return int((await self._call("trained", rank, epoch=epoch))["trained"])
 
-        return list(await asyncio.gather(*map(of, range(self._spec.shuffle.n_workers))))
+        counts = await asyncio.gather(*map(of, range(self._spec.shuffle.n_workers)))
+        return {"epoch": epoch, "trained": list(counts)}
 
     async def close(self) -> None:
         """Close the session on all participants that are still in the cluster."""
@@ -399,7 +405,7 @@ class Coordinator:
     async def _find_replacements(self) -> None:
         """Find workers for all lost ranks, until there are enough or waiting is of no use."""
         while missing := self._machine.missing:
-            for who in missing:
+            for who in sorted(missing, key=lambda who: who == SERVER):  # ranks first: without them nothing goes on
                 try:
                     await self._find_replacement(who)
                 except Exception:  # the end of the search would look like a lack of workers
@@ -415,10 +421,10 @@ class Coordinator:
             self.joined(who, found)
         elif not await self._candidates.may_come(self.addresses[who]):
             logger.warning("dshuffle: no other worker can come for %s", self._who_is(who))
-            self._perform(self._machine.not_replaced(self._loop.time()))
+            self._perform(self._machine.not_replaced([who], self._loop.time()))
 
     def _who_is(self, who: int) -> str:
-        return f"{name_of(who)} ({self.addresses[who]})"
+        return f"{name_of(who)} ({self.addresses.get(who, 'gone')})"
 
     def _measures(self, run: Run, replies: dict[int, Any]) -> dict[str, Any]:
         reports = combined_reports(replies, self._machine.participants)

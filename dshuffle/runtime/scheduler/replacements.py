@@ -56,7 +56,7 @@ class Candidates:
     async def find(self, lost: str, members: Collection[str], *, serves: bool) -> WorkerState | None:
         """A worker that runs tasks, is set up and is not a member; preferably one with the name of the lost worker.
 
-        Only a server can be replaced by a worker that does not train.
+        Only a server can be replaced by a worker that does not train, and preferably is.
         """
         recently = asyncio.get_running_loop().time() - UNFIT_FOR
         candidates = [
@@ -68,7 +68,11 @@ class Candidates:
             and (serves or not only_serves(worker.resources))
         ]
         name = self._known[lost].name if lost in self._known else None
-        for worker in sorted(candidates, key=lambda worker: (worker.name != name, by_name(worker))):
+
+        def preference(worker: WorkerState) -> tuple[bool, bool, tuple[bool, int, str, str]]:
+            return worker.name != name, serves and not only_serves(worker.resources), by_name(worker)
+
+        for worker in sorted(candidates, key=preference):
             if await self._is_set_up(worker.address):
                 return worker
         return None

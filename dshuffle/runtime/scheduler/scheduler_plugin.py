@@ -16,6 +16,7 @@ from typing import Any
 from distributed import Scheduler, Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
+from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.planning import AutoDelivery
@@ -73,8 +74,7 @@ class DShuffleScheduler(SchedulerPlugin):
             return {"training_seconds": await self.coordinator(session_id).training_seconds()}
 
         async def trained(session_id: str) -> Reply:
-            coordinator = self.coordinator(session_id)
-            return {"epoch": coordinator.epoch, "trained": await coordinator.trained()}
+            return await self.coordinator(session_id).trained()
 
         async def report(session_id: str, **vote: Any) -> None:
             coordinator = self.coordinators.get(session_id)
@@ -150,6 +150,12 @@ class DShuffleScheduler(SchedulerPlugin):
                 coordinator.lose(worker)
         # Dask may make tasks wait for this worker without any further event.
         asyncio.get_running_loop().call_soon(self._unrunnable.check, scheduler)
+
+    def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[WorkerState]) -> list[WorkerState]:
+        """Workers that an adaptive cluster may remove: not those of open sessions, whose partitions would be lost."""
+        open_sessions = [one for one in self.coordinators.values() if not one.ended]
+        members = {address for coordinator in open_sessions for address in coordinator.addresses.values()}
+        return [worker for worker in workers if worker.address not in members]
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Watch partition tasks that no worker can run, and move tasks that were sent to a replaced worker."""

@@ -21,7 +21,7 @@ aborting   all have answered                              exchanging again, or i
 aborting   refused                                        ended
 any        lost, or silent for a heartbeat                ended, or (below) aborting and then waiting
 waiting    replacements have come                         restoring
-waiting    none came in time                              ended, or on without participants that are optional
+waiting    no replacement in time                         ended, or on without participants that are optional
 restoring  the replacements hold their partitions         informing
 restoring  refused                                        waiting
 informing  the others know the new addresses              idle, exchanging again, or waiting for others
@@ -147,7 +147,12 @@ class SessionMachine:
     @property
     def replacing(self) -> bool:
         """Whether lost workers are being replaced."""
-        return bool(self._missing or self._new)
+        return bool(self.unsettled)
+
+    @property
+    def unsettled(self) -> frozenset[int]:
+        """Participants that are lost, or whose new workers do not hold their partitions yet."""
+        return frozenset(self._missing) | self._new
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -265,15 +270,19 @@ class SessionMachine:
         self._new.add(who)
         return [] if self._missing else self._order(Phase.RESTORING, now)
 
-    def not_replaced(self, now: float) -> list[Instruction]:
-        """Go on without the lost participants, or end the session, because no other worker can come for them."""
-        if self.phase is not Phase.WAITING:
+    def not_replaced(self, who: Iterable[int], now: float) -> list[Instruction]:
+        """Go on without lost participants, or end the session, because no other worker can come for them."""
+        given_up = self._missing.keys() & set(who)
+        if self.phase is not Phase.WAITING or not given_up:
             return []
-        if not self._missing.keys() <= self._optional:
+        if not given_up <= self._optional:
             return self.end(worker_lost(self._missing.values(), tried=True))
-        without: list[Instruction] = [GoesOnWithout(who) for who in self._missing]
-        self.participants = tuple(who for who in self.participants if who not in self._missing)
-        self._missing.clear()
+        without: list[Instruction] = [GoesOnWithout(one) for one in given_up]
+        self.participants = tuple(one for one in self.participants if one not in given_up)
+        for one in given_up:
+            del self._missing[one]
+        if self._missing:
+            return without
         if self._new:
             return without + self._order(Phase.RESTORING, now)
         self._replacing_since = math.inf
@@ -291,7 +300,7 @@ class SessionMachine:
         """Let time pass. Participants that owe an answer are asked, and silent participants are given up."""
         self._replacing_since += self._silence.tick(now)
         if self.phase is Phase.WAITING and now - self._replacing_since >= self._replacement_timeout:
-            return self.not_replaced(now)
+            return self.not_replaced(self._missing, now)
         if self.phase not in OWING:
             return []
         instructions: list[Instruction] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ class EpochLock:
         self._readers = 0
         self._no_readers = asyncio.Event()
         self._training_seconds = 0.0
-        self._trained = 0
+        self._trained: dict[int, int] = {}  # epoch -> samples
 
     @property
     def readers(self) -> int:
@@ -84,7 +85,7 @@ class EpochLock:
                 epoch=epoch,
                 shares=view.shares,
                 broadcast=view.broadcast,
-                note=self._note_trained,
+                note=functools.partial(self._note_trained, epoch),
             )
             self._readers += 1
         started = time.perf_counter()
@@ -104,19 +105,22 @@ class EpochLock:
             with self._lock:
                 if not self._readers:
                     if install():
-                        self._view, self._trained = view, 0
+                        before = -1 if self._view is None else self._view.epoch
+                        self._trained = {before: self._trained.get(before, 0)}  # others may not have swapped yet
+                        self._view = view
                     return
                 self._no_readers.clear()
             await self._no_readers.wait()
 
-    def trained(self) -> tuple[int, int]:
-        """The current epoch, and how many of its samples were trained on, as far as tasks have said so."""
+    def trained(self, epoch: int) -> int:
+        """How many samples of the current epoch, or of the one before, were trained on, as far as tasks say so."""
         with self._lock:
-            return (-1 if self._view is None else self._view.epoch), self._trained
+            return self._trained.get(epoch, 0)
 
-    def _note_trained(self, n_samples: int) -> None:
+    def _note_trained(self, epoch: int, n_samples: int) -> None:
         with self._lock:
-            self._trained = max(self._trained, n_samples)
+            if self._view is not None and self._view.epoch == epoch:
+                self._trained[epoch] = n_samples
 
     def take_training_seconds(self) -> float:
         """Seconds of training on this worker since the last call."""

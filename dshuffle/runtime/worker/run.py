@@ -316,7 +316,9 @@ class ExchangeRun:
         traffic = self._parts.dataset.traffic
         if exchange.hops is not None or not traffic.seconds:
             return 0.0
-        return traffic.delivered_bytes / self._parts.dataset.row_nbytes / traffic.seconds
+        # The rows of one sender are spread thinner over chunks than those of a whole partition, which were read before.
+        rows = traffic.delivered_bytes / self._parts.dataset.row_nbytes / self._parts.spec.shuffle.n_workers
+        return rows / traffic.seconds
 
     def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:
         training, dataset = self._parts.training, self._parts.dataset
@@ -343,7 +345,10 @@ class ExchangeRun:
             shuffle, dataset = self._parts.spec.shuffle, self._parts.dataset
             keep, shares = remainder.left(shuffle, training.rank, lambda n: for_workers(shuffle, n, dataset))
             sample_ids, slots = sample_ids[keep], slots[keep]
-        return swap, View(self.epoch, sample_ids, slots, shares, exchange.broadcast)
+        broadcast = exchange.broadcast
+        if len(broadcast):
+            broadcast = broadcast[np.isin(broadcast, sample_ids)]
+        return swap, View(self.epoch, sample_ids, slots, shares, broadcast)
 
     def _vote(self, reason: str | None, again: bool) -> None:
         if reason is None and self._prepared is not None and not self._prepared.done():

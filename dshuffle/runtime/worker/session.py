@@ -145,11 +145,10 @@ class WorkerSession:
         training = None if self._parts is None else self._parts.training
         return 0.0 if training is None else training.lock.take_training_seconds()
 
-    def trained(self) -> Reply:
-        """The current epoch, and how many of its samples tasks have said to be trained on."""
+    def trained(self, epoch: int) -> int:
+        """How many samples of an epoch tasks have said to be trained on."""
         training = self._open_parts.training
-        epoch, n_samples = (self.epoch, 0) if training is None else training.lock.trained()
-        return {"epoch": epoch, "trained": n_samples}
+        return 0 if training is None else training.lock.trained(epoch)
 
     def status(self) -> Reply:
         """The current run, and its vote if that is known."""

@@ -7,6 +7,7 @@ plugin and its rows alive. The last step of the set-up is a hello to the schedul
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec
 from dshuffle.runtime.worker.session import WorkerSession
+
+logger = logging.getLogger(__name__)
 
 MOST_CLOSED = 1000
 """Closed sessions that a worker remembers. An order to open one may arrive late."""
@@ -84,8 +87,8 @@ class DShuffleWorker(WorkerPlugin):
         async def training(session_id: str) -> Reply:
             return {"training_seconds": plugin().session(session_id).take_training_seconds()}
 
-        async def trained(session_id: str) -> Reply:
-            return plugin().session(session_id).trained()
+        async def trained(session_id: str, epoch: int) -> Reply:
+            return {"trained": plugin().session(session_id).trained(epoch)}
 
         async def close_session(session_id: str, number: int) -> None:
             await plugin().close(session_id, number)
@@ -136,7 +139,10 @@ class DShuffleWorker(WorkerPlugin):
 
         # From here on the scheduler can use this worker. The hello makes it check at once instead of waiting.
         worker.handlers["dshuffle_protocol"] = protocol
-        unwrap(await worker.scheduler.dshuffle_hello(), "the scheduler")
+        try:
+            unwrap(await worker.scheduler.dshuffle_hello(), "the scheduler")
+        except OSError as error:  # the scheduler asks again; a worker must not fail to start because of it
+            logger.warning("dshuffle: the hello did not reach the scheduler: %s", error)
 
     async def teardown(self, worker: Worker) -> None:
         """Close all sessions."""

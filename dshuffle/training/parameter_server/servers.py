@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -74,9 +75,7 @@ class Servers:
         return self
 
     def _make(self) -> None:
-        client = self._shuffler.client
-        training = self._shuffler.addresses
-        places = sorted(cluster_info(client)["workers"].keys() - set(training)) or list(training)
+        client, places = self._shuffler.client, self._places()
         for number, part in enumerate(self._slices):
             made = (ParameterSlice, part) if self._speeds is None else (OrderedSlice, part, self._speeds)
             place = [places[number % len(places)]]
@@ -85,6 +84,19 @@ class Servers:
         # A handle belongs to the client that is current when the handle is made.
         with client.as_current():
             self.handles = [reached(future) for future in self._futures]
+
+    def _places(self) -> list[str]:
+        """Workers that do not train, or those that do. Waits for one if all are lost and are being replaced."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            self._shuffler.look_up_members()
+            training, there = self._shuffler.addresses, cluster_info(self._shuffler.client)["workers"].keys()
+            places = sorted(there - set(training)) or [address for address in training if address in there]
+            if places:
+                return places
+            if time.monotonic() > deadline:
+                raise WorkerLost(f"no worker can serve the parameters after {PATIENCE:g} s: all have left")
+            time.sleep(0.5)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -106,17 +118,18 @@ class Servers:
         WorkerLost, PeerFailed
             A worker was lost in every attempt, or the session has ended.
         """
-        for left in reversed(range(ATTEMPTS)):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
+                if attempt > 1:
+                    self._abort()
+                    self._release()
+                    self._slices = [parameters[part] for part in self.bounds]
+                    self._make()
                 return train()
             except (WorkerLost, PeerFailed) as error:
-                if not left:
+                if attempt == ATTEMPTS:
                     raise
                 logger.warning("dshuffle: the epoch starts again on all workers: %s", error)
-            self._abort()
-            self._release()
-            self._slices = [parameters[part] for part in self.bounds]
-            self._make()
         raise AssertionError
 
     def begin(self, step: float, n_updates: int | None) -> None:
@@ -193,4 +206,4 @@ def _answer(server: Any, call: Any) -> Any:
 
 
 def _lost(error: Exception) -> WorkerLost:
-    return WorkerLost(f"a parameter server is lost, with its slice of the parameters ({error}); start the fit again")
+    return WorkerLost(f"a parameter server is lost, with its slice of the parameters ({type(error).__name__}: {error})")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning import GivenSharding
 from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, checked_width, diverged
@@ -145,6 +146,7 @@ def fit_parameter_server(
             done = PerRank([len(own) for own in pushes])
             train = functools.partial(_train, actors, epoch, model, sharing, schedule(number), n_samples, done, arrays)
             worked, parameters = actors.attempt(parameters, train)
+            n_samples = samples_of_an_epoch(shuffler)  # the first epoch of a resumed session has fewer
             for own, one in zip(pushes, worked, strict=True):
                 own += one.staleness
             recorder.speeds.add([one.rate for one in worked] if given is None else given)
@@ -170,8 +172,17 @@ def _train(
 ) -> tuple[list[Work], Parameters]:
     """Train one epoch, and return what each worker has done and the new parameters."""
     actors.begin(sharing.worker_step * factor, sharing.n_updates(n_samples))
-    worked = actors.results(epoch.map(work, actors.handles, actors.bounds, model, sharing, done, **arrays))
+    futures = epoch.map(work, actors.handles, actors.bounds, model, sharing, done, **arrays)
+    worked = actors.results(futures)
+    epoch.forget(futures)  # if a worker is lost from here on, its part of the epoch is not trained again
     return worked, actors.parameters()
+
+
+def samples_of_an_epoch(shuffler: Shuffler) -> int:
+    """Number of samples of a whole epoch. Samples that all workers train on count once for each."""
+    sharding = shuffler.choices.sharding
+    broadcast = sharding.n_broadcast if isinstance(sharding, GivenSharding) else 0
+    return shuffler.dataset.n_samples + (shuffler.n_workers - 1) * broadcast
 
 
 class Work(NamedTuple):
@@ -207,6 +218,7 @@ def work(
     features, target
         Names of the arrays.
     """
+    partition.mark_trained(0)
     sharing.check_partition(partition.shares[0])
     batches = MiniBatches(partition.sample_ids, sharing, rank=partition.rank, epoch=partition.epoch, done=done)
     following = batches.following
@@ -246,7 +258,7 @@ def survey(partition: Partition, n_classes: int | None, *, features: str, target
             check_finite(parameter, name, batch[name], partition.sample_ids[first:])
         labels.append(np.unique(batch[target][: 0 if n_classes is None else None]))
         first += len(batch[target])
-    return np.unique(np.concatenate(labels)), len(partition)
+    return np.unique(np.concatenate(labels)) if labels else np.empty(0), len(partition)
 
 
 def total_loss(

@@ -212,8 +212,20 @@ def test_nobody_comes_for_a_participant_that_is_optional() -> None:
     machine.advance(0.0)
     assert machine.lost([1], "has left", 1.0) == [Tell("abort", 0, 1)]
     assert machine.answered(now_telling(machine, "abort", 0, 1), {}, 1.1) == [Replace((1,))]
-    assert machine.not_replaced(2.0) == [GoesOnWithout(1), Tell("begin", 0, 2)]
+    assert machine.not_replaced([1], 2.0) == [GoesOnWithout(1), Tell("begin", 0, 2)]
     assert machine.participants == (0,)
+
+
+def test_a_participant_that_is_optional_does_not_end_the_wait_for_others() -> None:
+    machine = replacing_machine(3, optional=(2,))
+    machine.lost([1, 2], "has left", 0.0)
+    assert machine.not_replaced([2], 1.0) == [GoesOnWithout(2)]
+    assert machine.missing == (1,)
+    assert machine.replaced(1, 2.0) == [Tell("restore", 1, 0)]
+    other = replacing_machine(3, optional=(2,))
+    other.lost([1, 2], "has left", 0.0)
+    [ended] = other.not_replaced([1], 1.0)
+    assert "rank 1 has left; rank 2 has left" in str(ended.error)
 
 
 def test_if_all_are_lost_the_session_ends() -> None:

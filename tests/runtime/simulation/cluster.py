@@ -127,7 +127,7 @@ class SimulatedCluster:
 
     # -- processes -----------------------------------------------------------------------------------------------
 
-    def _join(self, name: int) -> str:
+    def _join(self, name: int | str) -> str:
         address = f"sim://{name}:{next(self._ports)}"
         process = self.processes[address] = Process(address)
         self.workers[address] = SimpleNamespace(
@@ -141,6 +141,11 @@ class SimulatedCluster:
             address=address, name=name, nanny="", status=Status.running, resources={}
         )
         return address
+
+    async def add(self, name: int | str) -> None:
+        """Let another worker join."""
+        with contextlib.suppress(asyncio.CancelledError):  # it is killed at once
+            await self._set_up(self._join(name))
 
     async def _set_up(self, address: str) -> None:
         worker = self.workers[address]
@@ -168,9 +173,10 @@ class SimulatedCluster:
         if self.scheduler.workers.pop(address, None) is not None:
             self.plugin.remove_worker(self.scheduler, address)
 
-    async def _come_back(self, address: str, name: int) -> None:
+    async def _come_back(self, address: str, name: int | str) -> None:
         self._leave(address)
-        await self._set_up(self._join(name))
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._set_up(self._join(name))
         self.restarting -= 1
 
     # -- network -------------------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ WAYS: list[dict[str, Any]] = [
     {"assignment": "partial:0.3", "delivery": "clique", "cache_fraction": 0.7, "caching": "even"},
     {"assignment": "aligned", "delivery": "leftover"},
 ]
+SERVED = ("server", "coded", "clique", "leftover")
+"""Deliveries whose server may be a worker that does not train."""
 RATES = {"lose": 0.02, "late": 0.03, "corrupt": 0.05}
 STRIKES = ("crash", "stop", "cut", "store away")
 N_SAMPLES, EPOCHS, HEARTBEAT = 60, 4, 15.0
@@ -63,19 +65,25 @@ class Schedule:
     n_workers: int
     epochs: int
     faults: frozenset[str]
+    dedicated: bool = False  # a server that does not train, if one is needed
+    spare: bool = False  # a worker that is not used at first
 
     @classmethod
     def of(cls, seed: int) -> Schedule:
         rng = random.Random(seed)
         faults = frozenset(fault for fault in (*RATES, *STRIKES) if rng.random() < 0.4)
-        return cls(seed, rng.randrange(len(WAYS)), rng.randint(2, 4), EPOCHS, faults)
+        way, n_workers = rng.randrange(len(WAYS)), rng.randint(2, 4)
+        dedicated = n_workers > 2 and WAYS[way]["delivery"] in SERVED and rng.random() < 0.5
+        return cls(seed, way, n_workers, EPOCHS, faults, dedicated, rng.random() < 0.3)
 
     def smaller(self) -> list[Schedule]:
         """Schedules with less in them, to look at in place of this one if they fail as well."""
         fewer = [dataclasses.replace(self, faults=self.faults - {fault}) for fault in sorted(self.faults)]
         if self.epochs > 1:
             fewer.append(dataclasses.replace(self, epochs=self.epochs - 1))
-        if self.n_workers > 2:
+        if self.spare:
+            fewer.append(dataclasses.replace(self, spare=False))
+        if self.n_workers > 2 + self.dedicated:
             fewer.append(dataclasses.replace(self, n_workers=self.n_workers - 1))
         return fewer
 
@@ -101,7 +109,7 @@ class World:
             choices=Choices(**way, seed=7),
             deliveries={way["delivery"]: 1.0},
             memory_limit=None,
-            server=None,
+            server="0" if schedule.dedicated else None,
             settings=settings,
         )
 
@@ -130,6 +138,8 @@ class World:
                 raise AssertionError("the session could not be opened for no reason") from error
             self.seen[f"not opened: {type(error).__name__}"] += 1
             return
+        if self.schedule.spare:
+            await self.cluster.add("spare")
         self.ranks = [who for who in reply["addresses"] if who != SERVER]
         for epoch in range(self.schedule.epochs):
             await self.advance(epoch)

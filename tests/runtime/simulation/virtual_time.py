@@ -50,7 +50,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class SimulatedThreads:
     """In place of a ThreadPoolExecutor: calls run on the loop, one after the other on each thread, at random times.
 
-    A call takes some virtual time. All of its effect is at the end of that time.
+    A call takes some virtual time. Its effect happens at the end of that time.
     """
 
     def __init__(self, loop: VirtualLoop, n_threads: int, longest: float = 0.5) -> None:

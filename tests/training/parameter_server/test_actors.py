@@ -129,29 +129,68 @@ def test_what_cannot_be_trained_is_refused(client, options, message):
         fit_parameter_server(real, **given)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", ["trains", "serves"])
-def test_an_epoch_in_which_a_worker_is_lost_starts_again(tmp_path, caplog, killed):
-    """The order of the pushes is emulated, so the result is the same as without the fault."""
+@pytest.fixture
+def many_blobs(tmp_path):
     arrays = {name: array.compute() for name, array in gaussian_blobs(4_000, n_features=3, n_classes=4).items()}
-    dataset = dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), arrays)
-    options = {"epochs": 3, "batch_size": 20, "step": 0.1, "speeds": (1.0, 0.5)}
-    with local_cluster(2) as client:
-        with dshuffle.Shuffler(client, dataset) as real:
-            expected = fit_parameter_server(real, SoftmaxRegression(4), **options)
-        with dshuffle.Shuffler(client, dataset) as real:
+    return dshuffle.create_dataset(str(tmp_path / "blobs.zarr"), arrays)
+
+
+ORDERED = {"epochs": 3, "batch_size": 20, "step": 0.1, "speeds": (1.0, 0.5)}
+
+
+def pid_of(client, address):
+    [pid] = client.run(os.getpid, workers=[address]).values()
+    return pid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["trains", "serves", "does both"])
+def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, killed):
+    """The order of the pushes is emulated, so the result is the same as without the fault."""
+    alone = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) if killed == "does both" else None
+    with local_cluster(2) if alone is None else Client(alone) as client:
+        with dshuffle.Shuffler(client, many_blobs) as real:
+            expected = fit_parameter_server(real, SoftmaxRegression(4), **ORDERED)
+        with dshuffle.Shuffler(client, many_blobs) as real:
             workers = set(client.scheduler_info(n_workers=-1)["workers"])
-            address = real.addresses[1] if killed == "trains" else (workers - set(real.addresses)).pop()
-            [pid] = client.run(os.getpid, workers=[address]).values()
+            others = sorted(workers - set(real.addresses))
+            address = {"trains": real.addresses[1], "does both": real.addresses[0]}.get(killed) or others[0]
+            pid = pid_of(client, address)
 
             def kill_soon(point):
                 if point.epoch == 0:
                     threading.Timer(0.1, os.kill, (pid, signal.SIGKILL)).start()
 
-            history = fit_parameter_server(real, SoftmaxRegression(4), on_epoch=kill_soon, **options)
+            history = fit_parameter_server(real, SoftmaxRegression(4), on_epoch=kill_soon, **ORDERED)
+    if alone is not None:
+        alone.close()
     assert "the epoch starts again on all workers" in caplog.text
     np.testing.assert_array_equal(history.weights, expected.weights)
     assert history.staleness.pushes_by_rank == expected.staleness.pushes_by_rank
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_lost_after_training_does_not_train_again(many_blobs, tmp_path):
+    flag = str(tmp_path / "flag")
+
+    class Deadly(SoftmaxRegression):
+        def loss(self, *args):
+            if os.path.exists(flag):
+                os.remove(flag)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return SoftmaxRegression.loss(self, *args)
+
+    def strike(point):
+        if point.epoch == 0:
+            (tmp_path / "flag").touch()
+
+    with local_cluster(2) as client:
+        with dshuffle.Shuffler(client, many_blobs) as real:
+            expected = fit_parameter_server(real, SoftmaxRegression(4), **ORDERED)
+        with dshuffle.Shuffler(client, many_blobs) as real:
+            history = fit_parameter_server(real, Deadly(4), on_epoch=strike, **ORDERED)
+    assert not os.path.exists(flag)
+    np.testing.assert_array_equal(history.weights, expected.weights)
 
 
 def test_an_epoch_that_is_lost_in_every_attempt_is_an_error(client):
