@@ -16,6 +16,7 @@ from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
 from dshuffle.runtime.cluster_view import Members
 from dshuffle.runtime.replies import Reply, unwrap, within
+from dshuffle.runtime.scheduler.closing import Closing
 from dshuffle.runtime.scheduler.deliveries import EpochDeliveries
 from dshuffle.runtime.scheduler.instructions import (
     AllReady,
@@ -93,7 +94,7 @@ class Coordinator:
         self._waiters: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticking = False
-        self._given_up: set[str] = set()
+        self._closing = Closing(scheduler, self._spec, lambda: self._machine.turn)
         self._freed: asyncio.Task[None] | None = None
         self._finding: asyncio.Task[None] | None = None
 
@@ -179,7 +180,7 @@ class Coordinator:
         logger.warning("dshuffle: %s %s", self._who_is(who), how)
         if before != worker.address:
             self._give_up(before)
-        self._given_up.discard(worker.address)
+        self._closing.given_up.discard(worker.address)
         for one, where in self.addresses.items():
             if one == who or (where == before and one not in self._machine.participants):  # a server beside the rank
                 self.addresses[one] = worker.address
@@ -358,44 +359,18 @@ class Coordinator:
         except DShuffleError as error:  # harmless: the next run plans its epoch if no plan exists
             logger.debug("dshuffle: planning ahead failed after run %d: %s", run_id, error)
 
-    async def _close_given_up(self, address: str) -> None:
-        """Free a worker that did not answer and was replaced, if it ever answers, unless it gets a rank again."""
-        while address in self._given_up and await self._close_all({address}):
-            await asyncio.sleep(self._spec.settings.heartbeat)
-
     async def _free(self) -> None:
         """Close the ended session on all participants that are still in the cluster."""
-        late = await self._close_all({*self.addresses.values(), *self._given_up})
+        late = await self._closing.close({*self.addresses.values(), *self._closing.given_up})
         if late:
             logger.warning("dshuffle: session %s is not closed yet on %s", self._spec.session_id, ", ".join(late))
-            self._spawn(self._free_later(late))
-
-    async def _free_later(self, late: set[str]) -> None:
-        """Close the session on workers that do not answer, until they do or Dask gives them up as well."""
-        while late := await self._close_all(late):
-            await asyncio.sleep(self._spec.settings.heartbeat)
-
-    async def _close_all(self, addresses: set[str]) -> set[str]:
-        """Close the ended session on workers, and return those that are in the cluster and did not answer."""
-
-        async def is_closed(address: str) -> bool:
-            rpc: Any = self._scheduler.rpc(address)
-            close = rpc.dshuffle_close(session_id=self._spec.session_id, number=self._machine.turn)
-            try:
-                await within(self._spec.settings.heartbeat, close)
-            except OSError:
-                return False
-            return True
-
-        there = sorted(addresses & self._scheduler.workers.keys())
-        closed = await asyncio.gather(*map(is_closed, there))
-        return {where for where, done in zip(there, closed, strict=True) if not done} & self._scheduler.workers.keys()
+            self._spawn(self._closing.close_later(late))
 
     def _give_up(self, address: str) -> None:
         """Free a worker that was replaced. It may be stopped, and answer later."""
         if address in self._scheduler.workers:
-            self._given_up.add(address)
-            self._spawn(self._close_given_up(address))
+            self._closing.given_up.add(address)
+            self._spawn(self._closing.close_given_up(address))
 
     def _go_on_without(self, who: int) -> None:
         logger.warning("dshuffle: no other worker can replace %s; peers send the rows from now on", self._who_is(who))

@@ -1,0 +1,58 @@
+"""Close a session on workers, also on those that do not answer at first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from distributed import Scheduler
+
+from dshuffle.runtime.replies import within
+from dshuffle.runtime.session_spec import SessionSpec
+
+
+class Closing:
+    """Orders to close one session.
+
+    Parameters
+    ----------
+    scheduler
+        The Dask scheduler.
+    spec
+        The session.
+    turn
+        Returns the number that an order has at present. A worker that gets a rank later ignores earlier orders.
+    """
+
+    def __init__(self, scheduler: Scheduler, spec: SessionSpec, turn: Callable[[], int]) -> None:
+        self.given_up: set[str] = set()  # workers that did not answer and were replaced
+        self._scheduler = scheduler
+        self._session_id = spec.session_id
+        self._heartbeat = spec.settings.heartbeat
+        self._turn = turn
+
+    async def close(self, addresses: Iterable[str]) -> set[str]:
+        """Close the session on workers, and return those that are in the cluster and did not answer."""
+        there = sorted(self._scheduler.workers.keys() & set(addresses))
+        closed = await asyncio.gather(*map(self._is_closed, there))
+        return {where for where, done in zip(there, closed, strict=True) if not done} & self._scheduler.workers.keys()
+
+    async def close_later(self, late: set[str]) -> None:
+        """Close the session on workers that do not answer, until they do or Dask gives them up as well."""
+        while late := await self.close(late):
+            await asyncio.sleep(self._heartbeat)
+
+    async def close_given_up(self, address: str) -> None:
+        """Close the session on a worker that was replaced, if it ever answers, unless it gets a rank again."""
+        while address in self.given_up and await self.close({address}):
+            await asyncio.sleep(self._heartbeat)
+
+    async def _is_closed(self, address: str) -> bool:
+        rpc: Any = self._scheduler.rpc(address)
+        order = rpc.dshuffle_close(session_id=self._session_id, number=self._turn())
+        try:
+            await within(self._heartbeat, order)
+        except OSError:
+            return False
+        return True
