@@ -397,8 +397,13 @@ class Shuffler:
             self._write_checkpoint()
             self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
             yield Epoch(self, self._tasks)
-        self._finish_epoch()
-        self._trained = self._tasks is not None
+        # Without a task so far, the epoch is still to be trained on: ``epoch = list(shuffler.epochs(1))[0]``.
+        self._trained = self._tasks is not None and bool(self._tasks.calls)
+        try:
+            self._finish_epoch()
+        except BaseException:
+            self._trained = False
+            raise
         self._write_checkpoint()
 
     def _write_checkpoint(self) -> None:
@@ -475,6 +480,7 @@ class Shuffler:
         session_id = self._order.session_id
         futures = submit_to_all(self._client, self.addresses, session_id, epoch.number, call, fn, args, kwargs)
         epoch._tasks.calls.append(futures)
+        self._trained = False
         return futures
 
     def look_up_members(self) -> bool:

@@ -194,7 +194,7 @@ def test_the_server_is_killed(small, within):
         LocalCluster(n_workers=3, processes=True, scheduler_kwargs=http, **options) as cluster,
         Client(cluster) as client,
     ):
-        shuffler = Shuffler(client, small, delivery="clique", cache_fraction=0.5, server="2")
+        shuffler = Shuffler(client, small, delivery="clique", cache_fraction=0.5, server="2", on_loss="raise")
         epochs = shuffler.epochs(5)
         client.gather(next(epochs).map(len))
         address = shuffler._addresses[-1]

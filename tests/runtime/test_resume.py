@@ -93,6 +93,14 @@ def test_what_was_left_is_trained_on_once(clusters, labelled, way, before, after
     assert later == expected
 
 
+def test_an_epoch_that_is_trained_on_after_the_loop(clusters, labelled, tmp_path):
+    with Shuffler(clusters[3], labelled, checkpoint=tmp_path / "run.json") as shuffler:
+        [epoch] = shuffler.epochs(1)
+        assert json.loads((tmp_path / "run.json").read_text())["state"]["epoch"] == 0
+        trained(clusters[3], epoch, [3, 2, 1])
+        assert shuffler.state_dict()["trained"] == [[16, 8, 0]]
+
+
 def test_a_second_stop_in_the_same_epoch(clusters, labelled):
     seen, state = [], None
     for n in (4, 3, 7):
