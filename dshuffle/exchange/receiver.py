@@ -82,6 +82,7 @@ class Receiver:
         self._mend: Callable[[], int] = nothing_to_mend
         self._owed: Counter[int] = Counter()  # rows by sender, in this run
         self._rows_from: Counter[int] = Counter()
+        self._look: asyncio.TimerHandle | None = None
         self._started = 0.0
 
     def begin(
@@ -127,7 +128,8 @@ class Receiver:
         self._rows_from = Counter()
         if read_rate:
             loop = asyncio.get_running_loop()
-            loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, loop.time(), read_rate)
+            now = loop.time()
+            self._look = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, now, read_rate)
         self._towards = Counter()
         for flow in flows.values():
             if flow.gates is not None:
@@ -144,12 +146,14 @@ class Receiver:
     def commit(self, run_id: int) -> None:
         """Mark the run as committed."""
         self._inbox.commit(run_id)
+        self._stop_looking()
         self._flows, self._sink, self._mend = {}, None, nothing_to_mend
         self._arrived.clear()
 
     async def abort(self) -> None:
         """Abort the run; returns when none of its tasks can access the cache partition any more."""
         self._inbox.abort()
+        self._stop_looking()
         while self._touching:
             await asyncio.wait(self._touching)
         for task in self._tasks:  # a task may wait long for the network, for instance for a worker that has left
@@ -232,6 +236,12 @@ class Receiver:
         self.meter.rows += n_rows
         self._rows_from[sender] += n_rows
 
+    def _stop_looking(self) -> None:
+        """Cancel the timer, which would keep the receiver alive."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
     def _look_for_slow_senders(self, run_id: int, started: float, read_rate: float) -> None:
         """Give up senders whose rows are read faster from the store."""
         if self._inbox.run_id != run_id or self._inbox.state is not InboxState.RECEIVING:
@@ -242,7 +252,7 @@ class Receiver:
             left = self._owed[sender] - self._rows_from[sender]
             logger.warning("dshuffle: %s is slow; reading %d of its rows from the store", name_of(sender), left)
             self._perform(self._inbox.give_up(sender, list(self._asking)))
-        loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, started, read_rate)
+        self._look = loop.call_later(LOOK_EVERY, self._look_for_slow_senders, run_id, started, read_rate)
 
     def _count_towards_gate(self, message: MessageId) -> None:
         gates = self._flows[message.sender].gates
