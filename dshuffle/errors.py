@@ -66,7 +66,7 @@ class CorruptChunk(DatasetError, OSError):
 
 
 class CheckpointError(DShuffleError):
-    """A state of a session cannot be written, is damaged, or is not one that this session can go on from."""
+    """The state of a session cannot be written or read, is damaged, or belongs to another dataset or release."""
 
 
 class PlanError(DShuffleError):

@@ -26,8 +26,9 @@ class Remainder:
     epoch
         The epoch.
     trained
-        For each session that trained in the epoch, in order: how many samples each of its ranks trained on. They were
-        the first ones in the rank's training order, without those that earlier sessions had trained on.
+        One tuple for each session that trained in the epoch, in order: the number of samples that each of its ranks
+        trained on. A rank skips the samples that earlier sessions trained on, and takes the others in its training
+        order. So these numbers are enough to tell which samples were trained on.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The state of a session, with which another session goes on: in memory, as JSON, and as a checkpoint in a store."""
+"""The state of a session, from which another session continues: in memory, as JSON, and as a checkpoint."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class SessionState:
 
     @property
     def n_trained_in_an_epoch(self) -> int:
-        """Number of samples that are trained on in an epoch. Those that all workers train on count once for each."""
+        """Number of samples of an epoch. A sample that all workers train on counts once for each worker."""
         n_workers = len(self.remainder.trained[-1]) if self.remainder.trained else 1
         return self.n_samples + (n_workers - 1) * self.n_broadcast
 

@@ -17,14 +17,16 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, MixingWarning
-from dshuffle.planning import SERVER, Assignment, Choices, Classes, GivenSharding, Remainder, parse_assignment
+from dshuffle.planning import SERVER, Assignment, Choices, Classes, Remainder, parse_assignment
 from dshuffle.planning.cost import Cluster
-from dshuffle.records import EpochRecord, Measures
+from dshuffle.records import EpochRecord
 from dshuffle.runtime.cluster_view import check_client
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_classes
 from dshuffle.runtime.epoch import Epoch, EpochTasks, submit_to_all
+from dshuffle.runtime.epoch_recorder import EpochRecorder
 from dshuffle.runtime.session_client import SessionClient
+from dshuffle.runtime.session_position import SessionPosition
 from dshuffle.runtime.session_request import session_request
 from dshuffle.runtime.session_state import SessionState, check_no_checkpoint, read_checkpoint, write_checkpoint
 from dshuffle.runtime.shuffler_summary import in_html, in_words
@@ -165,7 +167,6 @@ class Shuffler:
             seed=seed,
         )
         self._closed = True  # until the session is open
-        self.records: list[EpochRecord] = []
         self._client = client
         self.dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
         choices = dataclasses.replace(choices, sharding=wanted_sharding(self.dataset, sharding))
@@ -181,15 +182,12 @@ class Shuffler:
             remainder=_resumed if _resumed is not None and _resumed.trained else None,
         )
         self._checkpoint = checkpoint
-        self._trained = False  # whether the current epoch has ended, and the next one has not begun
         if checkpoint is not None and _resumed is None:
             check_no_checkpoint(checkpoint, self.dataset)
         self._session = SessionClient(client, self._order.session_id)
-        self._tasks: EpochTasks | None = None  # of the current epoch
+        self._position = SessionPosition(self.dataset, self.choices, _resumed or Remainder(self._order.first_epoch, ()))
         self._handed_out = True  # whether the current epoch has been yielded
-        self._next = self._order.first_epoch
         self._collectives = itertools.count(1)
-        self._measured: dict[str, Any] = {}
         self._session.install()
         try:
             opened = self._session.ask("dshuffle_open", order=ToPickle(self._order))
@@ -202,6 +200,7 @@ class Shuffler:
         self._addresses: dict[int, str] = dict(opened["addresses"])
         self._server_role: str = opened["server"]
         self.n_workers = sum(who != SERVER for who in self._addresses)
+        self._recorder = EpochRecorder(self.dataset, self.choices, self.n_workers, self._order.first_epoch)
         try:
             if advice := self.choices.assignment.warning(self.n_workers):
                 warnings.warn(advice, MixingWarning, stacklevel=2)
@@ -219,7 +218,7 @@ class Shuffler:
         state: Mapping[str, Any] | str | os.PathLike[str],
         **options: Any,
     ) -> Self:
-        """Go on where an earlier session was, with any number of workers. See docs/resuming.md.
+        """Continue an earlier session, with any number of workers. See docs/resuming.md.
 
         Parameters
         ----------
@@ -262,7 +261,7 @@ class Shuffler:
         return cls(client, dataset, **found.keywords(dataset, options), _resumed=found.next)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this session is, for :meth:`resume`. JSON can hold it.
+        """Return the state of this session, for :meth:`resume`. It can be written as JSON.
 
         Returns
         -------
@@ -279,11 +278,11 @@ class Shuffler:
         if self._closed:
             raise ClusterError("this Shuffler is closed. Take its state before")
         counts: tuple[int, ...] = ()
-        if self._tasks is not None and not self._trained:
+        if self.epoch is not None and not self._position.ended:
             reply = self._session.session("trained")
-            if reply["epoch"] == self._tasks.epoch:
+            if reply["epoch"] == self.epoch:
                 counts = tuple(reply["trained"])
-        return SessionState.of(self.dataset, self.choices, self._position(counts)).to_dict()
+        return self._position.state(counts)
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the state of this session to a checkpoint.
@@ -319,7 +318,12 @@ class Shuffler:
     @property
     def epoch(self) -> int | None:
         """Number of the current epoch; None before the first one."""
-        return None if self._tasks is None else self._tasks.epoch
+        return None if self._position.tasks is None else self._position.tasks.epoch
+
+    @property
+    def records(self) -> list[EpochRecord]:
+        """Measurements of the epochs that have ended."""
+        return self._recorder.records
 
     @property
     def choices(self) -> Choices:
@@ -332,10 +336,11 @@ class Shuffler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._tasks is not None and self._session.connected:
+        tasks = self._position.tasks
+        if error is not None and tasks is not None and self._session.connected:
             # After an error or Ctrl-C, do not wait for the tasks of this epoch.
-            self._client.cancel(self._tasks.futures)
-            self._tasks.calls.clear()
+            self._client.cancel(tasks.futures)
+            tasks.calls.clear()
         self.close()
 
     def __del__(self) -> None:
@@ -381,106 +386,73 @@ class Shuffler:
                 self._session.session("close")
 
     def _epochs(self, count: int) -> Iterator[Epoch]:
+        position = self._position
         for left in reversed(range(count)):
             if self._handed_out:
                 self._wait_for_tasks()
-                self._trained = self._tasks is not None
-                reply = self._session.session("advance", epoch=self._next)["epoch"]
-                self._next += 1
-                self._record(reply.pop("training_seconds_before"))
+                position.ended = True
+                reply = self._session.session("advance", epoch=position.next_epoch)["epoch"]
+                position.next_epoch += 1
+                self._recorder.end(reply.pop("training_seconds_before"), self._server)
                 self._addresses = reply.pop("addresses")
-                self._measured = reply
-                self._tasks, self._handed_out, self._trained = EpochTasks(reply["epoch"]), False, False
-            assert self._tasks is not None
+                self._recorder.begin(reply)
+                position.begin(EpochTasks(reply["epoch"]))
+                self._handed_out = False
+            assert position.tasks is not None
             if left:
                 self._session.session("prefetch")
-            self._write_checkpoint()
+            position.write(self._checkpoint)
             self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
-            yield Epoch(self, self._tasks)
+            yield Epoch(self, position.tasks)
         # Without a task so far, the epoch is still to be trained on: ``epoch = list(shuffler.epochs(1))[0]``.
-        self._trained = self._tasks is not None and bool(self._tasks.calls)
+        position.ended = position.tasks is not None and bool(position.tasks.calls)
         try:
             self._finish_epoch()
         except BaseException:
-            self._trained = False
+            position.ended = False
             raise
-        self._write_checkpoint()
+        position.write(self._checkpoint)
 
-    def _write_checkpoint(self) -> None:
-        """Write the state between two epochs, in which nothing has been trained on since the last one."""
-        if self._checkpoint is not None:
-            state = SessionState.of(self.dataset, self.choices, self._position(())).to_dict()
-            write_checkpoint(self._checkpoint, state, self.dataset)
-
-    def _position(self, counts: tuple[int, ...]) -> Remainder:
-        """The epoch, and what was trained on in it; or the next epoch, if the current one has ended."""
-        before = self._order.remainder or Remainder(self._order.first_epoch, ())
-        if self._tasks is None:
-            return before
-        if self._trained:
-            return Remainder(self._tasks.epoch + 1, ())
-        earlier = before.trained if before.epoch == self._tasks.epoch else ()
-        return Remainder(self._tasks.epoch, (*earlier, counts) if any(counts) else earlier)
+    @property
+    def _server(self) -> str:
+        """Role of the server, which may have been lost."""
+        return self._server_role if SERVER in self._addresses else ""
 
     def _finish_epoch(self) -> None:
         """Wait for the current epoch's tasks and record it."""
-        if self._tasks is None:
-            return
         try:
             self._wait_for_tasks()
         finally:
-            if self._measured:
+            if self._recorder.pending:
                 try:
                     reply = self._session.session("training")
                 except DShuffleError as error:
-                    logger.warning("dshuffle: epoch %d could not be recorded: %s", self._tasks.epoch, error)
-                    self._measured = {}
+                    logger.warning("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
+                    self._recorder.drop()
                 else:
-                    self._record(reply["training_seconds"])
+                    self._recorder.end(reply["training_seconds"], self._server)
 
     def _wait_for_tasks(self) -> None:
         """Wait for the tasks of the current epoch, and raise an error that nobody has seen."""
-        if self._tasks is None:
+        tasks = self._position.tasks
+        if tasks is None:
             return
-        tasks = self._tasks
         tasks.wait(self._session)
         try:
             tasks.raise_unseen()
         finally:
             tasks.calls.clear()
 
-    def _record(self, training_seconds: list[float]) -> None:
-        """Append the record of the epoch that has ended, from the measurements before and during it."""
-        measured, self._measured = self._measured, {}
-        if not measured:
-            return
-        choices = dataclasses.replace(self.choices, delivery=measured.pop("delivery"))
-        sharding = choices.sharding
-        self.records.append(
-            EpochRecord(
-                choices=choices.by_name(),
-                broadcast_samples=sharding.n_broadcast if isinstance(sharding, GivenSharding) else 0,
-                n_workers=self.n_workers,
-                n_samples=self.dataset.n_samples,
-                row_nbytes=self.dataset.row_nbytes,
-                server=self._server_role if SERVER in self._addresses else "",  # it may have been lost
-                first_epoch=self._order.first_epoch,
-                training_seconds=max(training_seconds),
-                **Measures.from_dict(measured.pop("measures")).to_dict(),
-                **measured,
-            )
-        )
-
     def _submit(
         self, epoch: Epoch, call: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Future[Any]]:
-        if self._closed or epoch._tasks is not self._tasks:
-            now = "closed" if self._closed else f"on epoch {self._tasks.epoch if self._tasks else -1}"
+        if self._closed or epoch._tasks is not self._position.tasks:
+            now = "closed" if self._closed else f"on epoch {self.epoch}"
             raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}")
         session_id = self._order.session_id
         futures = submit_to_all(self._client, self.addresses, session_id, epoch.number, call, fn, args, kwargs)
         epoch._tasks.calls.append(futures)
-        self._trained = False
+        self._position.ended = False
         return futures
 
     def look_up_members(self) -> bool:

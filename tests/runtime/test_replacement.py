@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -152,15 +153,22 @@ def test_a_worker_that_was_not_used_takes_the_rank(small, checked, within):
             assert lost not in shuffler.addresses
 
 
-def test_a_stopped_worker_is_replaced_by_itself_when_it_goes_on(new_processes, small, checked, within):
+@contextlib.contextmanager
+def session_of_three(new_processes, dataset, checked):
+    """A session that gives up silent workers soon, with its first of four epochs trained."""
     with (
         dask.config.set({"dshuffle.heartbeat": "4s"}),
         new_processes(3) as cluster,
         Client(cluster) as client,
-        Shuffler(client, small) as shuffler,
+        Shuffler(client, dataset) as shuffler,
     ):
         epochs = shuffler.epochs(4)
         client.gather(next(epochs).map(checked))
+        yield cluster, client, shuffler, epochs
+
+
+def test_a_stopped_worker_is_replaced_by_itself_when_it_goes_on(new_processes, small, checked, within):
+    with session_of_three(new_processes, small, checked) as (_, client, shuffler, epochs):
         pid = kill(client, shuffler, 1, signal.SIGSTOP)
         threading.Timer(8, os.kill, [pid, signal.SIGCONT]).start()
         for epoch in epochs:
@@ -181,14 +189,7 @@ def test_two_workers_are_lost_at_once(new_processes, small, checked, within):
 
 
 def test_a_worker_that_was_given_up_and_answers_again_gets_no_more_tasks(new_processes, small, checked, within):
-    with (
-        dask.config.set({"dshuffle.heartbeat": "4s"}),
-        new_processes(3) as cluster,
-        Client(cluster) as client,
-        Shuffler(client, small) as shuffler,
-    ):
-        epochs = shuffler.epochs(4)
-        client.gather(next(epochs).map(checked))
+    with session_of_three(new_processes, small, checked) as (cluster, client, shuffler, epochs):
         cluster.scale(4)
         client.wait_for_workers(4)
         lost = shuffler.addresses[1]

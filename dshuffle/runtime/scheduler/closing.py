@@ -22,7 +22,8 @@ class Closing:
     spec
         The session.
     turn
-        Returns the number that an order has at present. A worker that gets a rank later ignores earlier orders.
+        Function that returns the number of the session's current phase. Orders carry it, so that a worker that is
+        given a rank again does not obey an earlier order to close.
     """
 
     def __init__(self, scheduler: Scheduler, spec: SessionSpec, turn: Callable[[], int]) -> None:

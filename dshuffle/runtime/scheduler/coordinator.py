@@ -33,7 +33,8 @@ from dshuffle.runtime.scheduler.instructions import (
 )
 from dshuffle.runtime.scheduler.replacements import Candidates
 from dshuffle.runtime.scheduler.session_machine import SessionMachine
-from dshuffle.runtime.scheduler.votes import combined_reports, next_rate, rate_of, totals
+from dshuffle.runtime.scheduler.votes import combined_reports, measurements_of, next_rate, rate_of
+from dshuffle.runtime.scheduler.waiters import Waiters
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +71,10 @@ class Coordinator:
         self.client_id = client_id
         self._scheduler = scheduler
         self._spec = members.spec
+        self._ranks = range(self._spec.shuffle.n_workers)
         self.addresses = dict(members.spec.addresses)
         self._candidates = Candidates(scheduler, self.addresses.values())
         self._loop = asyncio.get_running_loop()
-        # All ranks, and the server if it is dedicated. Each has one vote.
         dedicated = members.server_role == "dedicated"
         participants = [who for who in self.addresses if who != SERVER or dedicated]
         self._machine = SessionMachine(
@@ -91,7 +92,7 @@ class Coordinator:
         self._rate: float | None = None
         self._answer: dict[str, Any] = {}
         self._asked_at = 0.0
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters = Waiters()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticking = False
         self._closing = Closing(scheduler, self._spec, lambda: self._machine.turn)
@@ -106,7 +107,7 @@ class Coordinator:
     @property
     def replacing(self) -> bool:
         """Whether lost workers are being replaced."""
-        return self._machine.replacing
+        return bool(self._machine.unsettled)
 
     @property
     def paused_timeout(self) -> float:
@@ -194,8 +195,7 @@ class Coordinator:
     async def training_seconds(self) -> list[float]:
         """Seconds of training since the last commit, by rank."""
         self._check()
-        ranks = range(self._spec.shuffle.n_workers)
-        replies = await asyncio.gather(*(self._call("training", rank) for rank in ranks))
+        replies = await asyncio.gather(*(self._call("training", rank) for rank in self._ranks))
         return [reply["training_seconds"] for reply in replies]
 
     async def trained(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class Coordinator:
                 return 0
             return int((await self._call("trained", rank, epoch=epoch))["trained"])
 
-        counts = await asyncio.gather(*map(of, range(self._spec.shuffle.n_workers)))
+        counts = await asyncio.gather(*map(of, self._ranks))
         return {"epoch": epoch, "trained": list(counts)}
 
     async def close(self) -> None:
@@ -233,8 +233,7 @@ class Coordinator:
 
     async def _wait(self, instructions: list[Instruction]) -> None:
         """Carry out instructions, and wait for the end of the phases that follow."""
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append(waiter)
+        waiter = self._waiters.add()
         self._perform(instructions)
         await waiter
 
@@ -253,7 +252,7 @@ class Coordinator:
                 case AllReady(run):
                     self._all_ready(run)
                 case Opened():
-                    self._release(None)
+                    self._waiters.release()
                 case Replace():
                     if self._finding is None or self._finding.done():
                         self._finding = self._loop.create_task(self._find_replacements())
@@ -263,13 +262,13 @@ class Coordinator:
                     self._go_on_without(who)
                 case Committed(run, replies):
                     self._answer = self._measures(run, dict(replies))
-                    self._release(None)
+                    self._waiters.release()
                 case EpochFailed(error):
-                    self._release(error)
+                    self._waiters.release(error)
                 case Ended(error):
                     for task in self._tasks:
                         task.cancel()
-                    self._release(error)
+                    self._waiters.release(error)
                     self._freed = self._loop.create_task(self._free())
         if self._machine.busy and not self._ticking:
             self._ticking = True
@@ -279,16 +278,6 @@ class Coordinator:
         self._ticking = False
         self._perform(self._machine.tick(self._loop.time()))
 
-    def _release(self, error: DShuffleError | None) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if waiter.done():
-                continue
-            if error is None:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(error)
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -297,11 +286,9 @@ class Coordinator:
     async def _tell(self, tell: Tell) -> None:
         machine, order, who, run_id = self._machine, tell.order, tell.who, tell.run_id
         message: dict[str, Any] = {}
-        run = machine.run
         if order in ("open", "restore"):
             spec = dataclasses.replace(self._spec, addresses=dict(self.addresses))
-            first = self._spec.shuffle.first_epoch
-            epoch = self.epoch if self.epoch >= first else None
+            epoch = self.epoch if self.epoch >= self._spec.shuffle.first_epoch else None
             message = {"spec": ToPickle(spec), "number": tell.turn, "last_run": run_id, "epoch": epoch}
             message["restore"] = order == "restore"
         elif order == "members":
@@ -309,7 +296,7 @@ class Coordinator:
         elif order != "status":
             message["run_id"] = run_id
         if order == "begin":
-            if run is None or run.run_id != run_id:
+            if (run := machine.run) is None or run.run_id != run_id:
                 return
             message |= {"epoch": run.epoch, "delivery": self._deliveries.of_run(run), "rate": self._rate}
         address = self.addresses[who]
@@ -339,9 +326,8 @@ class Coordinator:
 
     async def _call(self, order: str, who: int, **message: Any) -> Reply:
         """Send an order that is not part of an epoch. It must be answered within a heartbeat."""
-        limit = self._spec.settings.heartbeat
         try:
-            reply = await within(limit, self._request(order, who, message))
+            reply = await within(self._spec.settings.heartbeat, self._request(order, who, message))
         except OSError as error:
             raise WorkerLost(f"{self._who_is(who)} cannot be reached ({type(error).__name__}: {error})") from error
         return unwrap(reply, self._who_is(who))
@@ -403,20 +389,12 @@ class Coordinator:
 
     def _measures(self, run: Run, replies: dict[int, Any]) -> dict[str, Any]:
         reports = combined_reports(replies, self._machine.participants)
-        delivery, measures = self._deliveries.of_run(run), reports.measures
+        delivery = self._deliveries.of_run(run)
         if not get_delivery(delivery).needs_server:  # a server's link is shared by all workers
-            self._rate = next_rate(self._rate, rate_of(reports.measured, measures.cpu_idle))
-        total = totals(run.votes.values())
+            self._rate = next_rate(self._rate, rate_of(reports.measured, reports.measures.cpu_idle))
         return {
-            "epoch": run.epoch,
+            **measurements_of(run, reports, self._asked_at),
             "addresses": dict(self.addresses),
-            "run_id": run.run_id,
             "delivery": delivery,
-            "needed": total["needed"],
-            "packets": total["packets"],
-            "components": total["expected"],
-            "exchange_seconds": run.ready_after,
-            "waited_seconds": max(0.0, run.started + run.ready_after - self._asked_at),
-            "training_seconds_before": reports.training_seconds[: self._spec.shuffle.n_workers],
-            "measures": measures.to_dict(),
+            "training_seconds_before": reports.training_seconds[: len(self._ranks)],
         }

@@ -152,7 +152,7 @@ class DShuffleScheduler(SchedulerPlugin):
         asyncio.get_running_loop().call_soon(self._unrunnable.check, scheduler)
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[WorkerState]) -> list[WorkerState]:
-        """Workers that an adaptive cluster may remove: not those of open sessions, whose partitions would be lost."""
+        """Workers that an adaptive cluster may remove. Members of open sessions, which hold partitions, are kept."""
         open_sessions = [one for one in self.coordinators.values() if not one.ended]
         members = {address for coordinator in open_sessions for address in coordinator.addresses.values()}
         return [worker for worker in workers if worker.address not in members]

@@ -10,22 +10,19 @@ messages of the old run can be refused.
 phase      event                                          next phase
 ========== ============================================== =====================================
 opening    all have answered                              idle
-opening    refused                                        ended
 idle       begin, advance                                 exchanging
 exchanging all have voted ready                           ready, or committing if it is wanted
-exchanging a vote that failed, or different plans         aborting
+exchanging refused, a failed vote, or different plans     aborting
 ready      advance                                        committing
 committing all have answered                              idle, at the next epoch
-committing refused                                        ended
 aborting   all have answered                              exchanging again, or idle with an error
-aborting   refused                                        ended
 any        lost, or silent for a heartbeat                ended, or (below) aborting and then waiting
 waiting    replacements have come                         restoring
 waiting    no replacement in time                         ended, or on without participants that are optional
 restoring  the replacements hold their partitions         informing
 restoring  refused                                        waiting
 informing  the others know the new addresses              idle, exchanging again, or waiting for others
-informing  refused                                        ended
+any other  refused                                        ended
 ========== ============================================== =====================================
 
 If lost workers are replaced, the participants that are left first come to an end: of the commit, if it has begun, else
@@ -44,6 +41,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError
+from dshuffle.runtime.scheduler.answers import Answers
 from dshuffle.runtime.scheduler.heartbeat import Silence
 from dshuffle.runtime.scheduler.instructions import (
     ATTEMPTS,
@@ -132,12 +130,8 @@ class SessionMachine:
         self._wanted = False  # whether the client waits for the next epoch
         self._failure: tuple[DShuffleError, bool] | None = None  # of the run that is being aborted
         self._untold: DShuffleError | None = None  # an epoch failed while the client did not wait for it
-        self._owing: set[int] = set()
+        self._answers = Answers()
         self._silence = Silence(heartbeat)
-        self._replies: dict[int, Mapping[str, Any]] = {}
-        self._unheard: dict[int, str] = {}  # why an order did not reach a participant
-        self._busy: dict[int, str] = {}  # why a participant cannot carry out its order yet
-        self._again: set[int] = set()  # participants that were busy and must be told again
 
     @property
     def busy(self) -> bool:
@@ -145,13 +139,8 @@ class SessionMachine:
         return self.phase in OWING or self.phase is Phase.WAITING
 
     @property
-    def replacing(self) -> bool:
-        """Whether lost workers are being replaced."""
-        return bool(self.unsettled)
-
-    @property
     def unsettled(self) -> frozenset[int]:
-        """Participants that are lost, or whose new workers do not hold their partitions yet."""
+        """Participants that are lost and being replaced, or whose new workers do not hold their partitions yet."""
         return frozenset(self._missing) | self._new
 
     @property
@@ -187,14 +176,14 @@ class SessionMachine:
         """Record the vote of a participant on a run. It may come twice: by itself, and as an answer."""
         self._silence.hear(who, now)
         run = self.run
-        if run is None or run.run_id != run_id or self.phase is not Phase.EXCHANGING or who not in self._owing:
+        if run is None or run.run_id != run_id or self.phase is not Phase.EXCHANGING or who not in self._answers.owing:
             return []
         if vote["reason"] is not None:
             error = ExchangeError(f"epoch {run.epoch} could not be exchanged: {self._who_is(who)}: {vote['reason']}")
             return self._fail(error, bool(vote["again"]), now)
         run.votes[who] = dict(vote["counts"])
-        self._owing.discard(who)
-        if self._owing:
+        self._answers.owing.discard(who)
+        if self._answers.owing:
             return []
         run.ready_after = now - run.started
         wrong = check_votes(run.epoch, run.votes.values())
@@ -210,25 +199,19 @@ class SessionMachine:
         if tell.turn != self.turn:
             return []
         self._silence.hear(who, now)
-        self._unheard.pop(who, None)
+        self._answers.reached(who)
         if tell.order == "status":
             return self._told_state(who, reply, now)
         if not self._is_due(tell) or self.phase is Phase.EXCHANGING:
             return []
-        if (why := reply.get("busy")) is not None:
-            self._busy[who] = why
-            self._again.add(who)
-            return []
-        self._replies[who] = reply
-        self._owing.discard(who)
-        return [] if self._owing else self._all_answered(now)
+        self._answers.reply(who, reply)
+        return [] if self._answers.owing else self._all_answered(now)
 
     def refused(self, tell: Tell, error: DShuffleError, now: float) -> list[Instruction]:
         """Record that a participant cannot carry out an order."""
         if not self._is_due(tell):
             return []
         self._silence.hear(tell.who, now)
-        run = self.run
         if self.phase is Phase.EXCHANGING:
             return self._fail(error, False, now)
         if self.phase is Phase.RESTORING:  # perhaps another worker can
@@ -236,14 +219,13 @@ class SessionMachine:
             self._missing[tell.who] = f"{self._who_is(tell.who)} cannot take a lost rank ({error})"
             return self._wait_for_replacements(now)
         if self.phase is Phase.COMMITTING:
-            assert run is not None
-            error = ClusterError(f"all workers were ready for epoch {run.epoch}, but the commit failed: {error}")
+            error = ClusterError(f"all workers were ready for epoch {self.epoch + 1}, but the commit failed: {error}")
         return self.end(error)
 
     def unreachable(self, tell: Tell, reason: str) -> None:
         """Record that an order may not have reached a participant. It is sent again at a later :meth:`tick`."""
-        if tell.turn == self.turn and tell.who in self._owing:
-            self._unheard[tell.who] = reason
+        if tell.turn == self.turn:
+            self._answers.unreachable(tell.who, reason)
 
     def lost(self, who: Iterable[int], reason: str, now: float) -> list[Instruction]:
         """Replace participants that have left the cluster or do not answer, or end the session."""
@@ -260,8 +242,8 @@ class SessionMachine:
         if self.phase in (Phase.EXCHANGING, Phase.READY):
             self._failure, self._begin_again = None, True
             return self._order(Phase.ABORTING, now)
-        self._owing -= gone.keys()
-        return [] if self._owing else self._all_answered(now)
+        self._answers.owing -= gone.keys()
+        return [] if self._answers.owing else self._all_answered(now)
 
     def replaced(self, who: int, now: float) -> list[Instruction]:
         """Record that another worker takes a lost rank."""
@@ -293,7 +275,7 @@ class SessionMachine:
         if self.phase is Phase.ENDED:
             return []
         self.phase, self.error, self.run = Phase.ENDED, error, None
-        self._owing.clear()
+        self._answers = Answers()
         return [Ended(error)]
 
     def tick(self, now: float) -> list[Instruction]:
@@ -304,16 +286,13 @@ class SessionMachine:
         if self.phase not in OWING:
             return []
         instructions: list[Instruction] = []
-        for who in sorted(self._owing):
+        for who in sorted(self._answers.owing):
             if self._silence.is_lost(who, now):
-                why = f" ({self._unheard[who]})" if who in self._unheard else ""
-                silence = f"has not answered for {self._heartbeat:g} s{why}"
+                silence = f"has not answered for {self._heartbeat:g} s{self._answers.why_unreachable(who)}"
                 return instructions + self.lost([who], silence, now)
             if self._silence.is_due(who, now):
-                again = who in self._unheard or who in self._again
+                again = self._answers.tell_again(who)
                 order = self.phase.value if again else "status"
-                self._unheard.pop(who, None)
-                self._again.discard(who)
                 instructions.append(self._tell(order, who))
                 if again and self.phase is Phase.EXCHANGING:  # a vote may have been lost as well
                     instructions.append(self._tell("status", who))
@@ -326,15 +305,10 @@ class SessionMachine:
         """Whom the session waits for, in words; empty if it does not wait."""
         if self.phase is Phase.WAITING:
             return f"waiting for other workers to replace {', '.join(map(self._who_is, sorted(self._missing)))}"
-        if self.phase not in OWING or not self._owing:
+        if self.phase not in OWING or not self._answers.owing:
             return ""
-        names = [self._who_is(who) + (f": {self._busy[who]}" if who in self._busy else "") for who in self._first()]
-        more = len(self._owing) - len(names)
         doing = PURPOSE[self.phase].format(self.epoch + 1 if self.phase is Phase.EXCHANGING else self.epoch)
-        return f"waiting {doing}: {', '.join(names)}{f' and {more} more' if more else ''}"
-
-    def _first(self) -> list[int]:
-        return sorted(self._owing, key=lambda who: (who not in self._busy, who))[:3]
+        return f"waiting {doing}: {self._answers.in_words(self._who_is)}"
 
     def _order(self, phase: Phase, now: float) -> list[Instruction]:
         """Enter a phase, and tell all participants that it concerns."""
@@ -343,9 +317,8 @@ class SessionMachine:
         told = [who for who in self.participants if who not in self._missing]
         if phase in (Phase.RESTORING, Phase.INFORMING):
             told = [who for who in told if (who in self._new) == (phase is Phase.RESTORING)]
-        self._owing = set(told)
+        self._answers = Answers(told)
         self._silence.begin(now, told)
-        self._replies, self._unheard, self._busy, self._again = {}, {}, {}, set()
         return [self._tell(phase.value, who) for who in told]
 
     def _tell(self, order: str, who: int) -> Tell:
@@ -363,7 +336,7 @@ class SessionMachine:
             self._replacing_since = now
         self.phase, self.run = Phase.WAITING, None
         self._silence.begin(now)
-        self._owing.clear()
+        self._answers = Answers()
         return [Replace(tuple(sorted(self._missing)))]
 
     def _go_on(self, now: float) -> list[Instruction]:
@@ -379,7 +352,7 @@ class SessionMachine:
     def _is_due(self, tell: Tell) -> bool:
         """Whether an order was given in this phase, and has not been answered."""
         current = self.phase in OWING and tell.turn == self.turn and tell.order == self.phase.value
-        return current and tell.who in self._owing
+        return current and tell.who in self._answers.owing
 
     def _told_state(self, who: int, reply: Mapping[str, Any], now: float) -> list[Instruction]:
         """Use a participant's description of its state: it may contain a vote, or show that it missed an order."""
@@ -387,7 +360,7 @@ class SessionMachine:
         if not reply["open"]:
             opening = self.phase is Phase.OPENING or who in self._new
             return [] if opening else self.end(ClusterError(f"the session is no longer open on {self._who_is(who)}"))
-        if run is None or self.phase is not Phase.EXCHANGING or who not in self._owing:
+        if run is None or self.phase is not Phase.EXCHANGING or who not in self._answers.owing:
             return []
         if reply["run_id"] != run.run_id:
             return [self._tell("begin", who)]
@@ -408,7 +381,7 @@ class SessionMachine:
         assert run is not None
         if self.phase is Phase.COMMITTING:
             self.phase, self.epoch, self.run, self._wanted = Phase.IDLE, run.epoch, None, False
-            committed: list[Instruction] = [Committed(run, self._replies)]
+            committed: list[Instruction] = [Committed(run, self._answers.replies)]
             return committed + (self._wait_for_replacements(now) if self._missing else [])
         if self._missing:
             self._failure, self._begin_again = None, True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dshuffle.records import Measures
+from dshuffle.runtime.scheduler.instructions import Run
 
 CPU_BOUND = 0.2
 """With a smaller share of idle processors, the time of an exchange says nothing about the links."""
@@ -61,6 +62,24 @@ def combined_reports(replies: Mapping[int, Mapping[str, Any]], participants: Ite
     reports = [replies.get(who, nothing)["report"] for who in participants]
     measured = [Measures.from_dict(report["measures"]) for report in reports]
     return Reports(measured, Measures.combined(measured), [report["training_seconds"] for report in reports])
+
+
+def measurements_of(run: Run, reports: Reports, asked_at: float) -> dict[str, Any]:
+    """What is known of the exchange of a run, for the record of its epoch.
+
+    ``asked_at`` is the time at which the client asked for the epoch.
+    """
+    total = totals(run.votes.values())
+    return {
+        "epoch": run.epoch,
+        "run_id": run.run_id,
+        "needed": total["needed"],
+        "packets": total["packets"],
+        "components": total["expected"],
+        "exchange_seconds": run.ready_after,
+        "waited_seconds": max(0.0, run.started + run.ready_after - asked_at),
+        "measures": reports.measures.to_dict(),
+    }
 
 
 def next_rate(before: float | None, measured: float | None) -> float | None:

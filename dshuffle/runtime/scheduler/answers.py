@@ -1,0 +1,56 @@
+"""The answers that participants owe in one phase of a session's state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+MOST_NAMES = 3
+"""Number of participants that are named when a session says whom it waits for."""
+
+
+class Answers:
+    """Who owes an answer to the order of a phase, and what is known of the order until the answer comes."""
+
+    def __init__(self, told: Iterable[int] = ()) -> None:
+        self.owing = set(told)
+        self.replies: dict[int, Mapping[str, Any]] = {}
+        self._unheard: dict[int, str] = {}  # why the order did not reach a participant
+        self._busy: dict[int, str] = {}  # why a participant cannot carry out the order yet
+        self._again: set[int] = set()  # participants that were busy and must be told again
+
+    def reply(self, who: int, reply: Mapping[str, Any]) -> None:
+        """Note an answer: either the order was carried out, or the participant is busy and must be told again."""
+        if (why := reply.get("busy")) is not None:
+            self._busy[who] = why
+            self._again.add(who)
+        else:
+            self.replies[who] = reply
+            self.owing.discard(who)
+
+    def unreachable(self, who: int, reason: str) -> None:
+        """Note that the order may not have reached a participant."""
+        if who in self.owing:
+            self._unheard[who] = reason
+
+    def reached(self, who: int) -> None:
+        """Note that messages reach a participant."""
+        self._unheard.pop(who, None)
+
+    def tell_again(self, who: int) -> bool:
+        """Whether a participant must be told the order again. The answer is True once for each reason."""
+        again = who in self._unheard or who in self._again
+        self._unheard.pop(who, None)
+        self._again.discard(who)
+        return again
+
+    def why_unreachable(self, who: int) -> str:
+        """Why the order did not reach a participant, in brackets; empty if nothing is known."""
+        return f" ({self._unheard[who]})" if who in self._unheard else ""
+
+    def in_words(self, who_is: Callable[[int], str]) -> str:
+        """Who owes an answer, and why; those with a reason first."""
+        first = sorted(self.owing, key=lambda who: (who not in self._busy, who))[:MOST_NAMES]
+        names = [who_is(who) + (f": {self._busy[who]}" if who in self._busy else "") for who in first]
+        more = len(self.owing) - len(names)
+        return ", ".join(names) + (f" and {more} more" if more else "")

@@ -1,0 +1,59 @@
+"""How far a session has come, as the client knows it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dshuffle.planning import Choices, Remainder
+from dshuffle.runtime.epoch import EpochTasks
+from dshuffle.runtime.session_state import SessionState, write_checkpoint
+from dshuffle.store import Dataset
+
+
+class SessionPosition:
+    """The current epoch of a session, and the state from which another session can continue.
+
+    Parameters
+    ----------
+    dataset, choices
+        The session's dataset and way of shuffling.
+    start
+        The first epoch, and what earlier sessions have trained on in it.
+    """
+
+    def __init__(self, dataset: Dataset, choices: Choices, start: Remainder) -> None:
+        self._dataset = dataset
+        self._choices = choices
+        self._start = start
+        self.tasks: EpochTasks | None = None  # of the current epoch
+        self.ended = False  # whether the current epoch has ended, and the next one has not begun
+        self.next_epoch = start.epoch
+
+    def begin(self, tasks: EpochTasks) -> None:
+        """Make an epoch the current one."""
+        self.tasks, self.ended = tasks, False
+
+    def state(self, counts: tuple[int, ...] = ()) -> dict[str, Any]:
+        """The state, as :meth:`dshuffle.Shuffler.state_dict` returns it.
+
+        Parameters
+        ----------
+        counts
+            For each rank, the samples of the current epoch that it has trained on in this session.
+        """
+        return SessionState.of(self._dataset, self._choices, self._remainder(counts)).to_dict()
+
+    def write(self, checkpoint: str | os.PathLike[str] | None) -> None:
+        """Write a checkpoint, if one is wanted. Nothing was trained on since the last epoch began or ended."""
+        if checkpoint is not None:
+            write_checkpoint(checkpoint, self.state(), self._dataset)
+
+    def _remainder(self, counts: tuple[int, ...]) -> Remainder:
+        """The current epoch, and what was trained on in it; or the next epoch, if the current one has ended."""
+        if self.tasks is None:
+            return self._start
+        if self.ended:
+            return Remainder(self.tasks.epoch + 1, ())
+        earlier = self._start.trained if self._start.epoch == self.tasks.epoch else ()
+        return Remainder(self.tasks.epoch, (*earlier, counts) if any(counts) else earlier)
