@@ -7,7 +7,7 @@ from typing import Any
 
 from dshuffle.planning import Choices, Remainder
 from dshuffle.runtime.epoch import EpochTasks
-from dshuffle.runtime.session_state import SessionState, write_checkpoint
+from dshuffle.runtime.session_state import SessionState, pickled, unpickled, write_checkpoint
 from dshuffle.store import Dataset
 
 
@@ -20,19 +20,34 @@ class SessionPosition:
         The session's dataset and way of shuffling.
     start
         The first epoch, and what earlier sessions have trained on in it.
+    attached
+        Text that :func:`~dshuffle.runtime.session_state.pickled` made of the value that the earlier session attached.
     """
 
-    def __init__(self, dataset: Dataset, choices: Choices, start: Remainder) -> None:
+    def __init__(self, dataset: Dataset, choices: Choices, start: Remainder, attached: str | None = None) -> None:
         self._dataset = dataset
         self._choices = choices
         self._start = start
         self.tasks: EpochTasks | None = None  # of the current epoch
         self.ended = False  # whether the current epoch has ended, and the next one has not begun
         self.next_epoch = start.epoch
+        self._pickled = attached
+        self._attached: Any = None
 
     def begin(self, tasks: EpochTasks) -> None:
         """Make an epoch the current one."""
         self.tasks, self.ended = tasks, False
+
+    @property
+    def attached(self) -> Any:
+        """The value that travels with the state."""
+        if self._attached is None and self._pickled is not None:
+            self._attached = unpickled(self._pickled)
+        return self._attached
+
+    @attached.setter
+    def attached(self, value: Any) -> None:
+        self._attached, self._pickled = value, None
 
     def state(self, counts: tuple[int, ...] = ()) -> dict[str, Any]:
         """The state, as :meth:`dshuffle.Shuffler.state_dict` returns it.
@@ -42,7 +57,9 @@ class SessionPosition:
         counts
             For each rank, the samples of the current epoch that it has trained on in this session.
         """
-        return SessionState.of(self._dataset, self._choices, self._remainder(counts)).to_dict()
+        if self._pickled is None and self._attached is not None:
+            self._pickled = pickled(self._attached)
+        return SessionState.of(self._dataset, self._choices, self._remainder(counts), self._pickled).to_dict()
 
     def write(self, checkpoint: str | os.PathLike[str] | None) -> None:
         """Write a checkpoint, if one is wanted. Nothing was trained on since the last epoch began or ended."""

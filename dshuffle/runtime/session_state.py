@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import operator
 import os
 import posixpath
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import urlsplit
+
+from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import CheckpointError, DatasetError, InvalidParameter
 from dshuffle.planning import Choices, GivenSharding, Remainder
@@ -39,6 +42,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "n_broadcast": int,
     "epoch": int,
     "trained": list,
+    "attached": (str, type(None)),
 }
 
 
@@ -56,6 +60,8 @@ class SessionState:
         Checksum of the ranks of such a sharding, and the number of samples that all workers train on.
     remainder
         The epoch, and how far the ranks have come in it.
+    attached
+        A value of the user, such as a model, as :func:`pickled` writes it.
     """
 
     dataset: str
@@ -64,14 +70,15 @@ class SessionState:
     sharding_checksum: int | None
     n_broadcast: int
     remainder: Remainder
+    attached: str | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, dataset: Dataset, choices: Choices, remainder: Remainder) -> Self:
+    def of(cls, dataset: Dataset, choices: Choices, remainder: Remainder, attached: str | None = None) -> Self:
         """The state of a session on a dataset."""
         checksum, n_broadcast = None, 0
         if isinstance(choices.sharding, GivenSharding):
             checksum, n_broadcast = choices.sharding.checksum, choices.sharding.n_broadcast
-        return cls(dataset.identity, dataset.n_samples, choices.by_name(), checksum, n_broadcast, remainder)
+        return cls(dataset.identity, dataset.n_samples, choices.by_name(), checksum, n_broadcast, remainder, attached)
 
     def to_dict(self) -> dict[str, Any]:
         """The state as JSON can hold it."""
@@ -85,6 +92,7 @@ class SessionState:
             "n_broadcast": self.n_broadcast,
             "epoch": self.remainder.epoch,
             "trained": [list(counts) for counts in self.remainder.trained],
+            "attached": self.attached,
         }
 
     @classmethod
@@ -131,6 +139,7 @@ class SessionState:
             state["sharding_checksum"],
             state["n_broadcast"],
             remainder,
+            state["attached"],
         )
         if remainder.epoch < 0 or remainder.total > found.n_trained_in_an_epoch:
             raise CheckpointError(
@@ -178,6 +187,34 @@ class SessionState:
                 )
             keywords["sharding"] = sharding
         return keywords
+
+
+def pickled(value: Any) -> str:
+    """Return a value as text for a state.
+
+    Raises
+    ------
+    CheckpointError
+        If the value cannot be pickled.
+    """
+    try:
+        return base64.b64encode(dumps(value)).decode()
+    except Exception as error:  # whatever the value's own code raises
+        raise CheckpointError(f"the value that was attached to the session cannot be pickled: {error}") from error
+
+
+def unpickled(text: str) -> Any:
+    """Return the value that :func:`pickled` wrote.
+
+    Raises
+    ------
+    CheckpointError
+        If it cannot be read, for instance because a module is missing here.
+    """
+    try:
+        return loads(base64.b64decode(text, validate=True))
+    except Exception as error:  # whatever the value's own code raises
+        raise CheckpointError(f"the value that is attached to the state cannot be read: {error}") from error
 
 
 def write_checkpoint(url: str | os.PathLike[str], state: Mapping[str, Any], dataset: Dataset) -> None:

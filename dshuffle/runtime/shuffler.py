@@ -154,7 +154,7 @@ class Shuffler:
         memory_limit: int | str | None = None,
         server: str | int | None = None,
         cluster: Cluster | None = None,
-        _resumed: Remainder | None = None,
+        _resumed: SessionState | None = None,
     ) -> None:
         check_client(client)
         choices = Choices(
@@ -179,13 +179,16 @@ class Shuffler:
             memory_limit=memory_limit,
             server=server,
             cluster=cluster,
-            remainder=_resumed if _resumed is not None and _resumed.trained else None,
+            remainder=None if _resumed is None or not _resumed.next.trained else _resumed.next,
         )
         self._checkpoint = checkpoint
         if checkpoint is not None and _resumed is None:
             check_no_checkpoint(checkpoint, self.dataset)
         self._session = SessionClient(client, self._order.session_id)
-        self._position = SessionPosition(self.dataset, self.choices, _resumed or Remainder(self._order.first_epoch, ()))
+        start = Remainder(self._order.first_epoch, ()) if _resumed is None else _resumed.next
+        self._position = SessionPosition(
+            self.dataset, self.choices, start, None if _resumed is None else _resumed.attached
+        )
         self._handed_out = True  # whether the current epoch has been yielded
         self._collectives = itertools.count(1)
         self._session.install()
@@ -258,7 +261,7 @@ class Shuffler:
             options = {"checkpoint": state, **options}
             state = read_checkpoint(state, dataset)
         found = SessionState.from_dict(state, dataset)
-        return cls(client, dataset, **found.keywords(dataset, options), _resumed=found.next)
+        return cls(client, dataset, **found.keywords(dataset, options), _resumed=found)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this session, for :meth:`resume`. It can be written as JSON.
@@ -293,6 +296,24 @@ class Shuffler:
             If it cannot be written. An earlier checkpoint is still there.
         """
         write_checkpoint(url, self.state_dict(), self.dataset)
+
+    def attach(self, value: Any) -> None:
+        """Keep a value in the states and checkpoints of this session from now on, such as a model after an epoch.
+
+        Parameters
+        ----------
+        value
+            Any object that can be pickled. It replaces the value that was attached before.
+        """
+        self._position.attached = value
+
+    @property
+    def attached(self) -> Any:
+        """The value that was attached, in this session or in the one that it continues; None without one.
+
+        It was pickled. So continue only states and checkpoints that you trust.
+        """
+        return self._position.attached
 
     @property
     def client(self) -> Client:

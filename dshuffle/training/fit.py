@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import CheckpointError, InvalidParameter
 from dshuffle.notebook import html_summary
 from dshuffle.report import TrainingPoint
 from dshuffle.report.progress import progress_bar
+from dshuffle.runtime import Epoch, Shuffler
 from dshuffle.training.monitoring import EpochBreakdown, WorkerSpeeds
 from dshuffle.training.parameter_server.staleness import Staleness
 from dshuffle.units import human_error, human_seconds
 
 Model = TypeVar("Model")
+First = TypeVar("First")
 OnEpoch = Callable[[TrainingPoint], None]
 Validate = Callable[[Model], Mapping[str, float]]
 """Function from a model to its metrics by name. It runs in the client's process after every epoch."""
@@ -132,9 +134,31 @@ class EarlyStopping:
         return point.validation[self.metric]
 
 
+@dataclass(frozen=True, slots=True)
+class SavedFit(Generic[Model]):
+    """A fit after one of its epochs, attached to the state of its session.
+
+    Parameters
+    ----------
+    trainer
+        Name of the function that fits.
+    points
+        Its points so far.
+    model
+        What it continues with.
+    """
+
+    trainer: str
+    points: tuple[TrainingPoint, ...]
+    model: Model
+
+
 @dataclass(slots=True)
 class Recorder(Generic[Model]):
     """Collect the points of a running fit. A trainer adds one after every epoch.
+
+    If the fit runs on a :class:`~dshuffle.Shuffler`, every point and its model are attached to the session's state. A
+    session that continues it then continues the fit.
 
     Parameters
     ----------
@@ -153,6 +177,38 @@ class Recorder(Generic[Model]):
     stopped_early: bool = False
     speeds: WorkerSpeeds = field(default_factory=WorkerSpeeds)
     _started: float = field(default_factory=time.perf_counter)
+    _session: Shuffler | None = None
+    _trainer: str = ""
+
+    def begin(self, shuffler: object, trainer: str, first: First) -> Model | First:
+        """Return the model to begin with: ``first``, or that of a fit which this session continues.
+
+        Raises
+        ------
+        CheckpointError
+            If another trainer made it.
+        """
+        if not isinstance(shuffler, Shuffler):  # a stand-in without states, such as AsStored
+            return first
+        self._session, self._trainer = shuffler, trainer
+        saved = shuffler.attached if shuffler.epoch is None else None  # otherwise it belongs to an earlier fit
+        if not isinstance(saved, SavedFit):
+            return first
+        if saved.trainer != trainer:
+            raise CheckpointError(
+                f"the state has a model of {saved.trainer}, and {trainer} cannot continue with it. Use {saved.trainer}, "
+                "or remove the checkpoint to begin again"
+            )
+        self.points = list(saved.points)
+        self._started -= saved.points[-1].seconds
+        self.stopped_early = self.early_stopping is not None and self.early_stopping.is_due(self.points)
+        model: Model = saved.model
+        return model
+
+    def epochs(self, shuffler: Shuffler, count: int) -> Iterator[tuple[int, Epoch]]:
+        """Iterate over the epochs of a fit of ``count`` epochs that are left, with their numbers in the fit."""
+        left = 0 if self.stopped_early else max(0, count - len(self.points))
+        return enumerate(shuffler.epochs(left), start=len(self.points))
 
     def add(self, model: Model, error: float, weight_error: float | None = None) -> bool:
         """Record the model after an epoch, and return whether early stopping is due."""
@@ -162,6 +218,8 @@ class Recorder(Generic[Model]):
             epoch=len(self.points), seconds=seconds, error=error, weight_error=weight_error, validation=validation
         )
         self.points.append(point)
+        if self._session is not None:
+            self._session.attach(SavedFit(self._trainer, tuple(self.points), model))
         if self.on_epoch is not None:
             self.on_epoch(point)
         self.stopped_early = self.early_stopping is not None and self.early_stopping.is_due(self.points)

@@ -100,9 +100,9 @@ def fit_linear_regression(
     if schedule != CONSTANT and step_decay != 1:
         raise InvalidParameter.of("step_decay", step_decay, "1.0 when a schedule is given", "Pass one of them.")
     factor = Decay(step_decay) if schedule == CONSTANT else schedule
-    weights: Weights | None = None
     recorder = Recorder(validate, early_stopping, on_epoch)
-    for number, epoch in enumerate(shuffler.epochs(epochs)):
+    weights: Weights | None = recorder.begin(shuffler, "fit_linear_regression", None)
+    for number, epoch in recorder.epochs(shuffler, epochs):
         size = step * factor(number)
         passes = epoch.map(timed, local_pass, weights, size, features=features, target=target)
         local, counts = zip(*recorder.speeds.collect(passes), strict=True)

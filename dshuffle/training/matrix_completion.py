@@ -141,8 +141,9 @@ def fit_matrix_completion(
         return given if test is None else {**given, "test_error": factors.error(test)}
 
     recorder: Recorder[Factors] = Recorder(metrics, early_stopping, on_epoch)
+    model = recorder.begin(shuffler, "fit_matrix_completion", model)
     counts: NDArray[np.int64] | None = None
-    for number, epoch in enumerate(shuffler.epochs(epochs)):
+    for number, epoch in recorder.epochs(shuffler, epochs):
         rows, columns = zip(*gathered(epoch.map(rows_and_columns, n_rows, n_columns)), strict=True)
         owned = np.concatenate(rows)
         if len(np.unique(owned)) < len(owned):
@@ -167,6 +168,7 @@ def fit_matrix_completion(
             )
         wrong = total = 0.0
         rates = []
+        model = Factors(model.left.copy(), model.right.copy())  # those of the epoch before may be saved later
         for k, (left, right, sums) in enumerate(gathered(states.values)):
             model.left[rows[k]], model.right[blocks[(k + n - 1) % n]] = left, right
             wrong, total = wrong + sums[0], total + sums[1]

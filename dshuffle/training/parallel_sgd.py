@@ -106,10 +106,12 @@ def fit_parallel_sgd(
     first_step = 0.0 if step_name is None else float(model.get_params()[step_name])
     known = None if classes is None else _checked_classes(np.unique(np.asarray(classes)), None)
     recorder = Recorder(validate, early_stopping, on_epoch)
-    for number, epoch in enumerate(shuffler.epochs(epochs)):
+    model = recorder.begin(shuffler, "fit_parallel_sgd", model)
+    labels = None
+    for number, epoch in recorder.epochs(shuffler, epochs):
         if schedule is not None:
             model.set_params(**{str(step_name): first_step * schedule(number)})
-        if is_classifier(model) and number == 0:
+        if is_classifier(model) and labels is None:
             found = gathered(epoch.map(labels_of, target))
             labels = np.unique(np.concatenate([values for values, _ in found]))
             known = _checked_classes(labels, sum(count for _, count in found)) if known is None else known

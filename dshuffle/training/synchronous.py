@@ -115,9 +115,10 @@ def fit_synchronous_sgd(
     check_step(step)
     model = TrainedNetwork(network, network.first_parameters(as_integer("seed", seed)), network.first_statistics())
     recorder: Recorder[TrainedNetwork] = Recorder(validate, early_stopping, on_epoch)
+    model = recorder.begin(shuffler, "fit_synchronous_sgd", model)
     breakdown: dict[int, EpochBreakdown] = {}  # keyed by the shuffler's epoch number
     names = {"features": features, "target": target}
-    for number, epoch in enumerate(shuffler.epochs(epochs)):
+    for number, epoch in recorder.epochs(shuffler, epochs):
         done = epoch.together(train, model, batch_size, step * schedule(number), **names)
         [model] = [one for one, _, _ in done if one is not None]
         recorder.speeds.add([count / max(seconds.own, 1e-9) for _, count, seconds in done])

@@ -134,10 +134,11 @@ def fit_parameter_server(
         raise InvalidParameter.of("servers", servers, f"at most {len(first)}, the number of parameters")
     recorder = Recorder(validate, early_stopping, on_epoch, speeds=WorkerSpeeds(emulated=given is not None))
     pushes: list[list[int]] = [[] for _ in range(shuffler.n_workers)]
-    parameters, n_samples = first, 0
-    with Servers(shuffler, first, servers, given) as actors:
-        for number, epoch in enumerate(shuffler.epochs(epochs)):
-            if number == 0:
+    parameters = recorder.begin(shuffler, "fit_parameter_server", first)
+    n_samples = 0
+    with Servers(shuffler, parameters, servers, given) as actors:
+        for number, epoch in recorder.epochs(shuffler, epochs):
+            if not n_samples:
                 found = actors.results(epoch.map(survey, model.n_classes, **arrays))
                 n_samples = sum(count for _, count in found)
                 if model.n_classes is not None:
