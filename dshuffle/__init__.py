@@ -25,9 +25,12 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.errors import InvalidParameter as InvalidParameter
     from dshuffle.errors import MixingWarning as MixingWarning
     from dshuffle.errors import PeerFailed as PeerFailed
+    from dshuffle.errors import RunCancelled as RunCancelled
     from dshuffle.errors import ShardingWarning as ShardingWarning
     from dshuffle.errors import StaleEpoch as StaleEpoch
     from dshuffle.errors import WorkerLost as WorkerLost
+    from dshuffle.pipeline import Pipeline as Pipeline
+    from dshuffle.pipeline import Training as Training
     from dshuffle.planning import Aligned as Aligned
     from dshuffle.planning import Assignment as Assignment
     from dshuffle.planning import Choices as Choices
@@ -71,10 +74,12 @@ _MODULES = {
         "InvalidParameter",
         "MixingWarning",
         "PeerFailed",
+        "RunCancelled",
         "ShardingWarning",
         "StaleEpoch",
         "WorkerLost",
     ),
+    "dshuffle.pipeline": ("Pipeline", "Training"),
     "dshuffle.planning": (
         "Aligned",
         "Assignment",

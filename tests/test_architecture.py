@@ -27,6 +27,7 @@ ROWS = [
     {"runtime"},
     {"training"},
     {"compare"},
+    {"pipeline"},
     {"cli"},
 ]
 ROW = {name: row for row, names in enumerate(ROWS) for name in names}

@@ -18,6 +18,7 @@ COMMANDS = {
     ),
     "dataset": ("dshuffle.cli.dataset", "Create, describe and verify datasets."),
     "plan": ("dshuffle.cli.plan", "Count the packets of each delivery, without a cluster."),
+    "run": ("dshuffle.cli.run", "Run a pipeline from a Python file."),
     "shard": (
         "dshuffle.cli.shard",
         "Compute a first assignment offline, by class or by neighbourhood.",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from distributed import Client
@@ -15,7 +16,7 @@ from dshuffle.compare.provenance import describe_cluster, describe_dataset, desc
 from dshuffle.compare.ways import Way
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO
-from dshuffle.planning.cost import Cluster, predict
+from dshuffle.planning.cost import Cluster, Prediction, predict
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
@@ -104,23 +105,49 @@ def compare_ways(
             history = fit_linear_regression(
                 shuffler, epochs=count, step=step, features=features, target=target, on_epoch=report
             )
-        return WayResult(
-            label=_with_chosen(way, shuffler.records),
-            choices=way.choices,
-            records=tuple(shuffler.records),
-            history=history.points,
-            predicted_seconds=None if measured is None else predicted_seconds(measured, dataset, way),
-            quality=quality.of(way.choices, shuffler.n_workers),
-        )
+        return result_of(way, shuffler, history.points, measured=measured, quality=quality)
 
     def reporting(way: Way) -> Callable[[TrainingPoint], None] | None:
         return None if on_epoch is None else lambda point: on_epoch(way, point)
 
     run(ways[-1], 2, None)
+    results = [run(way, epochs, reporting(way)) for way in ways]
+    return comparison_of(client, dataset, results, quality=quality, settings={"step": step}, command=command)
+
+
+def result_of(
+    way: Way,
+    shuffler: Shuffler,
+    points: Sequence[TrainingPoint],
+    *,
+    measured: Cluster | None,
+    quality: QualityOfWays,
+) -> WayResult:
+    """Return the result of a way, from its shuffler after the training and the points of the fit."""
+    return WayResult(
+        label=_with_chosen(way, shuffler.records),
+        choices=way.choices,
+        records=tuple(shuffler.records),
+        history=tuple(points),
+        predicted_seconds=None if measured is None else predicted_seconds(measured, shuffler.dataset, way),
+        quality=quality.of(way.choices, shuffler.n_workers),
+    )
+
+
+def comparison_of(
+    client: Client,
+    dataset: Dataset,
+    results: Sequence[WayResult],
+    *,
+    quality: QualityOfWays,
+    settings: Mapping[str, Any],
+    command: str,
+) -> Comparison:
+    """Return the results of ways that ran with the same seed, and what is needed to run them again."""
     return Comparison(
-        ways=tuple(run(way, epochs, reporting(way)) for way in ways),
-        seed=seeds.pop(),
-        step=step,
+        ways=tuple(results),
+        seed=results[0].choices.seed,
+        settings=settings,
         command=command,
         dataset={**describe_dataset(dataset), "classes": quality.classes},
         cluster=describe_cluster(client),
@@ -146,9 +173,12 @@ def shuffler_of(client: Client, dataset: Dataset, way: Way) -> Shuffler:
 
 def predicted_seconds(cluster: Cluster, dataset: Dataset, way: Way) -> float | None:
     """Seconds of an exchange by the cost model; None for ``auto``, which is any of several deliveries."""
-    if way.choices.delivery == AUTO:
-        return None
+    return None if way.choices.delivery == AUTO else predicted(cluster, dataset, way).exchange_seconds
+
+
+def predicted(cluster: Cluster, dataset: Dataset, way: Way) -> Prediction:
+    """Predict the cost of an epoch with one way of shuffling a dataset."""
     choices = dataclasses.replace(
         way.choices, assignment=with_chunks_of(dataset, way.choices.assignment), sharding="random", balance=None
     )
-    return predict(cluster, work_of(dataset, choices)).exchange_seconds
+    return predict(cluster, work_of(dataset, choices))

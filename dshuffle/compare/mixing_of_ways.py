@@ -93,12 +93,12 @@ class QualityOfWays:
         Description of the classes for the report.
     """
 
-    def __init__(self, dataset: Dataset, target: str) -> None:
+    def __init__(self, dataset: Dataset, target: str | None) -> None:
         self._dataset = dataset
         self._labels = functools.cache(lambda name: read_labels(dataset, name))
         self._subset = RowSubset.of(dataset.n_samples, unit_rows(dataset))
         ids = self._subset.sample_ids
-        known = _values(dataset, target, ids)
+        known = None if target is None else _values(dataset, target, ids)
         if known is None:
             self._classes = np.arange(len(ids)) * SLICES // len(ids)
             self.classes = f"{SLICES} slices of the stored order"

@@ -103,7 +103,7 @@ training runs. predicted: the same by the cost model. waited: time that training
 <h2>How to repeat this run</h2>
 <pre>{escape(comparison.command)}</pre>
 <div class="facts-grid">
-{_facts("Settings", {"seed": comparison.seed, "step": comparison.step})}
+{_facts("Settings", {"seed": comparison.seed, **comparison.settings})}
 {_facts("Dataset", comparison.dataset)}
 {_facts("Cluster", comparison.cluster)}
 {_facts("Machine", comparison.machine)}

@@ -66,8 +66,10 @@ class Comparison:
     ----------
     ways
         In the order they were run.
-    seed, step
+    seed
         Shared by all ways.
+    settings
+        Settings of the training by name, such as the step. Shared by all ways.
     command
         The command line, as it can be typed again.
     dataset, cluster, versions, machine
@@ -78,8 +80,8 @@ class Comparison:
 
     ways: tuple[WayResult, ...]
     seed: int
-    step: float
     command: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
     dataset: Mapping[str, Any] = field(default_factory=dict)
     cluster: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
@@ -190,7 +192,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
         "verdict": verdict,
         "command": comparison.command,
         "seed": comparison.seed,
-        "step": comparison.step,
+        "settings": dict(comparison.settings),
         "dataset": dict(comparison.dataset),
         "cluster": dict(comparison.cluster),
         "versions": dict(comparison.versions),

@@ -128,7 +128,7 @@ def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...
     >>> history = tuple(TrainingPoint(epoch=e, seconds=e, error=1.0) for e in range(30))
     >>> from dshuffle.planning import Choices
     >>> way = WayResult(label="", choices=Choices(), records=(), history=history)
-    >>> epochs_of(Comparison(ways=(way,), seed=0, step=1.0, command=""), most=4)
+    >>> epochs_of(Comparison(ways=(way,), seed=0, command=""), most=4)
     (0, 10, 19, 29)
     """
     epochs = sorted({point.epoch for way in comparison.ways for point in way.history})

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from dask.utils import parse_timedelta
 from distributed import Client, KilledWorker
 from distributed.comm.core import CommClosedError
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import CheckpointError, ClusterError, ExchangeError, InvalidParameter
+from dshuffle.errors import CheckpointError, ClusterError, ExchangeError
 from dshuffle.planning import Choices
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.session_state import CHOOSING, SessionState, find_checkpoint
 from dshuffle.runtime.shuffler import Shuffler
+from dshuffle.runtime.waiting import as_seconds, wait_for_workers
 from dshuffle.store import Dataset, open_dataset
 
 logger = logging.getLogger(__name__)
@@ -94,15 +94,12 @@ def retrying(
     """
     as_integer("attempts", attempts, 1)
     as_integer("min_workers", min_workers, 1)
-    try:
-        seconds = float(parse_timedelta(patience))
-    except (KeyError, ValueError, TypeError) as error:
-        raise InvalidParameter.of("patience", patience, 'seconds, or text such as "5m"') from error
+    as_seconds("patience", patience)
     opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     failed, before = 0, find_checkpoint(checkpoint, opened)
     while True:
         try:
-            with _shuffler(make_client(), opened, checkpoint, options, min_workers, seconds) as shuffler:
+            with _shuffler(make_client(), opened, checkpoint, options, min_workers, patience) as shuffler:
                 return train(shuffler)
         except LOSSES as error:
             now = find_checkpoint(checkpoint, opened)
@@ -121,17 +118,10 @@ def _shuffler(
     checkpoint: str | os.PathLike[str],
     options: Mapping[str, Any],
     min_workers: int,
-    seconds: float,
+    patience: str | float,
 ) -> Shuffler:
     """A new session, or one that goes on from the checkpoint."""
-    try:
-        client.wait_for_workers(min_workers, timeout=seconds)
-    except TimeoutError as error:
-        there = len(client.scheduler_info(n_workers=-1)["workers"])
-        raise ClusterError(
-            f"there are {there} workers after {seconds:g} s; min_workers={min_workers}. Start more, or wait longer "
-            "(patience)"
-        ) from error
+    wait_for_workers(client, min_workers, patience)
     state = find_checkpoint(checkpoint, dataset)
     if state is None:
         return Shuffler(client, dataset, checkpoint=checkpoint, **options)

@@ -196,7 +196,7 @@ class Recorder(Generic[Model]):
             return first
         if saved.trainer != trainer:
             raise CheckpointError(
-                f"the state has a model of {saved.trainer}, and {trainer} cannot continue with it. Use {saved.trainer}, "
+                f"the state has a model of {saved.trainer}, and {trainer} cannot continue with it. Use that trainer, "
                 "or remove the checkpoint to begin again"
             )
         self.points = list(saved.points)

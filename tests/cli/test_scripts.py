@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 import logging
@@ -18,6 +19,8 @@ from unittest import mock
 import pytest
 
 import dshuffle
+from dshuffle.cli.run import pipeline_of
+from dshuffle.pipeline import LocalWorkers
 from dshuffle.synthetic import gaussian_blobs, low_rank_entries
 
 ROOT = Path(__file__).parents[2]
@@ -59,12 +62,17 @@ def test_a_dataset_is_made_and_trained_on(tmp_path):
     made = run_alone("storage/make_dataset.py", url, "--samples", "2_000", "--features", 20)
     assert made.returncode == 0, made.stderr
     assert f"2,000 samples, 168 kB: {url}" in made.stdout
-    trained = run_alone("pipelines/linear_regression.py", url, "--workers", 2, "--epochs", 3)
+    pipeline = ROOT / "pipelines/linear_regression.py"
+    arguments = ["run", pipeline, f"url={url}", "workers=2", "epochs=3"]
+    trained = subprocess.run(
+        [Path(sys.executable).parent / "dshuffle", *arguments], capture_output=True, text=True, check=False
+    )
     assert trained.returncode == 0, trained.stderr
-    lines = trained.stdout.splitlines()
-    errors = [float(line.split("error ")[1].split(",")[0]) for line in lines[:3]]
+    title, *lines = trained.stdout.splitlines()
+    assert title == "global + peer, 2 workers"
+    errors = [float(line.split("error ")[1]) for line in lines]
     assert errors[0] > errors[1] > errors[2]
-    assert [line.split(":")[0] for line in lines[3:]] == ["epoch 0 (load)", "epoch 1 (peer)", "epoch 2 (peer)"]
+    assert [line.split(":")[0].strip() for line in lines] == ["epoch 0 (load)", "epoch 1 (peer)", "epoch 2 (peer)"]
 
 
 @pytest.mark.slow
@@ -154,11 +162,11 @@ def test_an_epoch_of_synchronous_sgd_is_broken_down(tmp_path):
 def test_a_matrix_is_completed(tmp_path):
     url = tmp_path / "m.zarr"
     dshuffle.create_dataset(url, low_rank_entries(60, 40, per_row=20, rank=2), chunk_rows=200)
-    ran = run("pipelines/matrix_completion.py", url, "--entries-a-row", 20, "--workers", 2, "--rank", 2, "--epochs", 3)
-    assert ran.returncode == 0, ran.stderr
-    errors = [float(line.split("error ")[1].split(",")[0]) for line in ran.stdout.splitlines()]
-    assert len(errors) == 3
-    assert errors[0] > errors[2]
+    found = pipeline_of(str(ROOT / "pipelines/matrix_completion.py"), {"url": str(url), "entries_a_row": 20, "rank": 2})
+    result = dataclasses.replace(found, cluster=LocalWorkers(2, processes=False)).run(progress=False)
+    errors = [point.error for point in result.history.points]
+    assert len(errors) == 7
+    assert errors[0] > errors[6]
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def comparison() -> Comparison:
     return Comparison(
         ways=tuple(make_way(*way) for way in WAYS),
         seed=7,
-        step=0.02,
+        settings={"step": 0.02},
         command="dshuffle compare --epochs 5 --seed 7",
         dataset={"url": "/data/keyed.zarr", "samples": N_SAMPLES, "bytes a sample": ROW_NBYTES},
         cluster={"workers": N_WORKERS, "threads a worker": 1, "server": "tcp://127.0.0.1:40001"},

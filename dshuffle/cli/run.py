@@ -1,0 +1,137 @@
+"""``dshuffle run``: run a pipeline that a Python file or a module describes."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dshuffle.cli.output import warnings_as_lines
+from dshuffle.errors import InvalidParameter
+from dshuffle.pipeline import Pipeline, PipelineResult, RunningScheduler
+from dshuffle.units import human_bytes, human_error, human_seconds
+
+NAME = "pipeline"
+"""Name of the pipeline in a file, unless another one is given."""
+
+
+@click.command()
+@click.argument("target")
+@click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler, instead of the pipeline's own cluster."
+)
+@click.option("--report", type=click.Path(file_okay=False), help="Folder for the report.")
+@click.option("--explain", "only_explain", is_flag=True, help="Say what would run where, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print the records of all epochs as JSON lines.")
+def run(
+    target: str,
+    arguments: tuple[str, ...],
+    scheduler: str | None,
+    report: str | None,
+    only_explain: bool,
+    as_json: bool,
+) -> None:
+    """Run the pipeline TARGET.
+
+    TARGET is FILE.py, FILE.py:NAME or MODULE:NAME. NAME is a dshuffle.Pipeline, or a function that returns one; by
+    default "pipeline". Each NAME=VALUE is an argument of the function. VALUE is a JSON value or plain text.
+    """
+    found = pipeline_of(target, keywords(arguments))
+    if scheduler is not None:
+        found = dataclasses.replace(found, cluster=RunningScheduler(scheduler))
+    if report is not None:
+        found = dataclasses.replace(found, report=report)
+    if only_explain:
+        click.echo(str(found.explain()))
+        return
+    with warnings_as_lines():
+        result = found.run()
+    click.echo("\n".join(_json_lines(result) if as_json else _lines(result)))
+
+
+def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
+    """Find a pipeline by ``FILE.py``, ``FILE.py:NAME`` or ``MODULE:NAME``.
+
+    Raises
+    ------
+    InvalidParameter
+        If there is none.
+    """
+    place, _, name = target.rpartition(":") if ":" in target else (target, "", NAME)
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise InvalidParameter.of("TARGET", target, "a file that exists, or MODULE:NAME")
+        # Not "__main__", so that the file does not run itself. Functions of a name that cannot be imported are sent to
+        # workers by value.
+        names = runpy.run_path(place, run_name="dshuffle_pipeline")
+    else:
+        try:
+            names = vars(importlib.import_module(place))
+        except ImportError as error:
+            raise InvalidParameter.of("TARGET", target, "FILE.py, FILE.py:NAME or MODULE:NAME", str(error)) from error
+    if name not in names:
+        candidates = ", ".join(sorted(one for one, value in names.items() if isinstance(value, Pipeline)))
+        found = f"Pipelines there: {candidates}." if candidates else "It has no pipeline."
+        raise InvalidParameter.because("TARGET", f"{place} has no name {name!r}", found)
+    value = names[name]
+    if callable(value):
+        try:
+            inspect.signature(value).bind(**arguments)
+        except TypeError as error:
+            parameters = ", ".join(inspect.signature(value).parameters)
+            raise InvalidParameter.because(f"{name}()", str(error), f"Its parameters are {parameters}.") from None
+        value = value(**arguments)
+    elif arguments:
+        raise InvalidParameter.of("NAME=VALUE", sorted(arguments), f"left out, as {name} in {place} is not a function")
+    if not isinstance(value, Pipeline):
+        raise InvalidParameter.because("TARGET", f"{name} in {place} is {value!r:.60} and not a dshuffle.Pipeline")
+    return value
+
+
+def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
+    """Parse arguments of the form ``NAME=VALUE``.
+
+    Examples
+    --------
+    >>> keywords(("epochs=3", "url=data.zarr", "step=0.1"))
+    {'epochs': 3, 'url': 'data.zarr', 'step': 0.1}
+    """
+    found: dict[str, Any] = {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if not equals or not name.isidentifier():
+            raise InvalidParameter.of("argument", argument, "of the form NAME=VALUE")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def _lines(result: PipelineResult) -> list[str]:
+    """The records of all ways, and the last errors, as text."""
+    lines = []
+    for way in result.ways:
+        lines.append(f"{way.label}, {way.n_workers} workers")
+        for record in way.records:
+            errors = {point.epoch: point.error for point in ([] if way.history is None else way.history.points)}
+            error = f", error {human_error(errors[record.epoch])}" if record.epoch in errors else ""
+            lines.append(
+                f"  epoch {record.epoch} ({record.delivery}): exchange {human_seconds(record.exchange_seconds)} "
+                f"({human_bytes(record.wire_bytes)} on the wire), training {human_seconds(record.training_seconds)}, "
+                f"waited {human_seconds(record.waited_seconds)}{error}"
+            )
+    if result.report is not None:
+        lines.append(f"Report: {result.report}")
+    return lines
+
+
+def _json_lines(result: PipelineResult) -> list[str]:
+    return [json.dumps({"way": way.label, **record.to_dict()}) for way in result.ways for record in way.records]

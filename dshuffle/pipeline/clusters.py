@@ -1,0 +1,216 @@
+"""The cluster of a pipeline: started for it on this machine or in a batch system, or running already."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from dask.utils import parse_bytes
+from distributed import Client
+from distributed.system import MEMORY_LIMIT
+
+from dshuffle.checks import as_integer
+from dshuffle.compare import connect
+from dshuffle.errors import InvalidParameter
+from dshuffle.runtime.waiting import as_seconds, wait_for_workers
+
+
+@runtime_checkable
+class ClusterSource(Protocol):
+    """Where a pipeline runs."""
+
+    @property
+    def n_workers(self) -> int | None:
+        """Number of workers that will train; None if only the running cluster knows it."""
+        ...
+
+    @property
+    def worker_memory(self) -> int | None:
+        """Memory limit of a worker in bytes; None if it is not known."""
+        ...
+
+    def open(self) -> AbstractContextManager[Client]:
+        """Start the cluster or connect to it, and wait for its workers. On leaving, stop what was started."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """The source as JSON can hold it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWorkers:
+    """Worker processes on this machine, and one more that serves the delivery ``server`` and coded deliveries.
+
+    Parameters
+    ----------
+    n_workers
+        Number of workers that train.
+    processes
+        False for workers that are threads of this process. This is for tests and studies.
+    """
+
+    n_workers: int = 4
+    processes: bool = True
+
+    def __post_init__(self) -> None:
+        as_integer("n_workers", self.n_workers, 1)
+
+    def __str__(self) -> str:
+        what = "worker processes" if self.processes else "threads as workers"
+        return f"{self.n_workers} {what} on this machine, and a server"
+
+    @property
+    def worker_memory(self) -> int | None:
+        """Memory limit of a worker in bytes; None without one."""
+        return MEMORY_LIMIT // (self.n_workers + 1) if self.processes else None
+
+    def open(self) -> AbstractContextManager[Client]:
+        """Start the workers."""
+        return connect(None, self.n_workers, processes=self.processes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The source as JSON can hold it."""
+        return {"kind": "local", **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunningScheduler:
+    """A cluster that runs already, by the address of its scheduler.
+
+    Parameters
+    ----------
+    address
+        Address such as ``"tcp://head-node:8786"``.
+    min_workers
+        Number of workers to wait for.
+    patience
+        Time to wait for them: seconds, or text such as ``"5m"``.
+    """
+
+    address: str
+    min_workers: int = 1
+    patience: str | float = "5m"
+
+    def __post_init__(self) -> None:
+        as_integer("min_workers", self.min_workers, 1)
+        as_seconds("patience", self.patience)
+
+    def __str__(self) -> str:
+        return f"the cluster at {self.address}"
+
+    @property
+    def n_workers(self) -> None:
+        """Only the running cluster knows it."""
+        return
+
+    @property
+    def worker_memory(self) -> None:
+        """Only the running cluster knows it."""
+        return
+
+    @contextmanager
+    def open(self) -> Iterator[Client]:
+        """Connect, and wait for the workers."""
+        with connect(self.address, 1) as client:
+            wait_for_workers(client, self.min_workers, self.patience)
+            yield client
+
+    def to_dict(self) -> dict[str, Any]:
+        """The source as JSON can hold it."""
+        return {"kind": "scheduler", **dataclasses.asdict(self)}
+
+
+SYSTEMS = ("HTCondor", "LSF", "Moab", "OAR", "PBS", "SGE", "SLURM")
+"""Batch systems of dask-jobqueue, as its classes begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJobs:
+    """Workers in the jobs of a batch system, through dask-jobqueue.
+
+    Parameters
+    ----------
+    system
+        ``"SLURM"``, ``"PBS"``, ``"SGE"``, ``"LSF"``, ``"OAR"``, ``"Moab"`` or ``"HTCondor"``.
+    jobs
+        Number of jobs to submit. A job that ends, at its walltime or because its node fails, is submitted again.
+    min_workers
+        Number of workers to start with, while other jobs wait in the queue; by default all of them. A session uses the
+        workers that are there when it opens. Later ones replace lost workers.
+    patience
+        Time to wait for them: seconds, or text such as ``"1h"``.
+    options
+        Arguments of the class of dask-jobqueue, such as ``{"cores": 1, "memory": "16 GiB", "walltime": "02:00:00",
+        "interface": "ib0", "local_directory": "/local/scratch"}``.
+
+    Raises
+    ------
+    InvalidParameter
+        If a value is not allowed.
+    """
+
+    system: str
+    jobs: int
+    min_workers: int | None = None
+    patience: str | float = "1h"
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.system.lower() not in map(str.lower, SYSTEMS):
+            raise InvalidParameter.of("system", self.system, f"one of {', '.join(SYSTEMS)}")
+        as_integer("jobs", self.jobs, 1)
+        workers = as_integer("options['processes']", self.options.get("processes", 1), 1) * self.jobs
+        if self.min_workers is not None and as_integer("min_workers", self.min_workers, 1) > workers:
+            raise InvalidParameter.of("min_workers", self.min_workers, f"at most {workers}, the workers of all jobs")
+        as_seconds("patience", self.patience)
+
+    def __str__(self) -> str:
+        return f"{self.n_workers} workers in {self.jobs} {self.system} jobs"
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers to start with."""
+        return self.min_workers or self.jobs * int(self.options.get("processes", 1))
+
+    @property
+    def worker_memory(self) -> int | None:
+        """Memory limit of a worker in bytes; None if the configuration of dask-jobqueue has it."""
+        memory = self.options.get("memory")
+        return None if memory is None else int(parse_bytes(memory)) // int(self.options.get("processes", 1))
+
+    @contextmanager
+    def open(self) -> Iterator[Client]:
+        """Submit the jobs, and wait for the workers. Jobs that end are submitted again."""
+        [name] = [name for name in SYSTEMS if name.lower() == self.system.lower()]
+        try:
+            jobqueue = importlib.import_module("dask_jobqueue")
+        except ImportError as error:
+            raise InvalidParameter.because("cluster", f"BatchJobs needs dask-jobqueue ({error})") from error
+        with contextlib.ExitStack() as stack:
+            cluster = stack.enter_context(getattr(jobqueue, f"{name}Cluster")(**self.options))
+            cluster.adapt(minimum_jobs=self.jobs, maximum_jobs=self.jobs)
+            client = stack.enter_context(Client(cluster))
+            wait_for_workers(client, self.n_workers, self.patience)
+            yield client
+
+    def to_dict(self) -> dict[str, Any]:
+        """The source as JSON can hold it."""
+        return {"kind": "jobs", **{**dataclasses.asdict(self), "options": dict(self.options)}}
+
+
+KINDS: dict[str, type[Any]] = {"local": LocalWorkers, "scheduler": RunningScheduler, "jobs": BatchJobs}
+
+
+def source_from_dict(fields: Mapping[str, Any]) -> ClusterSource:
+    """The source that ``to_dict`` wrote."""
+    others = {name: value for name, value in fields.items() if name != "kind"}
+    if fields.get("kind") not in KINDS:
+        raise InvalidParameter.of("cluster['kind']", fields.get("kind"), f"one of {', '.join(KINDS)}")
+    source: ClusterSource = KINDS[fields["kind"]](**others)
+    return source

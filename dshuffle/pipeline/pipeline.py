@@ -1,0 +1,286 @@
+"""A pipeline as one value: what to train on, how to shuffle it, how to train, and where."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+from dshuffle.compare import Way, count_training_workers
+from dshuffle.errors import CacheBudgetError, InvalidParameter
+from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers, source_from_dict
+from dshuffle.pipeline.explanation import Explanation, explain
+from dshuffle.pipeline.run import PipelineResult, PipelineRun, execute
+from dshuffle.pipeline.training import Training
+from dshuffle.planning import AUTO, Choices, ShuffleSpec, parse_assignment
+from dshuffle.planning.cost import Cluster
+from dshuffle.report.progress import progress_bar
+from dshuffle.runtime import Shuffler
+from dshuffle.runtime.dataset_inputs import resolved
+from dshuffle.runtime.memory import check_budget
+from dshuffle.runtime.session_spec import Settings
+from dshuffle.store import Dataset, open_dataset
+
+OF_OTHERS = {"client", "dataset", "checkpoint", "first_epoch"} | {one.name for one in dataclasses.fields(Choices)}
+"""Parameters of a shuffler that a pipeline sets itself."""
+
+SESSION = tuple(
+    name for name in inspect.signature(Shuffler).parameters if name not in OF_OTHERS and not name.startswith("_")
+)
+"""Parameters of a shuffler that a pipeline passes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Training on a dataset that is shuffled between workers, as one value.
+
+    Nothing starts before :meth:`run` or :meth:`submit`. Both check the whole pipeline first.
+
+    Parameters
+    ----------
+    dataset
+        A :class:`dshuffle.Dataset`, or the URL of one that this process and the workers can open.
+    training
+        The function that trains, with its options.
+    shuffle
+        The way of shuffling: a :class:`dshuffle.Choices`, or the name of an assignment. Several ways are trained with
+        one after the other, and compared in the report.
+    cluster
+        Where to run: :class:`LocalWorkers` (the default), :class:`RunningScheduler`, :class:`BatchJobs`, or an object
+        of your own that is a :class:`ClusterSource`.
+    session
+        Further parameters of :class:`dshuffle.Shuffler`: ``on_loss``, ``memory_limit``, ``server``, ``cluster``.
+    checkpoint
+        File or object of the state, as for :class:`dshuffle.Shuffler`. With it, training goes on if the session is
+        lost, and another run of the pipeline continues where this one ended. Only with a single way.
+    report
+        Folder for a report of times, traffic and errors of every way, like that of ``dshuffle compare``.
+
+    Raises
+    ------
+    InvalidParameter
+        If a value is not allowed.
+
+    Examples
+    --------
+    >>> import dshuffle
+    >>> from dshuffle.synthetic import keyed_regression
+    >>> _ = dshuffle.create_dataset("memory://doc-pipeline", keyed_regression(200, n_dense=4), overwrite=True)
+    >>> pipeline = Pipeline(
+    ...     "memory://doc-pipeline",
+    ...     Training("linear_regression", epochs=3, step=0.1),
+    ...     shuffle="partial:0.5",
+    ...     cluster=LocalWorkers(2, processes=False),
+    ... )
+    >>> result = pipeline.run(progress=False)
+    >>> len(result.history.points), len(result.records), result.model.shape
+    (3, 3, (64,))
+    """
+
+    dataset: Dataset | str | os.PathLike[str]
+    training: Training
+    shuffle: Choices | Way | str | Sequence[Choices | Way | str] = field(default_factory=Choices)
+    cluster: ClusterSource = field(default_factory=LocalWorkers)
+    session: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    checkpoint: str | None = None
+    report: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.training, Training):
+            raise InvalidParameter.of(
+                "training", self.training, "a Training", 'For example Training("linear_regression", step=0.1).'
+            )
+        if not isinstance(self.cluster, ClusterSource):
+            raise InvalidParameter.of("cluster", self.cluster, "LocalWorkers, RunningScheduler or BatchJobs")
+        for name in self.session:
+            if name not in SESSION:
+                raise InvalidParameter.of("session", name, f"a mapping with names among {', '.join(SESSION)}")
+        object.__setattr__(self, "session", MappingProxyType(dict(self.session)))
+        several = isinstance(self.shuffle, Sequence) and not isinstance(self.shuffle, str)
+        ways = tuple(map(as_way, self.shuffle if several else (self.shuffle,)))  # type: ignore[arg-type]
+        if not ways:
+            raise InvalidParameter.of("shuffle", self.shuffle, "at least one way of shuffling")
+        if len({way.label for way in ways}) < len(ways):
+            raise InvalidParameter.of(
+                "shuffle",
+                [way.label for way in ways],
+                "a sequence of ways with different labels",
+                "Give them names: Way(label, ...).",
+            )
+        if len({way.choices.seed for way in ways}) > 1:
+            raise InvalidParameter.of(
+                "shuffle", [way.choices.seed for way in ways], "a sequence of ways with the same seed"
+            )
+        object.__setattr__(self, "shuffle", ways)
+        for name in ("checkpoint", "report"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, os.fspath(value))
+        if self.checkpoint is not None and len(ways) > 1:
+            raise InvalidParameter.of("checkpoint", self.checkpoint, "None with several ways of shuffling")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = [getattr(self, one.name) for one in dataclasses.fields(self)]
+        return type(self), tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in fields)
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """The ways of shuffling."""
+        assert isinstance(self.shuffle, tuple)
+        return self.shuffle
+
+    def check(self) -> None:
+        """Check all that can be checked before the cluster is started.
+
+        Raises
+        ------
+        InvalidParameter
+            If the pipeline cannot run. The message has all reasons.
+        DatasetError
+            If the dataset cannot be opened.
+        """
+        self.checked()
+
+    def checked(self) -> Dataset:
+        """Check the pipeline, and return its open dataset."""
+        dataset = self.dataset if isinstance(self.dataset, Dataset) else open_dataset(self.dataset)
+        problems = [
+            f"{option}={name!r} is not an array of the dataset, which has {', '.join(sorted(dataset.arrays))}"
+            for option, name in self.training.arrays.items()
+            if name not in dataset.arrays
+        ]
+        for way in self.ways:
+            with _collected(problems, way.label):
+                self._check_way(dataset, way)
+        if self.report is not None:
+            try:
+                Path(self.report).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                problems.append(f"report={self.report!r} cannot be created: {error}")
+        if problems:
+            raise InvalidParameter(f"this pipeline cannot run: {'; '.join(problems)}")
+        return dataset
+
+    def _check_way(self, dataset: Dataset, way: Way) -> None:
+        delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
+        choices = resolved(dataset, dataclasses.replace(way.choices, delivery=delivery))
+        if self.cluster.n_workers is None:
+            return
+        spec = ShuffleSpec(dataset.n_samples, self.cluster.n_workers, choices)
+        memory = self.cluster.worker_memory
+        if memory and self.session.get("memory_limit") is None:
+            check_budget(spec, dataset.layout, int(Settings.from_config().memory_fraction * memory))
+
+    def explain(self, rates: Cluster | None = None) -> Explanation:
+        """Say what will run where, how much moves, and how long an exchange will take. Trains nothing.
+
+        Parameters
+        ----------
+        rates
+            Speed of the cluster, as :func:`dshuffle.measure_cluster` measures it. By default links of 1 Gbit/s are
+            assumed.
+
+        Raises
+        ------
+        InvalidParameter
+            If the pipeline cannot run.
+        """
+        dataset = self.checked()
+        n_workers = self.cluster.n_workers
+        if n_workers is None:
+            with self.cluster.open() as client:
+                n_workers = count_training_workers(client)
+        return explain(
+            dataset, self.ways, n_workers, cluster=str(self.cluster), training=str(self.training), rates=rates
+        )
+
+    def run(self, *, progress: bool = True) -> PipelineResult:
+        """Run the pipeline, and wait for its result.
+
+        Parameters
+        ----------
+        progress
+            Whether to show progress on standard error.
+
+        Raises
+        ------
+        InvalidParameter
+            If the pipeline cannot run.
+        DShuffleError
+            If the dataset cannot be read, or the cluster is lost and there is no checkpoint.
+        """
+        with progress_bar() if progress else contextlib.nullcontext(lambda *_: None) as advance:
+            return execute(self, advance, lambda: None)
+
+    def submit(self) -> PipelineRun:
+        """Run the pipeline in a thread, and return a handle with progress, cancellation and the result."""
+        self.check()
+        return PipelineRun(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The pipeline as JSON can hold it. Storage options of the dataset, which may be secrets, are left out.
+
+        Raises
+        ------
+        InvalidParameter
+            If a function cannot be imported by its name, or JSON cannot hold an option.
+        """
+        return {
+            "dataset": self.dataset.url if isinstance(self.dataset, Dataset) else os.fspath(self.dataset),
+            "training": self.training.to_dict(),
+            "shuffle": [{"label": way.label, **way.choices.to_dict()} for way in self.ways],
+            "cluster": self.cluster.to_dict(),
+            "session": dict(self.session),
+            "checkpoint": self.checkpoint,
+            "report": self.report,
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """The pipeline that :meth:`to_dict` wrote.
+
+        Raises
+        ------
+        InvalidParameter
+            If a name is missing or not known, or a value is not allowed.
+        """
+        known = {one.name for one in dataclasses.fields(cls)}
+        if missing := {"dataset", "training"} - fields.keys():
+            raise InvalidParameter.because("the description of a pipeline", f"it lacks {', '.join(sorted(missing))}")
+        if unknown := fields.keys() - known:
+            raise InvalidParameter.of("pipeline", sorted(unknown), f"a mapping with names among {sorted(known)}")
+        given = dict(fields)
+        given["training"] = Training.from_dict(given["training"])
+        if "shuffle" in given:
+            given["shuffle"] = tuple(
+                Way(one["label"], Choices.from_dict({name: value for name, value in one.items() if name != "label"}))
+                for one in given["shuffle"]
+            )
+        if "cluster" in given:
+            given["cluster"] = source_from_dict(given["cluster"])
+        return cls(**given)
+
+
+def as_way(given: Choices | Way | str) -> Way:
+    """A way of shuffling, from choices or the name of an assignment."""
+    if isinstance(given, str):
+        given = Choices(parse_assignment(given))
+    if isinstance(given, Choices):
+        return Way(given.label, given)
+    if not isinstance(given, Way):
+        raise InvalidParameter.of("shuffle", given, "a Choices, or the name of an assignment")
+    return given
+
+
+@contextlib.contextmanager
+def _collected(problems: list[str], label: str) -> Iterator[None]:
+    """Collect an error of a way as a sentence."""
+    try:
+        yield
+    except (InvalidParameter, CacheBudgetError) as error:
+        problems.append(f"{label}: {error}")

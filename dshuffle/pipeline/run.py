@@ -1,0 +1,259 @@
+"""Runs of pipelines: in this thread, or in the background with progress and cancellation."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distributed import Client
+
+from dshuffle.compare import Way, compile_kernels
+from dshuffle.compare.comparison import comparison_of, result_of
+from dshuffle.compare.mixing_of_ways import QualityOfWays
+from dshuffle.errors import ClusterError, RunCancelled
+from dshuffle.planning import AUTO
+from dshuffle.records import EpochRecord
+from dshuffle.redaction import hide_secrets
+from dshuffle.report import TrainingPoint, WayResult, write_report
+from dshuffle.report.progress import Advance
+from dshuffle.runtime import Shuffler, gathered, measure_cluster, retrying
+from dshuffle.store import Dataset
+from dshuffle.training import History
+
+if TYPE_CHECKING:
+    from dshuffle.pipeline.pipeline import Pipeline
+
+MEASURING_SECONDS = 3.0
+"""Time in which a cluster is measured for the predictions of a report."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TrainedWay:
+    """Result of the training with one way of shuffling.
+
+    Parameters
+    ----------
+    label
+        Name of the way.
+    value
+        What the function of the training returned.
+    records
+        Measurements of each epoch. After an interruption, those of the last session.
+    n_workers
+        Number of workers that trained.
+    """
+
+    label: str
+    value: Any
+    records: tuple[EpochRecord, ...]
+    n_workers: int
+
+    def __repr__(self) -> str:
+        return f"<{self.label} on {self.n_workers} workers: {self.value!r:.200}>"
+
+    @property
+    def history(self) -> History[Any] | None:
+        """The history of a trainer; None if a function of your own returned something else."""
+        return self.value if isinstance(self.value, History) else None
+
+    @property
+    def model(self) -> Any:
+        """The model of a trainer, or what a function of your own returned."""
+        return self.value if self.history is None else self.history.weights
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PipelineResult:
+    """Result of a pipeline.
+
+    Parameters
+    ----------
+    ways
+        The result of every way, in the order of the pipeline.
+    report
+        The file of the report, if one was wanted.
+    """
+
+    ways: tuple[TrainedWay, ...]
+    report: Path | None
+
+    def __repr__(self) -> str:
+        lines = [f"  {way!r}" for way in self.ways]
+        return "\n".join(["<PipelineResult", *lines, f"  report: {self.report}>"])
+
+    @property
+    def model(self) -> Any:
+        """The model of the first way."""
+        return self.ways[0].model
+
+    @property
+    def history(self) -> History[Any] | None:
+        """The history of the first way."""
+        return self.ways[0].history
+
+    @property
+    def records(self) -> tuple[EpochRecord, ...]:
+        """The records of the first way."""
+        return self.ways[0].records
+
+
+def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> PipelineResult:
+    """Check a pipeline, start its cluster, and train with each of its ways.
+
+    Parameters
+    ----------
+    advance
+        Called with the number of epochs that are done, the number of all, and what is going on.
+    check
+        Called between epochs. It raises an error to end the run.
+    """
+    dataset = pipeline.checked()
+    total, done = len(pipeline.ways) * pipeline.training.epochs, 0
+
+    def say(text: str) -> None:
+        check()
+        advance(done, total, text)
+
+    say("compiling, which only the first run has to")
+    compile_kernels({way.choices.delivery for way in pipeline.ways} - {AUTO})
+    say(f"waiting for {pipeline.cluster}")
+    with pipeline.cluster.open() as client:
+        measured, results = None, []
+        if pipeline.report is not None:
+            say("measuring the cluster")
+            measured = measure_cluster(client, dataset, seconds=MEASURING_SECONDS).cluster
+            say("loading code on the workers")
+            _warm_up(client, dataset, pipeline.ways[-1])
+        shufflers: list[Shuffler] = []
+        for way in pipeline.ways:
+            say(way.label)
+
+            def on_epoch(point: TrainingPoint, way: Way = way) -> None:
+                nonlocal done
+                done += 1
+                say(way.label)
+
+            value, shuffler = _train(pipeline, client, dataset, way, on_epoch)
+            results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers))
+            shufflers.append(shuffler)
+        page = None
+        if pipeline.report is not None:
+            quality = QualityOfWays(dataset, pipeline.training.arrays.get("target"))
+            compared: list[WayResult] = []
+            for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True):
+                points = () if result.history is None else result.history.points
+                compared.append(result_of(way, shuffler, points, measured=measured, quality=quality))
+            comparison = comparison_of(
+                client, dataset, compared, quality=quality, settings=pipeline.training.facts, command=_command()
+            )
+            page = write_report(comparison, pipeline.report)
+    return PipelineResult(tuple(results), page)
+
+
+def _train(
+    pipeline: Pipeline, client: Client, dataset: Dataset, way: Way, on_epoch: Callable[[TrainingPoint], None]
+) -> tuple[Any, Shuffler]:
+    """Train with one way, and return what the training returned, and the closed shuffler."""
+    options = {**way.choices.keywords(), **pipeline.session}
+    if pipeline.checkpoint is None:
+        with Shuffler(client, dataset, **options) as shuffler:
+            return pipeline.training.run(shuffler, on_epoch), shuffler
+
+    def train(shuffler: Shuffler) -> tuple[Any, Shuffler]:
+        return pipeline.training.run(shuffler, on_epoch), shuffler
+
+    workers = pipeline.cluster.n_workers or 1
+    return retrying(train, lambda: client, dataset, checkpoint=pipeline.checkpoint, min_workers=workers, **options)
+
+
+def _warm_up(client: Client, dataset: Dataset, way: Way) -> None:
+    """Run two epochs without training, so that the first way does not pay for loading code and opening connections."""
+    with Shuffler(client, dataset, **way.choices.keywords()) as shuffler:
+        for epoch in shuffler.epochs(2):
+            gathered(epoch.map(len))
+
+
+def _command() -> str:
+    return hide_secrets(shlex.join(sys.argv))
+
+
+class PipelineRun:
+    """A pipeline that runs in the background, in a thread of this process.
+
+    Parameters
+    ----------
+    pipeline
+        The pipeline.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self._cancelled = threading.Event()
+        self._progress = (0, len(pipeline.ways) * pipeline.training.epochs, "starting")
+        self._result: PipelineResult | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="dshuffle-pipeline", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        done, total, text = self._progress
+        state = f"{done} of {total} epochs, {text}"
+        if self.done:
+            state = "done" if self._error is None else f"failed: {type(self._error).__name__}"
+        return f"<PipelineRun {state}>"
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has ended."""
+        return not self._thread.is_alive()
+
+    @property
+    def progress(self) -> tuple[int, int, str]:
+        """Number of epochs that are done, number of all epochs, and what is going on."""
+        return self._progress
+
+    def cancel(self) -> None:
+        """End the run after the current epoch. A checkpoint stays, so that the pipeline can be run again from it."""
+        self._cancelled.set()
+
+    def result(self, timeout: float | None = None) -> PipelineResult:
+        """Wait for the result.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait; None for as long as it takes.
+
+        Raises
+        ------
+        TimeoutError
+            If the run has not ended in time. It goes on.
+        RunCancelled
+            If the run was cancelled.
+        """
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the pipeline has not ended after {timeout:g} s: {self!r}")
+        if self._error is not None:
+            raise self._error
+        if self._result is None:
+            raise ClusterError("the thread of the pipeline has ended without a result")
+        return self._result
+
+    def _run(self) -> None:
+        try:
+            self._result = execute(self.pipeline, self._advance, self._check)
+        except BaseException as error:  # raised where the result is asked for
+            self._error = error
+
+    def _advance(self, done: int, total: int, text: str) -> None:
+        self._progress = done, total, text
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise RunCancelled("the run of the pipeline was cancelled")

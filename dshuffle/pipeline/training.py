@@ -1,0 +1,217 @@
+"""The training of a pipeline: a function that trains on a shuffler, and its options."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Self
+
+from dshuffle.checks import as_integer
+from dshuffle.errors import InvalidParameter
+from dshuffle.report import TrainingPoint
+from dshuffle.runtime import Shuffler, gathered
+from dshuffle.training.fit import OnEpoch
+
+FITS = {
+    name: f"dshuffle.training:fit_{name}"
+    for name in ("linear_regression", "matrix_completion", "parallel_sgd", "parameter_server", "synchronous_sgd")
+} | {"torch_ddp": "dshuffle.training.torch_ddp:fit_torch_ddp"}
+"""Trainers by their short names."""
+
+ARRAYS = ("features", "target")
+"""Options of trainers that name arrays of the dataset."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Training:
+    """A function that trains, and its options.
+
+    Parameters
+    ----------
+    fit
+        Function ``fit(shuffler, *, epochs, **options)``: a trainer of :mod:`dshuffle.training`, its name without
+        ``fit_``, or a function of your own. If it has a parameter ``on_epoch``, a pipeline shows progress and can be
+        cancelled between epochs.
+    epochs
+        Number of passes over the dataset.
+    **options
+        Further arguments of ``fit``.
+
+    Raises
+    ------
+    InvalidParameter
+        If the function is not known, an option is not one of its parameters, or a required one is missing.
+
+    Examples
+    --------
+    >>> Training("linear_regression", epochs=3, step=0.1)
+    Training(fit_linear_regression, epochs=3, step=0.1)
+    >>> Training("linear_regression", steps=0.1)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    dshuffle.errors.InvalidParameter: Training(fit_linear_regression) is not allowed: missing a required argument: ...
+    """
+
+    fit: Callable[..., Any]
+    epochs: int
+    options: Mapping[str, Any] = field(hash=False)
+
+    def __init__(self, fit: Callable[..., Any] | str, /, epochs: int = 5, **options: Any) -> None:
+        function = named(FITS.get(fit, fit)) if isinstance(fit, str) else fit
+        if not callable(function):
+            raise InvalidParameter.of("fit", fit, f"a function, or one of {', '.join(sorted(FITS))}")
+        object.__setattr__(self, "fit", function)
+        object.__setattr__(self, "epochs", as_integer("epochs", epochs, 1))
+        object.__setattr__(self, "options", MappingProxyType(options))
+        try:
+            inspect.signature(function).bind(None, epochs=epochs, **options)
+        except TypeError as error:
+            names = [name for name in inspect.signature(function).parameters if name != "shuffler"]
+            raise InvalidParameter.because(
+                f"Training({self.name})", str(error), f"Its parameters are {', '.join(names)}."
+            ) from None
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value!r:.60}" for name, value in self.options.items())
+        return f"Training({self.name}, epochs={self.epochs}{options})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _training, (self.fit, self.epochs, dict(self.options))
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return str(getattr(self.fit, "__name__", self.fit))
+
+    @property
+    def reports_epochs(self) -> bool:
+        """Whether the function says when an epoch has ended."""
+        return "on_epoch" in inspect.signature(self.fit).parameters
+
+    @property
+    def arrays(self) -> dict[str, str]:
+        """Names of the arrays that it needs, by option."""
+        parameters = inspect.signature(self.fit).parameters
+        found = {name: self.options.get(name, parameters[name].default) for name in ARRAYS if name in parameters}
+        return {option: name for option, name in found.items() if isinstance(name, str)}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The training by name, for a report."""
+        return {"training": self.name, "epochs": self.epochs, **{k: f"{v!r:.60}" for k, v in self.options.items()}}
+
+    def run(self, shuffler: Shuffler, on_epoch: OnEpoch) -> Any:
+        """Train, and call ``on_epoch`` after every epoch, if the function says when one has ended."""
+        options = dict(self.options)
+        own = options.get("on_epoch")
+
+        def both(point: TrainingPoint) -> None:
+            if own is not None:
+                own(point)
+            on_epoch(point)
+
+        if self.reports_epochs:
+            options["on_epoch"] = both
+        return self.fit(shuffler, epochs=self.epochs, **options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The training as JSON can hold it.
+
+        Raises
+        ------
+        InvalidParameter
+            If the function cannot be found by its name, or JSON cannot hold an option.
+        """
+        name = f"{self.fit.__module__}:{getattr(self.fit, '__qualname__', '')}"
+        try:
+            found = named(name)
+        except InvalidParameter:
+            found = None
+        if found is not self.fit:
+            raise InvalidParameter.because(
+                "fit", f"{self.name} cannot be imported as {name}", "Put it at the top level of a module."
+            )
+        for option, value in self.options.items():
+            try:
+                json.dumps(value)
+            except TypeError:
+                raise InvalidParameter.because(
+                    option, f"{value!r:.60} cannot be written as JSON", "Keep this pipeline as Python code."
+                ) from None
+        return {"fit": name, "epochs": self.epochs, "options": dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """The training that :meth:`to_dict` wrote. Imports the module of the function."""
+        return cls(fields["fit"], fields["epochs"], **fields["options"])
+
+
+def _training(fit: Callable[..., Any], epochs: int, options: dict[str, Any]) -> Training:
+    return Training(fit, epochs, **options)
+
+
+def named(name: str) -> Any:
+    """Import an object by ``module:name``.
+
+    Raises
+    ------
+    InvalidParameter
+        If there is none.
+    """
+    module, _, path = name.partition(":")
+    if not path:
+        known = ", ".join(sorted(FITS))
+        raise InvalidParameter.of("fit", name, f"a function, one of {known}, or module:name")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidParameter.because("fit", f"{name} cannot be imported: {error}") from error
+    return found
+
+
+def each_epoch(
+    shuffler: Shuffler,
+    fn: Callable[..., Any],
+    *,
+    epochs: int,
+    on_epoch: OnEpoch | None = None,
+    **kwargs: Any,
+) -> list[list[Any]]:
+    """Run a function of your own on every worker in every epoch.
+
+    Parameters
+    ----------
+    shuffler
+        The shuffler.
+    fn
+        Function ``fn(partition, **kwargs)``, as for :meth:`dshuffle.Epoch.map`.
+    epochs
+        Number of epochs. A session that continues an earlier one has those that are left.
+    on_epoch
+        Function that is called after every epoch, with a point whose error is not a number.
+    **kwargs
+        Further arguments of ``fn``.
+
+    Returns
+    -------
+    list
+        For each epoch, the results of all workers in rank order.
+
+    Examples
+    --------
+    >>> Training(each_epoch, epochs=2, fn=len)
+    Training(each_epoch, epochs=2, fn=<built-in function len>)
+    """
+    started, results = time.perf_counter(), []
+    for epoch in shuffler.epochs(max(0, epochs - shuffler.state_dict()["epoch"])):
+        results.append(gathered(epoch.map(fn, **kwargs)))
+        if on_epoch is not None:
+            seconds = time.perf_counter() - started
+            on_epoch(TrainingPoint(epoch=epoch.number, seconds=seconds, error=float("nan")))
+    return results

@@ -1,0 +1,107 @@
+"""`dshuffle run`: pipelines from files and modules."""
+
+from __future__ import annotations
+
+import json
+
+import dask
+import pytest
+from click.testing import CliRunner
+
+import dshuffle
+from dshuffle.cli import main
+from dshuffle.synthetic import keyed_regression
+
+URL = "memory://test-run"
+
+FILE = """
+from dshuffle import Pipeline, Training
+from dshuffle.pipeline import LocalWorkers
+
+if __name__ == "__main__":
+    raise SystemExit("a file must not run itself")
+
+
+def count(partition):
+    return len(partition)
+
+
+def each(shuffler, *, epochs):
+    return [shuffler.client.gather(epoch.map(count)) for epoch in shuffler.epochs(epochs)]
+
+
+other = Pipeline("memory://test-run", Training(each, epochs=2), cluster=LocalWorkers(2, processes=False))
+number = 5
+
+
+def pipeline(url, epochs=2):
+    training = Training("linear_regression", epochs=epochs, step=0.1)
+    return Pipeline(url, training, cluster=LocalWorkers(2, processes=False))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dataset():
+    dshuffle.create_dataset(URL, keyed_regression(200, n_keys=5, n_dense=4), overwrite=True)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["run", *map(str, arguments)])
+
+
+def test_a_file_with_arguments(file, tmp_path):
+    ran = run(file, f"url={URL}", "epochs=3", "--report", tmp_path / "report")
+    assert ran.exit_code == 0, ran.output
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "global + peer, 2 workers"
+    assert [line.split(":")[0] for line in lines[1:4]] == [
+        f"  epoch {e} ({w})" for e, w in enumerate(["load", "peer", "peer"])
+    ]
+    assert all("error 0." in line for line in lines[1:4])
+    assert lines[4] == f"Report: {tmp_path / 'report' / 'report.html'}"
+    assert "0/3 " in ran.stderr
+
+
+def test_functions_of_the_file_run_on_workers(file):
+    ran = run(f"{file}:other", "--json")
+    assert ran.exit_code == 0, ran.output
+    records = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [(record["way"], record["epoch"]) for record in records] == [("global + peer", 0), ("global + peer", 1)]
+
+
+def test_an_explanation(file):
+    ran = run(file, f"url={URL}", "--explain")
+    assert ran.exit_code == 0, ran.output
+    assert "200 samples of" in ran.stdout
+    assert "Training(fit_linear_regression" in ran.stdout
+    assert not ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing.py"], "TARGET='nothing.py' is not allowed; it must be a file that exists"),
+        (["not_a_module_at_all:x"], "No module named 'not_a_module_at_all'"),
+        (["{file}:nothing"], "has no name 'nothing'. Pipelines there: other."),
+        (["{file}:number"], "is 5 and not a dshuffle.Pipeline"),
+        (["{file}"], "missing a required argument: 'url'. Its parameters are url, epochs."),
+        (["{file}", "path=x"], "missing a required argument: 'url'"),
+        (["{file}", "url"], "argument='url' is not allowed; it must be of the form NAME=VALUE"),
+        (["{file}:other", "a=1"], "other in"),
+        (["{file}", "url=memory://nowhere"], "memory://nowhere"),
+        (["{file}:other", "--scheduler", "tcp://127.0.0.1:1"], "no Dask scheduler answers at 'tcp://127.0.0.1:1'"),
+    ],
+)
+def test_what_cannot_run(file, arguments, message):
+    with dask.config.set({"distributed.comm.timeouts.connect": "500ms"}):
+        ran = run(*(argument.replace("{file}", str(file)) for argument in arguments))
+    assert ran.exit_code != 0
+    assert ran.stderr.strip().splitlines()[-1].startswith("Error: ")
+    assert message in ran.stderr

@@ -1,0 +1,334 @@
+"""Pipelines as values: what is checked, explained, run, cancelled, continued and written down."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import threading
+import types
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import dshuffle
+from dshuffle import Choices, InvalidParameter, Pipeline, RunCancelled, Training
+from dshuffle.compare import Way
+from dshuffle.errors import ClusterError, DatasetNotFound
+from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
+from dshuffle.planning.cost import Cluster
+from dshuffle.synthetic import keyed_regression
+from dshuffle.training import fit_linear_regression
+
+pytestmark = pytest.mark.timeout(120)
+URL = "memory://test-pipeline"
+LINEAR = Training("linear_regression", epochs=3, step=0.1)
+HERE = LocalWorkers(2, processes=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dataset():
+    return dshuffle.create_dataset(URL, keyed_regression(300, n_keys=5, n_dense=4), chunk_rows=20, overwrite=True)
+
+
+def identifiers(partition):
+    return partition.sample_ids.copy()
+
+
+def test_a_pipeline_gives_what_the_trainer_gives():
+    result = Pipeline(URL, LINEAR, shuffle="partial:0.5", cluster=HERE).run(progress=False)
+    with HERE.open() as client, dshuffle.Shuffler(client, URL, assignment="partial:0.5") as shuffler:
+        history = fit_linear_regression(shuffler, epochs=3, step=0.1)
+    assert np.array_equal(result.model, history.weights)
+    assert [point.error for point in result.history.points] == [point.error for point in history.points]
+    assert [str(record.choices.assignment) for record in result.records] == ["partial:0.5"] * 3
+    assert result.ways[0].n_workers == 2
+    assert result.report is None
+
+
+def test_a_function_of_the_user_runs_on_every_sample_once():
+    result = Pipeline(URL, Training(each_epoch, epochs=3, fn=identifiers), cluster=HERE).run(progress=False)
+    assert result.history is None
+    for epoch in result.model:
+        assert np.array_equal(np.sort(np.concatenate(epoch)), np.arange(300))
+
+
+def test_several_ways_are_compared_in_the_report(tmp_path):
+    ways = ["local", Way("from shared storage", Choices("global", "storage")), Choices("global")]
+    pipeline = Pipeline(URL, LINEAR, shuffle=ways, cluster=HERE, report=tmp_path / "report")
+    result = pipeline.run(progress=False)
+    assert [way.label for way in result.ways] == ["local", "from shared storage", "global + peer"]
+    assert result.model is result.ways[0].model
+    summary = json.loads((tmp_path / "report" / "summary.json").read_text())
+    assert [way["label"] for way in summary["ways"]] == [way.label for way in result.ways]
+    assert [len(way["history"]) for way in summary["ways"]] == [3, 3, 3]
+    assert summary["settings"]["training"] == "fit_linear_regression"
+    page = result.report.read_text()
+    assert "from shared storage" in page
+    records = (tmp_path / "report" / "records.jsonl").read_text().splitlines()
+    assert len(records) == 9
+
+
+def test_a_report_of_a_function_that_has_no_error(tmp_path):
+    training = Training(each_epoch, epochs=3, fn=len)
+    result = Pipeline(URL, training, cluster=HERE, report=tmp_path).run(progress=False)
+    assert "global + peer" in result.report.read_text()
+    assert json.loads((tmp_path / "summary.json").read_text())["ways"][0]["history"] == []
+
+
+def test_a_pipeline_continues_from_its_checkpoint(tmp_path):
+    failures = [ClusterError("the cluster is gone")]
+
+    def fit(shuffler, *, epochs, on_epoch=None):
+        def strike(point):
+            if point.epoch == 1 and failures:
+                raise failures.pop()
+            on_epoch(point)
+
+        return fit_linear_regression(shuffler, epochs=epochs, step=0.1, on_epoch=strike)
+
+    pipeline = Pipeline(URL, Training(fit, epochs=3), cluster=HERE, checkpoint=tmp_path / "run.json")
+    whole = Pipeline(URL, LINEAR, cluster=HERE).run(progress=False)
+    result = pipeline.run(progress=False)
+    assert not failures
+    assert np.array_equal(result.model, whole.model)
+    assert len(result.history.points) == 3
+    again = pipeline.run(progress=False)  # a job that starts again after its end
+    assert np.array_equal(again.model, whole.model)
+
+
+def test_a_run_in_the_background_says_how_far_it_is():
+    seen, gate = [], threading.Event()
+
+    def wait(point):
+        seen.append(point.epoch)
+        assert gate.wait(60)
+
+    run = Pipeline(URL, Training("linear_regression", epochs=2, step=0.1, on_epoch=wait), cluster=HERE).submit()
+    with pytest.raises(TimeoutError, match=r"not ended after 0\.1 s: <PipelineRun 0 of 2 epochs, "):
+        run.result(timeout=0.1)
+    assert not run.done
+    gate.set()
+    assert len(run.result(timeout=60).history.points) == 2
+    assert run.done
+    assert seen == [0, 1]
+    assert run.progress[:2] == (2, 2)
+    assert repr(run) == "<PipelineRun done>"
+
+
+def test_a_run_is_cancelled_after_the_epoch_and_continued_from_its_checkpoint(tmp_path):
+    def build(**options):
+        training = Training("linear_regression", epochs=4, step=0.1, **options)
+        return Pipeline(URL, training, cluster=HERE, checkpoint=tmp_path / "run.json")
+
+    handles = []
+
+    def cancel(point):
+        started.wait(60)
+        if point.epoch == 1:
+            handles[0].cancel()
+
+    started = threading.Event()
+    handles.append(build(on_epoch=cancel).submit())
+    started.set()
+    with pytest.raises(RunCancelled, match="was cancelled"):
+        handles[0].result(timeout=60)
+    assert repr(handles[0]) == "<PipelineRun failed: RunCancelled>"
+    result = build().run(progress=False)
+    assert len(result.history.points) == 4
+    assert np.array_equal(result.model, Pipeline(URL, build().training, cluster=HERE).run(progress=False).model)
+
+
+def test_an_explanation_says_what_moves():
+    ways = ["local", "partial:0.1", Choices("global", "storage"), "global", Choices(delivery="auto")]
+    explained = Pipeline(URL, LINEAR, shuffle=ways, cluster=HERE).explain()
+    row = 40
+    figures = {way.label: way for way in explained.ways}
+    assert figures["local"].exchange_nbytes == 0
+    assert figures["partial:0.1 + peer"].exchange_nbytes == 2 * 15 * row  # each of two workers receives 15 of its 150
+    assert figures["global + peer"].exchange_nbytes == pytest.approx(150 * row, rel=0.2)
+    assert figures["global + auto"].exchange_seconds is None
+    assert {way.load_nbytes for way in explained.ways} == {300 * row}
+    assert explained.n_workers == 2
+    assert "assume links of 125 MB/s" in explained.notes[0]
+    text = str(explained)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(way.label in text for way in explained.ways)
+    assert "partial:0.1 + peer" in explained._repr_html_()
+
+
+def test_an_explanation_with_measured_rates():
+    pipeline = Pipeline(URL, LINEAR, shuffle=Choices("global", "storage"), cluster=HERE)
+    rates = Cluster(2, 1e3, 1e3, server_up=1e3, storage=1.0)  # a store of one byte per second
+    explained = pipeline.explain(rates)
+    assert explained.ways[0].exchange_seconds > 1000
+    assert explained.ways[0].bottleneck.startswith("storage")
+    assert "would be faster" in explained.notes[-1]
+    with pytest.raises(InvalidParameter, match=r"rates\.n_workers=3 is not allowed; it must be 2"):
+        pipeline.explain(Cluster(3, 1e3, 1e3))
+
+
+def test_a_running_cluster_is_used_and_left_running():
+    with LocalCluster(n_workers=2, processes=False, protocol="tcp://", dashboard_address=":0") as cluster:
+        source = RunningScheduler(cluster.scheduler_address, min_workers=2)
+        pipeline = Pipeline(URL, LINEAR, cluster=source)
+        assert pipeline.explain().n_workers == 2
+        assert len(pipeline.run(progress=False).records) == 3
+        with Client(cluster) as client:
+            assert len(client.scheduler_info(n_workers=-1)["workers"]) == 2
+        few = RunningScheduler(cluster.scheduler_address, min_workers=3, patience=0.1)
+        with pytest.raises(ClusterError, match=r"there are 2 workers after 0\.1 s; min_workers=3"):
+            Pipeline(URL, LINEAR, cluster=few).run(progress=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Training("nothing"), "fit='nothing' is not allowed; it must be a function, one of linear_regression"),
+        (lambda: Training("os:nothing"), "os:nothing cannot be imported"),
+        (lambda: Training(5), "fit=5 is not allowed"),
+        (lambda: Training(each_epoch, epochs=0, fn=len), "epochs=0 is not allowed"),
+        (
+            lambda: Training("linear_regression"),
+            "missing a required argument: 'step'. Its parameters are epochs, step,",
+        ),
+        (lambda: Training("linear_regression", step=1, stop=2), "unexpected keyword argument 'stop'"),
+        (
+            lambda: Pipeline(URL, "linear_regression"),
+            "training='linear_regression' is not allowed",
+        ),
+        (lambda: Pipeline(URL, LINEAR, shuffle=[]), "at least one way of shuffling"),
+        (lambda: Pipeline(URL, LINEAR, shuffle=5), "shuffle=5 is not allowed"),
+        (lambda: Pipeline(URL, LINEAR, shuffle="globall"), "globall"),
+        (lambda: Pipeline(URL, LINEAR, shuffle=["global", "global"]), "ways with different labels"),
+        (lambda: Pipeline(URL, LINEAR, shuffle=["local", Choices(seed=1)]), "ways with the same seed"),
+        (lambda: Pipeline(URL, LINEAR, cluster="tcp://x"), "cluster='tcp://x' is not allowed"),
+        (
+            lambda: Pipeline(URL, LINEAR, session={"seed": 1}),
+            "session='seed' is not allowed",
+        ),
+        (lambda: Pipeline(URL, LINEAR, shuffle=["local", "global"], checkpoint="x"), "None with several ways"),
+        (lambda: LocalWorkers(0), "n_workers=0 is not allowed"),
+        (lambda: RunningScheduler("tcp://x", patience="soon"), "patience='soon' is not allowed"),
+        (lambda: BatchJobs("Slurmm", 2), "system='Slurmm' is not allowed; it must be one of HTCondor, LSF"),
+        (lambda: BatchJobs("SLURM", 0), "jobs=0 is not allowed"),
+        (lambda: BatchJobs("slurm", 2, min_workers=5, options={"processes": 2}), "min_workers=5 is not allowed; it"),
+    ],
+)
+def test_values_that_are_not_allowed(make, message):
+    with pytest.raises(InvalidParameter, match=message.replace("(", r"\(")):
+        make()
+
+
+def test_all_reasons_why_a_pipeline_cannot_run_are_given_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    pipeline = Pipeline(
+        URL,
+        Training("linear_regression", step=0.1, target="z"),
+        shuffle=["local", Way("named", Choices(sharding="unknown")), Way("balanced", Choices(balance="w"))],
+        cluster=LocalWorkers(400, processes=False),
+        report=tmp_path / "file" / "report",
+    )
+    with pytest.raises(InvalidParameter) as caught:
+        pipeline.check()
+    for reason in ("target='z' is not an array of the dataset", "local: ", "named: ", "balanced: ", "report="):
+        assert reason in str(caught.value)
+    with pytest.raises(DatasetNotFound):
+        Pipeline("memory://not-there", LINEAR).check()
+    with pytest.raises(InvalidParameter, match="cannot run"):  # before a thread starts
+        pipeline.submit()
+
+
+def test_a_partition_that_does_not_fit_a_job_is_refused_before_the_job_waits_in_a_queue():
+    def pipeline(memory, **session):
+        cluster = BatchJobs("SLURM", 2, options={"memory": memory, "cores": 1})
+        return Pipeline(URL, LINEAR, cluster=cluster, session=session)
+
+    pipeline("1 GiB").check()
+    with pytest.raises(InvalidParameter, match=r"a cache partition needs .* memory_limit allows 12000 bytes"):
+        pipeline("20 kB").check()
+    pipeline("20 kB", memory_limit="1 GiB").check()  # the session's own limit is checked when it opens
+
+
+def test_a_pipeline_as_json():
+    pipeline = Pipeline(
+        URL,
+        Training("linear_regression", epochs=2, step=0.1, step_decay=0.5),
+        shuffle=["local", Way("storage", Choices("partial:0.5", "storage", seed=0))],
+        cluster=BatchJobs("SLURM", 3, min_workers=2, options={"cores": 1, "memory": "1 GiB"}),
+        session={"on_loss": "raise"},
+        report="somewhere",
+    )
+    written = json.loads(json.dumps(pipeline.to_dict()))
+    assert Pipeline.from_dict(written) == pipeline
+    assert pickle.loads(pickle.dumps(pipeline)) == pipeline
+    for cluster in (LocalWorkers(3), RunningScheduler("tcp://a:1", patience=3)):
+        again = Pipeline(URL, LINEAR, cluster=cluster)
+        assert Pipeline.from_dict(again.to_dict()) == again
+    for changes, message in [
+        ({"cluster": {"kind": "cloud"}}, r"cluster\['kind'\]='cloud'"),
+        ({"other": 1}, "other"),
+        ({"training": {"fit": "os:getcwd2", "epochs": 1, "options": {}}}, "cannot be imported"),
+    ]:
+        with pytest.raises(InvalidParameter, match=message):
+            Pipeline.from_dict({**written, **changes})
+    with pytest.raises(InvalidParameter, match="it lacks dataset, training"):
+        Pipeline.from_dict({})
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        (lambda: Training(lambda shuffler, epochs: None), "cannot be imported"),
+        (lambda: Training(each_epoch, fn=len), "cannot be written as JSON"),
+    ],
+)
+def test_what_cannot_be_written_as_json(training, message):
+    with pytest.raises(InvalidParameter, match=message):
+        Pipeline(URL, training()).to_dict()
+
+
+def test_storage_options_are_not_written(tmp_path):
+    dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.arange(4.0)})
+    dataset = dshuffle.open_dataset(tmp_path / "d.zarr", storage_options={"max_retries": 3})
+    assert dataset.storage_options == {"max_retries": 3}
+    assert "max_retries" not in json.dumps(Pipeline(dataset, LINEAR).to_dict())
+
+
+class FakeCluster:
+    """A class of dask-jobqueue, on threads; notes what was asked for."""
+
+    asked: dict
+
+    def __init__(self, **options):
+        type(self).asked = {"options": options}
+        self._cluster = LocalCluster(n_workers=2, processes=False, dashboard_address=":0")
+
+    def __enter__(self):
+        return self._cluster.__enter__() and self
+
+    def __exit__(self, *error):
+        return self._cluster.__exit__(*error)
+
+    def adapt(self, **jobs):
+        self.asked["adapt"] = jobs
+
+    def __getattr__(self, name):
+        return getattr(self._cluster, name)
+
+
+def test_jobs_are_submitted_and_kept(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask_jobqueue", types.SimpleNamespace(SLURMCluster=FakeCluster))
+    source = BatchJobs("slurm", 3, min_workers=2, options={"cores": 1, "memory": "1 GiB", "interface": "lo"})
+    result = Pipeline(URL, LINEAR, cluster=source).run(progress=False)
+    assert len(result.records) == 3
+    assert FakeCluster.asked["options"] == dict(source.options)
+    assert FakeCluster.asked["adapt"] == {"minimum_jobs": 3, "maximum_jobs": 3}
+    assert str(source) == "2 workers in 3 slurm jobs"
+
+
+def test_jobs_without_dask_jobqueue(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
+    with pytest.raises(InvalidParameter, match="BatchJobs needs dask-jobqueue"):
+        Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 2)).run(progress=False)
