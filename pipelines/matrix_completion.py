@@ -11,8 +11,7 @@ from typing import Any
 from dshuffle import Partition, Pipeline, Shuffler, Training
 from dshuffle.pipeline import LocalWorkers
 from dshuffle.runtime import gathered
-from dshuffle.training import Decay, History, fit_matrix_completion
-from dshuffle.training.fit import OnEpoch
+from dshuffle.training import Decay, History, OnEpoch, fit_matrix_completion
 
 
 def extent(partition: Partition) -> tuple[int, int]:

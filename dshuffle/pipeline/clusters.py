@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,10 @@ class ClusterSource(Protocol):
     @property
     def worker_memory(self) -> int | None:
         """Memory limit of a worker in bytes; None if it is not known."""
+        ...
+
+    def check(self) -> None:
+        """Check what can be checked before the cluster is started. Called in the main thread."""
         ...
 
     def open(self) -> AbstractContextManager[Client]:
@@ -69,6 +74,9 @@ class LocalWorkers:
     def worker_memory(self) -> int | None:
         """Memory limit of a worker in bytes; None without one."""
         return MEMORY_LIMIT // (self.n_workers + 1) if self.processes else None
+
+    def check(self) -> None:
+        """Nothing is known before the workers start."""
 
     def open(self) -> AbstractContextManager[Client]:
         """Start the workers."""
@@ -113,6 +121,9 @@ class RunningScheduler:
     def worker_memory(self) -> None:
         """Only the running cluster knows it."""
         return
+
+    def check(self) -> None:
+        """Nothing is known before the scheduler answers."""
 
     @contextmanager
     def open(self) -> Iterator[Client]:
@@ -184,16 +195,16 @@ class BatchJobs:
         memory = self.options.get("memory")
         return None if memory is None else int(parse_bytes(memory)) // int(self.options.get("processes", 1))
 
+    def check(self) -> None:
+        """Check that dask-jobqueue is installed."""
+        jobqueue()
+
     @contextmanager
     def open(self) -> Iterator[Client]:
         """Submit the jobs, and wait for the workers. Jobs that end are submitted again."""
         [name] = [name for name in SYSTEMS if name.lower() == self.system.lower()]
-        try:
-            jobqueue = importlib.import_module("dask_jobqueue")
-        except ImportError as error:
-            raise InvalidParameter.because("cluster", f"BatchJobs needs dask-jobqueue ({error})") from error
         with contextlib.ExitStack() as stack:
-            cluster = stack.enter_context(getattr(jobqueue, f"{name}Cluster")(**self.options))
+            cluster = stack.enter_context(getattr(jobqueue(), f"{name}Cluster")(**self.options))
             cluster.adapt(minimum_jobs=self.jobs, maximum_jobs=self.jobs)
             client = stack.enter_context(Client(cluster))
             wait_for_workers(client, self.n_workers, self.patience)
@@ -202,6 +213,29 @@ class BatchJobs:
     def to_dict(self) -> dict[str, Any]:
         """The source as JSON can hold it."""
         return {"kind": "jobs", **{**dataclasses.asdict(self), "options": dict(self.options)}}
+
+
+def jobqueue() -> Any:
+    """Import dask-jobqueue.
+
+    Its import sets a handler for SIGINT. So the first one must be in the main thread, and the handler is set back, to
+    keep Ctrl-C a KeyboardInterrupt.
+
+    Raises
+    ------
+    InvalidParameter
+        If it is not installed.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        return importlib.import_module("dask_jobqueue")
+    except ImportError as error:
+        raise InvalidParameter.because(
+            "cluster", f"BatchJobs needs dask-jobqueue ({error})", "Install it: pip install dask-jobqueue"
+        ) from error
+    finally:
+        if signal.getsignal(signal.SIGINT) is not handler:
+            signal.signal(signal.SIGINT, handler)
 
 
 KINDS: dict[str, type[Any]] = {"local": LocalWorkers, "scheduler": RunningScheduler, "jobs": BatchJobs}

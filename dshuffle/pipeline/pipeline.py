@@ -157,6 +157,8 @@ class Pipeline:
         for way in self.ways:
             with _collected(problems, way.label):
                 self._check_way(dataset, way)
+        with _collected(problems, "cluster"):
+            self.cluster.check()
         if self.report is not None:
             try:
                 Path(self.report).mkdir(parents=True, exist_ok=True)

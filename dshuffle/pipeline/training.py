@@ -15,7 +15,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.report import TrainingPoint
 from dshuffle.runtime import Shuffler, gathered
-from dshuffle.training.fit import OnEpoch
+from dshuffle.training import OnEpoch
 
 FITS = {
     name: f"dshuffle.training:fit_{name}"

@@ -44,6 +44,11 @@ def only_serves(resources: Mapping[str, float] | None) -> bool:
     return SERVER_RESOURCE in (resources or {})
 
 
+def is_adaptive(client: Client) -> bool:
+    """Whether the cluster of a client scales itself, and so starts new workers in place of lost ones."""
+    return getattr(client.cluster, "_adaptive", None) is not None
+
+
 def count_training_workers(client: Client) -> int:
     """Number of workers of a cluster that would train: all but those that only serve."""
     return sum(not only_serves(worker.get("resources")) for worker in cluster_info(client)["workers"].values())

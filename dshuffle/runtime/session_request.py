@@ -11,6 +11,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, Choices, Classes, Remainder
 from dshuffle.planning.cost import Cluster
+from dshuffle.runtime.cluster_view import is_adaptive
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.memory import parse_memory_limit
@@ -44,7 +45,7 @@ def session_request(
             "cluster", cluster, f"None with delivery={choices.delivery!r}", "Only delivery='auto' uses it."
         )
     choices = resolved(dataset, choices)
-    settings = Settings.from_config()
+    settings = Settings.from_config(adaptive=is_adaptive(client))
     server = None if server is None else str(server)
     deliveries = {choices.delivery: 0.0}
     if choices.delivery == AUTO:

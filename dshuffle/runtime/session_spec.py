@@ -46,6 +46,9 @@ class Settings:
         Seconds after which a task fails whose worker is paused by Dask.
     replacement_timeout
         Seconds to wait for another worker to take the rank of a lost one.
+    new_workers
+        Whether the cluster starts new workers in place of lost ones, so that it is worth waiting for them although none
+        is starting yet. By default it is so if the client's cluster is adaptive.
     """
 
     message_bytes: int = MESSAGE_BYTES
@@ -55,6 +58,7 @@ class Settings:
     heartbeat: float = 15.0
     paused_timeout: float = 60.0
     replacement_timeout: float = 60.0
+    new_workers: bool = False
 
     def __post_init__(self) -> None:
         if self.message_bytes < 1:
@@ -73,8 +77,11 @@ class Settings:
             raise InvalidParameter.of("dshuffle.memory-fraction", self.memory_fraction, "within (0, 1]")
 
     @classmethod
-    def from_config(cls) -> Settings:
-        """Read ``dshuffle.message-bytes``, ``.timeout`` and so on: the names of the fields, with hyphens."""
+    def from_config(cls, *, adaptive: bool = False) -> Settings:
+        """Read ``dshuffle.message-bytes``, ``.timeout`` and so on: the names of the fields, with hyphens.
+
+        ``adaptive`` says whether the client's cluster is adaptive, which is the default of ``dshuffle.new-workers``.
+        """
         default = cls()
 
         def seconds(name: str, value: float) -> float:
@@ -88,6 +95,7 @@ class Settings:
             heartbeat=seconds("heartbeat", default.heartbeat),
             paused_timeout=seconds("paused-timeout", default.paused_timeout),
             replacement_timeout=seconds("replacement-timeout", default.replacement_timeout),
+            new_workers=bool(dask.config.get("dshuffle.new-workers", adaptive)),
         )
 
     @property
@@ -105,7 +113,7 @@ PLUGIN = "dshuffle"
 TASK_PREFIX = "dshuffle-partition-"
 """Prefix of the keys of partition tasks. The keys end with the rank."""
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

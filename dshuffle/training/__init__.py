@@ -1,6 +1,6 @@
 """Trainers: SGD on shuffled partitions."""
 
-from dshuffle.training.fit import EarlyStopping, History, epoch_bar
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, epoch_bar
 from dshuffle.training.linear_regression import fit_linear_regression
 from dshuffle.training.matrix_completion import Factors, column_blocks, entries_by_block, fit_matrix_completion
 from dshuffle.training.mlp import Network, TrainedNetwork
@@ -25,6 +25,7 @@ __all__ = [
     "LinearModel",
     "Model",
     "Network",
+    "OnEpoch",
     "PhaseSeconds",
     "Schedule",
     "SoftmaxRegression",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 import sys
 import threading
 import types
@@ -17,6 +18,7 @@ from dshuffle import Choices, InvalidParameter, Pipeline, RunCancelled, Training
 from dshuffle.compare import Way
 from dshuffle.errors import ClusterError, DatasetNotFound
 from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
+from dshuffle.pipeline.clusters import SYSTEMS, jobqueue
 from dshuffle.planning.cost import Cluster
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
@@ -240,7 +242,9 @@ def test_all_reasons_why_a_pipeline_cannot_run_are_given_at_once(tmp_path):
         pipeline.submit()
 
 
-def test_a_partition_that_does_not_fit_a_job_is_refused_before_the_job_waits_in_a_queue():
+def test_a_partition_that_does_not_fit_a_job_is_refused_before_the_job_waits_in_a_queue(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dask_jobqueue", types.SimpleNamespace())
+
     def pipeline(memory, **session):
         cluster = BatchJobs("SLURM", 2, options={"memory": memory, "cores": 1})
         return Pipeline(URL, LINEAR, cluster=cluster, session=session)
@@ -331,4 +335,33 @@ def test_jobs_are_submitted_and_kept(monkeypatch):
 def test_jobs_without_dask_jobqueue(monkeypatch):
     monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
     with pytest.raises(InvalidParameter, match="BatchJobs needs dask-jobqueue"):
-        Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 2)).run(progress=False)
+        Pipeline(URL, LINEAR, cluster=BatchJobs("SLURM", 2)).check()
+
+
+def test_the_import_of_dask_jobqueue_does_not_change_ctrl_c(monkeypatch, tmp_path):
+    (tmp_path / "dask_jobqueue.py").write_text("import signal\nsignal.signal(signal.SIGINT, lambda *_: None)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "dask_jobqueue", raising=False)
+    before = signal.getsignal(signal.SIGINT)
+    jobqueue()
+    assert signal.getsignal(signal.SIGINT) is before
+    del sys.modules["dask_jobqueue"]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_dask_jobqueue_knows_the_systems_and_options(system):
+    cluster_of = pytest.importorskip("dask_jobqueue") and getattr(jobqueue(), f"{system}Cluster")
+    options = {
+        "cores": 1,
+        "memory": "1 GiB",
+        "interface": "lo",
+        "local_directory": "/local",
+        "worker_extra_args": ["--lifetime", "115m"],
+        "scheduler_options": {"dashboard_address": ":0"},
+    }
+    options |= {"HTCondor": {"disk": "1 GiB"}, "OAR": {"memory_per_core_property_name": "mem_core"}}.get(system, {})
+    with cluster_of(**options) as cluster:
+        script = cluster.job_script()
+    assert "--interface lo" in script or "'--interface', 'lo'" in script or '"--interface" "lo"' in script
+    assert "/local" in script
+    assert "115m" in script

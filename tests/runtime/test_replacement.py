@@ -255,3 +255,29 @@ def test_the_next_epoch_waits_for_the_partition_and_little_more(cluster, tmp_pat
         started = time.monotonic()
         assert sum(cluster.gather(next(epochs).map(len))) == 200_000
         assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_job_that_ends_is_replaced_by_a_new_one_on_an_adaptive_cluster(small, ids, within, adaptive):
+    """Nobody can come at the moment of the loss: there is no nanny, and the cluster submits another job only later."""
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "500ms"}),
+        LocalCluster(n_workers=3, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        if adaptive:
+            cluster.adapt(minimum=3, maximum=3, interval="200ms")
+        with Shuffler(client, small) as shuffler:
+            epochs = shuffler.epochs(3)
+            client.gather(next(epochs).map(ids))
+            lost = shuffler.addresses[1]
+            [worker] = [worker for worker in cluster.workers.values() if worker.address == lost]
+            cluster.sync(worker.close)
+            if not adaptive:
+                with pytest.raises(WorkerLost, match="No other worker could take the rank"):
+                    within(30, lambda: client.gather(next(epochs).map(ids)))
+                return
+            for epoch in epochs:
+                samples = within(30, lambda epoch=epoch: client.gather(epoch.map(ids)))
+                assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+            assert lost not in shuffler.addresses

@@ -73,7 +73,7 @@ class Coordinator:
         self._spec = members.spec
         self._ranks = range(self._spec.shuffle.n_workers)
         self.addresses = dict(members.spec.addresses)
-        self._candidates = Candidates(scheduler, self.addresses.values())
+        self._candidates = Candidates(scheduler, self.addresses.values(), new_workers=self._spec.settings.new_workers)
         self._loop = asyncio.get_running_loop()
         dedicated = members.server_role == "dedicated"
         participants = [who for who in self.addresses if who != SERVER or dedicated]

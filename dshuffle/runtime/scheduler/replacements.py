@@ -37,10 +37,13 @@ class Candidates:
         The Dask scheduler.
     members
         Addresses of the session's workers. Their names and nannies are remembered, because Dask forgets lost workers.
+    new_workers
+        Whether the cluster starts new workers in place of lost ones.
     """
 
-    def __init__(self, scheduler: Scheduler, members: Iterable[str]) -> None:
+    def __init__(self, scheduler: Scheduler, members: Iterable[str], *, new_workers: bool) -> None:
         self._scheduler = scheduler
+        self._new_workers = new_workers
         self._known = {where: scheduler.workers[where] for where in members if where in scheduler.workers}
         self._refused: dict[str, float] = {}  # when workers could not take a rank
         self._refusals: Counter[str] = Counter()  # of connections to nannies, in a row
@@ -78,8 +81,13 @@ class Candidates:
         return None
 
     async def may_come(self, lost: str) -> bool:
-        """Whether a worker may still come: one is starting or was refused, or a nanny may start the lost one again."""
-        if any(worker.status in (Status.init, Status.starting) for worker in self._scheduler.workers.values()):
+        """Whether a worker may still come.
+
+        The cluster starts new ones, or one is starting or was refused, or a nanny may start the lost one again.
+        """
+        if self._new_workers or any(
+            worker.status in (Status.init, Status.starting) for worker in self._scheduler.workers.values()
+        ):
             return True
         if self._refused.keys() & self._scheduler.workers.keys():
             return True
