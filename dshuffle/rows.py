@@ -13,12 +13,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.encodings import Encoding
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import KERNEL, prefetch_row
 
@@ -37,6 +39,8 @@ class RowLayout:
     fields
         ``(name, dtype string, per-sample shape)`` of each array. :meth:`of` puts the widest items first, so that with
         the usual dtypes every field is aligned within the row without padding.
+    encodings
+        ``(name, encoding)`` of the arrays whose stored numbers are not their values. Rows hold the stored numbers.
 
     Examples
     --------
@@ -50,6 +54,7 @@ class RowLayout:
     """
 
     fields: tuple[tuple[str, object, tuple[int, ...]], ...]
+    encodings: tuple[tuple[str, Encoding], ...] = ()
     dtype: np.dtype[np.void] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,10 +71,19 @@ class RowLayout:
         object.__setattr__(self, "dtype", dtype)
 
     @classmethod
-    def of(cls, arrays: Mapping[str, tuple[np.dtype[np.generic], tuple[int, ...]]]) -> RowLayout:
-        """Create a layout from the dtype and per-sample shape of each named array."""
+    def of(
+        cls,
+        arrays: Mapping[str, tuple[np.dtype[np.generic], tuple[int, ...]]],
+        encodings: Mapping[str, Encoding] = MappingProxyType({}),
+    ) -> RowLayout:
+        """Create a layout from the stored dtype and per-sample shape of each named array, and the encodings of some."""
         order = sorted(arrays, key=lambda name: (-arrays[name][0].alignment, name))
-        return cls(tuple((name, _descr(arrays[name][0]), tuple(arrays[name][1])) for name in order))
+        fields = tuple((name, _descr(arrays[name][0]), tuple(arrays[name][1])) for name in order)
+        return cls(fields, tuple(sorted(encodings.items())))
+
+    def encoding(self, name: str) -> Encoding | None:
+        """How the stored numbers of an array become values; None if they are the values."""
+        return next((encoding for one, encoding in self.encodings if one == name), None)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ PACKAGE = Path(dshuffle.__file__).parent
 ROWS = [
     {"redaction"},
     {"errors"},
-    {"checks", "kernels", "notebook", "units"},
+    {"checks", "encodings", "kernels", "notebook", "units"},
     {"rows", "synthetic"},
     {"planning", "coding"},
     {"records"},

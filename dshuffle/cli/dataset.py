@@ -201,6 +201,8 @@ def info(url: str, as_json: bool) -> None:
         )
     click.echo(f"{hide_secrets(found.url)}: {human_count(found.n_samples)} samples of {human_bytes(found.row_nbytes)}")
     Console().print(table)
+    for name, reason in found.skipped.items():
+        click.echo(f"left out: {name} ({reason})")
 
 
 def _description(found: Dataset) -> dict[str, Any]:
@@ -209,6 +211,7 @@ def _description(found: Dataset) -> dict[str, Any]:
         "samples": found.n_samples,
         "row_nbytes": found.row_nbytes,
         "bytes": found.n_samples * found.row_nbytes,
+        "skipped": dict(found.skipped),
         "arrays": [
             {
                 "name": name,

@@ -127,7 +127,7 @@ class Partition:
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Copy of one array for all samples, in training order: ``(n, *per-sample shape)``."""
-        return self._column(name)[self._slots]
+        return self._values(name, self._slots)
 
     def rows(self, name: str) -> tuple[NDArray[Any], int, NDArray[np.int64]]:
         """One array without a copy, for kernels that index the rows themselves.
@@ -141,7 +141,8 @@ class Partition:
         -------
         array, first, slots
             The flattened values of the i-th sample in training order start at column ``first`` of row ``slots[i]`` of
-            the 2-D ``array``. Both arrays are read-only and valid until the task returns.
+            the 2-D ``array``. Both arrays are read-only and valid until the task returns. If the stored numbers are
+            encoded (scale, offset, missing values), they are decoded into a copy.
 
         Raises
         ------
@@ -161,13 +162,18 @@ class Partition:
         """
         self._column(name)  # raises if the name is unknown or the partition is no longer valid
         assert self._rows is not None
+        if self._layout.encoding(name) is not None:
+            values = self[name].reshape(len(self), -1)
+            decoded = np.empty((len(self._rows), values.shape[1]), values.dtype)
+            decoded[self._slots] = values  # in the slots of the other arrays
+            return _read_only(decoded), 0, self._slots
         array, first = self._layout.matrix(_read_only(self._rows), name)
         return array, first, self._slots
 
     def dtype(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """Dtype and per-sample shape of an array."""
-        column = self._column(name)
-        return column.dtype, column.shape[1:]
+        column, encoding = self._column(name), self._layout.encoding(name)
+        return column.dtype if encoding is None else np.dtype(encoding.dtype), column.shape[1:]
 
     def as_stored(self) -> Partition:
         """The same samples in the dataset's order instead of training order, as a baseline without shuffling.
@@ -318,7 +324,7 @@ class Partition:
             If the dataset does not have one of the arrays.
         """
         slots = self._slots[positions]
-        return {name: self._column(name)[slots] for name in (self.names if names is None else names)}
+        return {name: self._values(name, slots) for name in (self.names if names is None else names)}
 
     def _batches(self, batch_size: int, drop_last: bool, mark: bool) -> Iterator[dict[str, NDArray[Any]]]:
         end = len(self) - len(self) % batch_size if drop_last else len(self)
@@ -330,6 +336,10 @@ class Partition:
                 self.mark_trained(min(first + batch_size, len(self)))
         if mark:  # what was dropped is not trained on in this epoch
             self.mark_trained()
+
+    def _values(self, name: str, slots: NDArray[np.int64]) -> NDArray[Any]:
+        stored, encoding = self._column(name)[slots], self._layout.encoding(name)
+        return stored if encoding is None else encoding.decode(stored)
 
     def _column(self, name: str) -> NDArray[Any]:
         if self._records is None:

@@ -1,7 +1,8 @@
 """Create, open, read and verify datasets in Zarr. Only this package imports zarr."""
 
 from dshuffle.store.create import create_dataset
-from dshuffle.store.dataset import Dataset, open_dataset
+from dshuffle.store.dataset import Dataset
+from dshuffle.store.open import open_dataset
 from dshuffle.store.sources import read_ratings, read_sources
 from dshuffle.store.sources.source import RowSource, watched
 from dshuffle.store.sources.zarr_nodes import read_array

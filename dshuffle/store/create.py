@@ -23,8 +23,9 @@ from zarr.storage import MemoryStore
 
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store.backends import GROUP, canonical_url, is_local, is_memory, open_store, standing_at
-from dshuffle.store.dataset import Dataset, open_dataset
+from dshuffle.store.dataset import Dataset
 from dshuffle.store.identity import MARK
+from dshuffle.store.open import open_dataset
 from dshuffle.store.sources.source import RowSource
 
 _CHUNK_NBYTES = 4 << 20

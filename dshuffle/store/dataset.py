@@ -1,35 +1,39 @@
-"""A dataset: a Zarr group of arrays that share their first axis."""
+"""A dataset: arrays of a Zarr group that share a dimension of samples."""
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.errors import CorruptChunk, DatasetChanged, DatasetError, DatasetNotFound, InvalidParameter
+from dshuffle.errors import CorruptChunk, DatasetChanged, DatasetError, InvalidParameter
 from dshuffle.notebook import html_summary
 from dshuffle.records import StoreTraffic
 from dshuffle.redaction import hide_secrets
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
-from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_at
-from dshuffle.store.backends.chunk_cache import ChunkCache, cache_nbytes
+from dshuffle.store.backends.chunk_cache import ChunkCache
 from dshuffle.store.backends.metered import Meter, MeteredStore
-from dshuffle.store.identity import MARK, identity_of
+from dshuffle.store.checked import checked_indices, checked_slots
+from dshuffle.store.identity import identity_of
+from dshuffle.store.sample_arrays import find_arrays
+from dshuffle.store.selection import Selection, split_samples, wanted_samples
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.units import human_bytes, human_count
+
+if TYPE_CHECKING:
+    from dshuffle.store.open import Opening
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Dataset:
-    """Arrays in a store that share their first axis, from :func:`open_dataset` or :func:`create_dataset`.
+    """Arrays in a store that share a dimension of samples, from :func:`open_dataset` or :func:`create_dataset`.
 
     A dataset may be used from several threads at once. Its pickle holds the URL and the storage options, and
     unpickling opens the dataset again.
@@ -39,27 +43,42 @@ class Dataset:
     url
         URL of the dataset; local paths are absolute.
     n_samples
-        Length of the first axis.
+        Length of this dimension.
     arrays
         Name -> dtype, shape of one sample, samples in a chunk.
+    skipped
+        Name -> why an array of the group is not part of the dataset.
     layout
         Position of each array in a row.
-    identity
-        A name of these very data: copies have the same one, and a dataset that was written again has another one. It is
-        stored with datasets from :func:`create_dataset`. For any other group it is a digest of its metadata, and of the
-        last bytes of a few chunks.
     """
 
     url: str
     n_samples: int
     arrays: Mapping[str, ArrayInfo]
+    skipped: Mapping[str, str]
     layout: RowLayout
-    identity: str
+    _stored_identity: str
     _store: MeteredStore
     _sources: Mapping[str, StoredArray]
     _meter: Meter
-    _storage_options: Mapping[str, Any] | None
     _cache: ChunkCache | None
+    _opening: Opening
+    _selection: Selection | None = None
+    _stored_ids: NDArray[np.int64] | None = None
+
+    @property
+    def identity(self) -> str:
+        """A name of these very data: copies have the same one, and a dataset that was written again has another one.
+
+        It is stored with datasets from :func:`create_dataset`. For any other group it is a digest of its metadata, and
+        of the last bytes of a few chunks. A part of a dataset has an identity of its own.
+        """
+        return self._stored_identity if self._selection is None else self._selection.identity(self._stored_identity)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it has some samples of a stored dataset only; see :meth:`select`."""
+        return self._selection is not None
 
     @property
     def row_nbytes(self) -> int:
@@ -78,7 +97,7 @@ class Dataset:
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
         """Options of the store, with which it was opened. They may hold secrets."""
-        return self._storage_options
+        return self._opening.storage_options
 
     @property
     def traffic(self) -> StoreTraffic:
@@ -115,15 +134,10 @@ class Dataset:
         {'x': array([49,  4, 49])}
         """
         samples = self._checked_ids(ids)
-        result: dict[str, NDArray[Any]] = {}
-        sinks = []
-        for name, source in self._sources.items():
-            result[name] = np.empty((samples.size, *source.info.shape), source.info.dtype)
-            if result[name].size:
-                matrix = result[name].reshape(samples.size, -1).view(np.uint8)
-                sinks.append(reader.Sink(source, matrix, 0))
+        rows = {name: np.empty((samples.size, source.row_nbytes), np.uint8) for name, source in self._sources.items()}
+        sinks = [reader.Sink(self._sources[name], matrix, 0) for name, matrix in rows.items() if matrix.size]
         self._read(sinks, samples, np.arange(samples.size), memory_budget)
-        return result
+        return {name: self._sources[name].values(matrix) for name, matrix in rows.items()}
 
     def read_into(
         self,
@@ -161,32 +175,95 @@ class Dataset:
         CorruptChunk
             If a chunk is missing, truncated or fails its checksum.
         """
-        if not (
-            isinstance(rows, np.ndarray)
-            and rows.dtype == np.uint8
-            and rows.ndim == 2
-            and rows.shape[1] == self.row_nbytes
-            and rows.flags.c_contiguous
-            and rows.flags.writeable
-        ):
-            found = f"{type(rows).__name__} {getattr(rows, 'dtype', '')} {getattr(rows, 'shape', '')}".strip()
-            raise InvalidParameter.because(
-                "rows",
-                f"it is not a writeable, C-contiguous (capacity, {self.row_nbytes}) uint8 matrix (found {found})",
-                "Allocate it with the layout's empty().",
-            )
         samples = self._checked_ids(ids)
-        places = _checked_indices("slots", slots, len(rows), "slots of rows")
-        if places.size != samples.size:
-            raise InvalidParameter.of("len(slots)", places.size, f"the number of ids ({samples.size})")
-        taken = np.zeros(len(rows), dtype=np.bool_)
-        taken[places] = True
-        if np.count_nonzero(taken) != places.size:
-            raise InvalidParameter.because("slots", "some slots are repeated", "Give distinct slots.")
+        places = checked_slots(rows, slots, samples.size, self.row_nbytes)
         fields = self.layout.dtype.fields
         assert fields is not None
         sinks = [reader.Sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
         self._read(sinks, samples, places, memory_budget, stop)
+
+    def select(self, samples: ArrayLike) -> Dataset:
+        """Return a part of the dataset, as a dataset of its own. Nothing is read or copied.
+
+        Parameters
+        ----------
+        samples
+            ``(q,)`` mask, or distinct ids of samples.
+
+        Returns
+        -------
+        Dataset
+            The samples in ascending order. Their ids are 0 to n - 1. Its identity depends on the selection. Its pickle
+            has one bit for each stored sample.
+
+        Raises
+        ------
+        InvalidParameter
+            If it is neither a mask for all samples nor distinct ids, or selects nothing.
+
+        Examples
+        --------
+        >>> from dshuffle.store import create_dataset
+        >>> dataset = create_dataset("memory://doc-select", {"x": np.arange(10) ** 2}, overwrite=True)
+        >>> dataset.select(dataset.read_rows(np.arange(10))["x"] > 30).read_rows([0, 1])
+        {'x': array([36, 49])}
+        """
+        ids = wanted_samples(samples, self.n_samples)
+        stored = ids if self._stored_ids is None else self._stored_ids[ids]
+        n_stored = self.n_samples if self._selection is None else self._selection.n_stored
+        return self._part(Selection.of(n_stored, stored))
+
+    def split(self, fraction: float, *, by: str = "sample", seed: int = 0) -> tuple[Dataset, Dataset]:
+        """Divide the dataset at random into two parts, for example for training and validation.
+
+        Parameters
+        ----------
+        fraction
+            Fraction of the samples in the first part, in (0, 1).
+        by
+            What stays together: single samples (``"sample"``), chunks of the largest array (``"chunk"``, so that no
+            chunk is read for both parts), or all samples with the same value of an array, by its name. Groups of very
+            different sizes make the fraction inexact.
+        seed
+            Random seed.
+
+        Returns
+        -------
+        tuple
+            Both parts.
+
+        Raises
+        ------
+        InvalidParameter
+            If a part would be empty, or the array does not exist or has more than one value per sample.
+
+        Examples
+        --------
+        >>> from dshuffle.store import create_dataset
+        >>> arrays = {"x": np.arange(6), "patient": np.array([1, 1, 2, 2, 3, 3])}
+        >>> dataset = create_dataset("memory://doc-split", arrays, overwrite=True)
+        >>> train, test = dataset.split(0.67, by="patient")
+        >>> sorted(test.read_rows([0, 1])["patient"].tolist()), train.n_samples
+        ([2, 2], 4)
+        """
+        groups: NDArray[Any] | None = None
+        if by == "chunk":
+            wide = max(self._sources.values(), key=lambda source: (source.row_nbytes, source.info.chunk_rows))
+            ids = np.arange(self.n_samples) if self._stored_ids is None else self._stored_ids
+            groups = ids // wide.info.chunk_rows
+        elif by != "sample":
+            if by not in self.arrays or self.arrays[by].shape:
+                scalars = [name for name, info in self.arrays.items() if not info.shape]
+                raise InvalidParameter.of("by", by, f"'sample', 'chunk', or one of the arrays {', '.join(scalars)}")
+            part = dataclasses.replace(self, _sources={by: self._sources[by]})
+            groups = part.read_rows(np.arange(self.n_samples))[by]
+        first, second = split_samples(self.n_samples, fraction, groups, seed)
+        return self.select(first), self.select(second)
+
+    def _part(self, selection: Selection) -> Dataset:
+        """The samples of a selection of the stored dataset."""
+        ids = selection.ids
+        return dataclasses.replace(self, n_samples=len(ids), _selection=selection, _stored_ids=ids)
 
     def check_unchanged(self) -> None:
         """Check that the dataset is still the one that was opened. Call it after a read that must not mix two of them.
@@ -199,16 +276,18 @@ class Dataset:
             If it cannot be read any more.
         """
         try:
-            now = identity_of(self._store.bare, zarr.open_group(store=self._store, mode="r"))
+            wanted, group = self._opening.wanted, zarr.open_group(store=self._store, mode="r")
+            now = identity_of(self._store.bare, group, find_arrays(group, self.url, wanted), wanted)
         except DatasetError:
             raise
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             raise DatasetError(f"the dataset at {self.url} cannot be read any more: {text}") from error
-        if now != self.identity:
+        if now != self._stored_identity:
             raise DatasetChanged(
-                f"the dataset at {self.url} was written again while it was in use: its identity was {self.identity} "
-                f"and is now {now}. Rows of both must not be mixed. Open it again, and make a new Shuffler"
+                f"the dataset at {self.url} was written again while it was in use: its identity was "
+                f"{self._stored_identity} and is now {now}. Rows of both must not be mixed. Open it again, and make a "
+                "new Shuffler"
             )
 
     def _read(
@@ -222,6 +301,8 @@ class Dataset:
         if isinstance(memory_budget, bool) or not isinstance(memory_budget, int) or memory_budget < 1:
             raise InvalidParameter.of("memory_budget", memory_budget, "an integer >= 1 (bytes)")
         start = time.perf_counter()
+        if self._stored_ids is not None:
+            ids = self._stored_ids[ids]
         try:
             reader.read_rows(sinks, ids, slots, memory_budget=memory_budget, stop=stop)
         except CorruptChunk:
@@ -231,12 +312,15 @@ class Dataset:
         self._meter.add(StoreTraffic(delivered_bytes=ids.size * self.row_nbytes, seconds=time.perf_counter() - start))
 
     def _checked_ids(self, ids: ArrayLike) -> NDArray[np.int64]:
-        return _checked_indices("ids", ids, self.n_samples, "samples")
+        return checked_indices("ids", ids, self.n_samples, "samples")
 
     def __repr__(self) -> str:
         # Storage options may hold secrets and must not appear here.
         arrays = ", ".join(f"{name}: {info.dtype} {info.shape}" for name, info in self.arrays.items())
-        return f"<Dataset {hide_secrets(self.url)!r}, {self.n_samples} samples of {self.row_nbytes} bytes ({arrays})>"
+        left_out = f", without {', '.join(self.skipped)}" if self.skipped else ""
+        part = "" if self._selection is None else f" of {self._selection.n_stored}"
+        samples = f"{self.n_samples}{part} samples of {self.row_nbytes} bytes"
+        return f"<Dataset {hide_secrets(self.url)!r}, {samples} ({arrays}){left_out}>"
 
     def _repr_html_(self) -> str:
         size = human_bytes(self.n_samples * self.row_nbytes)
@@ -246,129 +330,9 @@ class Dataset:
         return html_summary(f"Dataset {hide_secrets(self.url)}", facts, headings, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        nbytes = None if self._cache is None else self._cache.nbytes
-        return _reopen, (self.url, self._storage_options, nbytes)
+        return _opened, (self._opening, self._selection)
 
 
-def open_dataset(
-    url: str | os.PathLike[str],
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    chunk_cache: int | str | None = None,
-) -> Dataset:
-    """Open a dataset: any Zarr group (v2 or v3) whose arrays share their first axis.
-
-    The group does not have to come from dshuffle. Its arrays may be chunked in any way, sharded or compressed. In a
-    dataset from :func:`create_dataset` a missing chunk is an error. In any other group a missing chunk is read as the
-    fill value, as the Zarr specification says.
-
-    Parameters
-    ----------
-    url
-        A local path (including mounted file systems) or a URL: ``file://``, ``s3://bucket/prefix``,
-        ``nfs://server/export/path``, ``memory://name`` (this process only), or any scheme that fsspec knows.
-    storage_options
-        Options of the store. For S3: ``access_key_id``, ``secret_access_key``, ``session_token``, ``region``,
-        ``endpoint``, ``skip_signature`` and obstore's other options, or s3fs's names for them (``key``, ``secret``,
-        ``endpoint_url``, ``client_kwargs``, ...). Missing options come from ``AWS_ACCESS_KEY_ID``,
-        ``AWS_ENDPOINT_URL``, .... The URL of an endpoint without TLS must begin with ``http://``. For other schemes:
-        the options of fsspec. For all stores except ``memory://``: ``max_retries`` (7) and ``timeout`` (60 s); see
-        ``Patience``.
-    chunk_cache
-        Bytes (or ``"256 MiB"``) of stored chunks that each process keeps in memory between epochs; by default none.
-        It applies to arrays whose chunks span all axes except the first.
-
-    Raises
-    ------
-    InvalidParameter
-        If an option is unknown.
-    DatasetNotFound
-        If nothing exists at the URL, or something other than a Zarr group.
-    DatasetError
-        If the store cannot be reached or refuses access, or the group has no arrays, arrays of different lengths, or
-        items of variable length.
-
-    Examples
-    --------
-    >>> from dshuffle.store import create_dataset
-    >>> arrays = {"x": np.ones((10, 3), "f4"), "y": np.arange(10)}
-    >>> _ = create_dataset("memory://doc-open", arrays, overwrite=True)
-    >>> dataset = open_dataset("memory://doc-open")
-    >>> dataset
-    <Dataset 'memory://doc-open', 10 samples of 20 bytes (x: float32 (3,), y: int64 ())>
-    >>> dataset.arrays["x"]
-    ArrayInfo(dtype=dtype('<f4'), shape=(3,), chunk_rows=10, shard_rows=None)
-    """
-    url = canonical_url(url)
-    nbytes = cache_nbytes(chunk_cache)
-    found = standing_at(url, storage_options)
-    if not found:
-        hint = " (memory:// URLs exist only in the process that created them)" if url.startswith("memory://") else ""
-        raise DatasetNotFound(
-            f"no dataset exists at {url}{hint}; create one with create_dataset (dshuffle dataset create)"
-        )
-    if found != GROUP:
-        raise DatasetNotFound(f"{url} is {found}, but a dataset is a Zarr group of arrays")
-    meter = Meter()
-    store = MeteredStore(open_store(url, storage_options, read_only=True, on_retry=meter.count_retry), meter)
-    cache = ChunkCache(store, nbytes, meter) if nbytes else None
-    try:
-        group = zarr.open_group(store=store, mode="r")
-        arrays = dict(sorted(group.arrays()))
-        mark = group.attrs.get(MARK)
-        identity = identity_of(store.bare, group)
-    except DatasetError:
-        raise
-    except Exception as exc:
-        raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
-    if isinstance(mark, Mapping):
-        if not mark.get("complete"):
-            raise DatasetError(f"the dataset at {url} was never finished; create it again with overwrite=True")
-        store.absent_is_error = True
-    sources = {name: StoredArray.of(url, name, array, cache) for name, array in arrays.items()}
-    lengths = {name: array.shape[0] for name, array in arrays.items()}
-    if not lengths:
-        raise DatasetError(f"the Zarr group at {url} has no arrays")
-    if len(set(lengths.values())) > 1:
-        raise DatasetError(f"the arrays of {url} have different lengths along their first axis: {lengths}")
-    n_samples = next(iter(lengths.values()))
-    if n_samples == 0:
-        raise DatasetError(f"the dataset at {url} has no samples")
-    infos = {name: source.info for name, source in sources.items()}
-    return Dataset(
-        url=url,
-        n_samples=n_samples,
-        arrays=MappingProxyType(infos),
-        layout=RowLayout.of({name: (info.dtype, info.shape) for name, info in infos.items()}),
-        identity=identity,
-        _store=store,
-        _sources=sources,
-        _meter=meter,
-        _storage_options=storage_options,
-        _cache=cache,
-    )
-
-
-def _reopen(url: str, storage_options: Mapping[str, Any] | None, chunk_cache: int | None) -> Dataset:
-    return open_dataset(url, storage_options=storage_options, chunk_cache=chunk_cache)
-
-
-def _checked_indices(name: str, values: ArrayLike, stop: int, what: str) -> NDArray[np.int64]:
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise InvalidParameter.of(f"{name}.shape", array.shape, "one-dimensional")
-    if array.size == 0:
-        return np.empty(0, dtype=np.int64)
-    if array.dtype == np.bool_:
-        raise InvalidParameter.because(name, "it is a boolean mask, not integers", "Use numpy.flatnonzero(mask).")
-    if array.dtype.kind not in "iu":
-        raise InvalidParameter.of(f"{name}.dtype", str(array.dtype), "a dtype of integers")
-    if array.min() < 0 or array.max() >= stop:
-        first = int(np.flatnonzero((array < 0) | (array >= stop))[0])
-        raise InvalidParameter.of(
-            f"{name}[{first}]",
-            int(array[first]),
-            f"in [0, {stop}), the range of the {what}",
-            "Negative indices are not supported.",
-        )
-    return array.astype(np.int64, copy=False)
+def _opened(opening: Opening, selection: Selection | None) -> Dataset:
+    dataset = opening.open()
+    return dataset if selection is None else dataset._part(selection)

@@ -15,6 +15,8 @@ from zarr.abc.store import Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+from dshuffle.store.sample_arrays import SampleArrays, Wanted
+
 MARK = "dshuffle"
 """Group attribute that marks a group written by dshuffle."""
 
@@ -25,7 +27,7 @@ SAMPLED_NBYTES = 4096
 """Bytes at the end of each of these objects."""
 
 
-def identity_of(store: Store, group: zarr.Group) -> str:
+def identity_of(store: Store, group: zarr.Group, chosen: SampleArrays, wanted: Wanted) -> str:
     """The identity of a dataset.
 
     A dataset from :func:`~dshuffle.store.create_dataset` carries a random one in its metadata. For any other group it
@@ -36,15 +38,18 @@ def identity_of(store: Store, group: zarr.Group) -> str:
     ----------
     store
         Store of the group, for reads that are not metered.
+    chosen, wanted
+        The arrays of samples, and what the user has asked for.
     """
     mark = group.attrs.get(MARK)
     if isinstance(mark, Mapping):
         if isinstance(mark.get("uuid"), str):
-            return str(mark["uuid"])
+            whole = wanted == Wanted()
+            return str(mark["uuid"]) if whole else hashlib.sha256(f"{mark['uuid']}{wanted}".encode()).hexdigest()[:32]
         if not mark.get("complete"):
             return "incomplete"
-    digest = hashlib.sha256()
-    for name, array in sorted(group.arrays()):
+    digest = hashlib.sha256(b"" if wanted == Wanted() else repr(wanted).encode())
+    for name, array in sorted(chosen.arrays.items()):
         metadata = {key: value for key, value in array.metadata.to_dict().items() if key != "attributes"}
         digest.update(f"{name}={json.dumps(metadata, sort_keys=True, default=str)};".encode())
         for found in sync(_sampled_chunks(store, array)):

@@ -255,7 +255,10 @@ def _unpack(
 
 
 def _index(source: StoredArray, chunk: int) -> tuple[int, ...]:
-    return (chunk, *[0] * len(source.info.shape))
+    return (
+        chunk,
+        *[0] * len(source.info.shape),
+    )  # only arrays whose samples are along the first axis are read directly
 
 
 @numba.njit(nogil=True, cache=True)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from zarr import Array
 
+from dshuffle.encodings import Encoding
 from dshuffle.errors import CorruptChunk, DatasetError
 from dshuffle.store.backends.chunk_cache import ChunkCache
 from dshuffle.store.direct_read import DirectArray
@@ -24,7 +25,7 @@ class ArrayInfo:
     Parameters
     ----------
     dtype
-        Item type, as read.
+        Item type of the values.
     shape
         Shape of one sample.
     chunk_rows
@@ -43,8 +44,21 @@ class ArrayInfo:
 class StoredArray:
     """An array in a store.
 
-    A **band** is the unit of reading: ``chunk_rows`` consecutive rows across all other axes. It is one chunk, or
+    A **band** is the unit of reading: ``chunk_rows`` consecutive samples across all other axes. It is one chunk, or
     several chunks side by side if the array is chunked along other axes too.
+
+    Parameters
+    ----------
+    url, name, array
+        The array, and where it is.
+    info
+        What users see of it.
+    direct
+        Reader of its chunks without zarr's codec pipeline, if that is possible.
+    axis
+        Axis of the samples.
+    encoding
+        How stored numbers become values; None if they are the values.
     """
 
     url: str
@@ -52,29 +66,35 @@ class StoredArray:
     array: Array[Any]
     info: ArrayInfo
     direct: DirectArray | None
+    axis: int = 0
+    encoding: Encoding | None = None
 
     @classmethod
-    def of(cls, url: str, name: str, array: Array[Any], cache: ChunkCache | None = None) -> StoredArray:
-        """Wrap a Zarr array after checking that rows can be read from it.
+    def of(
+        cls,
+        url: str,
+        name: str,
+        array: Array[Any],
+        cache: ChunkCache | None = None,
+        *,
+        axis: int = 0,
+        encoding: Encoding | None = None,
+    ) -> StoredArray:
+        """Wrap a Zarr array of items of fixed size."""
+        dtype = array.dtype if encoding is None else np.dtype(encoding.dtype)
+        shape = array.shape[:axis] + array.shape[axis + 1 :]
+        info = ArrayInfo(dtype, shape, array.chunks[axis], None if array.shards is None else array.shards[axis])
+        return cls(url, name, array, info, DirectArray.of(array, cache) if axis == 0 else None, axis, encoding)
 
-        Raises
-        ------
-        DatasetError
-            If the array has no axis, or items of variable length.
-        """
-        if array.ndim == 0:
-            raise DatasetError(
-                f"array {name!r} of {url} has no axis; the first axis of every array must be the samples"
-            )
-        dtype = array.dtype
-        if dtype.hasobject or dtype.kind in "OT":
-            raise DatasetError(
-                f"array {name!r} of {url} has items of variable length ({dtype}); use a dtype of fixed size, such as "
-                "fixed-length strings or integer codes"
-            )
-        shard_rows = None if array.shards is None else array.shards[0]
-        info = ArrayInfo(dtype, array.shape[1:], array.chunks[0], shard_rows)
-        return cls(url, name, array, info, DirectArray.of(array, cache))
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the stored numbers."""
+        return self.array.dtype
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples."""
+        return self.array.shape[self.axis]
 
     @property
     def batch_nbytes(self) -> int:
@@ -84,18 +104,20 @@ class StoredArray:
     @property
     def row_nbytes(self) -> int:
         """Bytes of one sample."""
-        return self.info.dtype.itemsize * math.prod(self.info.shape)
+        return self.dtype.itemsize * math.prod(self.info.shape)
 
     @property
     def band_nbytes(self) -> int:
         """Decoded bytes of a band, counting whole chunks even where they extend beyond the array."""
-        wide = (math.ceil(size / chunk) * chunk for size, chunk in zip(self._shape[1:], self._chunks[1:], strict=True))
-        return self.info.chunk_rows * math.prod(wide) * self.info.dtype.itemsize
+        sizes = zip(self._shape, self._chunks, strict=True)
+        wide = [math.ceil(size / chunk) * chunk for size, chunk in sizes]
+        wide[self.axis] = self.info.chunk_rows
+        return math.prod(wide) * self.dtype.itemsize
 
     @property
     def chunk_nbytes(self) -> int:
         """Decoded bytes of one chunk."""
-        return math.prod(self._chunks) * self.info.dtype.itemsize
+        return math.prod(self._chunks) * self.dtype.itemsize
 
     @property
     def chunk_grid(self) -> tuple[int, ...]:
@@ -103,7 +125,7 @@ class StoredArray:
         return tuple(math.ceil(size / chunk) for size, chunk in zip(self._shape, self._chunks, strict=True))
 
     async def read_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Read rows ``start`` to ``stop`` as a contiguous ``(n_rows, row_nbytes)`` matrix of bytes.
+        """Read the stored numbers of samples as a contiguous ``(stop - start, row_nbytes)`` matrix of bytes.
 
         Raises
         ------
@@ -111,14 +133,19 @@ class StoredArray:
             If a chunk cannot be decoded. The chunks are read again, one at a time, to find out which.
         """
         try:
-            answer = await self.array.async_array.getitem((slice(start, stop),))
+            answer = await self.array.async_array.getitem((*[slice(None)] * self.axis, slice(start, stop)))
         except (DatasetError, MemoryError):
             raise
         except Exception as exc:
             await self._blame(start, stop, exc)
         # Arrays from other programs may be stored in Fortran order.
-        rows = np.ascontiguousarray(np.asarray(answer), dtype=self.info.dtype)
+        rows = np.ascontiguousarray(np.moveaxis(np.asarray(answer), self.axis, 0), dtype=self.dtype)
         return rows.reshape(len(rows), -1).view(np.uint8)
+
+    def values(self, rows: NDArray[np.uint8]) -> NDArray[Any]:
+        """The values of rows that :meth:`read_rows` has read: ``(n, *shape of one sample)``."""
+        stored = rows.reshape(-1).view(self.dtype).reshape(len(rows), *self.info.shape)
+        return stored if self.encoding is None else self.encoding.decode(stored)
 
     async def check_chunk(self, index: tuple[int, ...]) -> int:
         """Read and decode one chunk; return its size in bytes, without any part beyond the array's end.
@@ -139,7 +166,8 @@ class StoredArray:
 
     def corrupt(self, index: tuple[int, ...], error: Exception) -> CorruptChunk:
         """Build the error that names a chunk, its store key and its samples."""
-        rows = range(self._shape[0])[index[0] * self.info.chunk_rows : (index[0] + 1) * self.info.chunk_rows]
+        first = index[self.axis] * self.info.chunk_rows
+        rows = range(self.n_samples)[first : first + self.info.chunk_rows]
         return CorruptChunk(
             f"chunk {index} of array {self.name!r} of {self.url} (store key {self._key(index)!r}; "
             f"samples {rows[0]} to {rows[-1]}) is missing, truncated or corrupted: "
@@ -148,8 +176,9 @@ class StoredArray:
 
     def chunks_of(self, start: int, stop: int) -> Iterator[tuple[int, ...]]:
         """Indices of the chunks that hold rows ``start`` to ``stop``."""
-        rows = range(start // self.info.chunk_rows, math.ceil(stop / self.info.chunk_rows))
-        return itertools.product(rows, *map(range, self.chunk_grid[1:]))
+        grid = [range(size) for size in self.chunk_grid]
+        grid[self.axis] = range(start // self.info.chunk_rows, math.ceil(stop / self.info.chunk_rows))
+        return itertools.product(*grid)
 
     async def _blame(self, start: int, stop: int, error: Exception) -> NoReturn:
         for index in self.chunks_of(start, stop):

@@ -65,6 +65,10 @@ def write_sharding(
     """
     if not isinstance(name, str) or not name or {"/", ":"} & set(name) or name.startswith((".", "__")):
         raise InvalidParameter.of("name", name, "a string without '/' and ':' that does not start with '.' or '__'")
+    if dataset.is_part:
+        raise InvalidParameter.because(
+            "dataset", "it is a part of a stored dataset", "Give the sharding to the session as an array."
+        )
     values = np.asarray(ranks, dtype=np.int32)
     if values.shape != (dataset.n_samples,):
         raise InvalidParameter.of("ranks.shape", values.shape, f"({dataset.n_samples},), one rank for each sample")
@@ -73,7 +77,7 @@ def write_sharding(
             f"sharding {name!r} of {dataset.url} already exists; replace it with overwrite=True (--overwrite)"
         )
     try:
-        store = open_store(dataset.url, dataset._storage_options, read_only=False)
+        store = open_store(dataset.url, dataset.storage_options, read_only=False)
         shards = zarr.open_group(store=store, mode="r+").require_group(FOLDER)
         group = shards.create_group(name, overwrite=True, attributes={MARK: {"version": 1, "complete": False}})
         for key, array in (("ranks", values), ("broadcast", np.asarray(broadcast, dtype=np.int64))):
@@ -86,8 +90,10 @@ def write_sharding(
 
 
 def stored_shardings(dataset: Dataset) -> tuple[str, ...]:
-    """Return the names of the shardings stored with a dataset, in ascending order."""
-    store = open_store(dataset.url, dataset._storage_options, read_only=True)
+    """Return the names of the shardings stored with a dataset, in ascending order. A part of a dataset has none."""
+    if dataset.is_part:
+        return ()
+    store = open_store(dataset.url, dataset.storage_options, read_only=True)
     try:
         # Consolidated metadata would not list shardings that were added later.
         shards = zarr.open_group(store=store, path=FOLDER, mode="r", use_consolidated=False)
@@ -123,7 +129,7 @@ def read_broadcast(dataset: Dataset, name: str) -> NDArray[np.int64]:
 
 
 def _read(dataset: Dataset, name: str, key: str) -> NDArray[np.generic]:
-    store: Store = open_store(dataset.url, dataset._storage_options, read_only=True)
+    store: Store = open_store(dataset.url, dataset.storage_options, read_only=True)
     try:
         group = zarr.open_group(store=store, path=f"{FOLDER}/{name}", mode="r", use_consolidated=False)
         if not _complete(group):

@@ -105,16 +105,10 @@ def test_what_is_no_dataset(tmp_path: Path) -> None:
 
 def test_groups_that_are_no_dataset(tmp_path: Path) -> None:
     group = zarr.create_group(tmp_path / "g")
-    with pytest.raises(DatasetError, match="no arrays"):
+    with pytest.raises(DatasetError, match=r"no arrays of samples$"):
         open_dataset(tmp_path / "g")
     group.create_array("x", shape=(0, 3), dtype="i4")
     with pytest.raises(DatasetError, match="no samples"):
-        open_dataset(tmp_path / "g")
-    group.create_array("y", shape=(4,), dtype="i4")
-    with pytest.raises(DatasetError, match=r"different lengths .*'x': 0, 'y': 4"):
-        open_dataset(tmp_path / "g")
-    group.create_array("scalar", shape=(), dtype="i4")
-    with pytest.raises(DatasetError, match=r"'scalar' .* no axis"):
         open_dataset(tmp_path / "g")
 
 
@@ -122,5 +116,5 @@ def test_groups_that_are_no_dataset(tmp_path: Path) -> None:
 def test_items_of_variable_length(tmp_path: Path, zarr_format: Any) -> None:
     group = zarr.create_group(tmp_path / "g", zarr_format=zarr_format)
     group.create_array("words", shape=(4,), dtype=str)
-    with pytest.raises(DatasetError, match=r"'words' .* variable length"):
+    with pytest.raises(DatasetError, match=r"no arrays of samples: words: its items have different lengths"):
         open_dataset(tmp_path / "g")

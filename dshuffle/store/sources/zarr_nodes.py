@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,9 +13,11 @@ from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
 from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_at
-from dshuffle.store.dataset import Dataset, open_dataset
+from dshuffle.store.dataset import Dataset
+from dshuffle.store.open import open_dataset
+from dshuffle.store.sample_arrays import unreadable_items
 from dshuffle.store.sources.source import RowSource, StreamSource, unreadable
-from dshuffle.store.stored_array import ArrayInfo, StoredArray
+from dshuffle.store.stored_array import StoredArray
 
 # Bands of chunks are read this many bytes at a time, because a store answers many concurrent requests as fast as one.
 _READ_NBYTES = 16 << 20
@@ -33,6 +36,8 @@ def zarr_arrays(url: str) -> dict[str, RowSource]:
     name = canonical_url(url).rsplit("/", 1)[-1].removesuffix(".zarr")
     try:
         array = zarr.open_array(store=open_store(url, None, read_only=True), mode="r")
+        if reason := unreadable_items(array):
+            raise DatasetError(f"array {name!r} of {url} cannot be read: {reason}")
         return {name: _source(StoredArray.of(url, name, array))}
     except DShuffleError:
         raise
@@ -50,6 +55,7 @@ def read_array(dataset: Dataset, name: str) -> RowSource:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from dshuffle.store import create_dataset
     >>> dataset = create_dataset("memory://doc-read-array", {"x": np.arange(10), "y": np.ones(10)}, overwrite=True)
     >>> read_array(dataset, "x")[2:5]
@@ -57,13 +63,22 @@ def read_array(dataset: Dataset, name: str) -> RowSource:
     """
     if name not in dataset.arrays:
         raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
-    return _source(dataset._sources[name])
+    if not dataset.is_part:
+        return _source(dataset._sources[name])
+    part = dataclasses.replace(dataset, _sources={name: dataset._sources[name]})
+    info, rows = dataset.arrays[name], max(1, _READ_NBYTES // max(1, dataset._sources[name].row_nbytes))
+
+    def blocks() -> Iterator[NDArray[Any]]:
+        for start in range(0, dataset.n_samples, rows):
+            yield part.read_rows(np.arange(start, min(start + rows, dataset.n_samples)))[name]
+
+    return StreamSource(dataset.url, (dataset.n_samples, *info.shape), info.dtype, blocks)
 
 
 def _source(stored: StoredArray) -> RowSource:
-    info, n_rows = stored.info, stored.array.shape[0]
+    info, n_rows = stored.info, stored.n_samples
     # Read whole shards if there are any, because their chunks would otherwise be requested one by one.
-    band = (stored.array.shards or stored.array.chunks)[0]
+    band = (stored.array.shards or stored.array.chunks)[stored.axis]
     row_nbytes = max(1, stored.row_nbytes)
     rows = max(1, min(band, _BAND_NBYTES // row_nbytes))
     rows *= max(1, _READ_NBYTES // (rows * row_nbytes))
@@ -71,10 +86,6 @@ def _source(stored: StoredArray) -> RowSource:
     def blocks() -> Iterator[NDArray[Any]]:
         for start in range(0, n_rows, rows):
             stop = min(start + rows, n_rows)
-            yield _items(sync(stored.read_rows(start, stop)), info)
+            yield stored.values(sync(stored.read_rows(start, stop)))
 
     return StreamSource(stored.url, (n_rows, *info.shape), info.dtype, blocks)
-
-
-def _items(matrix: NDArray[np.uint8], info: ArrayInfo) -> NDArray[Any]:
-    return matrix.reshape(-1).view(info.dtype).reshape(len(matrix), *info.shape)
