@@ -21,7 +21,8 @@ from distributed import Client, Future, as_completed, wait
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.runtime.collective import run_together
 from dshuffle.runtime.session_client import PATIENCE, SessionClient
-from dshuffle.runtime.session_spec import TASK_PREFIX, PerRank
+from dshuffle.runtime.session_spec import PerRank
+from dshuffle.runtime.task_keys import rank_of_key, task_key, task_name
 from dshuffle.runtime.worker.worker_plugin import run_on_partition
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def submit_to_all(
     # about any message of 10 MiB or more, even if it has a separate part for each worker.
     apart = addresses[0].startswith("inproc://") or not all(isinstance(one, Future) for each in values for one in each)
     futures: list[Future[Any]] = []
+    name = task_name(fn, args)
     # ``client.map`` takes one set of workers for all tasks. The scheduler calls this function for each task instead.
     with dask.annotate(workers=functools.partial(worker_of, tuple(addresses))):  # type: ignore[attr-defined]
         for group in [[rank] for rank in ranks] if apart else [list(ranks)]:
@@ -74,7 +76,7 @@ def submit_to_all(
                 [fn] * len(group),
                 [[PerRank.of(value, rank) for value in args] for rank in group],
                 [{name: PerRank.of(value, rank) for name, value in kwargs.items()} for rank in group],
-                key=[f"{TASK_PREFIX}{session_id}-{epoch}-{call}-{rank}" for rank in group],
+                key=[task_key(name, session_id, epoch, call, rank) for rank in group],
                 pure=False,
             )
     return futures
@@ -85,10 +87,10 @@ def worker_of(addresses: Sequence[str], key: str) -> list[str]:
 
     Examples
     --------
-    >>> worker_of(["tcp://10.0.0.1:1", "tcp://10.0.0.2:2"], f"{TASK_PREFIX}abc-3-0-1")
+    >>> worker_of(["tcp://10.0.0.1:1", "tcp://10.0.0.2:2"], "train-dshuffle-abc-3-0-1")
     ['tcp://10.0.0.2:2']
     """
-    return [addresses[int(key.rsplit("-", 1)[1])]]
+    return [addresses[rank_of_key(key)]]
 
 
 def gathered(futures: Sequence[Future[Any]]) -> list[Any]:

@@ -110,9 +110,6 @@ ON_LOSS = ("replace", "raise")
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-TASK_PREFIX = "dshuffle-partition-"
-"""Prefix of the keys of partition tasks. The keys end with the rank."""
-
 PROTOCOL = 12
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 

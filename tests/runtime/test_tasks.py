@@ -13,6 +13,7 @@ from distributed import SchedulerPlugin
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter, StaleEpoch
 from dshuffle.runtime import PerRank, gathered
+from dshuffle.training.monitoring import timed
 
 
 @pytest.fixture
@@ -290,3 +291,21 @@ def test_worker_processes_of_the_tests_start_warm(processes):
         return "warm_worker" in sys.modules
 
     assert all(processes.run(is_warm).values())
+
+
+def test_tasks_have_the_name_of_the_function_in_the_dashboard(threads, small):
+    def mine(partition):
+        return len(partition)
+
+    def together(partition, group):
+        return group.size
+
+    with Shuffler(threads, small) as shuffler:
+        for epoch in shuffler.epochs(1):
+            threads.gather(epoch.map(mine))
+            threads.gather(epoch.map(timed, mine))
+            threads.gather(epoch.map(lambda partition: None))
+            epoch.together(together)
+    names = threads.run_on_scheduler(lambda dask_scheduler: set(dask_scheduler.task_prefixes))
+    assert {"mine", "lambda", "together"} <= names
+    assert not {"timed", "run_together", "dshuffle"} & names

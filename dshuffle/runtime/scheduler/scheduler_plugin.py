@@ -24,7 +24,8 @@ from dshuffle.runtime.cluster_view import choose_members
 from dshuffle.runtime.replies import Reply, replying, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, TASK_PREFIX, SessionRequest, Settings
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionRequest, Settings
+from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 logger = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ class DShuffleScheduler(SchedulerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Watch partition tasks that no worker can run, and move tasks that were sent to a replaced worker."""
-        if finish not in ("no-worker", "processing") or not str(key).startswith(TASK_PREFIX):
+        if finish not in ("no-worker", "processing") or session_of_key(key) is None:
             return
         assert self._scheduler is not None
         session = self._session_of(key)
@@ -219,14 +220,15 @@ class DShuffleScheduler(SchedulerPlugin):
 
     def _session_of(self, key: Any) -> Coordinator | None:
         """Session of a partition task."""
-        return self.coordinators.get(str(key).removeprefix(TASK_PREFIX).partition("-")[0])
+        session_id = session_of_key(key)
+        return None if session_id is None else self.coordinators.get(session_id)
 
     def _pin_again(self, coordinator: Coordinator) -> None:
         """Let the tasks of lost ranks run on their new workers."""
         assert self._scheduler is not None
         self._unrunnable.check(self._scheduler)
         for key in list(self._scheduler.tasks):
-            if str(key).startswith(TASK_PREFIX) and self._session_of(key) is coordinator:
+            if self._session_of(key) is coordinator:
                 move_to_rank(key, self._scheduler, coordinator)
 
     async def _wait_for_workers(self, settings: Settings) -> set[str]:

@@ -17,6 +17,7 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState, WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
+from dshuffle.runtime.task_keys import rank_of_key
 
 logger = logging.getLogger(__name__)
 
@@ -82,13 +83,11 @@ class UnrunnableTasks:
                 waiting.since = now
                 continue
             pinned_to = task.worker_restrictions or set()
-            where = ", ".join(pinned_to) if session is None else session.addresses[_rank(key)]
+            where = ", ".join(pinned_to) if session is None else session.addresses[rank_of_key(key)]
             worker = scheduler.workers.get(where)
             if session is None or worker is None:
-                lost = (
-                    f"the worker that owned rank {_rank(key)} ({where}) has left the cluster and its partition is lost"
-                )
-                _fail(task, scheduler, WorkerLost(f"{lost}. Make a new Shuffler"))
+                lost = f"the worker that owned rank {rank_of_key(key)} ({where}) has left the cluster"
+                _fail(task, scheduler, WorkerLost(f"{lost} and its partition is lost. Make a new Shuffler"))
             elif pinned_to != {where}:
                 move_to_rank(key, scheduler, session)
             elif now - waiting.since >= session.paused_timeout:
@@ -119,7 +118,7 @@ class UnrunnableTasks:
 
 def move_to_rank(key: Any, scheduler: Scheduler, session: Session) -> None:
     """Move a task that has not ended to the present worker of its rank, if it is pinned to another one."""
-    task, where = scheduler.tasks.get(key), session.addresses.get(_rank(key))
+    task, where = scheduler.tasks.get(key), session.addresses.get(rank_of_key(key))
     if task is None or where not in scheduler.workers or task.worker_restrictions in (None, {where}):
         return
     scheduler.set_restrictions({key: {where}})
@@ -129,15 +128,11 @@ def move_to_rank(key: Any, scheduler: Scheduler, session: Session) -> None:
         scheduler.transitions({key: finish}, stimulus_id=f"dshuffle-replaced-{key}")
 
 
-def _rank(key: Any) -> int:
-    return int(str(key).rsplit("-", 1)[1])
-
-
 def _paused(key: Any, worker: WorkerState) -> str:
     memory = ""
     if worker.memory_limit:
         memory = f" at {100 * worker.memory.process / worker.memory_limit:.0f} % of its memory limit"
-    return f"rank {_rank(key)} ({worker.address}) is {worker.status.name} in Dask{memory}"
+    return f"rank {rank_of_key(key)} ({worker.address}) is {worker.status.name} in Dask{memory}"
 
 
 def _fail(task: TaskState, scheduler: Scheduler, error: DShuffleError) -> None:

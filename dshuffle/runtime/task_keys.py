@@ -1,0 +1,64 @@
+"""Keys of partition tasks: the user's function, which the Dask dashboard shows, then session, epoch, call and rank."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+MARK = "dshuffle"
+"""Word in the key of every partition task."""
+
+PARTS = 6
+"""Parts of a key."""
+
+CALLING = {"in_stored_order", "run_together", "timed"}
+"""Functions of dshuffle that only call the function among their arguments."""
+
+
+def task_key(name: str, session_id: str, epoch: int, call: int, rank: int) -> str:
+    """Return the key of a task. Dask groups tasks by what is before the first hyphen.
+
+    Examples
+    --------
+    >>> task_key("train", "0f3a", 3, 0, 1)
+    'train-dshuffle-0f3a-3-0-1'
+    """
+    return f"{name}-{MARK}-{session_id}-{epoch}-{call}-{rank}"
+
+
+def session_of_key(key: object) -> str | None:
+    """Return the session of a task; None if it is not a partition task.
+
+    Examples
+    --------
+    >>> session_of_key("train-dshuffle-0f3a-3-0-1"), session_of_key("sum-0f3a"), session_of_key(("x", 0))
+    ('0f3a', None, None)
+    """
+    parts = key.split("-") if isinstance(key, str) else []
+    return parts[2] if len(parts) == PARTS and parts[1] == MARK else None
+
+
+def rank_of_key(key: str) -> int:
+    """Return the rank of a partition task."""
+    return int(key.rsplit("-", 1)[1])
+
+
+def task_name(fn: Callable[..., Any], args: Sequence[Any] = ()) -> str:
+    """Return a name for tasks of a function. Functions of dshuffle that call the user's have the name of that one.
+
+    Examples
+    --------
+    >>> from dshuffle.runtime.collective import run_together
+    >>> task_name(len), task_name(functools.partial(len)), task_name(lambda p: p), task_name(run_together, ["id", sum])
+    ('len', 'len', 'lambda', 'sum')
+    """
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__name__", type(fn).__name__)
+    if name in CALLING and str(getattr(fn, "__module__", "")).startswith(f"{MARK}."):
+        place = next((place for place, one in enumerate(args) if callable(one)), None)
+        if place is not None:
+            return task_name(args[place], args[place + 1 :])
+    return re.sub(r"\W+", "_", name).strip("_") or "task"
