@@ -18,10 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
+from dshuffle.exchange.row_file import RowFile
 from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows, gather_rows, scatter_verified
 
 # Bytes per slot besides the row: a checksum (4), two index entries (8 + 8) and a free-list entry (8).
 SLOT_OVERHEAD = 28
+
+CHECKED_ROWS = 1 << 14
+"""Rows whose checksums are computed in one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,9 @@ class CachePartition:
     incoming
         Maximum number of rows that arrive in one exchange.
     budget
-        Maximum size of this partition in bytes; ``None`` for no limit.
+        Maximum size of this partition in memory, in bytes; ``None`` for no limit.
+    file
+        File for the rows, with as many as there are slots; ``None`` to keep them in memory.
 
     Raises
     ------
@@ -96,25 +102,44 @@ class CachePartition:
     array([0.9, 0.4, 0.9])
     """
 
-    def __init__(self, layout: RowLayout, *, capacity: int, incoming: int, budget: int | None = None) -> None:
+    def __init__(
+        self,
+        layout: RowLayout,
+        *,
+        capacity: int,
+        incoming: int,
+        budget: int | None = None,
+        file: RowFile | None = None,
+    ) -> None:
         n_slots = capacity + incoming
-        needed = self.nbytes_for(layout, n_slots)
+        needed = self.nbytes_for(layout, n_slots, on_disk=file is not None)
         if budget is not None and needed > budget:
             raise CacheBudgetError(
                 f"a cache partition with {capacity} rows and room for {incoming} incoming rows, {layout.nbytes} bytes "
                 f"each, needs {needed} bytes; memory_limit allows {budget}. Raise memory_limit or use more workers."
             )
         self.layout = layout
-        self.rows: ByteMatrix = layout.empty(n_slots)
+        self._file = file
+        self.rows: ByteMatrix = layout.empty(n_slots) if file is None else file.rows
         self.checksums: NDArray[np.uint32] = np.zeros(n_slots, dtype=np.uint32)
         self.index = EMPTY
         self._incoming = EMPTY
         self._free: NDArray[np.int64] = np.arange(n_slots, dtype=np.int64)
 
     @staticmethod
-    def nbytes_for(layout: RowLayout, n_slots: int) -> int:
-        """Return the size of ``n_slots`` slots in bytes, including the index."""
-        return n_slots * (layout.nbytes + SLOT_OVERHEAD)
+    def nbytes_for(layout: RowLayout, n_slots: int, *, on_disk: bool = False) -> int:
+        """Return the size of ``n_slots`` slots in memory, in bytes, including the index."""
+        return n_slots * (SLOT_OVERHEAD if on_disk else layout.nbytes + SLOT_OVERHEAD)
+
+    def relieve(self) -> None:
+        """Give memory back, if rows are on a disk and the process has grown too large."""
+        if self._file is not None:
+            self._file.relieve()
+
+    def close(self) -> None:
+        """Stop what belongs to rows on a disk. The rows are freed when nobody uses them any more."""
+        if self._file is not None:
+            self._file.close()
 
     @property
     def n_slots(self) -> int:
@@ -132,7 +157,10 @@ class CachePartition:
 
     def add_checksums(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Compute the checksums of rows that were just read from the store; they are sent along with the rows."""
-        self.checksums[slots] = checksum_rows(self.rows, sample_ids, slots)
+        for first in range(0, len(slots), CHECKED_ROWS):
+            some = slice(first, first + CHECKED_ROWS)
+            self.checksums[slots[some]] = checksum_rows(self.rows, sample_ids[some], slots[some])
+            self.relieve()
 
     def corrupted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Verify all held rows, and return the samples and the slots of the corrupted ones."""
@@ -144,6 +172,7 @@ class CachePartition:
         """Gather rows and checksums of held samples into contiguous buffers."""
         slots = self.index.find(sample_ids)
         gather_rows(self.rows, slots, rows)
+        self.relieve()
         np.take(self.checksums, slots, out=checksums, mode="clip")
 
     def unpack(
@@ -169,6 +198,7 @@ class CachePartition:
         if wrong >= 0:
             raise ChecksumMismatch(f"the row of sample {int(sample_ids[wrong])} arrived corrupted")
         self.checksums[slots] = checksums
+        self.relieve()
 
     def prepare(self, held: NDArray[np.int64]) -> Swap:
         """Build the state after a commit that keeps ``held`` (sorted), a subset of the held and incoming samples."""

@@ -55,7 +55,7 @@ class Pipeline:
         Where to run: :class:`LocalWorkers` (the default), :class:`RunningScheduler`, :class:`BatchJobs`, or an object
         of your own that is a :class:`ClusterSource`.
     session
-        Further parameters of :class:`dshuffle.Shuffler`: ``on_loss``, ``memory_limit``, ``server``, ``cluster``.
+        Further parameters of :class:`dshuffle.Shuffler`: ``on_loss``, ``memory_limit``, ``cache_directory``, ...
     checkpoint
         File or object of the state, as for :class:`dshuffle.Shuffler`. With it, training goes on if the session is
         lost, and another run of the pipeline continues where this one ended. Only with a single way.
@@ -176,7 +176,8 @@ class Pipeline:
         spec = ShuffleSpec(dataset.n_samples, self.cluster.n_workers, choices)
         memory = self.cluster.worker_memory
         if memory and self.session.get("memory_limit") is None:
-            check_budget(spec, dataset.layout, int(Settings.from_config().memory_fraction * memory))
+            limit = int(Settings.from_config().memory_fraction * memory)
+            check_budget(spec, dataset.layout, limit, on_disk=self.session.get("cache_directory") is not None)
 
     def explain(self, rates: Cluster | None = None) -> Explanation:
         """Say what will run where, how much moves, and how long an exchange will take. Trains nothing.

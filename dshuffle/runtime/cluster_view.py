@@ -105,6 +105,7 @@ def choose_members(scheduler: Scheduler, order: SessionRequest, ready: Collectio
         order.on_loss,
         addresses,
         remainder=order.remainder,
+        cache_directory=order.cache_directory,
     )
     return Members(spec, role)
 

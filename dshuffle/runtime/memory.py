@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dask.utils import parse_bytes
+from distributed import Worker
 
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.row_file import RowFile
 from dshuffle.planning import ShuffleSpec, get_delivery
 from dshuffle.planning.own_part import plans_own_parts
 from dshuffle.planning.plan_memory import plan_nbytes
@@ -41,8 +43,8 @@ def parse_memory_limit(memory_limit: int | str | None) -> int | None:
     return parsed
 
 
-def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None) -> None:
-    """Refuse a session whose cache partitions do not fit.
+def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, on_disk: bool = False) -> None:
+    """Refuse a session whose cache partitions do not fit. With ``on_disk``, their rows do not count.
 
     Raises
     ------
@@ -50,16 +52,16 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None) -> 
         If a partition exceeds the limit. The message gives the bytes that are needed, and the number of workers that
         would be enough.
     """
-    needed = member_nbytes(shuffle, layout)
+    needed = member_nbytes(shuffle, layout, on_disk=on_disk)
     if limit is None or needed <= limit:
         return
-    workers = _workers_that_fit(shuffle, layout, limit)
+    workers = None if on_disk else _workers_that_fit(shuffle, layout, limit)
     if workers is None:
         way_out = "Raise memory_limit; more workers would not help"
         if shuffle.choices.cache_fraction is not None:
             way_out += f" with cache_fraction={shuffle.choices.cache_fraction}, but a lower cache_fraction may"
     else:
-        way_out = f"Use {workers} workers, or a memory_limit of {needed} bytes"
+        way_out = f"Use {workers} workers, a memory_limit of {needed} bytes, or rows on a local disk (cache_directory)"
     relayed = f", and for {_relayed(shuffle)} packets to relay" if _relayed(shuffle) else ""
     planning = ""
     if plan := _plan_nbytes(shuffle):
@@ -69,6 +71,25 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None) -> 
         f"{layout.nbytes} bytes and room for {shuffle.max_incoming} incoming ones{relayed}{planning}); memory_limit "
         f"allows {limit} bytes. {way_out}"
     )
+
+
+LOCAL = "local"
+"""Value of ``cache_directory`` for the local directory of each Dask worker."""
+
+
+def row_file(worker: Worker, spec: SessionSpec, layout: RowLayout) -> RowFile | None:
+    """Make the file for the rows of a session on a worker that trains; None if they are in memory.
+
+    Raises
+    ------
+    CacheBudgetError
+        If the folder cannot be used, or the disk does not have enough room.
+    """
+    if spec.cache_directory is None:
+        return None
+    folder = str(worker.local_directory) if spec.cache_directory == LOCAL else spec.cache_directory
+    n_slots = spec.shuffle.capacity + spec.shuffle.max_incoming
+    return RowFile(layout, n_slots, folder, worker.memory_manager.memory_limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +141,11 @@ class WorkerMemory:
         if given is None and self.limit:
             limit = max(0, int(settings.memory_fraction * self.limit) - sum(self.reserved.values()))
         room = self.room(settings.window_bytes)
-        needed = member_nbytes(spec.shuffle, layout) if trains else 0
+        on_disk = spec.cache_directory is not None
+        needed = member_nbytes(spec.shuffle, layout, on_disk=on_disk) if trains else 0
         if trains:
             try:
-                check_budget(spec.shuffle, layout, limit)
+                check_budget(spec.shuffle, layout, limit, on_disk=on_disk)
             except CacheBudgetError as error:
                 if given is not None or not self.reserved:
                     raise
@@ -146,9 +168,9 @@ class WorkerMemory:
         return f"Open sessions on this worker: {names}. Close sessions that are no longer used"
 
 
-def member_nbytes(shuffle: ShuffleSpec, layout: RowLayout) -> int:
-    """Maximum bytes that a worker needs for its partition, and for plans of all samples."""
-    return partition_nbytes(shuffle, layout) + _plan_nbytes(shuffle)
+def member_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool = False) -> int:
+    """Maximum bytes of memory that a worker needs for its partition, and for plans of all samples."""
+    return partition_nbytes(shuffle, layout, on_disk=on_disk) + _plan_nbytes(shuffle)
 
 
 def for_partition(shuffle: ShuffleSpec, limit: int | None) -> int | None:
@@ -161,9 +183,10 @@ def _plan_nbytes(shuffle: ShuffleSpec) -> int:
     return 0 if plans_own_parts(shuffle, shuffle.choices.delivery) else plan_nbytes(shuffle)
 
 
-def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout) -> int:
-    """Maximum bytes that a worker needs for its rows, for incoming rows, and for packets that it relays."""
-    return CachePartition.nbytes_for(layout, shuffle.capacity + shuffle.max_incoming + _relayed(shuffle))
+def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool = False) -> int:
+    """Maximum bytes of memory that a worker needs for its rows, for incoming rows, and for packets that it relays."""
+    slots = CachePartition.nbytes_for(layout, shuffle.capacity + shuffle.max_incoming, on_disk=on_disk)
+    return slots + CachePartition.nbytes_for(layout, _relayed(shuffle))
 
 
 def _relayed(shuffle: ShuffleSpec) -> int:

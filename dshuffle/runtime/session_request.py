@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import uuid
 
 from distributed import Client
@@ -29,6 +30,7 @@ def session_request(
     memory_limit: int | str | None,
     server: str | int | None,
     cluster: Cluster | None,
+    cache_directory: str | os.PathLike[str] | None,
     remainder: Remainder | None,
 ) -> tuple[SessionRequest, Classes | None]:
     """Check the parameters of a :class:`dshuffle.Shuffler`, and read what its plans need from the dataset.
@@ -67,5 +69,6 @@ def session_request(
         on_loss=on_loss,
         first_epoch=as_integer("first_epoch", first_epoch, 0),
         remainder=remainder,
+        cache_directory=None if cache_directory is None else os.fspath(cache_directory),
     )
     return request, classes

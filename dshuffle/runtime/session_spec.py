@@ -110,7 +110,7 @@ ON_LOSS = ("replace", "raise")
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 12
+PROTOCOL = 13
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -190,7 +190,8 @@ class SessionRequest:
     """Request of a client for a session, before ranks are assigned.
 
     ``deliveries`` maps the deliveries to choose from in each epoch to the expected seconds of an exchange.
-    ``remainder`` says what earlier sessions have trained on in the first epoch.
+    ``remainder`` says what earlier sessions have trained on in the first epoch. ``cache_directory`` is the folder for
+    rows on each worker.
     """
 
     session_id: str
@@ -204,6 +205,7 @@ class SessionRequest:
     on_loss: str = "replace"
     first_epoch: int = 0
     remainder: Remainder | None = None
+    cache_directory: str | None = None
 
     def __post_init__(self) -> None:
         if self.on_loss not in ON_LOSS:
@@ -229,6 +231,8 @@ class SessionSpec:
         Random word that only the participants and the scheduler know. A vote without it is refused.
     remainder
         What earlier sessions have trained on in the first epoch, if this session goes on in the middle of it.
+    cache_directory
+        Folder for the rows on each worker, or ``"local"`` for the worker's own; None to keep them in memory.
     """
 
     session_id: str
@@ -241,6 +245,7 @@ class SessionSpec:
     addresses: dict[int, str] = field(default_factory=dict)
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     remainder: Remainder | None = None
+    cache_directory: str | None = None
 
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""

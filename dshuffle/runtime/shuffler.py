@@ -94,6 +94,10 @@ class Shuffler:
     memory_limit
         Maximum size of a worker's cache partition (``"2 GiB"`` or an integer), including the packets that it relays
         and, on the server, the rows that it serves. By default 60 % of the worker's own memory limit.
+    cache_directory
+        Folder on a local disk of every worker, for partitions that are larger than memory; ``"local"`` for the
+        ``local_directory`` of each Dask worker. Rows are then in a file without a name, and only their index counts as
+        memory. See docs/settings.md.
     server
         Address or name of the worker that serves, for ``"server"`` and coded deliveries. By default a worker with the
         Dask resource ``dshuffle-server``. This worker does not train. If there is none, rank 0 trains and serves.
@@ -152,6 +156,7 @@ class Shuffler:
         on_loss: str = "replace",
         checkpoint: str | os.PathLike[str] | None = None,
         memory_limit: int | str | None = None,
+        cache_directory: str | os.PathLike[str] | None = None,
         server: str | int | None = None,
         cluster: Cluster | None = None,
         _resumed: SessionState | None = None,
@@ -177,6 +182,7 @@ class Shuffler:
             on_loss=on_loss,
             first_epoch=first_epoch,
             memory_limit=memory_limit,
+            cache_directory=cache_directory,
             server=server,
             cluster=cluster,
             remainder=None if _resumed is None or not _resumed.next.trained else _resumed.next,

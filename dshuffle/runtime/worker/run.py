@@ -326,7 +326,11 @@ class ExchangeRun:
         cache = training.cache
 
         def read_store(sample_ids: NDArray[np.int64], slots: NDArray[np.int64], stop: Callable[[], bool]) -> None:
-            dataset.read_into(cache.rows, slots, sample_ids, stop=stop)
+            def ends() -> bool:  # called before every chunk
+                cache.relieve()
+                return stop()
+
+            dataset.read_into(cache.rows, slots, sample_ids, stop=ends)
             dataset.check_unchanged()
             cache.add_checksums(sample_ids, slots)
 

@@ -24,6 +24,7 @@ from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId, rows_per_message
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.exchange.receiver import Receiver
+from dshuffle.exchange.row_file import RowFile
 from dshuffle.exchange.sender import Sender
 from dshuffle.planning import SERVER, STORE, name_of
 from dshuffle.runtime.memory import for_partition, partition_nbytes
@@ -57,9 +58,13 @@ class WorkerSession:
         The session's dataset, open in this process.
     rank
         Rank of this worker, or ``None`` if it only serves.
+    file
+        File for the rows; ``None`` to keep them in memory.
     """
 
-    def __init__(self, worker: Worker, spec: SessionSpec, dataset: Dataset, rank: int | None) -> None:
+    def __init__(
+        self, worker: Worker, spec: SessionSpec, dataset: Dataset, rank: int | None, file: RowFile | None = None
+    ) -> None:
         self.spec = spec
         self.rank = rank
         self.epoch = spec.shuffle.first_epoch - 1
@@ -93,7 +98,11 @@ class WorkerSession:
         budget = for_partition(spec.shuffle, spec.memory_limit)
         if rank is not None:
             cache = CachePartition(
-                layout, capacity=spec.shuffle.capacity, incoming=spec.shuffle.max_incoming, budget=budget
+                layout,
+                capacity=spec.shuffle.capacity,
+                incoming=spec.shuffle.max_incoming,
+                budget=budget,
+                file=file,
             )
             receiver = Receiver(
                 Inbox(rank, window=settings.window),
@@ -109,7 +118,7 @@ class WorkerSession:
             senders[rank] = sender(rank)
         if spec.addresses.get(SERVER) == worker.address:
             if budget is not None and training is not None:  # training and serving share the budget
-                budget -= partition_nbytes(spec.shuffle, layout)
+                budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.cache_directory is not None)
             server_rows = ServerRows(
                 dataset,
                 budget=budget,
@@ -287,6 +296,8 @@ class WorkerSession:
         for task in self._background:
             task.cancel()
         parts.plans.close()
+        if parts.training is not None:
+            parts.training.cache.close()
         self._jobs.close()
         self._reading.close()
         if parts.server_rows is not None:

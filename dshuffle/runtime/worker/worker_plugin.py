@@ -24,7 +24,7 @@ from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning import SERVER
 from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.dataset_inputs import with_data
-from dshuffle.runtime.memory import WorkerMemory
+from dshuffle.runtime.memory import WorkerMemory, row_file
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec
@@ -254,11 +254,14 @@ class DShuffleWorker(WorkerPlugin):
     async def _open(self, spec: SessionSpec, number: int, last_run: int, epoch: int | None) -> None:
         assert self._worker is not None
         loop = asyncio.get_running_loop()
+        rank, file = self._rank(spec), None
         try:
             dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
             spec = spec.with_shuffle(await loop.run_in_executor(self._executor, with_data, spec.shuffle, dataset))
             await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle)
-            session = WorkerSession(self._worker, spec, dataset, self._rank(spec))
+            if rank is not None:
+                file = await loop.run_in_executor(self._executor, row_file, self._worker, spec, dataset.layout)
+            session = WorkerSession(self._worker, spec, dataset, rank, file)
             session.number = number
             try:
                 if epoch is not None:
@@ -270,6 +273,8 @@ class DShuffleWorker(WorkerPlugin):
             self.sessions[spec.session_id] = session
         except BaseException:
             self._reserved.pop(spec.session_id, None)
+            if file is not None:
+                file.close()
             raise
         finally:
             self._opening.pop(spec.session_id, None)

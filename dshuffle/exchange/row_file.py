@@ -1,0 +1,99 @@
+"""Rows in a file on a local disk, mapped into memory: for partitions that are larger than the memory of a worker.
+
+The file has no name, so nothing is left behind, however the process ends. Its blocks are allocated at once, so that a
+full disk is noticed before the first row arrives. Pages of the file that the process has touched count as its memory,
+although the system can write them back and take them away. Dask would pause and kill the worker. So a thread gives
+these pages back when the process has grown too large. They stay in the page cache as long as there is room.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+
+import numpy as np
+import psutil
+
+from dshuffle.errors import CacheBudgetError
+from dshuffle.rows import ByteMatrix, RowLayout
+
+INTERVAL = 0.02
+"""Seconds between looks at the memory of the process."""
+
+FRACTION = 0.5
+"""Fraction of the memory limit at which pages are given back."""
+
+MARGIN = 64 * 2**20
+"""Least number of bytes that the process may grow by before pages are given back."""
+
+
+class RowFile:
+    """A matrix of rows in a file without a name.
+
+    Parameters
+    ----------
+    layout
+        Layout of a row.
+    n_rows
+        Number of rows.
+    directory
+        Folder on a local disk; created if it does not exist.
+    memory_limit
+        Memory limit of the process in bytes. None or 0 if there is none; then no pages are given back.
+
+    Raises
+    ------
+    CacheBudgetError
+        If the folder cannot be used, or the disk does not have enough room.
+
+    Examples
+    --------
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = RowFile(RowLayout.of({"x": (np.dtype("f8"), ())}), 3, folder)
+    ...     file.rows[1] = 7
+    ...     file.release()
+    ...     file.rows.shape, file.rows[:, 0].tolist(), os.listdir(folder)
+    ((3, 8), [0, 7, 0], [])
+    """
+
+    def __init__(self, layout: RowLayout, n_rows: int, directory: str, memory_limit: int | None = None) -> None:
+        nbytes = max(1, n_rows * layout.nbytes)
+        try:
+            os.makedirs(directory, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+                self._map = mmap.mmap(file.fileno(), nbytes)
+        except OSError as error:
+            free = shutil.disk_usage(directory).free if os.path.isdir(directory) else 0
+            raise CacheBudgetError(
+                f"cache_directory={directory!r} cannot hold a partition of {nbytes} bytes ({error}); {free} bytes are "
+                "free there. Use another folder, more workers, or a lower cache_fraction"
+            ) from error
+        self._map.madvise(mmap.MADV_RANDOM)  # rows are read one by one: what is beside them is rarely needed
+        self.rows: ByteMatrix = np.frombuffer(self._map, np.uint8)[: n_rows * layout.nbytes].reshape(n_rows, -1)
+        self._closed = threading.Event()
+        self._process = psutil.Process()
+        self._most: int | None = None
+        if memory_limit:
+            self._most = max(int(FRACTION * memory_limit), self._process.memory_info().rss + MARGIN)
+            threading.Thread(target=self._watch, name="dshuffle-pages", daemon=True).start()
+
+    def release(self) -> None:
+        """Give the pages back that the process has touched. Their contents stay in the file."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+    def relieve(self) -> None:
+        """Give pages back if the process has grown too large. Called by whoever touches many rows."""
+        if self._most is not None and self._process.memory_info().rss > self._most:
+            self.release()
+
+    def close(self) -> None:
+        """Stop looking at the memory. The file is gone when nobody uses its rows any more."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(INTERVAL):
+            self.relieve()

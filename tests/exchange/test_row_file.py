@@ -1,0 +1,106 @@
+"""Rows in a file on a disk: the same rows, little memory, and no file that is left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from dshuffle.errors import CacheBudgetError
+from dshuffle.exchange import row_file
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.row_file import RowFile
+from dshuffle.rows import RowLayout
+
+LAYOUT = RowLayout.of({"x": (np.dtype("f8"), (512,))})
+"""Rows of a page."""
+
+
+def test_rows_survive_that_their_pages_are_given_back(tmp_path):
+    file = RowFile(LAYOUT, 1000, str(tmp_path / "new" / "folder"))
+    expected = np.random.default_rng(0).integers(0, 256, file.rows.shape, dtype=np.uint8)
+    file.rows[:] = expected
+    before = psutil.Process().memory_info().rss
+    file.release()
+    assert before - psutil.Process().memory_info().rss > 3_000_000
+    assert np.array_equal(file.rows, expected)
+    assert os.listdir(tmp_path / "new" / "folder") == []
+    file.close()
+
+
+def test_memory_stays_below_the_limit_while_rows_are_written(tmp_path):
+    """In a process of its own, whose memory nothing else changes."""
+    code = f"""
+import numpy as np, psutil, sys
+from dshuffle.exchange import row_file
+from dshuffle.exchange.row_file import RowFile
+from dshuffle.rows import RowLayout
+row_file.MARGIN = 20 * 2**20
+start = psutil.Process().memory_info().rss
+file = RowFile(RowLayout.of({{"x": (np.dtype("u1"), (4096,))}}), 100_000, {str(tmp_path)!r}, memory_limit=1)
+most = 0
+for first in range(0, 100_000, 1000):
+    file.rows[first : first + 1000] = first // 1000
+    file.relieve()
+    most = max(most, psutil.Process().memory_info().rss - start)
+assert (file.rows[::1000, 0] == np.arange(100)).all()
+print(most)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 60 * 2**20  # of 400 MB
+
+
+def test_a_thread_looks_at_the_memory_until_the_file_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_file, "MARGIN", -(2**40))
+    file = RowFile(LAYOUT, 10, str(tmp_path), memory_limit=1)
+    released = []
+    monkeypatch.setattr(file, "release", lambda: released.append(1))
+    deadline = time.monotonic() + 10
+    while not released and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert released
+    file.close()
+    time.sleep(0.1)
+    released.clear()
+    time.sleep(0.2)
+    assert not released
+
+
+def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path, monkeypatch):
+    def full(fd, offset, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(CacheBudgetError, match=r"cannot hold a partition of 4096000 bytes \(.*No space left.*are free"):
+        RowFile(LAYOUT, 1000, str(tmp_path))
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheBudgetError, match=r"cache_directory='.*file/below' cannot hold a partition"):
+        RowFile(LAYOUT, 10, str(tmp_path / "file" / "below"))
+
+
+def test_a_partition_on_a_disk_counts_its_index_only(tmp_path):
+    file = RowFile(LAYOUT, 30, str(tmp_path))
+    cache = CachePartition(LAYOUT, capacity=20, incoming=10, budget=30 * 28, file=file)
+    slots = cache.reserve(np.arange(20))
+    LAYOUT.column(cache.rows, "x")[slots] = np.arange(20)[:, np.newaxis]
+    cache.add_checksums(np.arange(20), slots)
+    cache.commit(cache.prepare(np.arange(20)))
+    rows, checksums = LAYOUT.empty(3), np.empty(3, np.uint32)
+    cache.pack(np.array([7, 0, 19]), rows, checksums)
+    assert LAYOUT.column(rows, "x")[:, 0].tolist() == [7, 0, 19]
+    assert cache.corrupted()[0].size == 0
+    cache.rows[slots[5], 3] ^= 1
+    assert cache.corrupted()[0].tolist() == [5]
+    with pytest.raises(CacheBudgetError):
+        CachePartition(LAYOUT, capacity=20, incoming=10, budget=30 * 28 - 1, file=file)
+    cache.close()
