@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
-import threading
 import time
 from dataclasses import dataclass
 
@@ -145,8 +145,21 @@ def pid_of(client, address):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["trains", "serves", "does both"])
-def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, killed):
+def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, tmp_path, killed):
     """The order of the pushes is emulated, so the result is the same as without the fault."""
+    flag = tmp_path / "flag"
+
+    class Striking(SoftmaxRegression):
+        """Kills a server, or the own worker, which has begun to train, in the middle of an epoch."""
+
+        def gradient(self, *args):
+            with contextlib.suppress(FileNotFoundError):
+                pid = int(flag.read_text())
+                if killed == "serves" or pid == os.getpid():
+                    flag.unlink()
+                    os.kill(pid, signal.SIGKILL)
+            return super().gradient(*args)
+
     alone = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) if killed == "does both" else None
     with local_cluster(2) if alone is None else Client(alone) as client:
         with dshuffle.Shuffler(client, many_blobs) as real:
@@ -157,11 +170,12 @@ def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, kil
             address = {"trains": real.addresses[1], "does both": real.addresses[0]}.get(killed) or others[0]
             pid = pid_of(client, address)
 
-            def kill_soon(point):
+            def strike_next(point):
                 if point.epoch == 0:
-                    threading.Timer(0.1, os.kill, (pid, signal.SIGKILL)).start()
+                    flag.write_text(str(pid))
 
-            history = fit_parameter_server(real, SoftmaxRegression(4), on_epoch=kill_soon, **ORDERED)
+            history = fit_parameter_server(real, Striking(4), on_epoch=strike_next, **ORDERED)
+    assert not flag.exists()
     if alone is not None:
         alone.close()
     assert "the epoch starts again on all workers" in caplog.text
