@@ -17,6 +17,7 @@ COMMANDS = {
         "Train with several ways of shuffling and report the fastest.",
     ),
     "dataset": ("dshuffle.cli.dataset", "Create, describe and verify datasets."),
+    "doctor": ("dshuffle.cli.doctor", "Check a cluster: versions, clocks, limits, disks, and the dataset."),
     "plan": ("dshuffle.cli.plan", "Count the packets of each delivery, without a cluster."),
     "run": ("dshuffle.cli.run", "Run a pipeline from a Python file."),
     "shard": (

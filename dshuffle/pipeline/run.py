@@ -179,7 +179,9 @@ def _warm_up(client: Client, dataset: Dataset, way: Way) -> None:
 
 
 def _command() -> str:
-    return hide_secrets(shlex.join(sys.argv))
+    program, *arguments = sys.argv
+    own = Path(program).name == "dshuffle"
+    return hide_secrets(shlex.join(["dshuffle", *arguments] if own else ["python", program, *arguments]))
 
 
 class PipelineRun:

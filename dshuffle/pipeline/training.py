@@ -102,7 +102,9 @@ class Training:
     @property
     def facts(self) -> dict[str, Any]:
         """The training by name, for a report."""
-        return {"training": self.name, "epochs": self.epochs, **{k: f"{v!r:.60}" for k, v in self.options.items()}}
+        plain = (bool, int, float, str)
+        shown = {name: value if isinstance(value, plain) else f"{value!r:.60}" for name, value in self.options.items()}
+        return {"training": self.name, "epochs": self.epochs, **shown}
 
     def run(self, shuffler: Shuffler, on_epoch: OnEpoch) -> Any:
         """Train, and call ``on_epoch`` after every epoch, if the function says when one has ended."""

@@ -1,0 +1,266 @@
+"""Look for what commonly goes wrong on a cluster: versions, clocks, limits, disks, and the dataset."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+from distributed import Client, Worker
+
+from dshuffle.runtime.cluster_view import cluster_info, only_serves
+from dshuffle.runtime.session_spec import DatasetReference
+from dshuffle.store import Dataset
+from dshuffle.units import human_bytes, human_seconds
+
+PACKAGES = ("dshuffle", "dask", "distributed", "numpy", "zarr", "numba", "cloudpickle", "msgpack")
+"""Packages that must have the same version everywhere."""
+
+OPEN_FILES = 4096
+"""Open files that a process should be allowed: connections to all workers, chunks and objects at once."""
+
+FREE_DISK = 2**30
+"""Bytes that should be free in a worker's local directory."""
+
+CLOCKS = 1.0
+"""Seconds by which clocks may differ. Certificates and signatures of S3 requests have times."""
+
+USED_MEMORY = 0.6
+"""Part of its memory limit that a worker may use before a session opens."""
+
+
+class Level(enum.Enum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Parameters
+    ----------
+    level
+        How bad it is.
+    subject
+        What was looked at.
+    found
+        What was found.
+    remedy
+        What to do; empty if nothing has to be done.
+    """
+
+    level: Level
+    subject: str
+    found: str
+    remedy: str = ""
+
+
+def look_at_process() -> dict[str, Any]:
+    """Facts about the process in which this runs. Runs on the client, the scheduler and every worker."""
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "python": platform.python_version(),
+        "versions": versions,
+        "clock": time.time(),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    }
+
+
+async def look_at_worker(dataset: DatasetReference | None, dask_worker: Worker) -> dict[str, Any]:
+    """Facts about a worker, and whether it can open a dataset. Runs on every worker."""
+    worker, seen = dask_worker, ""
+    if dataset is not None:
+        try:
+            await asyncio.to_thread(dataset.open)
+        except Exception as error:  # whatever a store raises
+            seen = f"{type(error).__name__}: {error}"
+    return {
+        **look_at_process(),
+        "dataset_error": seen,
+        "local_directory": worker.local_directory,
+        "free_disk": shutil.disk_usage(worker.local_directory).free,
+        "memory": psutil.Process().memory_info().rss,
+        "memory_limit": worker.memory_manager.memory_limit or 0,
+        "kernel_folder": _kernel_folder(),
+        "kernels_writable": os.access(_kernel_folder(), os.W_OK),
+    }
+
+
+def _kernel_folder() -> str:
+    """Folder of the compiled kernels, or the one in which it would be made."""
+    folder = os.path.abspath(os.environ.get("NUMBA_CACHE_DIR") or os.path.dirname(__file__))
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
+    """Look at a client, its scheduler and all workers.
+
+    Parameters
+    ----------
+    client
+        A synchronous Dask client.
+    dataset
+        A dataset that all workers should see.
+
+    Returns
+    -------
+    list of Finding
+        Everything that was looked at, in a fixed order.
+
+    Examples
+    --------
+    >>> from distributed import Client
+    >>> with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
+    ...     {finding.subject for finding in diagnose(client)} >= {"versions", "clocks", "workers"}
+    True
+    """
+    workers = cluster_info(client)["workers"]
+    reference = None if dataset is None else DatasetReference.of(dataset)
+    before = time.time()
+    here = look_at_process()
+    there: dict[str, Any] = client.run(look_at_worker, reference, on_error="return")
+    between = before, time.time()
+    try:
+        there["scheduler"] = client.run_on_scheduler(look_at_process)
+    except Exception as error:  # whatever the import raises there
+        there["scheduler"] = error
+    failed = {where: facts for where, facts in there.items() if isinstance(facts, BaseException)}
+    facts = {where: found for where, found in there.items() if where not in failed}
+    own = {where: found for where, found in facts.items() if where != "scheduler"}
+    findings = [_of_workers(workers), *_of_failures(failed), *_of_versions({"client": here, **facts})]
+    findings += [_of_clocks(facts, between), _of_open_files({"client": here, **facts})]
+    findings += [*_of_disks(own), *_of_memory(own), _of_kernels(own)]
+    if dataset is not None:
+        findings.append(_of_dataset(dataset, own))
+    return findings
+
+
+def _of_workers(workers: Mapping[str, Any]) -> Finding:
+    if not workers:
+        return Finding(Level.ERROR, "workers", "there are none", "Start workers, and wait for them.")
+    serving = sum(only_serves(worker.get("resources")) for worker in workers.values())
+    hosts = len({worker["host"] for worker in workers.values()})
+    paused = [where for where, worker in workers.items() if worker.get("status") == "paused"]
+    text = f"{len(workers)} on {hosts} hosts, of which {serving} only serve"
+    if paused:
+        remedy = "Dask pauses a worker at 80 % of its memory limit. Free memory there, or raise the limit."
+        return Finding(Level.WARNING, "workers", f"{text}; paused: {_some(paused)}", remedy)
+    return Finding(Level.OK, "workers", text)
+
+
+def _of_failures(failed: Mapping[str, BaseException]) -> Iterator[Finding]:
+    for where, error in failed.items():
+        remedy = (
+            "Install the same version of dshuffle there." if isinstance(error, ImportError) else "See the log there."
+        )
+        yield Finding(Level.ERROR, "reachable", f"{where}: {type(error).__name__}: {error}", remedy)
+
+
+def _of_versions(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    names = {"python": {where: found["python"] for where, found in facts.items()}}
+    names |= {name: {where: found["versions"][name] for where, found in facts.items()} for name in PACKAGES}
+    differing = {name: versions for name, versions in names.items() if len({*versions.values()}) > 1}
+    for name, versions in differing.items():
+        [(usual, _)] = Counter(versions.values()).most_common(1)
+        others = [f"{where} has {version}" for where, version in versions.items() if version != usual]
+        minor = name == "python" and len({str(version).rpartition(".")[0] for version in versions.values()}) == 1
+        level = Level.WARNING if minor else Level.ERROR
+        yield Finding(
+            level, "versions", f"{name} is {usual}, but {_some(others)}", "Install the same versions everywhere."
+        )
+    if not differing:
+        here = facts["client"]
+        text = ", ".join(f"{name} {here['versions'][name]}" for name in ("dshuffle", "distributed", "zarr", "numba"))
+        yield Finding(Level.OK, "versions", f"the same everywhere: Python {here['python']}, {text}")
+
+
+def _of_clocks(facts: Mapping[str, Mapping[str, Any]], between: tuple[float, float]) -> Finding:
+    first, last = between
+    apart = {where: max(first - found["clock"], found["clock"] - last - 1.0, 0.0) for where, found in facts.items()}
+    wrong = [f"{where} by {human_seconds(seconds)}" for where, seconds in apart.items() if seconds > CLOCKS]
+    if wrong:
+        remedy = "Synchronize the clocks (NTP). S3 refuses requests of a wrong time, and logs cannot be compared."
+        return Finding(Level.WARNING, "clocks", f"differ from the client's: {_some(wrong)}", remedy)
+    return Finding(Level.OK, "clocks", "agree within a second")
+
+
+def _of_open_files(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
+    few = [f"{where} {found['open_files']}" for where, found in facts.items() if 0 <= found["open_files"] < OPEN_FILES]
+    if few:
+        remedy = f"Raise the limit to {OPEN_FILES} or more (ulimit -n)."
+        return Finding(Level.WARNING, "open files", f"few are allowed: {_some(few)}", remedy)
+    return Finding(Level.OK, "open files", f"at least {OPEN_FILES} are allowed everywhere")
+
+
+def _of_disks(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    full = [
+        f"{where} has {human_bytes(found['free_disk'])} in {found['local_directory']}"
+        for where, found in facts.items()
+        if found["free_disk"] < FREE_DISK
+    ]
+    if full:
+        yield Finding(Level.WARNING, "local disks", f"nearly full: {_some(full)}", "Choose another local_directory.")
+    elif facts:
+        least = min(found["free_disk"] for found in facts.values())
+        yield Finding(Level.OK, "local disks", f"at least {human_bytes(least)} are free on every worker")
+
+
+def _of_memory(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    limited = {where: found for where, found in facts.items() if found["memory_limit"]}
+    used = [
+        f"{where} uses {human_bytes(found['memory'])} of {human_bytes(found['memory_limit'])}"
+        for where, found in limited.items()
+        if found["memory"] > USED_MEMORY * found["memory_limit"]
+    ]
+    if used:
+        yield Finding(
+            Level.WARNING, "memory", f"little is left: {_some(used)}", "Restart these workers, or raise the limit."
+        )
+    elif limited:
+        least = min(found["memory_limit"] for found in limited.values())
+        yield Finding(Level.OK, "memory", f"every worker may use at least {human_bytes(least)}")
+    if facts and not limited:
+        remedy = "A partition that is too large is then noticed only when the system runs out of memory."
+        yield Finding(Level.WARNING, "memory", "workers have no memory limit", remedy)
+
+
+def _of_kernels(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
+    refused = [f"{where} ({found['kernel_folder']})" for where, found in facts.items() if not found["kernels_writable"]]
+    if refused:
+        remedy = "Set NUMBA_CACHE_DIR to a folder that can be written, or run dshuffle warmup once as its owner."
+        return Finding(Level.WARNING, "kernel cache", f"cannot be written: {_some(refused)}", remedy)
+    return Finding(Level.OK, "kernel cache", "can be written on every worker")
+
+
+def _of_dataset(dataset: Dataset, facts: Mapping[str, Mapping[str, Any]]) -> Finding:
+    failed = [f"{where}: {found['dataset_error']}" for where, found in facts.items() if found["dataset_error"]]
+    if failed:
+        remedy = "All workers must see the same data under the same URL, with the same credentials."
+        return Finding(Level.ERROR, "dataset", _some(failed), remedy)
+    return Finding(Level.OK, "dataset", f"{dataset.n_samples:,} samples, the same on every worker")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,149 @@
+"""What `dshuffle doctor` finds, and what it says about it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import time
+
+import pytest
+from click.testing import CliRunner
+
+import dshuffle
+from dshuffle.cli import main
+from dshuffle.runtime.measure import diagnosis
+from dshuffle.runtime.measure.diagnosis import Level, diagnose, look_at_process
+
+A, B = "tcp://a:1", "tcp://b:1"
+
+
+@dataclasses.dataclass
+class StubClient:
+    """A client whose workers answer what they are told to."""
+
+    workers: dict
+    scheduler: dict
+
+    def run(self, function, *args, on_error):
+        assert on_error == "return"
+        return self.workers
+
+    def run_on_scheduler(self, function):
+        if isinstance(self.scheduler, Exception):
+            raise self.scheduler
+        return self.scheduler
+
+
+@pytest.fixture
+def client(monkeypatch):
+    """A client of a healthy cluster."""
+    facts = look_at_process() | {
+        "dataset_error": "",
+        "local_directory": "/local",
+        "free_disk": 10**12,
+        "memory": 10**8,
+        "memory_limit": 10**9,
+        "kernel_folder": "/kernels",
+        "kernels_writable": True,
+        "open_files": 10**5,
+    }
+    monkeypatch.setattr(diagnosis.resource, "getrlimit", lambda _: (10**5, 10**5))
+    workers = {where: {"host": where, "resources": {}, "status": "running"} for where in (A, B)}
+    monkeypatch.setattr(diagnosis, "cluster_info", lambda _: {"workers": workers})
+    return StubClient({A: facts, B: copy.deepcopy(facts)}, copy.deepcopy(facts))
+
+
+def found(client, level, dataset=None):
+    return [(one.subject, one.found, one.remedy) for one in diagnose(client, dataset) if one.level is level]
+
+
+def test_a_healthy_cluster(client):
+    assert {one.level for one in diagnose(client)} == {Level.OK}
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "level", "subject", "words"),
+    [
+        ("python", "2.7.1", Level.ERROR, "versions", f"python is {look_at_process()['python']}, but {B} has 2.7.1"),
+        ("open_files", 100, Level.WARNING, "open files", f"few are allowed: {B} 100"),
+        ("free_disk", 10**6, Level.WARNING, "local disks", f"nearly full: {B} has 1.00 MB in /local"),
+        ("memory", 9 * 10**8, Level.WARNING, "memory", f"little is left: {B} uses 900 MB of 1.00 GB"),
+        ("kernels_writable", False, Level.WARNING, "kernel cache", f"cannot be written: {B} (/kernels)"),
+        ("clock", 0.0, Level.WARNING, "clocks", f"differ from the client's: {B} by "),
+    ],
+)
+def test_what_is_wrong_on_one_worker(client, fact, value, level, subject, words):
+    client.workers[B][fact] = value
+    [(name, text, remedy)] = found(client, level)
+    assert name == subject
+    assert words in text
+    assert remedy
+
+
+def test_packages_of_other_versions(client):
+    client.workers[B]["versions"]["zarr"] = "1.0"
+    client.scheduler["versions"]["dshuffle"] = None
+    texts = [text for _, text, _ in found(client, Level.ERROR)]
+    assert any(text.startswith("zarr is") and f"{B} has 1.0" in text for text in texts)
+    assert any(text.startswith("dshuffle is") and "scheduler has None" in text for text in texts)
+
+
+def test_a_clock_that_is_ahead(client):
+    client.workers[A]["clock"] = time.time() + 100
+    [(_, text, _)] = found(client, Level.WARNING)
+    assert text.startswith(f"differ from the client's: {A} by")
+
+
+def test_processes_without_dshuffle(client):
+    client.workers[B] = ModuleNotFoundError("No module named 'dshuffle'")
+    client.scheduler = ModuleNotFoundError("No module named 'dshuffle'")
+    errors = found(client, Level.ERROR)
+    assert [text.split(": ")[0] for _, text, _ in errors] == [B, "scheduler"]
+    assert all("same version of dshuffle" in remedy for *_, remedy in errors)
+
+
+def test_workers_without_a_memory_limit(client):
+    for where in (A, B):
+        client.workers[where]["memory_limit"] = 0
+    assert ("memory", "workers have no memory limit") in [
+        (name, text) for name, text, _ in found(client, Level.WARNING)
+    ]
+
+
+def test_no_workers_and_paused_ones(client, monkeypatch):
+    monkeypatch.setattr(diagnosis, "cluster_info", lambda _: {"workers": {}})
+    client.workers.clear()
+    assert found(client, Level.ERROR)[0][:2] == ("workers", "there are none")
+    workers = {A: {"host": "a", "resources": {"dshuffle-server": 1}, "status": "paused"}}
+    monkeypatch.setattr(diagnosis, "cluster_info", lambda _: {"workers": workers})
+    assert found(client, Level.WARNING)[0][1] == f"1 on 1 hosts, of which 1 only serve; paused: {A}"
+
+
+def test_a_dataset_that_some_workers_do_not_see(client, small):
+    assert ("dataset", f"{small.n_samples:,} samples, the same on every worker", "") in found(client, Level.OK, small)
+    client.workers[A]["dataset_error"] = "DatasetNotFound: nothing there"
+    assert found(client, Level.ERROR, small)[0][:2] == ("dataset", f"{A}: DatasetNotFound: nothing there")
+
+
+def test_a_real_cluster(threads, small, tmp_path):
+    findings = diagnose(threads, small)
+    assert {one.subject for one in findings} >= {"workers", "versions", "clocks", "open files", "dataset"}
+    assert not [one for one in findings if one.level is Level.ERROR]
+    gone = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": [1.0, 2.0]})
+    path = tmp_path / "d.zarr" / "zarr.json"
+    path.rename(tmp_path / "moved")
+    with pytest.raises(dshuffle.DatasetError):  # the client itself does not see it any more
+        diagnose(threads, gone)
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path):
+    dshuffle.create_dataset(tmp_path / "d.zarr", {"x": [1.0, 2.0]})
+    ran = CliRunner().invoke(main, ["doctor", str(tmp_path / "d.zarr"), "--json"])
+    findings = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert {one["subject"] for one in findings} >= {"workers", "versions", "dataset"}
+    assert ran.exit_code == any(one["level"] == "error" for one in findings)
+    ran = CliRunner().invoke(main, ["doctor", "--scheduler", "tcp://127.0.0.1:1"])
+    assert ran.exit_code == 1
+    assert "no Dask scheduler answers" in ran.stderr
