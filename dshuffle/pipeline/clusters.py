@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import dask
 from dask.utils import parse_bytes
 from distributed import Client
 from distributed.system import MEMORY_LIMIT
@@ -137,6 +138,15 @@ class RunningScheduler:
         return {"kind": "scheduler", **dataclasses.asdict(self)}
 
 
+LOST_WORKER = "distributed.deploy.lost-worker-timeout"
+"""Setting of Dask: time after which a job is submitted again whose worker was lost."""
+
+DEFAULT_LOST = "15s"
+"""Its default, in which the others only wait."""
+
+SOON = "5s"
+"""Its value for batch jobs, unless the user has set another one. A nanny starts a worker again within it."""
+
 SYSTEMS = ("HTCondor", "LSF", "Moab", "OAR", "PBS", "SGE", "SLURM")
 """Batch systems of dask-jobqueue, as its classes begin."""
 
@@ -204,7 +214,12 @@ class BatchJobs:
         """Submit the jobs, and wait for the workers. Jobs that end are submitted again."""
         [name] = [name for name in SYSTEMS if name.lower() == self.system.lower()]
         with contextlib.ExitStack() as stack:
-            cluster = stack.enter_context(getattr(jobqueue(), f"{name}Cluster")(**self.options))
+            if dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST:
+                stack.enter_context(dask.config.set({LOST_WORKER: SOON}))
+            try:
+                cluster = stack.enter_context(getattr(jobqueue(), f"{name}Cluster")(**self.options))
+            except (TypeError, ValueError) as error:
+                raise InvalidParameter.because("options", f"dask-jobqueue refuses them for {name}: {error}") from error
             cluster.adapt(minimum_jobs=self.jobs, maximum_jobs=self.jobs)
             client = stack.enter_context(Client(cluster))
             wait_for_workers(client, self.n_workers, self.patience)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from distributed import Client, KilledWorker
@@ -31,7 +33,7 @@ LOSSES = (ClusterError, ExchangeError, CommClosedError, KilledWorker, CancelledE
 
 def retrying(
     train: Callable[[Shuffler], T],
-    make_client: Callable[[], Client],
+    make_client: Callable[[], Client | AbstractContextManager[Client]],
     dataset: Dataset | str | os.PathLike[str],
     *,
     checkpoint: str | os.PathLike[str],
@@ -50,8 +52,9 @@ def retrying(
     train
         Function that trains, and returns when training is done. It is called with a new shuffler in every attempt.
     make_client
-        Function that returns a Dask client; called before every attempt. It may return the same client again, or start
-        another cluster.
+        Function that returns a Dask client, or a context manager that yields one; called before every attempt. A client
+        stays open, and may be the same every time. A context manager is left after the attempt, so that a cluster that
+        it has started is closed before another one is started.
     dataset
         A dataset, or the URL of one.
     checkpoint
@@ -99,7 +102,10 @@ def retrying(
     failed, before = 0, find_checkpoint(checkpoint, opened)
     while True:
         try:
-            with _shuffler(make_client(), opened, checkpoint, options, min_workers, patience) as shuffler:
+            with (
+                _client(make_client()) as client,
+                _shuffler(client, opened, checkpoint, options, min_workers, patience) as shuffler,
+            ):
                 return train(shuffler)
         except LOSSES as error:
             now = find_checkpoint(checkpoint, opened)
@@ -107,9 +113,13 @@ def retrying(
             before = now
             if failed >= attempts:
                 raise
-            logger.warning(
-                "dshuffle: training goes on from the checkpoint, because of %s: %s", type(error).__name__, error
-            )
+            reason = str(error).partition(". ")[0]  # what to do about it comes after this
+            logger.warning("dshuffle: training continues from the checkpoint (%s: %s)", type(error).__name__, reason)
+
+
+def _client(made: Client | AbstractContextManager[Client]) -> AbstractContextManager[Client]:
+    """A context manager that leaves a client open, and closes anything else."""
+    return contextlib.nullcontext(made) if isinstance(made, Client) else made
 
 
 def _shuffler(

@@ -454,7 +454,8 @@ class Shuffler:
                 try:
                     reply = self._session.session("training")
                 except DShuffleError as error:
-                    logger.warning("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
+                    # The session has ended, and says so itself.
+                    logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
                     self._recorder.drop()
                 else:
                     self._recorder.end(reply["training_seconds"], self._server)

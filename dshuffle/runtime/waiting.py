@@ -37,8 +37,10 @@ def wait_for_workers(client: Client, min_workers: int, patience: str | float) ->
     try:
         client.wait_for_workers(min_workers, timeout=seconds)
     except TimeoutError as error:
-        there = len(cluster_info(client)["workers"])
+        information = cluster_info(client)
+        there, address = len(information["workers"]), information["address"]
         raise ClusterError(
             f"there are {there} workers after {seconds:g} s; min_workers={min_workers}. Start more, or wait longer "
-            "(patience)"
+            "(patience). If workers or their jobs run, look at their logs: they must reach the scheduler at "
+            f"{address}"
         ) from error

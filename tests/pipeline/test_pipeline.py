@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
@@ -306,7 +307,9 @@ class FakeCluster:
     asked: dict
 
     def __init__(self, **options):
-        type(self).asked = {"options": options}
+        if "cores" not in options:
+            raise ValueError("You must specify how many cores")
+        type(self).asked = {"options": options, "lost": dask.config.get("distributed.deploy.lost-worker-timeout")}
         self._cluster = LocalCluster(n_workers=2, processes=False, dashboard_address=":0")
 
     def __enter__(self):
@@ -330,6 +333,13 @@ def test_jobs_are_submitted_and_kept(monkeypatch):
     assert FakeCluster.asked["options"] == dict(source.options)
     assert FakeCluster.asked["adapt"] == {"minimum_jobs": 3, "maximum_jobs": 3}
     assert str(source) == "2 workers in 3 slurm jobs"
+    assert FakeCluster.asked["lost"] == "1h"  # of conftest.py: what the user has set
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "15s"}):
+        Pipeline(URL, LINEAR, cluster=source).run(progress=False)
+        assert FakeCluster.asked["lost"] == "5s"
+        assert dask.config.get("distributed.deploy.lost-worker-timeout") == "15s"
+    with pytest.raises(InvalidParameter, match="dask-jobqueue refuses them for SLURM: You must specify how many cores"):
+        Pipeline(URL, LINEAR, cluster=BatchJobs("slurm", 3)).run(progress=False)
 
 
 def test_jobs_without_dask_jobqueue(monkeypatch):

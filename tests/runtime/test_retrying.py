@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -45,6 +46,29 @@ def test_training_goes_on_from_the_last_epoch(threads, small, tmp_path):
     # A job that starts again finds the checkpoint.
     dshuffle.retrying(train_until(6, seen), lambda: threads, small, **options)
     assert [number for number, _, _ in seen] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_cluster_of_an_attempt_is_closed_before_the_next_one_starts(small, tmp_path, caplog):
+    events = []
+
+    @contextlib.contextmanager
+    def make_client():
+        with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
+            events.append("start")
+            try:
+                yield client
+            finally:
+                events.append("end")
+
+    def train(shuffler):
+        events.append(shuffler.n_workers)
+        if events.count("start") == 1:
+            raise ClusterError("the cluster is gone. Make a new one")
+        return "done"
+
+    assert dshuffle.retrying(train, make_client, small, checkpoint=tmp_path / "run.json") == "done"
+    assert events == ["start", 2, "end", "start", 2, "end"]
+    assert "training continues from the checkpoint (ClusterError: the cluster is gone)" in caplog.text
 
 
 def test_attempts_that_do_not_get_further_are_limited(threads, small, tmp_path):
