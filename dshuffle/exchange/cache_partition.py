@@ -11,6 +11,7 @@ Nguyen et al. (2022), section III: a worker needs memory for (1 + Q) N / M rows;
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numba
@@ -131,6 +132,11 @@ class CachePartition:
         """Return the size of ``n_slots`` slots in memory, in bytes, including the index."""
         return n_slots * (SLOT_OVERHEAD if on_disk else layout.nbytes + SLOT_OVERHEAD)
 
+    @property
+    def will_need(self) -> Callable[[NDArray[np.int64]], None] | None:
+        """What to call with slots whose rows are needed soon; None if rows are in memory."""
+        return None if self._file is None else self._file.will_need
+
     def relieve(self) -> None:
         """Give memory back, if rows are on a disk and the process has grown too large."""
         if self._file is not None:
@@ -171,6 +177,8 @@ class CachePartition:
     def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
         """Gather rows and checksums of held samples into contiguous buffers."""
         slots = self.index.find(sample_ids)
+        if self._file is not None:
+            self._file.will_need(slots)
         gather_rows(self.rows, slots, rows)
         self.relieve()
         np.take(self.checksums, slots, out=checksums, mode="clip")
@@ -194,6 +202,8 @@ class CachePartition:
                 f"a message has rows {rows.shape} and checksums {checksums.shape}; "
                 f"{len(slots)} rows of {self.layout.nbytes} bytes were expected"
             )
+        if self._file is not None:  # a page is read before a part of it is written
+            self._file.will_need(slots)
         wrong = scatter_verified(self.rows, slots, rows, sample_ids, checksums)
         if wrong >= 0:
             raise ChecksumMismatch(f"the row of sample {int(sample_ids[wrong])} arrived corrupted")

@@ -8,14 +8,17 @@ these pages back when the process has grown too large. They stay in the page cac
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import shutil
 import tempfile
 import threading
 
+import numba
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError
 from dshuffle.rows import ByteMatrix, RowLayout
@@ -28,6 +31,21 @@ FRACTION = 0.5
 
 MARGIN = 64 * 2**20
 """Least number of bytes that the process may grow by before pages are given back."""
+
+
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_madvise.restype = ctypes.c_int
+_PAGE, _WILL_NEED = mmap.PAGESIZE, int(mmap.MADV_WILLNEED)
+
+
+@numba.njit(nogil=True)
+def _read_ahead(start, row_nbytes, slots):  # type: ignore[no-untyped-def]
+    """Call madvise for each row of a matrix that starts at an address. (Numba cannot cache a call of a C function.)"""
+    for i in range(slots.size):
+        first = start + slots[i] * row_nbytes
+        page = first // _PAGE * _PAGE
+        _madvise(page, first + row_nbytes - page, _WILL_NEED)
 
 
 class RowFile:
@@ -84,6 +102,10 @@ class RowFile:
     def release(self) -> None:
         """Give the pages back that the process has touched. Their contents stay in the file."""
         self._map.madvise(mmap.MADV_DONTNEED)
+
+    def will_need(self, slots: NDArray[np.int64]) -> None:
+        """Let the system read some rows ahead, many at a time. Without this, rows are read one after the other."""
+        _read_ahead(self.rows.ctypes.data, self.rows.shape[1], slots)
 
     def relieve(self) -> None:
         """Give pages back if the process has grown too large. Called by whoever touches many rows."""

@@ -43,6 +43,8 @@ class Partition:
         Ascending ids of the samples in this partition that every worker has. Empty by default.
     note
         Called with the number of samples that were trained on so far.
+    will_need
+        Called with slots whose rows are needed next, if rows are on a disk.
 
     Examples
     --------
@@ -69,6 +71,7 @@ class Partition:
         shares: tuple[int, int] | None = None,
         broadcast: NDArray[np.int64] | None = None,
         note: Callable[[int], None] = lambda _: None,
+        will_need: Callable[[NDArray[np.int64]], None] | None = None,
     ) -> None:
         self._layout = layout
         self._rows: ByteMatrix | None = rows
@@ -80,6 +83,7 @@ class Partition:
         self._shares = shares or (len(slots), len(slots))
         self._broadcast = _read_only(sample_ids[:0] if broadcast is None else broadcast)
         self._note = note
+        self._will_need = will_need
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -206,6 +210,7 @@ class Partition:
             shares=self._shares,
             broadcast=self._broadcast,
             note=note,
+            will_need=self._will_need,
         )
 
     def mark_trained(self, n_samples: int | None = None) -> None:
@@ -331,6 +336,9 @@ class Partition:
         if mark:
             self.mark_trained(0)  # the task may run again
         for first in range(0, end, batch_size):
+            if self._will_need is not None:
+                ahead = slice(first + batch_size, first + 2 * batch_size) if first else slice(0, 2 * batch_size)
+                self._will_need(self._slots[ahead])
             yield self.take(slice(first, first + batch_size))
             if mark:
                 self.mark_trained(min(first + batch_size, len(self)))

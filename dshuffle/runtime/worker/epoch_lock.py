@@ -40,13 +40,23 @@ class EpochLock:
         Rank of the worker.
     loop
         Event loop on which commits wait. Tasks run in other threads.
+    will_need
+        Called with slots whose rows are needed next, if rows are on a disk.
     """
 
-    def __init__(self, layout: RowLayout, rows: ByteMatrix, rank: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        layout: RowLayout,
+        rows: ByteMatrix,
+        rank: int,
+        loop: asyncio.AbstractEventLoop,
+        will_need: Callable[[NDArray[np.int64]], None] | None = None,
+    ) -> None:
         self._layout = layout
         self._rows = rows
         self._rank = rank
         self._loop = loop
+        self._will_need = will_need
         self._view: View | None = None
         self._lock = threading.Lock()
         self._readers = 0
@@ -86,6 +96,7 @@ class EpochLock:
                 shares=view.shares,
                 broadcast=view.broadcast,
                 note=functools.partial(self._note_trained, epoch),
+                will_need=self._will_need,
             )
             self._readers += 1
         started = time.perf_counter()

@@ -114,7 +114,9 @@ class WorkerSession:
                 timeout=settings.timeout,
                 open_gate=lambda run_id, gate: senders[rank].open_gate(run_id, gate),
             )
-            training = TrainingState(rank, cache, receiver, EpochLock(layout, cache.rows, rank, self._loop))
+            training = TrainingState(
+                rank, cache, receiver, EpochLock(layout, cache.rows, rank, self._loop, cache.will_need)
+            )
             senders[rank] = sender(rank)
         if spec.addresses.get(SERVER) == worker.address:
             if budget is not None and training is not None:  # training and serving share the budget
