@@ -128,14 +128,14 @@ def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> 
             say("measuring the cluster")
             measured = measure_cluster(client, dataset, seconds=MEASURING_SECONDS).cluster
             say("loading code on the workers")
-            _warm_up(client, dataset, pipeline.ways[-1])
+            _warm_up(pipeline, client, dataset)
         shufflers: list[Shuffler] = []
-        for way in pipeline.ways:
+        for place, way in enumerate(pipeline.ways):
             say(way.label)
 
-            def on_epoch(point: TrainingPoint, way: Way = way) -> None:
+            def on_epoch(point: TrainingPoint, way: Way = way, before: int = place * pipeline.training.epochs) -> None:
                 nonlocal done
-                done += 1
+                done = before + point.epoch + 1  # a run that continues does not begin with the first epoch
                 say(way.label)
 
             value, shuffler = _train(pipeline, client, dataset, way, on_epoch)
@@ -171,9 +171,9 @@ def _train(
     return retrying(train, lambda: client, dataset, checkpoint=pipeline.checkpoint, min_workers=workers, **options)
 
 
-def _warm_up(client: Client, dataset: Dataset, way: Way) -> None:
+def _warm_up(pipeline: Pipeline, client: Client, dataset: Dataset) -> None:
     """Run two epochs without training, so that the first way does not pay for loading code and opening connections."""
-    with Shuffler(client, dataset, **way.choices.keywords()) as shuffler:
+    with Shuffler(client, dataset, **pipeline.ways[-1].choices.keywords(), **pipeline.session) as shuffler:
         for epoch in shuffler.epochs(2):
             gathered(epoch.map(len))
 

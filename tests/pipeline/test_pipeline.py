@@ -60,7 +60,9 @@ def test_a_function_of_the_user_runs_on_every_sample_once():
 def test_several_ways_are_compared_in_the_report(tmp_path):
     ways = ["local", Way("from shared storage", Choices("global", "storage")), Choices("global")]
     pipeline = Pipeline(URL, LINEAR, shuffle=ways, cluster=HERE, report=tmp_path / "report")
-    result = pipeline.run(progress=False)
+    run = pipeline.submit()
+    result = run.result(timeout=60)
+    assert run.progress == (9, 9, "global + peer")
     assert [way.label for way in result.ways] == ["local", "from shared storage", "global + peer"]
     assert result.model is result.ways[0].model
     summary = json.loads((tmp_path / "report" / "summary.json").read_text())
@@ -140,6 +142,9 @@ def test_a_run_is_cancelled_after_the_epoch_and_continued_from_its_checkpoint(tm
     assert repr(handles[0]) == "<PipelineRun failed: RunCancelled>"
     result = build().run(progress=False)
     assert len(result.history.points) == 4
+    again = build().submit()
+    again.result(timeout=60)
+    assert again.progress[0] <= 4
     assert np.array_equal(result.model, Pipeline(URL, build().training, cluster=HERE).run(progress=False).model)
 
 
