@@ -77,3 +77,9 @@ def test_the_training_benchmark_runs():
 @pytest.mark.parametrize("name", ["links", "packet_fits", "predictions"])
 def test_those_that_need_a_network_can_be_imported(name):
     assert callable(load(name).main)
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_at_random_stops(capsys):
+    load("random_stops").main(["--stops", "6", "--seed", "1"], standalone_mode=False)
+    assert "10 stops in" in capsys.readouterr().out  # two trainings of five stops
