@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store import Dataset as Dataset
     from dshuffle.store import create_dataset as create_dataset
     from dshuffle.store import open_dataset as open_dataset
+    from dshuffle.store import shuffle_dataset as shuffle_dataset
     from dshuffle.store import verify_dataset as verify_dataset
 
     __version__: str
@@ -103,7 +104,7 @@ _MODULES = {
         "retrying",
     ),
     "dshuffle.sharding": ("Sharding",),
-    "dshuffle.store": ("Dataset", "create_dataset", "open_dataset", "verify_dataset"),
+    "dshuffle.store": ("Dataset", "create_dataset", "open_dataset", "shuffle_dataset", "verify_dataset"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted([*_HOMES, "__version__"])

@@ -24,6 +24,7 @@ from dshuffle.store import (
     open_dataset,
     read_ratings,
     read_sources,
+    shuffle_dataset,
     verify_dataset,
     watched,
 )
@@ -224,6 +225,44 @@ def _description(found: Dataset) -> dict[str, Any]:
             for name, array in found.arrays.items()
         ],
     }
+
+
+@dataset.command()
+@click.argument("source")
+@click.argument("url")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order.")
+@click.option("--chunk-rows", type=click.IntRange(1), help="Samples per chunk.  [default: chunks of about 4 MiB]")
+@click.option("--shard-rows", type=click.IntRange(1), help="Samples per Zarr shard.  [default: no shards]")
+@click.option("--overwrite", is_flag=True, help="Replace an existing dataset at URL.")
+@click.option("--memory", default="1 GiB", show_default=True, help="Memory to use.")
+@click.option("--temporary", metavar="FOLDER", help="Folder on a local disk.  [default: the system's]")
+def shuffle(
+    source: str,
+    url: str,
+    seed: int,
+    chunk_rows: int | None,
+    shard_rows: int | None,
+    overwrite: bool,
+    memory: str,
+    temporary: str | None,
+) -> None:
+    """Write the dataset SOURCE to URL with its samples in random order.
+
+    Both may be larger than memory. A local disk needs room for all samples.
+    """
+    with progress_bar() as advance:
+        made = shuffle_dataset(
+            source,
+            url,
+            seed=seed,
+            chunk_rows=chunk_rows,
+            shard_rows=shard_rows,
+            overwrite=overwrite,
+            memory_budget=memory,
+            temporary=temporary,
+            progress=advance,
+        )
+    click.echo(f"{human_count(made.n_samples)} samples, {human_bytes(made.n_samples * made.row_nbytes)}: {url}")
 
 
 @dataset.command()

@@ -3,6 +3,7 @@
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import open_dataset
+from dshuffle.store.shuffled_copy import shuffle_dataset
 from dshuffle.store.sources import read_ratings, read_sources
 from dshuffle.store.sources.source import RowSource, watched
 from dshuffle.store.sources.zarr_nodes import read_array
@@ -22,6 +23,7 @@ __all__ = [
     "read_ratings",
     "read_sharding",
     "read_sources",
+    "shuffle_dataset",
     "stored_shardings",
     "verify_dataset",
     "watched",
