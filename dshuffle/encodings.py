@@ -4,8 +4,8 @@ Rows hold the stored numbers, so these are what workers cache and exchange. Whoe
 
 References
 ----------
-B. Eaton et al., "NetCDF Climate and Forecast (CF) Metadata Conventions", sections 2.5.1, 4.4 and 8.1. The dtypes of
-decoded values are those of xarray.
+B. Eaton et al., "NetCDF Climate and Forecast (CF) Metadata Conventions", sections 2.5.1, 4.4 and 8.1. Decoded
+values have the same dtypes as in xarray.
 """
 
 from __future__ import annotations

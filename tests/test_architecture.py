@@ -19,7 +19,7 @@ PACKAGE = Path(dshuffle.__file__).parent
 ROWS = [
     {"redaction"},
     {"errors"},
-    {"checks", "encodings", "kernels", "notebook", "units"},
+    {"checks", "encodings", "kernels", "notebook", "units", "unnamed_file"},
     {"rows", "synthetic"},
     {"planning", "coding"},
     {"records"},

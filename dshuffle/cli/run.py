@@ -78,7 +78,7 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
             raise InvalidParameter.of("TARGET", target, "FILE.py, FILE.py:NAME or MODULE:NAME", str(error)) from error
     if name not in names:
         candidates = ", ".join(sorted(one for one, value in names.items() if isinstance(value, Pipeline)))
-        found = f"Pipelines there: {candidates}." if candidates else "It has no pipeline."
+        found = f"It has the pipelines {candidates}." if candidates else "It has no pipeline."
         raise InvalidParameter.because("TARGET", f"{place} has no name {name!r}", found)
     value = names[name]
     if callable(value):

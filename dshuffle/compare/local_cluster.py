@@ -15,7 +15,7 @@ from dshuffle.runtime.cluster_view import SERVER_RESOURCE
 
 
 @contextmanager
-def connect(scheduler: str | None, n_workers: int, *, processes: bool = True) -> Iterator[Client]:
+def connect(scheduler: str | None, n_workers: int) -> Iterator[Client]:
     """Yield a client of the scheduler at an address, or of a new :func:`local_cluster` if the address is None.
 
     Raises
@@ -24,7 +24,7 @@ def connect(scheduler: str | None, n_workers: int, *, processes: bool = True) ->
         The scheduler does not answer.
     """
     if scheduler is None:
-        with local_cluster(n_workers, processes=processes) as client:
+        with local_cluster(n_workers) as client:
             yield client
         return
     try:

@@ -1,9 +1,9 @@
 """Rows in a file on a local disk, mapped into memory: for partitions that are larger than the memory of a worker.
 
-The file has no name, so nothing is left behind, however the process ends. Its blocks are allocated at once, so that a
-full disk is noticed before the first row arrives. Pages of the file that the process has touched count as its memory,
-although the system can write them back and take them away. Dask would pause and kill the worker. So a thread gives
-these pages back when the process has grown too large. They stay in the page cache as long as there is room.
+Disk space is reserved at once, so a full disk is noticed before the first row arrives. The system counts the pages that
+a process has touched as its memory, although it could write them back and reuse them, so Dask would pause or kill the
+worker. To avoid this, a thread returns these pages when the process has grown too large. They stay in the page cache as
+long as there is room.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import shutil
-import tempfile
 import threading
 
 import numba
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError
 from dshuffle.rows import ByteMatrix, RowLayout
+from dshuffle.unnamed_file import unnamed_file
 
 INTERVAL = 0.02
 """Seconds between looks at the memory of the process."""
@@ -69,6 +68,7 @@ class RowFile:
 
     Examples
     --------
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = RowFile(RowLayout.of({"x": (np.dtype("f8"), ())}), 3, folder)
     ...     file.rows[1] = 7
@@ -81,17 +81,16 @@ class RowFile:
         nbytes = max(1, n_rows * layout.nbytes)
         try:
             os.makedirs(directory, exist_ok=True)
-            with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
-                os.posix_fallocate(file.fileno(), 0, nbytes)
+            with unnamed_file(directory, nbytes) as file:
                 self._map = mmap.mmap(file.fileno(), nbytes)
         except OSError as error:
-            free = shutil.disk_usage(directory).free if os.path.isdir(directory) else 0
             raise CacheBudgetError(
-                f"cache_directory={directory!r} cannot hold a partition of {nbytes} bytes ({error}); {free} bytes are "
-                "free there. Use another folder, more workers, or a lower cache_fraction"
+                f"a partition does not fit into cache_directory={directory!r}: {error}. Use another folder, more "
+                "workers, or a lower cache_fraction"
             ) from error
         self._map.madvise(mmap.MADV_RANDOM)  # rows are read one by one: what is beside them is rarely needed
         self.rows: ByteMatrix = np.frombuffer(self._map, np.uint8)[: n_rows * layout.nbytes].reshape(n_rows, -1)
+        self.will_need(np.empty(0, np.int64))  # compiles, which must not happen within an exchange
         self._closed = threading.Event()
         self._process = psutil.Process()
         self._most: int | None = None
@@ -105,7 +104,8 @@ class RowFile:
 
     def will_need(self, slots: NDArray[np.int64]) -> None:
         """Let the system read some rows ahead, many at a time. Without this, rows are read one after the other."""
-        _read_ahead(self.rows.ctypes.data, self.rows.shape[1], slots)
+        # A copy can be written, so that numba compiles for one type only.
+        _read_ahead(self.rows.ctypes.data, self.rows.shape[1], slots.copy())
 
     def relieve(self) -> None:
         """Give pages back if the process has grown too large. Called by whoever touches many rows."""

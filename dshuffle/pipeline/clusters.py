@@ -17,7 +17,7 @@ from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
 from dshuffle.checks import as_integer
-from dshuffle.compare import connect
+from dshuffle.compare import connect, local_cluster
 from dshuffle.errors import InvalidParameter
 from dshuffle.runtime.waiting import as_seconds, wait_for_workers
 
@@ -81,7 +81,7 @@ class LocalWorkers:
 
     def open(self) -> AbstractContextManager[Client]:
         """Start the workers."""
-        return connect(None, self.n_workers, processes=self.processes)
+        return local_cluster(self.n_workers, processes=self.processes)
 
     def to_dict(self) -> dict[str, Any]:
         """The source as JSON can hold it."""

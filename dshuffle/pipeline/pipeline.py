@@ -215,7 +215,7 @@ class Pipeline:
         InvalidParameter
             If the pipeline cannot run.
         DShuffleError
-            If the dataset cannot be read, or the cluster is lost and there is no checkpoint.
+            If the dataset cannot be read, or if the cluster is lost without a checkpoint.
         """
         with progress_bar() if progress else contextlib.nullcontext(lambda *_: None) as advance:
             return execute(self, advance, lambda: None)

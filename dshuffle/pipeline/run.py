@@ -43,7 +43,7 @@ class TrainedWay:
     value
         What the function of the training returned.
     records
-        Measurements of each epoch. After an interruption, those of the last session.
+        Measurements of the epochs of the last session. There is one session unless training was interrupted.
     n_workers
         Number of workers that trained.
     """

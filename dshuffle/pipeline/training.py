@@ -194,7 +194,7 @@ def each_epoch(
     fn
         Function ``fn(partition, **kwargs)``, as for :meth:`dshuffle.Epoch.map`.
     epochs
-        Number of epochs. A session that continues an earlier one has those that are left.
+        Number of epochs in all, including those of earlier sessions that this one continues.
     on_epoch
         Function that is called after every epoch, with a point whose error is not a number.
     **kwargs

@@ -139,7 +139,7 @@ class SessionState:
             state["sharding_checksum"],
             state["n_broadcast"],
             remainder,
-            state["attached"],
+            state.get("attached"),  # earlier releases did not write it
         )
         if remainder.epoch < 0 or remainder.total > found.n_trained_in_an_epoch:
             raise CheckpointError(

@@ -49,8 +49,7 @@ def open_dataset(
         taken as well.
     sample_dim
         Name of the sample dimension (``dimension_names``, or ``_ARRAY_DIMENSIONS`` as xarray writes it), or its number.
-        By default the first dimension of the largest array. It may be any axis of an array. Reading samples along
-        another axis than the first takes as many chunks as that axis and the others have beside each other.
+        By default the first dimension of the largest array. It may be any axis of an array.
     decode
         Whether values are decoded by the CF conventions, as xarray does: ``scale_factor``, ``add_offset``,
         ``_FillValue``, ``missing_value`` and times. Workers cache and exchange the stored numbers.
@@ -117,9 +116,8 @@ class Opening:
         url, wanted, storage_options, nbytes = self.url, self.wanted, self.storage_options, self.chunk_cache
         found = standing_at(url, storage_options)
         if not found:
-            hint = (
-                " (memory:// URLs exist only in the process that created them)" if url.startswith("memory://") else ""
-            )
+            private = url.startswith("memory://")
+            hint = " (memory:// URLs exist only in the process that created them)" if private else ""
             raise DatasetNotFound(
                 f"no dataset exists at {url}{hint}; create one with create_dataset (dshuffle dataset create)"
             )

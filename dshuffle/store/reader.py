@@ -255,10 +255,8 @@ def _unpack(
 
 
 def _index(source: StoredArray, chunk: int) -> tuple[int, ...]:
-    return (
-        chunk,
-        *[0] * len(source.info.shape),
-    )  # only arrays whose samples are along the first axis are read directly
+    # Only arrays with samples along the first axis are read directly.
+    return (chunk, *[0] * len(source.info.shape))
 
 
 @numba.njit(nogil=True, cache=True)

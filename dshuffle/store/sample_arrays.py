@@ -190,22 +190,21 @@ def _all(group: Group) -> tuple[dict[str, Array[Any]], dict[str, str]]:
         skipped |= {f"{name}/{key}": _kind_of_group(f"{name}/{key}", one) for key, one in inner.items()}
     index = group["obs"].attrs.get("_index") if "obs" in groups else None
     n_observations = next((found[name].shape[0] for name in (f"obs/{index}", "X") if name in found), None)
-    for name, array in list(
-        found.items()
-    ):  # only these: obsm may have frames, and X may be larger along its other axis
+    # The largest array does not decide here: X may be longer along its other axis.
+    for name, array in list(found.items()):
         if n_observations is not None and (array.ndim == 0 or array.shape[0] != n_observations):
             skipped[name] = f"it does not have a row for each of the {n_observations} observations"
             del found[name]
     return found, skipped
 
 
-def _kind_of_group(name: str, node: Any) -> str:
-    kind = getattr(node, "attrs", {}).get("encoding-type", "a group")
+def _kind_of_group(name: str, node: Group) -> str:
+    kind = node.attrs.get("encoding-type", "group")
     if kind in ("csr_matrix", "csc_matrix"):
         return f"it is a {kind}, and rows of different lengths cannot be read. Store it as a dense array"
     if kind == "categorical":
         return f'it is categorical. Open its codes by name: arrays=["{name}/codes", ...]'
-    return f"it is {'a group' if kind == 'a group' else f'a {kind}'}"
+    return f"it is a {kind}"
 
 
 def _children(group: Group) -> tuple[dict[str, Array[Any]], dict[str, str], dict[str, Group]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +25,7 @@ from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import open_dataset
 from dshuffle.store.sources.source import StreamSource
+from dshuffle.unnamed_file import unnamed_file
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -62,18 +62,12 @@ class ArrayBuckets:
         self._row_nbytes = dtype.itemsize * math.prod(shape)
         self._bucket_rows = bucket_rows
         self._filled = np.zeros(-(-n_rows // bucket_rows), np.int64)
-        nbytes = n_rows * self._row_nbytes
-        self._file: Any = None
         try:
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # closed by close()
-            if nbytes:
-                os.posix_fallocate(self._file.fileno(), 0, nbytes)
+            self._file = unnamed_file(folder, n_rows * self._row_nbytes)
         except OSError as error:
-            self.close()
-            free = shutil.disk_usage(folder).free if os.path.isdir(folder) else 0
             raise DatasetError(
-                f"the folder {folder!r} cannot hold {nbytes} bytes for shuffling ({error}); {free} bytes are free "
-                "there. Choose another folder (temporary=, --temporary)"
+                f"the dataset does not fit into the temporary folder {folder!r}: {error}. Choose another folder "
+                "(temporary=, --temporary)"
             ) from error
 
     def add(self, values: NDArray[Any], buckets: NDArray[np.int64]) -> None:
@@ -100,8 +94,7 @@ class ArrayBuckets:
 
     def close(self) -> None:
         """Remove the file."""
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
 
     def _write(self, rows: NDArray[Any], place: int) -> None:
         source, offset, done = _bytes(rows), place * self._row_nbytes, 0

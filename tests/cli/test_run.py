@@ -89,7 +89,7 @@ def test_an_explanation(file):
     [
         (["nothing.py"], "TARGET='nothing.py' is not allowed; it must be a file that exists"),
         (["not_a_module_at_all:x"], "No module named 'not_a_module_at_all'"),
-        (["{file}:nothing"], "has no name 'nothing'. Pipelines there: other."),
+        (["{file}:nothing"], "has no name 'nothing'. It has the pipelines other."),
         (["{file}:number"], "is 5 and not a dshuffle.Pipeline"),
         (["{file}"], "missing a required argument: 'url'. Its parameters are url, epochs."),
         (["{file}", "path=x"], "missing a required argument: 'url'"),

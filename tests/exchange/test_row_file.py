@@ -42,8 +42,8 @@ from dshuffle.exchange import row_file
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.rows import RowLayout
 row_file.MARGIN = 20 * 2**20
-start = psutil.Process().memory_info().rss
 file = RowFile(RowLayout.of({{"x": (np.dtype("u1"), (4096,))}}), 100_000, {str(tmp_path)!r}, memory_limit=1)
+start = psutil.Process().memory_info().rss
 most = 0
 for first in range(0, 100_000, 1000):
     file.rows[first : first + 1000] = first // 1000
@@ -77,14 +77,14 @@ def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(CacheBudgetError, match=r"cannot hold a partition of 4096000 bytes \(.*No space left.*are free"):
+    with pytest.raises(CacheBudgetError, match=r"cannot hold 4096000 bytes \(.*No space left.*are free"):
         RowFile(LAYOUT, 1000, str(tmp_path))
     assert os.listdir(tmp_path) == []
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheBudgetError, match=r"cache_directory='.*file/below' cannot hold a partition"):
+    with pytest.raises(CacheBudgetError, match=r"does not fit into cache_directory='.*file/below'"):
         RowFile(LAYOUT, 10, str(tmp_path / "file" / "below"))
 
 

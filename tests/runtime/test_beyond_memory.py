@@ -68,7 +68,7 @@ def test_every_kind_of_delivery_works_on_a_disk(threads, tmp_path, delivery):
 
 def test_a_folder_that_workers_cannot_use(threads, small, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheBudgetError, match=r"rank \d .*cache_directory='.*file/rows' cannot hold a partition"):
+    with pytest.raises(CacheBudgetError, match=r"rank \d .* does not fit into cache_directory='.*file/rows'"):
         Shuffler(threads, small, cache_directory=tmp_path / "file" / "rows")
     with Shuffler(threads, small):  # nothing is reserved any more
         pass

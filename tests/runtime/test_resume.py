@@ -245,6 +245,13 @@ def test_a_state_that_cannot_be_resumed(clusters, labelled, written, changes, me
             )
 
 
+def test_a_state_of_a_release_without_attached_values(clusters, labelled, written):
+    state = json.loads(written.read_text())["state"]
+    del state["attached"]
+    with Shuffler.resume(clusters[3], labelled, state) as shuffler:
+        assert shuffler.attached is None
+
+
 def test_where_there_is_no_checkpoint_or_none_can_be(clusters, labelled, tmp_path):
     with pytest.raises(CheckpointError, match="there is no checkpoint at"):
         Shuffler.resume(clusters[3], labelled, tmp_path / "nothing.json")

@@ -114,7 +114,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path, monkeypatch):
         patched.setattr(os, "posix_fallocate", full)
         with pytest.raises(DatasetError, match=r"cannot hold 80 bytes .*No space left"):
             shuffle_dataset(source, tmp_path / "new")
-    with pytest.raises(DatasetError, match="nowhere' cannot hold 80 bytes"):
+    with pytest.raises(DatasetError, match="nowhere': cannot hold 80 bytes"):
         shuffle_dataset(source, tmp_path / "new", temporary=tmp_path / "nowhere")
     assert sorted(os.listdir(tmp_path)) == ["in", "out"]
 

@@ -1,0 +1,35 @@
+"""Files without a name on a local disk: nothing is left behind, however the process ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from typing import BinaryIO, cast
+
+
+def unnamed_file(folder: str, nbytes: int) -> BinaryIO:
+    """Open a file without a name, with all of its disk space reserved.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be used, or the disk does not have enough room. The message says how much is free.
+
+    Examples
+    --------
+    >>> with tempfile.TemporaryDirectory() as folder, unnamed_file(folder, 100) as file:
+    ...     os.fstat(file.fileno()).st_size, os.listdir(folder)
+    (100, [])
+    """
+    file = None
+    try:
+        file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # the caller closes it
+        if nbytes:
+            os.posix_fallocate(file.fileno(), 0, nbytes)
+    except OSError as error:
+        if file is not None:
+            file.close()
+        free = shutil.disk_usage(folder).free if os.path.isdir(folder) else 0
+        raise OSError(f"cannot hold {nbytes} bytes ({error}); {free} bytes are free there") from error
+    return cast(BinaryIO, file)
