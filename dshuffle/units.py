@@ -93,6 +93,22 @@ def human_rate(value: float | None) -> str:
     return UNKNOWN if value is None else f"{human_bytes(value)}/s"
 
 
+def human_bit_rate(value: float) -> str:
+    """Format a rate in bytes/s as bits per second, with three significant digits.
+
+    Examples
+    --------
+    >>> human_bit_rate(12.5e6), human_bit_rate(125e6), human_bit_rate(1.25e3)
+    ('100 Mbit/s', '1 Gbit/s', '10 kbit/s')
+    """
+    bits, unit = 8 * value, "bit/s"
+    for larger in ("kbit/s", "Mbit/s", "Gbit/s"):
+        if bits < 999.5:
+            break
+        bits, unit = bits / 1000, larger
+    return f"{bits:.3g} {unit}"
+
+
 def parse_rate(name: str, text: str) -> float:
     """Parse a rate into bytes/s: a number, an optional prefix, and a unit of bits or bytes.
 

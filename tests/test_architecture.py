@@ -20,7 +20,7 @@ ROWS = [
     {"redaction"},
     {"errors"},
     {"checks", "encodings", "kernels", "notebook", "units", "unnamed_file"},
-    {"rows", "synthetic"},
+    {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},
     {"records"},
     {"store", "exchange", "sharding", "report", "integrations"},

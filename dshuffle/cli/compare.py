@@ -17,7 +17,17 @@ from rich.console import Console
 from dshuffle.cli import options
 from dshuffle.cli.options import RegistryOption
 from dshuffle.cli.output import warnings_as_lines
-from dshuffle.compare import Way, compare_ways, compile_kernels, connect, default_ways, modest_step, product_of_ways
+from dshuffle.compare import (
+    AS_THEY_ARE,
+    EmulatedRates,
+    Way,
+    compare_ways,
+    compile_kernels,
+    connect,
+    default_ways,
+    modest_step,
+    product_of_ways,
+)
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, Choices, Classes, Global, ShuffleSpec
 from dshuffle.redaction import hide_secrets
@@ -38,10 +48,13 @@ from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.store import Dataset, create_dataset, open_dataset
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training.inputs import check_step
+from dshuffle.units import parse_rate
 
 DEFAULT_SAMPLES = 100_000
 MEASURING_SECONDS = 3.0
 DEFAULT_CHUNK_ROWS = 1_000
+DEFAULT_RATES = {"links": "200mbit", "store": "800mbit"}
+"""Rates that two cores can fill with the generated samples, so that they and not the processors limit the times."""
 
 
 @click.command()
@@ -98,6 +111,18 @@ DEFAULT_CHUNK_ROWS = 1_000
 @click.option("--target", default="y", show_default=True, help="Name of the 1-D array of targets.")
 @click.option("--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler, instead of a local cluster.")
 @click.option(
+    "--links",
+    metavar="RATE",
+    help="Emulated rate of each local worker's link, such as 1gbit, or none.  "
+    "[default: 200mbit, if DATASET is omitted]",
+)
+@click.option(
+    "--store",
+    metavar="RATE",
+    help="Emulated rate at which all local workers together read the store, or none.  "
+    "[default: 800mbit, if DATASET is omitted]",
+)
+@click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("dshuffle-report"),
@@ -121,17 +146,26 @@ def compare(
     features: str,
     target: str,
     scheduler: str | None,
+    links: str | None,
+    store: str | None,
     output: Path,
     as_json: bool,
 ) -> None:
     """Train a linear regression on DATASET with several ways of shuffling, and compare them.
 
-    If DATASET is omitted, 100,000 samples of 100 features, sorted by a key, are generated. If --assignment and
-    --delivery are omitted, the baselines of the papers are compared; --cache-fraction adds coded deliveries to them.
-    The report is written to --output.
+    If DATASET is omitted, 100,000 samples of 100 features, sorted by a key, are generated, and slow links and a slow
+    store are emulated, because the processors limit everything else on one machine. If --assignment and --delivery are
+    omitted, the baselines of the papers are compared; --cache-fraction adds coded deliveries to them. The report is
+    written to --output.
     """
     if scheduler and not dataset:
         raise click.UsageError("--scheduler needs DATASET: its workers may not see a temporary folder of this machine.")
+    if scheduler and (links or store):
+        raise click.UsageError(
+            f"--{'links' if links else 'store'} cannot be used with --scheduler: its workers are running already. Set "
+            "dshuffle.emulated-links and dshuffle.emulated-store in their Dask configuration."
+        )
+    rates = AS_THEY_ARE if scheduler else _emulated_rates(dataset is None, links=links, store=store)
     base = Choices(cache_fraction=cache_fraction, seed=seed)
     if assignments or deliveries:
         base = dataclasses.replace(
@@ -154,6 +188,8 @@ def compare(
         chosen = bool(assignments or deliveries)
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
             ways = _possible(ways, chosen, data, workers)
+        if rates != AS_THEY_ARE:
+            click.echo(f"Emulated: {rates}. --links none --store none measures this machine as it is.", err=True)
         with ExitStack() as stack:
             stack.enter_context(warnings_as_lines())
             advance = stack.enter_context(progress_bar())
@@ -162,7 +198,7 @@ def compare(
             compile_kernels({way.choices.delivery for way in ways} - {AUTO})
             beginning = f"connecting to {scheduler}" if scheduler else f"starting {workers + 1} processes"
             advance(0, len(ways) * epochs, beginning)
-            client = stack.enter_context(connect(scheduler, workers))
+            client = stack.enter_context(connect(scheduler, workers, rates))
             if scheduler is not None:  # all ways, before hours have gone into the first
                 ways = _possible(ways, chosen, data, max(1, count_training_workers(client)))
             done = 0
@@ -184,6 +220,7 @@ def compare(
                 target=target,
                 command=_command(),
                 measured=measured,
+                emulated=str(rates),
                 on_epoch=on_epoch,
             )
     _show(comparison, as_json)
@@ -192,6 +229,14 @@ def compare(
     except OSError as error:
         raise click.ClickException(f"The report could not be written to {output}: {error}") from error
     click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
+
+
+def _emulated_rates(generated: bool, **given: str | None) -> EmulatedRates:
+    """Rates by name; those that were not given have a default if the dataset is generated."""
+    texts = {name: text or (DEFAULT_RATES[name] if generated else "none") for name, text in given.items()}
+    return EmulatedRates(
+        **{name: parse_rate(f"--{name}", text) for name, text in texts.items() if text.strip().lower() != "none"}
+    )
 
 
 def _show(comparison: Comparison, as_json: bool) -> None:
@@ -205,6 +250,8 @@ def _show(comparison: Comparison, as_json: bool) -> None:
             console.print(f"{caption}\n", style="dim", highlight=False, markup=False)
         for sentence in verdict_sentences(comparison):
             console.print(sentence, highlight=False, markup=False)
+        if comparison.emulated:
+            console.print(f"Emulated: {comparison.emulated}.", highlight=False, markup=False)
 
 
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
@@ -12,11 +13,54 @@ from distributed.system import MEMORY_LIMIT
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.runtime.cluster_view import SERVER_RESOURCE
+from dshuffle.units import human_bit_rate
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedRates:
+    """Rates of the links and of the store that a local cluster emulates, because one machine has no network.
+
+    Parameters
+    ----------
+    links
+        Bytes per second of each worker's link, in each direction. None for no limit.
+    store
+        Bytes per second that all training workers read from the store together. Each gets an equal part, and so does
+        the server. None for no limit.
+
+    Examples
+    --------
+    >>> rates = EmulatedRates(links=25e6, store=100e6)
+    >>> str(rates)
+    'links of 200 Mbit/s into and out of each worker, and a store of 800 Mbit/s'
+    >>> rates.configuration(4)
+    {'dshuffle': {'emulated-links': '25000000.0B', 'emulated-store': '25000000.0B'}}
+    """
+
+    links: float | None = None
+    store: float | None = None
+
+    def __str__(self) -> str:
+        parts = [
+            f"links of {human_bit_rate(self.links)} into and out of each worker" if self.links else "",
+            f"a store of {human_bit_rate(self.store)}" if self.store else "",
+        ]
+        return ", and ".join(filter(None, parts))
+
+    def configuration(self, n_workers: int) -> dict[str, Any]:
+        """Dask's configuration of each worker."""
+        each = {"emulated-links": self.links, "emulated-store": self.store and self.store / n_workers}
+        return {"dshuffle": {key: f"{rate}B" for key, rate in each.items() if rate}}
+
+
+AS_THEY_ARE = EmulatedRates()
 
 
 @contextmanager
-def connect(scheduler: str | None, n_workers: int) -> Iterator[Client]:
+def connect(scheduler: str | None, n_workers: int, rates: EmulatedRates = AS_THEY_ARE) -> Iterator[Client]:
     """Yield a client of the scheduler at an address, or of a new :func:`local_cluster` if the address is None.
+
+    Only a new cluster can have emulated rates.
 
     Raises
     ------
@@ -24,7 +68,7 @@ def connect(scheduler: str | None, n_workers: int) -> Iterator[Client]:
         The scheduler does not answer.
     """
     if scheduler is None:
-        with local_cluster(n_workers) as client:
+        with local_cluster(n_workers, rates=rates) as client:
             yield client
         return
     try:
@@ -36,7 +80,7 @@ def connect(scheduler: str | None, n_workers: int) -> Iterator[Client]:
 
 
 @contextmanager
-def local_cluster(n_workers: int, *, processes: bool = True) -> Iterator[Client]:
+def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRates = AS_THEY_ARE) -> Iterator[Client]:
     """Yield a client of a new local cluster of single-threaded processes, and stop the cluster at the end.
 
     Parameters
@@ -48,6 +92,8 @@ def local_cluster(n_workers: int, *, processes: bool = True) -> Iterator[Client]
         False for logical workers, which are threads of this process. There can be far more of them than cores. They
         compute the same results as processes, but there is no network between them, and their seconds say little about
         another cluster.
+    rates
+        Rates of the links and of the store, if they are emulated. Only processes can have them.
 
     Raises
     ------
@@ -63,7 +109,7 @@ def local_cluster(n_workers: int, *, processes: bool = True) -> Iterator[Client]
         "nthreads": 1,
         "memory_limit": MEMORY_LIMIT // (n_workers + 1) if processes else 0,
         "dashboard": False,
-        **({"silence_logs": logging.WARNING} if processes else {}),
+        **({"silence_logs": logging.WARNING, "config": rates.configuration(n_workers)} if processes else {}),
     }
     kind = Nanny if processes else Worker
     workers: dict[int | str, dict[str, Any]] = {

@@ -140,10 +140,15 @@ def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...
 def comparison_tables(comparison: Comparison) -> list[Table]:
     """Five tables with a row for each way: seconds, traffic, storage, mixing, and errors."""
     epochs = epochs_of(comparison, MOST_ERROR_COLUMNS)
+    where = " (emulated, see below)" if comparison.emulated else ""
     return [
-        _table("Seconds", _but_range(TIME_HEADINGS), [(way, _but_range(time_cells(way))) for way in comparison.ways]),
+        _table(
+            f"Seconds{where}",
+            _but_range(TIME_HEADINGS),
+            [(way, _but_range(time_cells(way))) for way in comparison.ways],
+        ),
         _table("Traffic", TRAFFIC_HEADINGS, [(way, traffic_cells(way)) for way in comparison.ways]),
-        _table("Storage", STORE_HEADINGS, [(way, store_cells(way)) for way in comparison.ways]),
+        _table(f"Storage{where}", STORE_HEADINGS, [(way, store_cells(way)) for way in comparison.ways]),
         _table("Mixing", QUALITY_HEADINGS, [(way, quality_cells(way)) for way in comparison.ways]),
         _table(
             "Error after each epoch",

@@ -1,11 +1,12 @@
 """Deliveries over links of a known rate: seconds and bytes an epoch, beside what the links allow.
 
-    python tests/benchmarks/links.py --scheduler tcp://... --mbit 100 --data /tmp/links.zarr
+    python tests/benchmarks/links.py (--scheduler tcp://... | --workers 4) --mbit 100 --data /tmp/links.zarr
         [--way server] [--way clique] [--way clique:ring] ... [--counters "COMMAND"]
 
-For a cluster whose links are limited: real slow ones, or network namespaces with `tc`. One worker must have the
-resource `dshuffle-server`. All hosts must see the folder of the data. COMMAND prints what has crossed the links so
-far, as `python storage/testbed.py bytes` does, and is compared with what the records say.
+For a cluster whose links are limited: real slow ones, or network namespaces with `tc`. With --workers, dshuffle's own
+emulation limits those of a local cluster. One worker must have the resource `dshuffle-server`. All hosts must see the
+folder of the data. COMMAND prints what has crossed the links so far, as `python storage/testbed.py bytes` does, and is
+compared with what the records say.
 
 The bound is the time of the most loaded link for the rows alone: no headers, no acknowledgements, nothing lost to
 stages that wait for each other. A time with no idle processor left says nothing about the network.
@@ -25,6 +26,7 @@ import numpy as np
 from distributed import Client
 
 import dshuffle
+from dshuffle.compare import EmulatedRates, connect
 from dshuffle.records import EpochRecord
 
 WAYS = ("peer", "server", "clique", "clique:ring", "clique:unicast")
@@ -103,7 +105,9 @@ def measure(client: Client, dataset: dshuffle.Dataset, way: str, options: argpar
 
 def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scheduler", required=True)
+    cluster = parser.add_mutually_exclusive_group(required=True)
+    cluster.add_argument("--scheduler")
+    cluster.add_argument("--workers", type=int)
     parser.add_argument("--mbit", type=float, required=True, help="rate of every link")
     parser.add_argument("--data", required=True, help="where to put the dataset")
     parser.add_argument("--samples", type=int, default=400_000)
@@ -119,7 +123,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
     rows = np.random.default_rng(0).integers(0, 256, (options.samples, options.row_bytes), dtype=np.uint8)
     dataset = dshuffle.create_dataset(options.data, {"x": rows}, overwrite=True)
     del rows
-    with Client(options.scheduler) as client:
+    rates = EmulatedRates(links=options.mbit * 1e6 / 8)
+    with connect(options.scheduler, options.workers or 0, rates) as client:
         return {way: measure(client, dataset, way, options) for way in options.ways or WAYS}
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
-from dshuffle.compare import default_ways, local_cluster
+from dshuffle.compare import EmulatedRates, default_ways, local_cluster
 from dshuffle.planning import Choices
 from dshuffle.store import write_sharding
 from dshuffle.synthetic import keyed_regression
@@ -45,6 +45,7 @@ def url(tmp_path):
         (("--delivery", "pear"), "'peer', 'server', 'storage'"),
         (("--assignment", "partial:2"), "partial:2"),
         (("nothing.zarr",), "nothing.zarr"),
+        (("--links", "fast"), "--links='fast' is not allowed; it must be a rate > 0 such as '100mbit'"),
     ],
 )
 def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
@@ -64,6 +65,7 @@ def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
         (("--workers", 0), "--workers"),
         (("--epochs", "x"), "--epochs"),
         (("--output", "file"), "--output"),
+        (("d.zarr", "--scheduler", "tcp://127.0.0.1:1", "--store", "1gbit"), "--store cannot be used with --scheduler"),
     ],
 )
 def test_bad_usage_is_exit_code_2(elsewhere, options, message):
@@ -124,6 +126,38 @@ def test_results_are_printed_before_the_report_is_written(elsewhere, url, monkey
     assert shown == ["figures"]
     assert result.exit_code == 1
     assert "The report could not be written to dshuffle-report: [Errno 28] No space left" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ((), EmulatedRates()),
+        (("--links", "1gbit"), EmulatedRates(links=125e6)),
+        (("--links", "none", "--store", "8mbit"), EmulatedRates(store=1e6)),
+    ],
+)
+def test_rates_of_the_local_cluster(elsewhere, url, monkeypatch, options, rates):
+    monkeypatch.setattr("dshuffle.cli.compare.connect", lambda scheduler, workers, rates: rates / 1)
+    result = run(url, *options)
+    assert str(rates.__class__.__name__) in str(result.exception)
+    assert ("Emulated: " in result.stderr) == (rates != EmulatedRates())
+    assert str(rates) in result.stderr
+
+
+@pytest.mark.slow
+def test_emulated_links_limit_an_exchange_and_are_said(elsewhere, url):
+    result = run(url, "--links", "1mbit", "--store", "4mbit", "--workers", 2, "--epochs", 2, "--delivery", "peer")
+    assert result.exit_code == 0, result.output
+    words = "links of 1 Mbit/s into and out of each worker, and a store of 4 Mbit/s"
+    assert result.stderr.startswith(f"Emulated: {words}. --links none --store none measures")
+    assert "Seconds (emulated, see below)" in result.stdout
+    assert f"Emulated: {words}." in " ".join(result.stdout.split())
+    folder = elsewhere / "dshuffle-report"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["emulated"] == words
+    assert words in (folder / "report.html").read_text()
+    _, exchanged = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    assert exchanged["exchange_seconds"] > max(exchanged["wire_sent_bytes"]) * 8 / 1e6
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -17,6 +18,7 @@ import places
 import testbed
 
 SCRIPT = Path(testbed.__file__)
+STORAGE = SCRIPT.parent
 
 
 def call(*arguments, timeout=100):
@@ -127,6 +129,26 @@ def test_a_link_carries_its_rate_and_its_bytes_are_counted(cluster):
     sent, received = after["w1"]["sent"] - before["w1"]["sent"], after["w2"]["received"] - before["w2"]["received"]
     assert 4_000_000 < received <= sent < 4_000_000 * 1.2
     assert after["storage"]["sent"] - before["storage"]["sent"] < 100_000
+
+
+@pytest.mark.slow
+def test_emulation_without_namespaces_takes_as_long(cluster, tmp_path):
+    """The links of `dshuffle compare --links` beside these, with single rows and with packets."""
+    measure = ("--mbit", "20", "--samples", "6000", "--way", "peer", "--way", "clique", "--training", "0")
+    script = STORAGE.parent / "tests" / "benchmarks" / "links.py"
+
+    def seconds(*command):
+        ran = subprocess.run([*command], capture_output=True, text=True, check=False, timeout=200)
+        assert ran.returncode == 0, ran.stderr
+        return np.array([json.loads(line[line.index("{") :])["seconds"] for line in ran.stdout.splitlines()])
+
+    here = [sys.executable, script, *measure, "--data", tmp_path / "links.zarr"]
+    namespaces = seconds(sys.executable, SCRIPT, "exec", "scheduler", *here, "--scheduler", "tcp://10.78.0.2:8786")
+    emulated = seconds(*here, "--workers", "2")
+    ratios = emulated / namespaces  # 0.85 to 1.1 on a quiet machine
+    assert len(ratios) == 2
+    assert (ratios > 0.33).all(), ratios
+    assert (ratios < 3).all(), ratios
 
 
 @pytest.mark.slow

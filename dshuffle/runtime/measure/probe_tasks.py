@@ -14,7 +14,7 @@ import numpy as np
 from distributed import Worker
 
 from dshuffle.coding import decode, encode
-from dshuffle.exchange.comms import as_frames, probe
+from dshuffle.exchange.comms import probe, sent
 from dshuffle.exchange.messages import MIB
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.rows import RowLayout, checksum_rows, gather_rows, scatter_verified
@@ -95,7 +95,7 @@ async def install(dask_worker: Worker) -> None:
 
     async def give(nbytes: int) -> Reply:
         await _through_a_thread()  # real messages are packed in a thread, too
-        return as_frames({"rows": payload[:nbytes]})
+        return await sent(dask_worker, {"rows": payload[:nbytes]})
 
     dask_worker.handlers[HANDLER] = give
 

@@ -18,7 +18,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.serialize import to_serialize
 
 from dshuffle.errors import ClusterError, PeerFailed, WorkerLost
-from dshuffle.exchange.comms import as_frames
+from dshuffle.exchange.comms import sent
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning import SERVER
@@ -101,7 +101,7 @@ class DShuffleWorker(WorkerPlugin):
                 return {"status": "refused", "reason": "the session is not open on this worker", "again": False}
             for arrived in acknowledged:
                 session.acknowledge(MessageId(*arrived))
-            return as_frames(await session.serve(MessageId(*message)))
+            return await sent(worker, await session.serve(MessageId(*message)))
 
         async def acknowledge(session_id: str, acknowledged: Sequence[tuple[int, int, int, int]]) -> None:
             session = plugin().sessions.get(session_id)

@@ -10,6 +10,7 @@ from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import WrapperStore
 
+from dshuffle.emulated_links import emulated
 from dshuffle.errors import DatasetError
 from dshuffle.records import StoreTraffic
 from dshuffle.store.backends.retrying import WrongRange
@@ -78,7 +79,9 @@ class MeteredStore(WrapperStore[Store]):
         """Fetch an object and count it, unless it is metadata."""
         if key.rpartition("/")[2] in _METADATA:
             return await self._store.get(key, prototype, byte_range)
-        return self._count(key, await self._fetched(key, self._store.get(key, prototype, byte_range)))
+        answer = await self._fetched(key, self._store.get(key, prototype, byte_range))
+        await _through_link(answer)
+        return self._count(key, answer)
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
@@ -86,6 +89,7 @@ class MeteredStore(WrapperStore[Store]):
         """Fetch several objects or ranges and count each as one request."""
         key_ranges = list(key_ranges)
         answers = await self._fetched(key_ranges[0][0], self._store.get_partial_values(prototype, key_ranges))
+        await _through_link(*answers)
         return [self._count(key, answer) for (key, _), answer in zip(key_ranges, answers, strict=True)]
 
     async def _fetched(self, key: str, answer: Awaitable[T]) -> T:
@@ -102,3 +106,8 @@ class MeteredStore(WrapperStore[Store]):
         if answer is None and self.absent_is_error:
             raise AbsentChunk(f"{key} is missing from the store")
         return answer
+
+
+async def _through_link(*answers: Buffer | None) -> None:
+    if (link := emulated("store")) is not None:
+        await link.send(sum(len(answer) for answer in answers if answer is not None))

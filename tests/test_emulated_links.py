@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import dask
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dshuffle
+from dshuffle.compare import AS_THEY_ARE, EmulatedRates
+from dshuffle.emulated_links import HEADERS, EmulatedLink, emulated
+from dshuffle.errors import InvalidParameter
+
+SIZES = st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 10)), min_size=1)
+
+
+@given(SIZES)
+def test_a_link_is_never_faster_than_its_rate_and_never_idle_while_bytes_wait(transfers):
+    rate = 1e5
+    link = EmulatedLink(rate * HEADERS)
+    free = now = 0.0
+    for nbytes, later in transfers:
+        now += later
+        end = link.reserve(nbytes, begin=now)
+        free = max(free, now) + nbytes / rate
+        assert end == pytest.approx(free)
+
+
+def test_messages_that_are_sent_at_once_share_the_link():
+    """A short message does not wait for a long one that came first."""
+
+    async def race() -> list[int]:
+        link, order = EmulatedLink(10e6), []
+
+        async def send(nbytes: int) -> None:
+            await link.send(nbytes)
+            order.append(nbytes)
+
+        await asyncio.gather(send(3_000_000), send(200_000))
+        return order
+
+    began = time.monotonic()
+    assert asyncio.run(race()) == [200_000, 3_000_000]
+    assert time.monotonic() - began > 3.2 * HEADERS / 10
+
+
+def test_bytes_pass_both_links_at_the_same_time_but_those_of_two_senders_one_after_the_other():
+    async def receive() -> list[float]:
+        out, other, into = (EmulatedLink(10e6) for _ in range(3))
+
+        async def pass_on(link: EmulatedLink) -> float:
+            await into.receive(1_000_000, await link.send(1_000_000))
+            return time.monotonic() - began
+
+        began = time.monotonic()
+        return sorted(await asyncio.gather(pass_on(out), pass_on(other)))
+
+    first, second = asyncio.run(receive())
+    alone = 1e6 * HEADERS / 10e6
+    assert alone <= first
+    assert 2 * alone <= second + 0.01
+    assert second - first > 0.5 * alone
+
+
+def test_links_are_emulated_where_the_configuration_says_so():
+    assert emulated("links", "a") is None
+    with dask.config.set({"dshuffle.emulated-links": "10mbit"}):
+        assert emulated("links", "a") is emulated("links", "a")
+        assert emulated("links", "a") is not emulated("links", "b")
+        assert emulated("store") is None
+    wrong = dask.config.set({"dshuffle.emulated-store": "fast"})
+    with wrong, pytest.raises(InvalidParameter, match=r"dshuffle.emulated-store='fast'"):
+        emulated("store")
+
+
+def test_reading_takes_as_long_as_the_emulated_store_does(tmp_path):
+    arrays = {"x": np.random.default_rng(0).random((2000, 100))}
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", arrays, chunk_rows=100)
+    with dask.config.set({"dshuffle.emulated-store": "2MB/s"}):
+        began = time.monotonic()
+        read = dataset.read_rows(np.arange(2000))["x"]
+        took = time.monotonic() - began
+    assert np.array_equal(read, arrays["x"])
+    assert took > dataset.traffic.fetched_bytes * HEADERS / 2e6
+
+
+def test_rates_in_words_and_as_configuration():
+    assert str(AS_THEY_ARE) == ""
+    assert AS_THEY_ARE.configuration(3) == {"dshuffle": {}}
+    assert str(EmulatedRates(store=1e9)) == "a store of 8 Gbit/s"
+    assert EmulatedRates(store=1e9).configuration(4) == {"dshuffle": {"emulated-store": "250000000.0B"}}
