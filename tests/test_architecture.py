@@ -130,7 +130,7 @@ def test_planning_is_pure(module):
     ("library", "places"),
     [
         ("zarr", {"store"}),
-        ("bokeh", {"report"}),
+        ("bokeh", {"report", "runtime"}),  # plots of the report, and of the dashboard
         ("sklearn", {"sharding"}),
         ("click", {"cli"}),
         ("numba", {"planning", "coding", "kernels", "rows", "store", "exchange", "training", "synthetic"}),

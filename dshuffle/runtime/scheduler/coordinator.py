@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -31,8 +32,10 @@ from dshuffle.runtime.scheduler.instructions import (
     Run,
     Tell,
 )
+from dshuffle.runtime.scheduler.metrics import count
 from dshuffle.runtime.scheduler.replacements import Candidates
 from dshuffle.runtime.scheduler.session_machine import SessionMachine
+from dshuffle.runtime.scheduler.snapshot import KEPT, EpochFigures
 from dshuffle.runtime.scheduler.votes import combined_reports, measurements_of, next_rate, rate_of
 from dshuffle.runtime.scheduler.waiters import Waiters
 
@@ -77,7 +80,7 @@ class Coordinator:
         self._loop = asyncio.get_running_loop()
         dedicated = members.server_role == "dedicated"
         participants = [who for who in self.addresses if who != SERVER or dedicated]
-        self._machine = SessionMachine(
+        self.machine = SessionMachine(
             participants,
             first_epoch=self._spec.shuffle.first_epoch,
             heartbeat=self._spec.settings.heartbeat,
@@ -90,24 +93,24 @@ class Coordinator:
         self._deliveries = EpochDeliveries(deliveries, self._spec.shuffle.first_epoch)
         self._replaced = replaced
         self._rate: float | None = None
-        self._answer: dict[str, Any] = {}
+        self.log: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._asked_at = 0.0
         self._waiters = Waiters()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticking = False
-        self._closing = Closing(scheduler, self._spec, lambda: self._machine.turn)
+        self._closing = Closing(scheduler, self._spec, lambda: self.machine.turn)
         self._freed: asyncio.Task[None] | None = None
         self._finding: asyncio.Task[None] | None = None
 
     @property
     def ended(self) -> bool:
         """Whether the session has ended."""
-        return self._machine.error is not None
+        return self.machine.error is not None
 
     @property
     def replacing(self) -> bool:
         """Whether lost workers are being replaced."""
-        return bool(self._machine.unsettled)
+        return bool(self.machine.unsettled)
 
     @property
     def paused_timeout(self) -> float:
@@ -117,21 +120,16 @@ class Coordinator:
     @property
     def epoch(self) -> int:
         """The epoch that all participants are on."""
-        return self._machine.epoch
-
-    @property
-    def waiting_for(self) -> str:
-        """Whom the session waits for, in words; empty if it does not wait."""
-        return self._machine.waiting_for()
+        return self.machine.epoch
 
     async def open(self) -> None:
         """Open the session on all participants."""
-        await self._wait(self._machine.open(self._loop.time()))
+        await self._wait(self.machine.open(self._loop.time()))
 
     async def begin(self) -> None:
         """Start the next epoch's exchange unless it has already started."""
         self._check()
-        self._perform(self._machine.begin(self._loop.time()))
+        self._perform(self.machine.begin(self._loop.time()))
 
     async def advance(self, epoch: int) -> dict[str, Any]:
         """Wait for an epoch's exchange, make all participants swap to it, and return the measurements.
@@ -150,29 +148,29 @@ class Coordinator:
         """
         self._check()
         if epoch == self.epoch:
-            return dict(self._answer)
+            return dict(self.log[-1])
         if epoch != self.epoch + 1:
             raise ClusterError(
                 f"the workers are on epoch {self.epoch} and cannot move to epoch {epoch}, which is not the next one"
             )
         if not self._waiters:
             self._asked_at = self._loop.time()
-        await self._wait(self._machine.advance(self._loop.time()))
-        return dict(self._answer)
+        await self._wait(self.machine.advance(self._loop.time()))
+        return dict(self.log[-1])
 
     def vote(self, participant: int, run_id: int, secret: str, vote: dict[str, Any]) -> None:
         """Pass on the vote of a participant on a run. Votes without the session's secret are refused."""
-        if secret != self._spec.secret or participant not in self._machine.participants:
+        if secret != self._spec.secret or participant not in self.machine.participants:
             raise ClusterError(
                 f"session {self._spec.session_id} refused a vote: it does not come from one of its workers"
             )
-        self._perform(self._machine.voted(run_id, participant, vote, self._loop.time()))
+        self._perform(self.machine.voted(run_id, participant, vote, self._loop.time()))
 
     def lose(self, address: str) -> None:
         """Replace a worker that has left the cluster, or end the session."""
-        who = [one for one in self._machine.participants if self.addresses[one] == address]
+        who = [one for one in self.machine.participants if self.addresses[one] == address]
         reason = "has left the cluster and its partition is lost"
-        self._perform(self._machine.lost(who, reason, self._loop.time()))
+        self._perform(self.machine.lost(who, reason, self._loop.time()))
 
     def joined(self, who: int, worker: WorkerState) -> None:
         """Let a worker take a lost rank."""
@@ -183,14 +181,14 @@ class Coordinator:
             self._give_up(before)
         self._closing.given_up.discard(worker.address)
         for one, where in self.addresses.items():
-            if one == who or (where == before and one not in self._machine.participants):  # a server beside the rank
+            if one == who or (where == before and one not in self.machine.participants):  # a server beside the rank
                 self.addresses[one] = worker.address
         self._candidates.remember(worker)
-        self._perform(self._machine.replaced(who, self._loop.time()))
+        self._perform(self.machine.replaced(who, self._loop.time()))
 
     def end(self, error: DShuffleError) -> None:
         """End the session, raise the error in all current and future calls, and free the workers that are left."""
-        self._perform(self._machine.end(error))
+        self._perform(self.machine.end(error))
 
     async def training_seconds(self) -> list[float]:
         """Seconds of training since the last commit, by rank."""
@@ -210,7 +208,7 @@ class Coordinator:
         epoch = self.epoch
 
         async def of(rank: int) -> int:
-            if rank in self._machine.unsettled:  # its task runs again
+            if rank in self.machine.unsettled:  # its task runs again
                 return 0
             return int((await self._call("trained", rank, epoch=epoch))["trained"])
 
@@ -228,8 +226,8 @@ class Coordinator:
             await asyncio.shield(self._freed)
 
     def _check(self) -> None:
-        if self._machine.error is not None:
-            raise self._machine.error
+        if self.machine.error is not None:
+            raise self.machine.error
 
     async def _wait(self, instructions: list[Instruction]) -> None:
         """Carry out instructions, and wait for the end of the phases that follow."""
@@ -242,7 +240,7 @@ class Coordinator:
             self._carry_out(instructions)
         except Exception as error:  # a bug: nobody must wait for what does not come
             logger.exception("dshuffle: session %s failed", self._spec.session_id)
-            self._carry_out(self._machine.end(ClusterError(f"{type(error).__name__}: {error}")))
+            self._carry_out(self.machine.end(ClusterError(f"{type(error).__name__}: {error}")))
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -261,7 +259,8 @@ class Coordinator:
                 case GoesOnWithout(who):
                     self._go_on_without(who)
                 case Committed(run, replies):
-                    self._answer = self._measures(run, dict(replies))
+                    self.log.append(self._measures(run, dict(replies)))
+                    count(EpochFigures.of(self.log[-1]))
                     self._waiters.release()
                 case EpochFailed(error):
                     self._waiters.release(error)
@@ -270,13 +269,13 @@ class Coordinator:
                         task.cancel()
                     self._waiters.release(error)
                     self._freed = self._loop.create_task(self._free())
-        if self._machine.busy and not self._ticking:
+        if self.machine.busy and not self._ticking:
             self._ticking = True
             self._loop.call_later(TICK, self._tick)
 
     def _tick(self) -> None:
         self._ticking = False
-        self._perform(self._machine.tick(self._loop.time()))
+        self._perform(self.machine.tick(self._loop.time()))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -284,7 +283,7 @@ class Coordinator:
         task.add_done_callback(self._tasks.discard)
 
     async def _tell(self, tell: Tell) -> None:
-        machine, order, who, run_id = self._machine, tell.order, tell.who, tell.run_id
+        machine, order, who, run_id = self.machine, tell.order, tell.who, tell.run_id
         message: dict[str, Any] = {}
         if order in ("open", "restore"):
             spec = dataclasses.replace(self._spec, addresses=dict(self.addresses))
@@ -316,7 +315,7 @@ class Coordinator:
         if tell.order == "restore":
             logger.warning("dshuffle: a worker cannot take a lost rank: %s", error)
             self._candidates.refuse(address)
-        self._perform(self._machine.refused(tell, error, self._loop.time()))
+        self._perform(self.machine.refused(tell, error, self._loop.time()))
 
     async def _request(self, order: str, who: int, message: dict[str, Any]) -> Any:
         if order not in ("open", "restore"):
@@ -336,7 +335,7 @@ class Coordinator:
         self._deliveries.observe(run)
         # Not earlier: planning would take cores from participants that are still exchanging.
         delivery = self._deliveries.of(run.epoch + 1)
-        for who in self._machine.participants:
+        for who in self.machine.participants:
             self._spawn(self._plan_ahead(who, run.run_id, delivery))
 
     async def _plan_ahead(self, who: int, run_id: int, delivery: str) -> None:
@@ -365,7 +364,7 @@ class Coordinator:
 
     async def _find_replacements(self) -> None:
         """Find workers for all lost ranks, until there are enough or waiting is of no use."""
-        while missing := self._machine.missing:
+        while missing := self.machine.missing:
             for who in sorted(missing, key=lambda who: who == SERVER):  # ranks first: without them nothing goes on
                 try:
                     await self._find_replacement(who)
@@ -374,21 +373,21 @@ class Coordinator:
             await asyncio.sleep(TICK)
 
     async def _find_replacement(self, who: int) -> None:
-        there = {where for one, where in self.addresses.items() if one not in self._machine.missing}
+        there = {where for one, where in self.addresses.items() if one not in self.machine.missing}
         found = await self._candidates.find(self.addresses[who], there, serves=who == SERVER)
-        if who not in self._machine.missing:
+        if who not in self.machine.missing:
             return
         if found is not None:
             self.joined(who, found)
         elif not await self._candidates.may_come(self.addresses[who]):
             logger.warning("dshuffle: no other worker can come for %s", self._who_is(who))
-            self._perform(self._machine.not_replaced([who], self._loop.time()))
+            self._perform(self.machine.not_replaced([who], self._loop.time()))
 
     def _who_is(self, who: int) -> str:
         return f"{name_of(who)} ({self.addresses.get(who, 'gone')})"
 
     def _measures(self, run: Run, replies: dict[int, Any]) -> dict[str, Any]:
-        reports = combined_reports(replies, self._machine.participants)
+        reports = combined_reports(replies, self.machine.participants)
         delivery = self._deliveries.of_run(run)
         if not get_delivery(delivery).needs_server:  # a server's link is shared by all workers
             self._rate = next_rate(self._rate, rate_of(reports.measured, reports.measures.cpu_idle))

@@ -23,6 +23,8 @@ from dshuffle.planning import AutoDelivery
 from dshuffle.runtime.cluster_view import choose_members
 from dshuffle.runtime.replies import Reply, replying, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
+from dshuffle.runtime.scheduler.dashboard_page import add_page
+from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionRequest, Settings
 from dshuffle.runtime.task_keys import session_of_key
@@ -87,7 +89,7 @@ class DShuffleScheduler(SchedulerPlugin):
 
         async def waiting(session_id: str) -> Reply:
             coordinator = self.coordinators.get(session_id)
-            found = [] if coordinator is None else [coordinator.waiting_for]
+            found = [] if coordinator is None else [coordinator.machine.waiting_for()]
             return {"waiting_for": "; ".join(filter(None, [*found, *self._unrunnable.waiting_for(scheduler)]))}
 
         async def close_session(session_id: str) -> None:
@@ -107,7 +109,13 @@ class DShuffleScheduler(SchedulerPlugin):
             "dshuffle_close": close_session,
         }
         scheduler.handlers |= {name: replying(handler) for name, handler in handlers.items()}
+        if first is self:
+            add_page(scheduler, self.snapshots)
         await self._install()
+
+    def snapshots(self) -> list[SessionSnapshot]:
+        """What all open sessions do at this moment."""
+        return [SessionSnapshot.of(*item) for item in self.coordinators.items()]
 
     def coordinator(self, session_id: str) -> Coordinator:
         """An open session."""

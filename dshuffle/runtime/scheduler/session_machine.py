@@ -1,10 +1,9 @@
 """The scheduler's side of a session as a state machine: events in, instructions out.
 
-The state machine uses no comm, clock or task: whoever drives it passes the time in, and carries out the instructions.
-So tests can take it through any order of events. An epoch has two phases. First every participant receives rows into
-free slots and votes. Once all are ready and the client asks for the epoch, all are told to swap. If a run fails, it is
-aborted everywhere, and all participants stay on the previous epoch. The next attempt gets a new run id, so that
-messages of the old run can be refused.
+It uses no comm, clock or task: whoever drives it passes the time in, and carries out the instructions. Tests take it
+through any order of events. An epoch has two phases. First every participant receives rows into free slots and votes.
+Once all are ready and the client asks for the epoch, all are told to swap. If a run fails, it is aborted everywhere,
+and all participants stay on the previous epoch. The next attempt has a new run id, so old messages can be refused.
 
 ========== ============================================== =====================================
 phase      event                                          next phase
@@ -29,9 +28,8 @@ If lost workers are replaced, the participants that are left first come to an en
 of the run, which is aborted. So all of them are on the same epoch. Then other workers take the lost ranks. Each reads
 the partition of its rank for that epoch from the store.
 
-Every wait for an answer has a limit. A participant that owes an answer is asked for its state every third of a
-heartbeat. This recovers a vote, or an order, that was lost on the way. A participant that says nothing for a heartbeat
-is lost.
+Every wait for an answer has a limit. A participant that owes one is asked for its state every third of a heartbeat, in
+case a vote or an order was lost on the way. A participant that says nothing for a heartbeat is lost.
 """
 
 from __future__ import annotations
@@ -147,6 +145,10 @@ class SessionMachine:
     def missing(self) -> tuple[int, ...]:
         """Lost ranks that still wait for a replacement."""
         return tuple(sorted(self._missing)) if self.phase is Phase.WAITING else ()
+
+    def owes_rows(self, who: int) -> bool:
+        """Whether a participant still exchanges rows of the next epoch."""
+        return self.phase is Phase.EXCHANGING and who in self._answers.owing
 
     def open(self, now: float) -> list[Instruction]:
         """Open the session on all participants."""

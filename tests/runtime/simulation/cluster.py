@@ -115,6 +115,7 @@ class SimulatedCluster:
         self.scheduler: Any = SimpleNamespace(
             workers={}, handlers=self.main.handlers, extensions={}, clients={"client": None}, client_comms={}, tasks={},
             worker_plugins={}, _ongoing_background_tasks=Background(self.main), log_event=lambda *_: None,
+            http_application=SimpleNamespace(applications=[], add_handlers=lambda *_: None),
             rpc=lambda address: Rpc(self, self.main, address), broadcast=self._broadcast,
             register_worker_plugin=self._register, cluster=self,
         )  # fmt: skip

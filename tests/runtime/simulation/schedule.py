@@ -173,7 +173,7 @@ class World:
         return unwrap(work.result(), "the scheduler")
 
     def waiting_for(self) -> str:
-        return "; ".join(one.waiting_for for one in self.cluster.plugin.coordinators.values())
+        return "; ".join(one.machine.waiting_for() for one in self.cluster.plugin.coordinators.values())
 
     async def train(self, rank: int, epoch: int) -> np.ndarray:
         """A task: it runs on whichever worker has the rank, and again if that worker is lost before it ends."""

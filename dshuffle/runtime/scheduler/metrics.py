@@ -1,0 +1,30 @@
+"""Counters of all sessions, among the scheduler's Prometheus metrics if prometheus_client is installed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from dshuffle.runtime.scheduler.snapshot import EpochFigures
+
+COUNTED: dict[str, tuple[str, Callable[[EpochFigures], float]]] = {
+    "dshuffle_epochs": ("Epochs of all sessions", lambda one: 1),
+    "dshuffle_exchange_seconds": ("Time of exchanges", lambda one: one.exchange_seconds),
+    "dshuffle_waited_seconds": ("Time that clients waited for exchanges", lambda one: one.waited_seconds),
+    "dshuffle_sent_bytes": ("Bytes of messages between workers", lambda one: sum(one.received_bytes)),
+    "dshuffle_store_bytes": ("Bytes read from stores", lambda one: one.store_bytes),
+}
+"""Name of each counter, its description, and what an epoch adds to it."""
+
+_counters: dict[str, Any] = {}
+with contextlib.suppress(ImportError):
+    from prometheus_client import Counter
+
+    _counters |= {name: Counter(name, words) for name, (words, _) in COUNTED.items()}
+
+
+def count(epoch: EpochFigures) -> None:
+    """Add an epoch to the counters. Without prometheus_client this does nothing."""
+    for name, counter in _counters.items():
+        counter.inc(COUNTED[name][1](epoch))

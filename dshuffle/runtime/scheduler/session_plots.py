@@ -1,0 +1,153 @@
+"""Plots and a table of each open session, for the page of the dashboard. They are updated while somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+from bokeh.document import Document
+from bokeh.layouts import column, row
+from bokeh.models import BasicTicker, ColumnDataSource, DataRange1d, HoverTool
+from bokeh.models.widgets.markups import Div
+from bokeh.plotting import figure
+from bokeh.transform import dodge
+from distributed.dashboard.components.scheduler import BOKEH_THEME, env
+
+from dshuffle.runtime.scheduler.snapshot import EpochFigures, SessionSnapshot
+from dshuffle.units import human_bytes, human_count, human_rate, human_seconds
+
+INTERVAL_MS = 500
+SHOWN_EPOCHS = 60
+TRAINING, WAITING, EXCHANGE = "#5B6470", "#D55E00", "#0072B2"
+SENT, RECEIVED = "#BCC2C9", "#0072B2"
+
+
+def fill(document: Document, snapshots: Callable[[], Sequence[SessionSnapshot]], extra: dict[str, Any]) -> None:
+    """Fill a Bokeh document with a section for each session, and keep it up to date."""
+    nothing = Div(text="<p>No session is open. <code>dshuffle.Shuffler</code> opens one.</p>", name="nothing")
+    page = column(nothing, sizing_mode="stretch_width", name="sessions")
+    sections: dict[str, Section] = {}
+
+    def update() -> None:
+        found = {one.session_id: one for one in snapshots()}
+        if found.keys() != sections.keys():
+            for session_id in sections.keys() - found.keys():
+                del sections[session_id]
+            for session_id in found.keys() - sections.keys():
+                sections[session_id] = Section()
+            page.children = [sections[one].layout for one in found] or [nothing]
+        for session_id, session in found.items():
+            sections[session_id].show(session)
+
+    update()
+    document.title = "Dask: dshuffle"
+    document.add_root(page)
+    document.add_periodic_callback(update, INTERVAL_MS)
+    document.template = env.get_template("simple.html")
+    document.template_variables.update(extra)
+    document.theme = BOKEH_THEME
+
+
+class Section:
+    """The part of the page about one session."""
+
+    def __init__(self) -> None:
+        self._head = Div(sizing_mode="stretch_width")
+        self._workers = Div(sizing_mode="stretch_width")
+        self._epochs = ColumnDataSource(_epoch_columns(()))
+        self._bytes = ColumnDataSource(_byte_columns(()))
+        look: dict[str, Any] = {"height": 260, "sizing_mode": "stretch_width", "toolbar_location": None, "tools": ""}
+        times = figure(title="Seconds of each epoch", y_range=DataRange1d(start=0), **look)
+        bars: list[Any] = times.vbar_stack(
+            ["training", "waiting"],
+            x="epoch",
+            width=0.8,
+            color=[TRAINING, WAITING],
+            source=self._epochs,
+            legend_label=["training", "waiting for the exchange"],
+        )
+        times.scatter("epoch", "exchange", size=7, color=EXCHANGE, source=self._epochs, legend_label="exchange")
+        times.add_tools(HoverTool(renderers=bars, tooltips="epoch @epoch, @delivery: @words"))
+        times.xaxis.axis_label = "epoch"
+        moved = figure(title="MB of each worker in the last exchange", y_range=DataRange1d(start=0), **look)
+        for name, colour, shift in (("received", RECEIVED, -0.2), ("sent", SENT, 0.2)):
+            moved.vbar(
+                x=dodge("rank", shift), top=name, width=0.38, color=colour, source=self._bytes, legend_label=name
+            )
+        moved.xaxis.axis_label = "rank"
+        for plot in (times, moved):
+            plot.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)  # there is no epoch 1.5
+            plot.add_layout(plot.legend[0], "above")
+            plot.legend.update(orientation="horizontal", location="top_left", margin=0, padding=4, border_line_alpha=0)
+        self.layout = column(
+            self._head,
+            row(times, moved, sizing_mode="stretch_width"),
+            self._workers,
+            sizing_mode="stretch_width",
+        )
+
+    def show(self, session: SessionSnapshot) -> None:
+        """Show the state of the session."""
+        shown = session.epochs[-SHOWN_EPOCHS:]
+        self._head.text = _heading(session)
+        self._workers.text = _table(session)
+        columns = _epoch_columns(shown)
+        if columns != self._epochs.data:
+            self._epochs.data = columns
+            self._bytes.data = _byte_columns(shown)
+
+
+def _heading(session: SessionSnapshot) -> str:
+    n_bytes = human_bytes(session.n_samples * session.row_nbytes)
+    now = f"epoch {session.epoch}, {session.phase}"
+    waiting = f"<p><b>{escape(session.waiting_for)}</b></p>" if session.waiting_for else ""
+    return (
+        f"<h2 style='margin: 1em 0 0'>{escape(session.way)}</h2>"
+        f"<p>{human_count(session.n_samples)} samples ({n_bytes}) on "
+        f"{len(session.participants)} participants; <b>{escape(now)}</b>. "
+        f"Session {escape(session.session_id)}.</p>{waiting}"
+    )
+
+
+def _table(session: SessionSnapshot) -> str:
+    last = session.epochs[-1] if session.epochs else None
+    head = "".join(f"<th>{name}</th>" for name in ("participant", "address", "state", "received", "sent", "rate in"))
+    rows = []
+    for rank, one in enumerate(session.participants):
+        received = sent = rate = None
+        if last is not None and rank < len(last.received_bytes):
+            received, sent = last.received_bytes[rank], last.sent_bytes[rank]
+            rate = received / last.exchange_seconds if last.exchange_seconds else None
+        elif last is not None:
+            sent = last.server_sent_bytes
+        cells = (one.name, one.address, one.state, human_bytes(received), human_bytes(sent), human_rate(rate))
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    style = "<style>td, th { padding: 2px 14px 2px 0; text-align: left; }</style>"
+    return f"{style}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _epoch_columns(epochs: Sequence[EpochFigures]) -> dict[str, list[Any]]:
+    return {
+        "epoch": [one.epoch for one in epochs],
+        "training": [one.training_seconds or 0.0 for one in epochs],
+        "waiting": [one.waited_seconds for one in epochs],
+        "exchange": [one.exchange_seconds for one in epochs],
+        "delivery": [one.delivery for one in epochs],
+        "words": [
+            f"training {human_seconds(one.training_seconds)}, waiting {human_seconds(one.waited_seconds)}, exchange "
+            f"{human_seconds(one.exchange_seconds)}"
+            for one in epochs
+        ],
+    }
+
+
+def _byte_columns(epochs: Sequence[EpochFigures]) -> dict[str, list[Any]]:
+    if not epochs:
+        return {"rank": [], "received": [], "sent": []}
+    last = epochs[-1]
+    return {
+        "rank": list(range(len(last.received_bytes))),
+        "received": [nbytes / 1e6 for nbytes in last.received_bytes],
+        "sent": [nbytes / 1e6 for nbytes in last.sent_bytes],
+    }

@@ -1,0 +1,122 @@
+"""What a session does at a moment, and what its last epochs took: for the dashboard, its JSON and Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dshuffle.planning import SERVER, name_of
+from dshuffle.records import Measures
+
+if TYPE_CHECKING:
+    from dshuffle.runtime.scheduler.coordinator import Coordinator
+
+KEPT = 200
+"""Epochs that a session keeps measurements of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochFigures:
+    """What an epoch took.
+
+    Parameters
+    ----------
+    epoch
+        Number of the epoch.
+    delivery
+        Delivery of its exchange.
+    exchange_seconds, waited_seconds
+        Time of the exchange, and how long the client waited for it.
+    training_seconds
+        Time of the tasks, on the worker where it is longest; None while the epoch lasts.
+    sent_bytes, received_bytes
+        Bytes of messages of each worker, in rank order.
+    server_sent_bytes, store_bytes
+        Bytes that the server sent, and bytes that all workers read from the store.
+    """
+
+    epoch: int
+    delivery: str
+    exchange_seconds: float
+    waited_seconds: float
+    training_seconds: float | None
+    sent_bytes: tuple[int, ...]
+    received_bytes: tuple[int, ...]
+    server_sent_bytes: int
+    store_bytes: int
+
+    @classmethod
+    def of(cls, answer: dict[str, Any], training_seconds: float | None = None) -> EpochFigures:
+        """The figures in what the client is told of an epoch."""
+        measures = Measures.from_dict(answer["measures"])
+        return cls(
+            epoch=answer["epoch"],
+            delivery=answer["delivery"],
+            exchange_seconds=answer["exchange_seconds"],
+            waited_seconds=answer["waited_seconds"],
+            training_seconds=training_seconds,
+            sent_bytes=measures.wire_sent_bytes,
+            received_bytes=measures.wire_received_bytes,
+            server_sent_bytes=measures.server_sent_bytes,
+            store_bytes=measures.store_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Participant:
+    """A participant of a session.
+
+    ``state`` is ``"lost"`` while another worker is looked for, ``"exchanging"`` until it has all of its samples of the
+    next epoch, and otherwise ``"ready"``.
+    """
+
+    name: str
+    address: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSnapshot:
+    """A session at a moment."""
+
+    session_id: str
+    way: str
+    n_samples: int
+    row_nbytes: int
+    epoch: int
+    phase: str
+    waiting_for: str
+    participants: tuple[Participant, ...]
+    epochs: tuple[EpochFigures, ...]
+
+    @classmethod
+    def of(cls, session_id: str, coordinator: Coordinator) -> SessionSnapshot:
+        """What a coordinator knows."""
+        spec, machine = coordinator.members.spec, coordinator.machine
+
+        def state(who: int) -> str:
+            if who in machine.unsettled:
+                return "lost"
+            return "exchanging" if machine.owes_rows(who) else "ready"
+
+        return cls(
+            session_id=session_id,
+            way=spec.shuffle.choices.label,
+            n_samples=spec.shuffle.n_samples,
+            row_nbytes=spec.dataset.layout.nbytes,
+            epoch=machine.epoch,
+            phase=machine.phase.name.lower(),
+            waiting_for=machine.waiting_for(),
+            participants=tuple(
+                Participant(name=name_of(who), address=address, state=state(who))
+                for who, address in sorted(coordinator.addresses.items(), key=lambda one: (one[0] == SERVER, one[0]))
+            ),
+            epochs=_figures(tuple(coordinator.log)),
+        )
+
+
+def _figures(log: Sequence[dict[str, Any]]) -> tuple[EpochFigures, ...]:
+    """Figures of the epochs of a log; what an epoch's training took is known when the next one begins."""
+    trained = [max(answer["training_seconds_before"], default=0.0) for answer in log[1:]]
+    return tuple(map(EpochFigures.of, log, [*trained, None]))

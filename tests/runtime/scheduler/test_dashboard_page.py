@@ -1,0 +1,230 @@
+"""What the scheduler shows of sessions: the page of its dashboard, the same as JSON, and counters for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from contextlib import aclosing
+from urllib.error import HTTPError
+
+import dask
+import numpy as np
+import pytest
+from bokeh.document import Document
+from bokeh.models import Div
+from distributed import Client, LocalCluster
+from tornado.httpclient import AsyncHTTPClient, HTTPRequest
+from tornado.websocket import websocket_connect
+
+from dshuffle import Shuffler, create_dataset
+from dshuffle.runtime.scheduler.session_plots import fill
+from dshuffle.runtime.scheduler.snapshot import EpochFigures, Participant, SessionSnapshot
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+FIGURES = EpochFigures(
+    epoch=7,
+    delivery="server",
+    exchange_seconds=0.5,
+    waited_seconds=0.25,
+    training_seconds=None,
+    sent_bytes=(0, 0),
+    received_bytes=(2_000_000, 3_000_000),
+    server_sent_bytes=5_000_000,
+    store_bytes=0,
+)
+SNAPSHOT = SessionSnapshot(
+    session_id="abc",
+    way="global + server",
+    n_samples=1000,
+    row_nbytes=8,
+    epoch=7,
+    phase="waiting",
+    waiting_for="a worker for <rank 1>",
+    participants=(
+        Participant(name="rank 0", address="tcp://a", state="ready"),
+        Participant(name="rank 1", address="tcp://b", state="lost"),
+        Participant(name="the server", address="tcp://c", state="ready"),
+    ),
+    epochs=(FIGURES,),
+)
+
+
+def test_the_page_follows_the_sessions():
+    sessions = []
+    document = Document()
+    fill(document, lambda: sessions, {})
+    [update] = document.session_callbacks
+    assert "No session is open" in texts_of(document)
+    sessions.append(SNAPSHOT)
+    update.callback()
+    shown = texts_of(document)
+    assert "global + server" in shown
+    assert "epoch 7, waiting" in shown
+    assert "a worker for &lt;rank 1&gt;" in shown
+    rows = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", shown)][1:]
+    assert rows == [
+        ["rank 0", "tcp://a", "ready", "2.00 MB", "0 B", "4.00 MB/s"],
+        ["rank 1", "tcp://b", "lost", "3.00 MB", "0 B", "6.00 MB/s"],
+        ["the server", "tcp://c", "ready", "-", "5.00 MB", "-"],
+    ]
+    sessions.clear()
+    update.callback()
+    assert "No session is open" in texts_of(document)
+    assert "global + server" not in texts_of(document)
+
+
+def texts_of(document):
+    return " ".join(one.text for one in document.select({"type": Div}))
+
+
+@pytest.fixture(scope="module")
+def dashboard():
+    """A cluster with a dashboard at a prefix, as behind a proxy, and where it is."""
+    with (
+        LocalCluster(
+            n_workers=2,
+            processes=False,
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"http_prefix": "/proxied"},
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client, f"http://127.0.0.1:{cluster.scheduler.http_server.port}/proxied"
+
+
+def read(url):
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return answer.read().decode()
+
+
+def counted(url):
+    found = re.findall(r"^dshuffle_(\w+)_total (\S+)$", read(f"{url}/metrics"), re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+@pytest.mark.slow
+def test_json_and_counters_say_what_records_say(dashboard, tmp_path):
+    client, url = dashboard
+    data = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((600, 3))})
+    with Shuffler(client, data) as first, Shuffler(client, data, delivery="storage") as second:
+        before = counted(url)
+        for shuffler in (first, second):
+            for epoch in shuffler.epochs(3):
+                client.gather(epoch.map(len))
+        sessions = {one["way"]: one for one in json.loads(read(f"{url}/dshuffle.json"))}
+        after = counted(url)
+        assert sessions.keys() == {"global + peer", "global + storage"}
+        for shuffler in (first, second):
+            found = sessions[shuffler.choices.label]
+            assert (found["n_samples"], found["row_nbytes"], found["epoch"]) == (600, 24, 2)
+            assert [one["address"] for one in found["participants"]] == list(shuffler.addresses)
+            for figures, record in zip(found["epochs"], shuffler.records, strict=True):
+                assert figures["epoch"] == record.epoch
+                assert figures["exchange_seconds"] == record.exchange_seconds
+                assert tuple(figures["received_bytes"]) == record.wire_received_bytes
+                assert figures["store_bytes"] == record.store_bytes
+            # The last epoch's training is still going on for all that the scheduler knows.
+            trained = [one["training_seconds"] for one in found["epochs"]]
+            assert trained[-1] is None
+            assert min(trained[:-1]) > 0
+        records = first.records + second.records
+        assert after["epochs"] - before["epochs"] == 6
+        assert after["store_bytes"] - before["store_bytes"] == sum(one.store_bytes for one in records)
+    assert json.loads(read(f"{url}/dshuffle.json")) == []
+    assert '<a href="dshuffle">dshuffle</a>' in read(f"{url}/status")  # in the menu
+
+
+@pytest.mark.slow
+def test_without_a_dashboard_there_is_json_and_no_page(threads, small):
+    port = threads.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.port)
+    with Shuffler(threads, small) as shuffler:
+        next(shuffler.epochs(1))
+        [session] = json.loads(read(f"http://127.0.0.1:{port}/dshuffle.json"))
+        assert session["epoch"] == 0
+        with pytest.raises(HTTPError, match="404"):
+            read(f"http://127.0.0.1:{port}/dshuffle")
+
+
+@pytest.mark.slow
+def test_a_page_that_cannot_be_added_does_not_stop_training(small, caplog):
+    """For instance because a later release of distributed has its dashboard elsewhere."""
+    with (
+        dask.config.set({"distributed.scheduler.dashboard.bokeh-application": {"no_such_option": 1}}),
+        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        cluster.scheduler.http_application.applications.append(type("Dashboard", (), {"prefix": ""})())
+        with Shuffler(client, small) as shuffler:
+            [epoch] = shuffler.epochs(1)
+            assert client.gather(epoch.map(len)) == [1000]
+        cluster.scheduler.http_application.applications.pop()
+    assert "could not be added to the dashboard" in caplog.text
+
+
+SHOWN = """(() => {
+    const within = (node) => [...node.childNodes].flatMap((one) => one.shadowRoot ? [one, one.shadowRoot] : [one])
+        .flatMap((one) => [one, ...within(one)]);
+    const shown = within(document.documentElement);
+    const plots = shown.filter((one) => one.classList?.contains("bk-Figure")).map((one) => one.getBoundingClientRect());
+    return {
+        plots: plots.filter((box) => box.width > 200 && box.height > 100).length,
+        text: shown.filter((one) => one.nodeType === Node.TEXT_NODE).map((one) => one.data).join(" "),
+    };
+})()"""
+"""JavaScript for what the page shows: the number of plots, and all text."""
+
+
+async def seen_in(browser, url):
+    """What the page shows at a moment, again and again."""
+    port = re.search(r"127\.0\.0\.1:(\d+)", next(line for line in browser.stderr if "DevTools listening" in line))[1]
+    opening = HTTPRequest(f"http://127.0.0.1:{port}/json/new?{url}", method="PUT", body="")
+    page = json.loads((await AsyncHTTPClient().fetch(opening)).body)
+    connection = await websocket_connect(page["webSocketDebuggerUrl"])
+    evaluate = {"method": "Runtime.evaluate", "params": {"expression": SHOWN, "returnByValue": True}}
+    try:
+        while True:
+            await connection.write_message(json.dumps({"id": 1, **evaluate}))
+            answer = json.loads(await connection.read_message())
+            yield answer["result"]["result"]["value"]
+            await asyncio.sleep(0.2)
+    finally:
+        connection.close()
+        await connection.read_message()  # until it is closed
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt install chromium)")
+def test_a_browser_shows_epochs_as_they_go_by(dashboard, small, tmp_path):
+    client, url = dashboard
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-port=0"]
+    browser = subprocess.Popen(
+        [str(CHROMIUM), *options, f"--user-data-dir={tmp_path / 'browser'}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    async def look():
+        found = []
+        with Shuffler(client, small) as shuffler:
+            epochs = shuffler.epochs(10)
+            async with aclosing(seen_in(browser, f"{url}/dshuffle")) as page:
+                async for seen in page:
+                    epoch = re.search(r"epoch (\d+),", seen["text"])
+                    if epoch and seen["plots"] == 2 and epoch[1] not in found:
+                        found.append(epoch[1])
+                    if len(found) == 3:
+                        return
+                    if epoch is None or epoch[1] in found:
+                        await asyncio.to_thread(next, epochs)
+
+    try:
+        asyncio.run(asyncio.wait_for(look(), 60))
+    finally:
+        browser.kill()
+        browser.communicate()
