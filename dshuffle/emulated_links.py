@@ -1,7 +1,7 @@
 """Links and stores of a chosen rate on any machine, without root: bytes wait as long as a link would take for them.
 
-What waits is the sample bytes between workers, the probes that measure links, and chunks of the store. Small messages,
-such as those of Dask itself, do not. The rates are in Dask's configuration, as ``dshuffle.emulated-links`` and
+Sample bytes between workers, the probes that measure links, and chunks of the store wait. Small messages, such as those
+of Dask itself, do not. The rates are in Dask's configuration, as ``dshuffle.emulated-links`` and
 ``dshuffle.emulated-store``, in every worker's process.
 """
 
@@ -20,9 +20,11 @@ from dshuffle.units import parse_rate
 HEADERS = 1514 / 1448
 """Bytes on the wire for each byte of payload: Ethernet, IP and TCP headers of full frames of 1,500 bytes."""
 
-
 TURN_SECONDS = 0.005
-"""Messages that are sent at once take turns of this length, so they share the link as TCP connections do."""
+"""Messages that are sent at the same time take turns of this length, so they share the link as TCP connections do."""
+
+KEPT = 64
+"""Periods of being busy that a link remembers."""
 
 
 class EmulatedLink:
@@ -45,14 +47,24 @@ class EmulatedLink:
     def __init__(self, rate: float) -> None:
         self._seconds_per_byte = HEADERS / rate
         self._turn_nbytes = max(1, int(rate * TURN_SECONDS))
-        self._free_at = 0.0
+        self._busy: list[tuple[float, float]] = []  # in the order of time, without overlaps
         self._lock = threading.Lock()
 
     def reserve(self, nbytes: int, *, begin: float) -> float:
-        """Take the next place on the link, not before a time, and return the time at which all bytes have passed."""
+        """Take the first free time on the link from a time on, and return when all bytes have passed."""
         with self._lock:
-            self._free_at = max(self._free_at, begin) + nbytes * self._seconds_per_byte
-            return self._free_at
+            end, left = begin, nbytes * self._seconds_per_byte
+            before, after = [], []
+            for busy in self._busy[-KEPT:]:
+                if busy[1] < begin:
+                    before.append(busy)
+                elif busy[0] - end >= left:
+                    after.append(busy)
+                else:
+                    left -= max(0.0, busy[0] - end)
+                    begin, end = min(begin, busy[0]), busy[1]
+            self._busy = [*before, (begin, end + left), *after]
+            return end + left
 
     async def send(self, nbytes: int) -> float:
         """Wait until some bytes have left, and return the seconds from the first to the last."""
@@ -66,8 +78,9 @@ class EmulatedLink:
 
     async def receive(self, nbytes: int, seconds: float) -> None:
         """Wait until some bytes have come through that left the sender within the last seconds."""
-        end = self.reserve(nbytes, begin=time.monotonic() - seconds)
-        await asyncio.sleep(end - time.monotonic())
+        if nbytes:
+            end = self.reserve(nbytes, begin=time.monotonic() - seconds)
+            await asyncio.sleep(end - time.monotonic())
 
 
 def emulated(what: Literal["links", "store"], name: str = "") -> EmulatedLink | None:

@@ -14,7 +14,7 @@ from dshuffle.compare import AS_THEY_ARE, EmulatedRates
 from dshuffle.emulated_links import HEADERS, EmulatedLink, emulated
 from dshuffle.errors import InvalidParameter
 
-SIZES = st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 10)), min_size=1)
+SIZES = st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 10)), min_size=1)
 
 
 @given(SIZES)
@@ -27,6 +27,29 @@ def test_a_link_is_never_faster_than_its_rate_and_never_idle_while_bytes_wait(tr
         end = link.reserve(nbytes, begin=now)
         free = max(free, now) + nbytes / rate
         assert end == pytest.approx(free)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=40))
+def test_bytes_that_come_late_use_time_in_which_the_link_was_idle(transfers):
+    """Against a calendar of single ticks: the first free ones are taken, whatever the order of the transfers."""
+    link, taken = EmulatedLink(HEADERS), set()
+    for nbytes, begin in transfers:
+        end = begin
+        for _ in range(nbytes):
+            while end in taken:
+                end += 1
+            taken.add(end)
+            end += 1
+        if nbytes:
+            assert link.reserve(nbytes, begin=begin) == pytest.approx(end)
+
+
+def test_an_empty_reply_does_not_wait_and_holds_nobody_up():
+    link = EmulatedLink(HEADERS)
+    link.reserve(1000, begin=time.monotonic())
+    began = time.monotonic()
+    asyncio.run(link.receive(0, 0.0))
+    assert time.monotonic() - began < 60
 
 
 def test_messages_that_are_sent_at_once_share_the_link():
@@ -89,6 +112,6 @@ def test_reading_takes_as_long_as_the_emulated_store_does(tmp_path):
 
 def test_rates_in_words_and_as_configuration():
     assert str(AS_THEY_ARE) == ""
-    assert AS_THEY_ARE.configuration(3) == {"dshuffle": {}}
+    assert AS_THEY_ARE.configuration(3) == {}
     assert str(EmulatedRates(store=1e9)) == "a store of 8 Gbit/s"
-    assert EmulatedRates(store=1e9).configuration(4) == {"dshuffle": {"emulated-store": "250000000.0B"}}
+    assert EmulatedRates(store=1e9).configuration(4) == {"dshuffle.emulated-store": "250000000.0B"}

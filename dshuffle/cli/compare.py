@@ -154,7 +154,7 @@ def compare(
     """Train a linear regression on DATASET with several ways of shuffling, and compare them.
 
     If DATASET is omitted, 100,000 samples of 100 features, sorted by a key, are generated, and slow links and a slow
-    store are emulated, because the processors limit everything else on one machine. If --assignment and --delivery are
+    store are emulated; otherwise the processors of one machine limit all ways. If --assignment and --delivery are
     omitted, the baselines of the papers are compared; --cache-fraction adds coded deliveries to them. The report is
     written to --output.
     """
@@ -220,7 +220,6 @@ def compare(
                 target=target,
                 command=_command(),
                 measured=measured,
-                emulated=str(rates),
                 on_epoch=on_epoch,
             )
     _show(comparison, as_json)

@@ -250,9 +250,12 @@ def shuffle(
 
     Both may be larger than memory. A local disk needs room for all samples.
     """
+    opened = open_dataset(source)
+    for name, reason in opened.skipped.items():
+        click.echo(f"left out: {name}: {reason}", err=True)
     with progress_bar() as advance:
         made = shuffle_dataset(
-            source,
+            opened,
             url,
             seed=seed,
             chunk_rows=chunk_rows,

@@ -6,7 +6,9 @@ import dataclasses
 import importlib
 import inspect
 import json
+import os
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +70,14 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
     if place.endswith(".py"):
         if not Path(place).is_file():
             raise InvalidParameter.of("TARGET", target, "a file that exists, or MODULE:NAME")
+        sys.path.insert(0, str(Path(place).resolve().parent))  # as Python does for a script
         # Not "__main__", so that the file does not run itself. Functions of a name that cannot be imported are sent to
         # workers by value.
         names = runpy.run_path(place, run_name="dshuffle_pipeline")
     else:
+        if not place or not name:
+            raise InvalidParameter.of("TARGET", target, "FILE.py, FILE.py:NAME or MODULE:NAME")
+        sys.path.insert(0, os.getcwd())  # as Python does for a module
         try:
             names = vars(importlib.import_module(place))
         except ImportError as error:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from dshuffle.compare.local_cluster import EmulatedRates
 from dshuffle.compare.mixing_of_ways import QualityOfWays
 from dshuffle.compare.provenance import describe_cluster, describe_dataset, describe_machine, describe_versions
 from dshuffle.compare.ways import Way
@@ -86,7 +87,8 @@ def compare_ways(
         Speed of the cluster's links, storage and processors, if the seconds of every way are to be predicted as well;
         see :func:`~dshuffle.runtime.measure.probe.measure_cluster`.
     emulated
-        What is emulated, in words, for the report. By default what the environment variable ``DSHUFFLE_EMULATED`` says.
+        What is emulated, in words, for the report. By default what the environment variable ``DSHUFFLE_EMULATED`` says,
+        or else what the configuration of the workers says.
     on_epoch
         Function that is called after every epoch of every way.
 
@@ -159,7 +161,7 @@ def comparison_of(
         cluster=describe_cluster(client),
         versions=describe_versions(),
         machine=describe_machine(),
-        emulated=emulated or os.environ.get(EMULATED, ""),
+        emulated=emulated or os.environ.get(EMULATED, "") or str(EmulatedRates.of(client)),
     )
 
 

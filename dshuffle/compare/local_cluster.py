@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import dask
 from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
 from distributed.system import MEMORY_LIMIT
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.runtime.cluster_view import SERVER_RESOURCE
-from dshuffle.units import human_bit_rate
+from dshuffle.runtime.cluster_view import SERVER_RESOURCE, count_training_workers
+from dshuffle.units import human_bit_rate, parse_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class EmulatedRates:
     >>> str(rates)
     'links of 200 Mbit/s into and out of each worker, and a store of 800 Mbit/s'
     >>> rates.configuration(4)
-    {'dshuffle': {'emulated-links': '25000000.0B', 'emulated-store': '25000000.0B'}}
+    {'dshuffle.emulated-links': '25000000.0B', 'dshuffle.emulated-store': '25000000.0B'}
     """
 
     links: float | None = None
@@ -48,12 +49,28 @@ class EmulatedRates:
         return ", and ".join(filter(None, parts))
 
     def configuration(self, n_workers: int) -> dict[str, Any]:
-        """Dask's configuration of each worker."""
-        each = {"emulated-links": self.links, "emulated-store": self.store and self.store / n_workers}
-        return {"dshuffle": {key: f"{rate}B" for key, rate in each.items() if rate}}
+        """What each worker gets in addition to this process's configuration of Dask."""
+        each = self.links, self.store and self.store / n_workers
+        return {key: f"{rate}B" for key, rate in zip(KEYS, each, strict=True) if rate}
+
+    @classmethod
+    def of(cls, client: Client) -> EmulatedRates:
+        """What the workers of a cluster emulate, by their configuration; the slowest if they differ."""
+        found = client.run(_configured, on_error="ignore").values()
+        links, store = (
+            min((parse_rate(key, str(one[key])) for one in found if one[key] is not None), default=None) for key in KEYS
+        )
+        return cls(links, store and store * count_training_workers(client))
 
 
 AS_THEY_ARE = EmulatedRates()
+
+KEYS = "dshuffle.emulated-links", "dshuffle.emulated-store"
+"""Keys of the rates in Dask's configuration."""
+
+
+def _configured() -> dict[str, Any]:
+    return {key: dask.config.get(key, None) for key in KEYS}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import os
 import threading
+import weakref
 
 import numba
 import numpy as np
@@ -96,7 +97,8 @@ class RowFile:
         self._most: int | None = None
         if memory_limit:
             self._most = max(int(FRACTION * memory_limit), self._process.memory_info().rss + MARGIN)
-            threading.Thread(target=self._watch, name="dshuffle-pages", daemon=True).start()
+            watched = weakref.ref(self), self._closed
+            threading.Thread(target=_watch, args=watched, name="dshuffle-pages", daemon=True).start()
 
     def release(self) -> None:
         """Give the pages back that the process has touched. Their contents stay in the file."""
@@ -116,6 +118,11 @@ class RowFile:
         """Stop looking at the memory. The file is gone when nobody uses its rows any more."""
         self._closed.set()
 
-    def _watch(self) -> None:
-        while not self._closed.wait(INTERVAL):
-            self.relieve()
+
+def _watch(found: weakref.ref[RowFile], closed: threading.Event) -> None:
+    """Give pages back until the file is closed, or nobody uses it: it may be dropped before anybody could close it."""
+    while not closed.wait(INTERVAL):
+        if (file := found()) is None:
+            return
+        file.relieve()
+        del file

@@ -36,6 +36,11 @@ class ClusterSource(Protocol):
         """Memory limit of a worker in bytes; None if it is not known."""
         ...
 
+    @property
+    def awaited(self) -> tuple[int, str | float]:
+        """Number of workers that a session waits for, and for how long: seconds, or text such as ``"5m"``."""
+        ...
+
     def check(self) -> None:
         """Check what can be checked before the cluster is started. Called in the main thread."""
         ...
@@ -75,6 +80,11 @@ class LocalWorkers:
     def worker_memory(self) -> int | None:
         """Memory limit of a worker in bytes; None without one."""
         return MEMORY_LIMIT // (self.n_workers + 1) if self.processes else None
+
+    @property
+    def awaited(self) -> tuple[int, str | float]:
+        """All workers that train, for five minutes."""
+        return self.n_workers, "5m"
 
     def check(self) -> None:
         """Nothing is known before the workers start."""
@@ -123,6 +133,11 @@ class RunningScheduler:
         """Only the running cluster knows it."""
         return
 
+    @property
+    def awaited(self) -> tuple[int, str | float]:
+        """Number of workers to wait for, and for how long."""
+        return self.min_workers, self.patience
+
     def check(self) -> None:
         """Nothing is known before the scheduler answers."""
 
@@ -130,7 +145,7 @@ class RunningScheduler:
     def open(self) -> Iterator[Client]:
         """Connect, and wait for the workers."""
         with connect(self.address, 1) as client:
-            wait_for_workers(client, self.min_workers, self.patience)
+            wait_for_workers(client, *self.awaited)
             yield client
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,7 +183,8 @@ class BatchJobs:
         Time to wait for them: seconds, or text such as ``"1h"``.
     options
         Arguments of the class of dask-jobqueue, such as ``{"cores": 1, "memory": "16 GiB", "walltime": "02:00:00",
-        "interface": "ib0", "local_directory": "/local/scratch"}``.
+        "interface": "ib0", "local_directory": "/local/scratch"}``. Without ``processes``, here or in the configuration
+        of dask-jobqueue, a job is a single worker.
 
     Raises
     ------
@@ -186,7 +202,12 @@ class BatchJobs:
         if self.system.lower() not in map(str.lower, SYSTEMS):
             raise InvalidParameter.of("system", self.system, f"one of {', '.join(SYSTEMS)}")
         as_integer("jobs", self.jobs, 1)
-        workers = as_integer("options['processes']", self.options.get("processes", 1), 1) * self.jobs
+        workers = as_integer("options['processes']", self._processes, 1) * self.jobs
+        if (memory := self.options.get("memory")) is not None:
+            try:
+                parse_bytes(memory)
+            except (ValueError, TypeError):
+                raise InvalidParameter.of("options['memory']", memory, 'bytes, such as "16 GiB"') from None
         if self.min_workers is not None and as_integer("min_workers", self.min_workers, 1) > workers:
             raise InvalidParameter.of("min_workers", self.min_workers, f"at most {workers}, the workers of all jobs")
         as_seconds("patience", self.patience)
@@ -197,13 +218,24 @@ class BatchJobs:
     @property
     def n_workers(self) -> int:
         """Number of workers to start with."""
-        return self.min_workers or self.jobs * int(self.options.get("processes", 1))
+        return self.min_workers or self.jobs * self._processes
+
+    @property
+    def _processes(self) -> Any:
+        """Workers of a job. Dask-jobqueue's own default is several for a job of several cores."""
+        configured = dask.config.get(f"jobqueue.{self.system.lower()}.processes", None)
+        return self.options.get("processes") or configured or 1
+
+    @property
+    def awaited(self) -> tuple[int, str | float]:
+        """Number of workers to wait for, and for how long."""
+        return self.n_workers, self.patience
 
     @property
     def worker_memory(self) -> int | None:
         """Memory limit of a worker in bytes; None if the configuration of dask-jobqueue has it."""
         memory = self.options.get("memory")
-        return None if memory is None else int(parse_bytes(memory)) // int(self.options.get("processes", 1))
+        return None if memory is None else int(parse_bytes(memory)) // int(self._processes)
 
     def check(self) -> None:
         """Check that dask-jobqueue is installed."""
@@ -217,12 +249,13 @@ class BatchJobs:
             if dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST:
                 stack.enter_context(dask.config.set({LOST_WORKER: SOON}))
             try:
-                cluster = stack.enter_context(getattr(jobqueue(), f"{name}Cluster")(**self.options))
+                options = {**self.options, "processes": self._processes}
+                cluster = stack.enter_context(getattr(jobqueue(), f"{name}Cluster")(**options))
             except (TypeError, ValueError) as error:
                 raise InvalidParameter.because("options", f"dask-jobqueue refuses them for {name}: {error}") from error
             cluster.adapt(minimum_jobs=self.jobs, maximum_jobs=self.jobs)
             client = stack.enter_context(Client(cluster))
-            wait_for_workers(client, self.n_workers, self.patience)
+            wait_for_workers(client, *self.awaited)
             yield client
 
     def to_dict(self) -> dict[str, Any]:

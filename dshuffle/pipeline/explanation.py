@@ -135,6 +135,7 @@ def explain(
     cluster: str,
     training: str,
     rates: Cluster | None,
+    on_disk: bool,
 ) -> Explanation:
     """Explain what training on a dataset with each of several ways does.
 
@@ -144,6 +145,8 @@ def explain(
         Descriptions in words.
     rates
         Speed of the cluster. If None, links of 1 Gbit/s are assumed, and the notes say so.
+    on_disk
+        Whether partitions are on a local disk.
     """
     notes = []
     if rates is None:
@@ -154,7 +157,7 @@ def explain(
         )
     elif rates.n_workers != n_workers:
         raise InvalidParameter.of("rates.n_workers", rates.n_workers, f"{n_workers}, the number of workers that train")
-    explained = tuple(_explained(dataset, way, n_workers, rates) for way in ways)
+    explained = tuple(_explained(dataset, way, n_workers, rates, on_disk) for way in ways)
     return Explanation(
         dataset=(
             f"{human_count(dataset.n_samples)} samples of {human_bytes(dataset.row_nbytes)} "
@@ -168,14 +171,14 @@ def explain(
     )
 
 
-def _explained(dataset: Dataset, way: Way, n_workers: int, rates: Cluster) -> WayExplanation:
+def _explained(dataset: Dataset, way: Way, n_workers: int, rates: Cluster, on_disk: bool) -> WayExplanation:
     auto = way.choices.delivery == AUTO
     known = dataclasses.replace(way.choices, delivery="peer") if auto else way.choices
     spec = ShuffleSpec(dataset.n_samples, n_workers, resolved(dataset, known))
     prediction = predicted(rates, dataset, Way(way.label, known))
     return WayExplanation(
         label=way.label,
-        memory_nbytes=member_nbytes(spec, dataset.layout),
+        memory_nbytes=member_nbytes(spec, dataset.layout, on_disk=on_disk),
         load_nbytes=spec.capacity * n_workers * dataset.row_nbytes,
         exchange_nbytes=prediction.needed * dataset.row_nbytes,
         exchange_seconds=None if auto else prediction.exchange_seconds,

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from dshuffle.runtime import Shuffler
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.memory import check_budget
 from dshuffle.runtime.session_spec import Settings
-from dshuffle.store import Dataset, open_dataset
+from dshuffle.store import Dataset, dataset_of, describe, open_dataset
 
 OF_OTHERS = {"client", "dataset", "checkpoint", "first_epoch"} | {one.name for one in dataclasses.fields(Choices)}
 """Parameters of a shuffler that a pipeline sets itself."""
@@ -177,7 +177,11 @@ class Pipeline:
         memory = self.cluster.worker_memory
         if memory and self.session.get("memory_limit") is None:
             limit = int(Settings.from_config().memory_fraction * memory)
-            check_budget(spec, dataset.layout, limit, on_disk=self.session.get("cache_directory") is not None)
+            check_budget(spec, dataset.layout, limit, on_disk=self._on_disk)
+
+    @property
+    def _on_disk(self) -> bool:
+        return self.session.get("cache_directory") is not None
 
     def explain(self, rates: Cluster | None = None) -> Explanation:
         """Say what will run where, how much moves, and how long an exchange will take. Trains nothing.
@@ -199,7 +203,13 @@ class Pipeline:
             with self.cluster.open() as client:
                 n_workers = count_training_workers(client)
         return explain(
-            dataset, self.ways, n_workers, cluster=str(self.cluster), training=str(self.training), rates=rates
+            dataset,
+            self.ways,
+            n_workers,
+            cluster=str(self.cluster),
+            training=str(self.training),
+            rates=rates,
+            on_disk=self._on_disk,
         )
 
     def run(self, *, progress: bool = True) -> PipelineResult:
@@ -234,7 +244,7 @@ class Pipeline:
             If a function cannot be imported by its name, or JSON cannot hold an option.
         """
         return {
-            "dataset": self.dataset.url if isinstance(self.dataset, Dataset) else os.fspath(self.dataset),
+            "dataset": describe(self.dataset) if isinstance(self.dataset, Dataset) else os.fspath(self.dataset),
             "training": self.training.to_dict(),
             "shuffle": [{"label": way.label, **way.choices.to_dict()} for way in self.ways],
             "cluster": self.cluster.to_dict(),
@@ -251,22 +261,33 @@ class Pipeline:
         ------
         InvalidParameter
             If a name is missing or not known, or a value is not allowed.
+        DatasetError
+            If a part of a dataset cannot be opened.
         """
         known = {one.name for one in dataclasses.fields(cls)}
         if missing := {"dataset", "training"} - fields.keys():
             raise InvalidParameter.because("the description of a pipeline", f"it lacks {', '.join(sorted(missing))}")
         if unknown := fields.keys() - known:
             raise InvalidParameter.of("pipeline", sorted(unknown), f"a mapping with names among {sorted(known)}")
+        readers: dict[str, Callable[[Any], Any]] = {
+            "dataset": lambda value: dataset_of(value) if isinstance(value, Mapping) else value,
+            "training": Training.from_dict,
+            "shuffle": lambda ways: tuple(map(_way_of, ways)),
+            "cluster": source_from_dict,
+        }
         given = dict(fields)
-        given["training"] = Training.from_dict(given["training"])
-        if "shuffle" in given:
-            given["shuffle"] = tuple(
-                Way(one["label"], Choices.from_dict({name: value for name, value in one.items() if name != "label"}))
-                for one in given["shuffle"]
-            )
-        if "cluster" in given:
-            given["cluster"] = source_from_dict(given["cluster"])
+        for name in readers.keys() & given.keys():
+            try:
+                given[name] = readers[name](given[name])
+            except (KeyError, TypeError, AttributeError) as error:
+                raise InvalidParameter.because(
+                    "the description of a pipeline", f"{name} lacks a name, or has an unknown one: {error}"
+                ) from error
         return cls(**given)
+
+
+def _way_of(fields: Mapping[str, Any]) -> Way:
+    return Way(fields["label"], Choices.from_dict({name: fields[name] for name in fields if name != "label"}))
 
 
 def as_way(given: Choices | Way | str) -> Way:

@@ -167,8 +167,16 @@ def _train(
     def train(shuffler: Shuffler) -> tuple[Any, Shuffler]:
         return pipeline.training.run(shuffler, on_epoch), shuffler
 
-    workers = pipeline.cluster.n_workers or 1
-    return retrying(train, lambda: client, dataset, checkpoint=pipeline.checkpoint, min_workers=workers, **options)
+    workers, patience = pipeline.cluster.awaited
+    return retrying(
+        train,
+        lambda: client,
+        dataset,
+        checkpoint=pipeline.checkpoint,
+        min_workers=workers,
+        patience=patience,
+        **options,
+    )
 
 
 def _warm_up(pipeline: Pipeline, client: Client, dataset: Dataset) -> None:

@@ -38,7 +38,8 @@ class Training:
         ``fit_``, or a function of your own. If it has a parameter ``on_epoch``, a pipeline shows progress and can be
         cancelled between epochs.
     epochs
-        Number of passes over the dataset.
+        Number of passes over the dataset. They include those of earlier sessions that a checkpoint continues:
+        :attr:`dshuffle.Shuffler.next_epoch` says how many are done.
     **options
         Further arguments of ``fit``.
 
@@ -211,7 +212,7 @@ def each_epoch(
     Training(each_epoch, epochs=2, fn=<built-in function len>)
     """
     started, results = time.perf_counter(), []
-    for epoch in shuffler.epochs(max(0, epochs - shuffler.state_dict()["epoch"])):
+    for epoch in shuffler.epochs(max(0, epochs - shuffler.next_epoch)):
         results.append(gathered(epoch.map(fn, **kwargs)))
         if on_epoch is not None:
             seconds = time.perf_counter() - started

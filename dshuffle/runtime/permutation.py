@@ -85,7 +85,7 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
         A synchronous Dask client.
     data
         A Dask array of NumPy chunks, lazy or persisted: its first axis is permuted, and its chunks are merged along all
-        other axes. Or a :class:`Dataset`: all of its arrays are permuted in the same way.
+        other axes. Or a :class:`Dataset`: all of its arrays are permuted in the same way, and decoded.
     seed
         Any integer.
 
@@ -240,7 +240,7 @@ def _permute(
             graph,
             columns[name],
             chunks=(tuple(chunk_rows), *((size,) for size in shape)),
-            dtype=layout.dtype[name].base,
+            dtype=layout.dtype[name].base if (encoding := layout.encoding(name)) is None else np.dtype(encoding.dtype),
         )
         for name, _, shape in layout.fields
     ]
@@ -313,5 +313,6 @@ def _merge(layout: RowLayout, chunk_rows: Sequence[int], pieces: list[Piece]) ->
 
 
 def _column(layout: RowLayout, name: str, number: int, chunks: list[ByteMatrix]) -> NDArray[Any]:
+    stored, encoding = layout.column(chunks[number], name), layout.encoding(name)
     # A dataset with several arrays needs a copy here: a view would keep the bytes of the other arrays in memory.
-    return np.ascontiguousarray(layout.column(chunks[number], name))
+    return np.ascontiguousarray(stored) if encoding is None else encoding.decode(stored)

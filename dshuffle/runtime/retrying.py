@@ -87,7 +87,7 @@ def retrying(
     >>> dataset = dshuffle.create_dataset("memory://doc-retrying", {"x": np.arange(10.0)}, overwrite=True)
     >>> tries = iter([True, False])
     >>> def train(shuffler):
-    ...     for epoch in shuffler.epochs(3 - shuffler.state_dict()["epoch"]):
+    ...     for epoch in shuffler.epochs(3 - shuffler.next_epoch):
     ...         if epoch.number == 1 and next(tries):
     ...             raise dshuffle.ClusterError("the cluster is gone")
     ...     return epoch.number

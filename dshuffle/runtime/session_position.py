@@ -41,8 +41,8 @@ class SessionPosition:
     @property
     def attached(self) -> Any:
         """The value that travels with the state."""
-        if self._attached is None and self._pickled is not None:
-            self._attached = unpickled(self._pickled)
+        if self._pickled is not None:
+            self._attached, self._pickled = unpickled(self._pickled), None
         return self._attached
 
     @attached.setter
@@ -57,9 +57,10 @@ class SessionPosition:
         counts
             For each rank, the samples of the current epoch that it has trained on in this session.
         """
-        if self._pickled is None and self._attached is not None:
-            self._pickled = pickled(self._attached)
-        return SessionState.of(self._dataset, self._choices, self._remainder(counts), self._pickled).to_dict()
+        text = self._pickled
+        if text is None and self._attached is not None:
+            text = pickled(self._attached)  # every time, since it may have been changed in place
+        return SessionState.of(self._dataset, self._choices, self._remainder(counts), text).to_dict()
 
     def write(self, checkpoint: str | os.PathLike[str] | None) -> None:
         """Write a checkpoint, if one is wanted. Nothing was trained on since the last epoch began or ended."""

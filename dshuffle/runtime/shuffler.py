@@ -309,7 +309,8 @@ class Shuffler:
         Parameters
         ----------
         value
-            Any object that can be pickled. It replaces the value that was attached before.
+            Any object that can be pickled. It replaces the value that was attached before. It is pickled whenever a
+            state is taken or a checkpoint written, so it may be changed in place.
         """
         self._position.attached = value
 
@@ -346,6 +347,11 @@ class Shuffler:
     def epoch(self) -> int | None:
         """Number of the current epoch; None before the first one."""
         return None if self._position.tasks is None else self._position.tasks.epoch
+
+    @property
+    def next_epoch(self) -> int:
+        """Number of the epoch that comes next. For a session that continues another one, it counts all epochs."""
+        return self._position.next_epoch
 
     @property
     def records(self) -> list[EpochRecord]:

@@ -2,6 +2,7 @@
 
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
+from dshuffle.store.description import dataset_of, describe
 from dshuffle.store.open import open_dataset
 from dshuffle.store.shuffled_copy import shuffle_dataset
 from dshuffle.store.sources import read_ratings, read_sources
@@ -17,6 +18,8 @@ __all__ = [
     "RowSource",
     "VerifyReport",
     "create_dataset",
+    "dataset_of",
+    "describe",
     "open_dataset",
     "read_array",
     "read_broadcast",

@@ -182,6 +182,39 @@ class Dataset:
         sinks = [reader.Sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
         self._read(sinks, samples, places, memory_budget, stop)
 
+    def slabs(self, nbytes: int) -> list[NDArray[np.int64]]:
+        """All samples in ascending order, in pieces for :meth:`read_rows` that divide few chunks.
+
+        Parameters
+        ----------
+        nbytes
+            Bytes of the rows of a slab. A slab has at least the samples of one chunk of the largest array.
+
+        Returns
+        -------
+        list of ndarray
+            Ids of samples. Slabs begin where chunks of the largest array begin. If several chunks of another array fit,
+            they begin where its chunks begin.
+
+        Examples
+        --------
+        >>> from dshuffle.store import create_dataset
+        >>> dataset = create_dataset("memory://doc-slabs", {"x": np.arange(10)}, chunk_rows=3, overwrite=True)
+        >>> [ids.tolist() for ids in dataset.slabs(60)]
+        [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]
+        """
+        n_rows = nbytes // max(1, self.row_nbytes)
+        unit = self._widest.info.chunk_rows
+        unit = max([unit, *(one.chunk_rows for one in self.arrays.values() if one.chunk_rows <= n_rows)])
+        stored = np.arange(self.n_samples) if self._stored_ids is None else self._stored_ids
+        ends = np.flatnonzero(np.diff(stored // (max(1, n_rows // unit) * unit))) + 1
+        return np.split(np.arange(self.n_samples), ends)
+
+    @property
+    def _widest(self) -> StoredArray:
+        """The array with the widest rows, and among equals with the largest chunks."""
+        return max(self._sources.values(), key=lambda source: (source.row_nbytes, source.info.chunk_rows))
+
     def select(self, samples: ArrayLike) -> Dataset:
         """Return a part of the dataset, as a dataset of its own. Nothing is read or copied.
 
@@ -248,9 +281,8 @@ class Dataset:
         """
         groups: NDArray[Any] | None = None
         if by == "chunk":
-            wide = max(self._sources.values(), key=lambda source: (source.row_nbytes, source.info.chunk_rows))
             ids = np.arange(self.n_samples) if self._stored_ids is None else self._stored_ids
-            groups = ids // wide.info.chunk_rows
+            groups = ids // self._widest.info.chunk_rows
         elif by != "sample":
             if by not in self.arrays or self.arrays[by].shape:
                 scalars = [name for name, info in self.arrays.items() if not info.shape]

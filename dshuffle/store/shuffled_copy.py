@@ -1,8 +1,8 @@
 """Write a dataset again in random order, in bounded memory.
 
-The dataset is read once, in its own order. Every row goes to a bucket, a range of positions in the new order, in a file
-on a local disk. Then the buckets are read one after the other, and each is put in order in memory. Who goes where is a
-function (:class:`~dshuffle.planning.bijection.Bijection`), so no list of positions is kept.
+The dataset is read once, in its own order, in slabs of whole chunks. Every row goes to a bucket, a range of positions
+in the new order, in a file on a local disk. Then the buckets are read one after the other, and each is put in order in
+memory. Who goes where is a function (:class:`~dshuffle.planning.bijection.Bijection`), so no list of positions is kept.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.planning.bijection import Bijection
+from dshuffle.store.backends import canonical_url
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import open_dataset
@@ -122,13 +123,15 @@ def shuffle_dataset(
     source
         A dataset, or the URL of one. It is not changed. Encoded values (scale, offset) are written decoded.
     url
-        Where to write; as for :func:`create_dataset`.
+        Where to write; as for :func:`create_dataset`. Arrays that cannot be opened (:attr:`Dataset.skipped`),
+        attributes and stored shardings are not written.
     seed
         Random seed. The order depends on it and on the number of samples.
     chunk_rows, shard_rows, overwrite, storage_options
         As for :func:`create_dataset`.
     memory_budget
-        Bytes of memory to use: an integer, or text such as ``"1 GiB"``.
+        Bytes of memory to use: an integer, or text such as ``"1 GiB"``. A chunk that is larger than an eighth of it
+        takes more, because chunks are read whole.
     temporary
         Folder on a local disk with room for the whole dataset. By default the system's folder for temporary files.
     progress
@@ -165,11 +168,11 @@ def shuffle_dataset(
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
     opened = source if isinstance(source, Dataset) else open_dataset(source)
+    _check_target(opened, url)
     bijection = Bijection.of(opened.n_samples, "shuffle dataset", as_integer("seed", seed))
     part = _budget(memory_budget) // PARTS
     widest = max(info.dtype.itemsize * math.prod(info.shape) for info in opened.arrays.values())
     bucket_rows = max(1, part // max(1, widest))
-    read_rows = max(1, part // max(1, opened.row_nbytes))
     q, total, done = opened.n_samples, 2 * len(opened.arrays) * opened.n_samples, 0
     folder = tempfile.gettempdir() if temporary is None else os.fspath(temporary)
     buckets: dict[str, ArrayBuckets] = {}
@@ -184,8 +187,8 @@ def shuffle_dataset(
         """Read all rows, and write them to their buckets."""
         for name, info in opened.arrays.items():
             buckets[name] = ArrayBuckets(folder, q, bucket_rows, info.dtype, info.shape)
-        slabs = [np.arange(first, min(first + read_rows, q)) for first in range(0, q, read_rows)]
-        for ids, rows in zip(slabs, _ahead(opened.read_rows, slabs), strict=True):
+        slabs = opened.slabs(part)
+        for ids, rows in zip(slabs, _ahead(lambda ids: opened.read_rows(ids, memory_budget=part), slabs), strict=True):
             places = bijection.forward(ids) // bucket_rows
             for name, values in rows.items():
                 buckets[name].add(values, places)
@@ -224,6 +227,16 @@ def shuffle_dataset(
     finally:
         for one in buckets.values():
             one.close()
+
+
+def _check_target(opened: Dataset, url: str | os.PathLike[str]) -> None:
+    """Refuse to replace a dataset by a copy of only some of it."""
+    if canonical_url(url) != opened.url or not (opened.is_part or opened.skipped):
+        return
+    missing = "the other samples" if opened.is_part else f"its arrays {', '.join(opened.skipped)}"
+    raise InvalidParameter.of(
+        "url", os.fspath(url), "another place than the source's", f"Overwriting the source would delete {missing}."
+    )
 
 
 def _ahead(function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from types import SimpleNamespace
 
+import dask
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -158,6 +159,16 @@ def test_emulated_links_limit_an_exchange_and_are_said(elsewhere, url):
     assert words in (folder / "report.html").read_text()
     _, exchanged = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
     assert exchanged["exchange_seconds"] > max(exchanged["wire_sent_bytes"]) * 8 / 1e6
+
+
+@pytest.mark.slow
+def test_what_the_configuration_emulates_reaches_the_workers_and_is_said(elsewhere, url):
+    """A rate of the command line replaces that of the configuration, and leaves the other one."""
+    with dask.config.set({"dshuffle.emulated-links": "2mbit", "dshuffle.emulated-store": "8mbit"}):
+        result = run(url, "--links", "16mbit", "--workers", 2, "--epochs", 2, "--delivery", "peer")
+    assert result.exit_code == 0, result.output
+    words = "links of 16 Mbit/s into and out of each worker, and a store of 16 Mbit/s"
+    assert json.loads((elsewhere / "dshuffle-report" / "summary.json").read_text())["emulated"] == words
 
 
 @pytest.mark.slow

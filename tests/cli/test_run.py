@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import dask
 import pytest
@@ -76,6 +77,19 @@ def test_functions_of_the_file_run_on_workers(file):
     assert [(record["way"], record["epoch"]) for record in records] == [("global + peer", 0), ("global + peer", 1)]
 
 
+def test_a_file_and_a_module_find_what_is_beside_them(tmp_path, monkeypatch):
+    (tmp_path / "beside.py").write_text(FILE)
+    (tmp_path / "uses.py").write_text("from beside import other as pipeline")
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.chdir("/")
+    assert run(tmp_path / "uses.py", "--explain").exit_code == 0
+    monkeypatch.setattr("sys.path", [one for one in sys.path if one != str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "beside")
+    monkeypatch.chdir(tmp_path)
+    assert run("beside:other", "--explain").exit_code == 0
+    monkeypatch.delitem(sys.modules, "beside")
+
+
 def test_an_explanation(file):
     ran = run(file, f"url={URL}", "--explain")
     assert ran.exit_code == 0, ran.output
@@ -89,6 +103,7 @@ def test_an_explanation(file):
     [
         (["nothing.py"], "TARGET='nothing.py' is not allowed; it must be a file that exists"),
         (["not_a_module_at_all:x"], "No module named 'not_a_module_at_all'"),
+        ([":x"], "TARGET=':x' is not allowed"),
         (["{file}:nothing"], "has no name 'nothing'. It has the pipelines other."),
         (["{file}:number"], "is 5 and not a dshuffle.Pipeline"),
         (["{file}"], "missing a required argument: 'url'. Its parameters are url, epochs."),

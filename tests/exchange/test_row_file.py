@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -70,6 +73,22 @@ def test_a_thread_looks_at_the_memory_until_the_file_is_closed(tmp_path, monkeyp
     released.clear()
     time.sleep(0.2)
     assert not released
+
+
+def test_a_file_that_is_dropped_without_closing_leaves_neither_thread_nor_disk_space(tmp_path):
+    """As when a session ends while a thread still opens its file."""
+    before = threading.active_count()
+    file = RowFile(LAYOUT, 10, str(tmp_path), memory_limit=2**40)
+    assert threading.active_count() == before + 1
+    mapped = str(tmp_path) in Path("/proc/self/maps").read_text()
+    del file
+    deadline = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    gc.collect()
+    assert threading.active_count() == before
+    assert mapped
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path, monkeypatch):

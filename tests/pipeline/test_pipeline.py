@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster
 import dshuffle
 from dshuffle import Choices, InvalidParameter, Pipeline, RunCancelled, Training
 from dshuffle.compare import Way
-from dshuffle.errors import ClusterError, DatasetNotFound
+from dshuffle.errors import ClusterError, DatasetChanged, DatasetNotFound
 from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
 from dshuffle.pipeline.clusters import SYSTEMS, jobqueue
 from dshuffle.planning.cost import Cluster
@@ -278,6 +278,9 @@ def test_a_pipeline_as_json():
     for changes, message in [
         ({"cluster": {"kind": "cloud"}}, r"cluster\['kind'\]='cloud'"),
         ({"other": 1}, "other"),
+        ({"cluster": {"kind": "local", "workers": 3}}, "cluster lacks a name, or has an unknown one: .*'workers'"),
+        ({"shuffle": [{"label": "a"}]}, "shuffle lacks a name, or has an unknown one"),
+        ({"training": {"fit": "linear_regression"}}, "training lacks a name, or has an unknown one: 'epochs'"),
         ({"training": {"fit": "os:getcwd2", "epochs": 1, "options": {}}}, "cannot be imported"),
     ]:
         with pytest.raises(InvalidParameter, match=message):
@@ -296,6 +299,30 @@ def test_a_pipeline_as_json():
 def test_what_cannot_be_written_as_json(training, message):
     with pytest.raises(InvalidParameter, match=message):
         Pipeline(URL, training()).to_dict()
+
+
+def test_what_of_a_dataset_was_chosen_is_written(tmp_path):
+    dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.arange(40.0), "y": np.arange(40)})
+    dataset = dshuffle.open_dataset(tmp_path / "d.zarr", arrays=["y"], decode=False, chunk_cache=1000)
+    train, test = dataset.split(0.5)
+    for part in (dataset, train, test.select([0, 3])):
+        again = Pipeline.from_dict(json.loads(json.dumps(Pipeline(part, LINEAR).to_dict()))).dataset
+        assert again.identity == part.identity
+        assert again._opening == part._opening
+        np.testing.assert_array_equal(
+            again.read_rows(np.arange(again.n_samples))["y"], part.read_rows(np.arange(part.n_samples))["y"]
+        )
+    written = Pipeline(train, LINEAR).to_dict()
+    for changes, message in [
+        ({"selected": "!"}, "its selection of samples is damaged"),
+        ({"selected": "eJxjAAAAAQAB"}, "its selection of samples is damaged"),
+        ({"sample": 1}, "its description is not one that to_dict wrote"),
+    ]:
+        with pytest.raises(InvalidParameter, match=message):
+            Pipeline.from_dict({**written, "dataset": {**written["dataset"], **changes}})
+    dshuffle.create_dataset(tmp_path / "d.zarr", {"y": np.arange(41)}, overwrite=True)
+    with pytest.raises(DatasetChanged, match="has 41 samples, but a part of 40 samples"):
+        Pipeline.from_dict(written)
 
 
 def test_storage_options_are_not_written(tmp_path):
@@ -334,7 +361,7 @@ def test_jobs_are_submitted_and_kept(monkeypatch):
     source = BatchJobs("slurm", 3, min_workers=2, options={"cores": 1, "memory": "1 GiB", "interface": "lo"})
     result = Pipeline(URL, LINEAR, cluster=source).run(progress=False)
     assert len(result.records) == 3
-    assert FakeCluster.asked["options"] == dict(source.options)
+    assert FakeCluster.asked["options"] == {**source.options, "processes": 1}
     assert FakeCluster.asked["adapt"] == {"minimum_jobs": 3, "maximum_jobs": 3}
     assert str(source) == "2 workers in 3 slurm jobs"
     assert FakeCluster.asked["lost"] == "1h"  # of conftest.py: what the user has set
@@ -344,6 +371,37 @@ def test_jobs_are_submitted_and_kept(monkeypatch):
         assert dask.config.get("distributed.deploy.lost-worker-timeout") == "15s"
     with pytest.raises(InvalidParameter, match="dask-jobqueue refuses them for SLURM: You must specify how many cores"):
         Pipeline(URL, LINEAR, cluster=BatchJobs("slurm", 3)).run(progress=False)
+
+
+@pytest.mark.parametrize(("options", "configured", "n_workers"), [({}, 2, 6), ({"processes": 4}, 2, 12), ({}, None, 3)])
+def test_a_job_is_a_single_worker_unless_the_user_has_set_another_number(monkeypatch, options, configured, n_workers):
+    """Dask-jobqueue itself starts several for a job of many cores."""
+    monkeypatch.setitem(sys.modules, "dask_jobqueue", types.SimpleNamespace(PBSCluster=FakeCluster))
+    with dask.config.set({"jobqueue.pbs.processes": configured}):
+        source = BatchJobs("PBS", 3, options={"cores": 16, "memory": "48 GiB", **options})
+        assert source.n_workers == n_workers
+        assert source.worker_memory == 48 * 2**30 * 3 // n_workers
+        assert source.awaited == (n_workers, "1h")
+        monkeypatch.setattr("dshuffle.pipeline.clusters.wait_for_workers", lambda *_: None)
+        with source.open():
+            assert FakeCluster.asked["options"]["processes"] == n_workers // 3
+    with pytest.raises(InvalidParameter, match=r"options\['memory'\]='much' is not allowed"):
+        BatchJobs("PBS", 3, options={"cores": 16, "memory": "much"})
+
+
+def test_after_a_loss_a_pipeline_waits_as_its_cluster_says(monkeypatch, tmp_path):
+    asked = {}
+    monkeypatch.setattr(
+        "dshuffle.pipeline.run.retrying", lambda *_, **options: asked.update(options) or (None, _of(options))
+    )
+    with LocalWorkers(2, processes=False).open() as client:
+        source = RunningScheduler(client.scheduler.address, min_workers=2, patience="7m")
+        Pipeline(URL, LINEAR, cluster=source, checkpoint=str(tmp_path / "run.json")).run(progress=False)
+    assert (asked["min_workers"], asked["patience"]) == (2, "7m")
+
+
+def _of(options):
+    return types.SimpleNamespace(records=[], n_workers=2)
 
 
 def test_jobs_without_dask_jobqueue(monkeypatch):

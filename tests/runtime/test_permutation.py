@@ -7,6 +7,7 @@ from collections import Counter
 import dask.array
 import numpy as np
 import pytest
+import zarr
 from distributed import futures_of, wait
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -67,6 +68,19 @@ def test_a_dataset_is_permuted_with_all_its_arrays(processes, small, monkeypatch
     assert len(result["y"].chunks[0]) == -(-1000 * small.row_nbytes // 10_000)
     assert np.array_equal(processes.compute(result["y"], sync=True), order)
     assert np.array_equal(processes.compute(result["x"], sync=True), small.read_rows(order)["x"])
+
+
+def test_encoded_values_are_decoded(threads, tmp_path):
+    group = zarr.create_group(tmp_path / "d")
+    stored = group.create_array("t", data=np.array([0, 10, -1, 30], "i2"), chunks=(2,))
+    stored.attrs.update({"scale_factor": 0.1, "add_offset": 280.0, "_FillValue": -1})
+    dataset = dshuffle.open_dataset(tmp_path / "d")
+    result = dshuffle.permute(threads, dataset, 3)["t"]
+    expected = dataset.read_rows(dshuffle.row_permutation(4, 3))["t"]
+    found = threads.compute(result, sync=True)
+    assert result.dtype == expected.dtype == found.dtype
+    np.testing.assert_array_equal(found, expected)
+    assert np.isnan(expected).sum() == 1
 
 
 def test_all_orders_are_equally_likely():

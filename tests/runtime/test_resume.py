@@ -252,6 +252,39 @@ def test_a_state_of_a_release_without_attached_values(clusters, labelled, writte
         assert shuffler.attached is None
 
 
+def test_an_attached_value_may_be_changed_in_place(clusters, labelled, tmp_path):
+    model = np.zeros(2)
+    with Shuffler(clusters[3], labelled) as shuffler:
+        shuffler.attach(model)
+        states = []
+        for number in range(3):
+            model += number
+            states.append(shuffler.state_dict())
+    for state, expected in zip(states, [0, 1, 3], strict=True):
+        with Shuffler.resume(clusters[3], labelled, state) as shuffler:
+            found = shuffler.attached
+            assert found.tolist() == [expected] * 2
+            found += 10
+            shuffler.save(tmp_path / "run.json")
+        with Shuffler.resume(clusters[3], labelled, tmp_path / "run.json") as shuffler:
+            assert shuffler.attached.tolist() == [expected + 10] * 2
+
+
+def test_next_epoch_counts_those_of_earlier_sessions(clusters, labelled):
+    with Shuffler(clusters[3], labelled) as shuffler:
+        assert shuffler.next_epoch == 0
+        for epoch in shuffler.epochs(2):
+            trained(clusters[3], epoch, [None] * 3)
+        assert shuffler.next_epoch == 2
+        state = shuffler.state_dict()
+    with Shuffler.resume(clusters[3], labelled, state) as shuffler:
+        assert shuffler.next_epoch == 2
+        trained(clusters[3], next(shuffler.epochs(5)), [1, 2, 3])
+        state = shuffler.state_dict()
+    with Shuffler.resume(clusters[3], labelled, state) as shuffler:
+        assert shuffler.next_epoch == 2  # the rest of it
+
+
 def test_where_there_is_no_checkpoint_or_none_can_be(clusters, labelled, tmp_path):
     with pytest.raises(CheckpointError, match="there is no checkpoint at"):
         Shuffler.resume(clusters[3], labelled, tmp_path / "nothing.json")

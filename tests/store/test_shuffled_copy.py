@@ -82,6 +82,50 @@ def test_a_local_dataset_can_replace_itself(tmp_path):
     assert os.listdir(tmp_path) == ["d"]
 
 
+def test_a_copy_of_only_some_of_a_dataset_does_not_replace_it(tmp_path):
+    group = zarr.create_group(tmp_path / "d")
+    group.create_array("x", data=np.arange(10.0))
+    group.create_array("z", data=np.arange(3.0))
+    whole = open_dataset(tmp_path / "d")
+    assert set(whole.skipped) == {"z"}
+    for source, lost in [(whole, "its arrays z"), (whole.select([1, 2]), "the other samples")]:
+        with pytest.raises(InvalidParameter, match=f"Overwriting the source would delete {lost}"):
+            shuffle_dataset(source, f"{tmp_path}/./d", overwrite=True)
+    ran = CliRunner().invoke(main, ["dataset", "shuffle", str(tmp_path / "d"), str(tmp_path / "e")])
+    assert ran.exit_code == 0, ran.output
+    assert "left out: z: " in ran.stderr
+
+
+@pytest.mark.parametrize("part", [False, True])
+@pytest.mark.parametrize("budget", [8, 1000, 3000, 20_000, 10**6])
+def test_chunks_are_read_once(part, budget):
+    """The budget is eight times a slab; a chunk of x has 800 bytes."""
+    create_dataset(IN, {"x": np.arange(1000.0)}, chunk_rows=100, overwrite=True)
+    source = open_dataset(IN)
+    source = source.select(np.arange(37, 1000, 2)) if part else source
+    before = source.traffic
+    shuffle_dataset(source, OUT, memory_budget=budget, overwrite=True)
+    assert (source.traffic - before).requests == 10
+
+
+@given(
+    nbytes=st.integers(0, 3000),
+    chunk_rows=st.integers(1, 40),
+    part=st.booleans(),
+)
+def test_slabs_are_all_samples_in_whole_chunks(nbytes, chunk_rows, part):
+    dataset = create_dataset(IN, {"x": np.arange(200.0)}, chunk_rows=chunk_rows, overwrite=True)
+    stored = np.arange(200)
+    if part:
+        stored = np.flatnonzero(np.random.default_rng(chunk_rows).random(200) < 0.3)
+        dataset = dataset.select(stored)
+    slabs = dataset.slabs(nbytes)
+    assert np.concatenate(slabs).tolist() == list(range(dataset.n_samples))
+    chunks = [set((stored[slab] // chunk_rows).tolist()) for slab in slabs]
+    assert sum(map(len, chunks)) == len(set.union(*chunks))
+    assert all(len(slab) * 8 <= nbytes or len(own) == 1 for slab, own in zip(slabs, chunks, strict=True))
+
+
 def test_progress_counts_what_is_read_and_written():
     create_dataset(IN, {"x": np.arange(100.0), "y": np.arange(100)}, overwrite=True)
     seen = []

@@ -140,11 +140,11 @@ def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
     before = time.time()
     here = look_at_process()
     there: dict[str, Any] = client.run(look_at_worker, reference, on_error="return")
-    between = before, time.time()
     try:
         there["scheduler"] = client.run_on_scheduler(look_at_process)
     except Exception as error:  # whatever the import raises there
         there["scheduler"] = error
+    between = before, time.time()
     failed = {where: facts for where, facts in there.items() if isinstance(facts, BaseException)}
     facts = {where: found for where, found in there.items() if where not in failed}
     own = {where: found for where, found in facts.items() if where != "scheduler"}
