@@ -22,6 +22,8 @@ def unnamed_file(folder: str, nbytes: int) -> BinaryIO:
     ...     os.fstat(file.fileno()).st_size, os.listdir(folder)
     (100, [])
     """
+    if not os.path.isdir(folder):
+        raise FileNotFoundError("there is no such folder")
     file = None
     try:
         file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # the caller closes it
@@ -30,6 +32,6 @@ def unnamed_file(folder: str, nbytes: int) -> BinaryIO:
     except OSError as error:
         if file is not None:
             file.close()
-        free = shutil.disk_usage(folder).free if os.path.isdir(folder) else 0
+        free = shutil.disk_usage(folder).free
         raise OSError(f"cannot hold {nbytes} bytes ({error}); {free} bytes are free there") from error
     return cast(BinaryIO, file)

@@ -16,7 +16,7 @@ COMMANDS = {
         "dshuffle.cli.compare",
         "Train with several ways of shuffling and report the fastest.",
     ),
-    "dataset": ("dshuffle.cli.dataset", "Create, describe and verify datasets."),
+    "dataset": ("dshuffle.cli.dataset", "Create, describe, verify and shuffle datasets."),
     "doctor": ("dshuffle.cli.doctor", "Check a cluster: versions, clocks, limits, disks, and the dataset."),
     "plan": ("dshuffle.cli.plan", "Count the packets of each delivery, without a cluster."),
     "run": ("dshuffle.cli.run", "Run a pipeline from a Python file."),

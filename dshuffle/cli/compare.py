@@ -41,7 +41,7 @@ from dshuffle.report import (
     write_report,
 )
 from dshuffle.report.progress import progress_bar
-from dshuffle.report.tables import CAPTION, QUALITY_CAPTION
+from dshuffle.report.tables import CAPTION, quality_caption
 from dshuffle.runtime.cluster_view import count_training_workers
 from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
 from dshuffle.runtime.measure.probe import measure_cluster
@@ -62,7 +62,7 @@ DEFAULT_RATES = {"links": "200mbit", "store": "800mbit"}
 @click.option(
     "--workers", type=click.IntRange(1), default=4, show_default=True, help="Number of workers of the local cluster."
 )
-@click.option("--epochs", type=click.IntRange(1), default=5, show_default=True, help="Number of epochs of each way.")
+@click.option("--epochs", type=click.IntRange(2), default=5, show_default=True, help="Number of epochs of each way.")
 @click.option(
     "--assignment",
     "assignments",
@@ -193,7 +193,7 @@ def compare(
         with ExitStack() as stack:
             stack.enter_context(warnings_as_lines())
             advance = stack.enter_context(progress_bar())
-            advance(0, len(ways) * epochs, "compiling, which only the first run has to")
+            advance(0, len(ways) * epochs, "loading compiled code; the first run compiles it")
             # Compiled here once, the workers find the code on disk.
             compile_kernels({way.choices.delivery for way in ways} - {AUTO})
             beginning = f"connecting to {scheduler}" if scheduler else f"starting {workers + 1} processes"
@@ -245,7 +245,7 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         console = Console()
         for table in comparison_tables(comparison):
             console.print(table, "")
-        for caption in (CAPTION, QUALITY_CAPTION):
+        for caption in (CAPTION, quality_caption(comparison)):
             console.print(f"{caption}\n", style="dim", highlight=False, markup=False)
         for sentence in verdict_sentences(comparison):
             console.print(sentence, highlight=False, markup=False)

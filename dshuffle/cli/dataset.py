@@ -44,7 +44,7 @@ OPTIONS_OF = {
 
 @click.group()
 def dataset() -> None:
-    """Create, describe and verify datasets."""
+    """Create, describe, verify and shuffle datasets."""
 
 
 @dataset.command()
@@ -265,7 +265,8 @@ def shuffle(
             temporary=temporary,
             progress=advance,
         )
-    click.echo(f"{human_count(made.n_samples)} samples, {human_bytes(made.n_samples * made.row_nbytes)}: {url}")
+    size = human_bytes(made.n_samples * made.row_nbytes)
+    click.echo(f"wrote {human_count(made.n_samples)} samples ({size}) in random order to {url}")
 
 
 @dataset.command()

@@ -96,7 +96,7 @@ def show(
         console.print(sentence, highlight=False, markup=False)
     console.print("\nWhat would change this:", highlight=False)
     for line in [_change(cluster, change) for change in advice.changes] or [
-        "  no single rate: this stays the fastest global shuffle even if one rate is 256 times higher or lower"
+        "  nothing: it stays the fastest global shuffle even if any one rate is 256 times higher or lower"
     ]:
         console.print(line, highlight=False, markup=False)
 

@@ -84,10 +84,17 @@ def plan(
     # Each worker must get a chunk.
     few = max(workers, min(samples, max(200, workers * (choices.assignment.unit or 1))))
     with progress_bar() as advance:
-        advance(0, 2, "compiling kernels, which only the first run has to")
+        steps = len(names) + 2
+        advance(0, steps, "loading compiled code; the first run compiles it")
         survey(few, workers, choices, deliveries=names, bounds=False)  # so that the figures below exclude it
-        advance(1, 2, "planning")
-        figures = survey(samples, workers, choices, deliveries=names, epochs=epochs)
+        figures = survey(
+            samples,
+            workers,
+            choices,
+            deliveries=names,
+            epochs=epochs,
+            progress=lambda done, text: advance(1 + done, steps, text),
+        )
     if as_json:
         job = {
             "samples": samples,

@@ -22,7 +22,7 @@ from dshuffle.redaction import hide_secrets
 from dshuffle.report.class_spread import HEADINGS, box_plot_page, class_rows
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.sharding import Sharding, distribution_aware, stratified
-from dshuffle.store import Dataset, open_dataset, read_array, watched, write_sharding
+from dshuffle.store import Dataset, open_dataset, read_array, stored_shardings, watched, write_sharding
 from dshuffle.units import human_count, human_seconds
 
 MOST_ROWS = 20
@@ -88,6 +88,9 @@ def shard(
     if name is not None and not write:
         raise click.UsageError("--name needs --write.")
     dataset = open_dataset(url)
+    stored_as = name or f"{by}-{workers}"
+    if write and not overwrite and stored_as in stored_shardings(dataset):  # before the work, not after it
+        raise click.UsageError(f"--name {stored_as}: this sharding is stored already; --overwrite replaces it.")
     with progress_bar() as advance, warnings_as_lines():
         found = None if labels is None else _read_labels(dataset, labels, advance)
         started = time.perf_counter()
@@ -117,17 +120,18 @@ def shard(
         output.write_text(box_plot_page(made.counts(found), classes, title), encoding="utf-8")
         click.echo(f"box plot: {output}")
     if write:
-        name = name or f"{by}-{workers}"
         about = {"by": by, "labels": labels, "n_workers": workers, "seed": seed, "clusters": clusters}
         write_sharding(
             dataset,
-            name,
-            GivenSharding.of(name, made.ranks, made.broadcast).assignment(),
+            stored_as,
+            GivenSharding.of(stored_as, made.ranks, made.broadcast).assignment(),
             broadcast=made.broadcast,
             about=about,
             overwrite=overwrite,
         )
-        click.echo(f"stored beside the dataset; use Shuffler(client, {hide_secrets(dataset.url)!r}, sharding={name!r})")
+        click.echo(
+            f"stored beside the dataset; use Shuffler(client, {hide_secrets(dataset.url)!r}, sharding={stored_as!r})"
+        )
 
 
 def _read_labels(dataset: Dataset, name: str, advance: Advance) -> NDArray[np.generic]:

@@ -131,12 +131,16 @@ def result_of(
     quality: QualityOfWays,
 ) -> WayResult:
     """Return the result of a way, from its shuffler after the training and the points of the fit."""
+    prediction = None
+    if measured is not None and way.choices.delivery != AUTO:  # which is any of several deliveries
+        prediction = predicted(measured, shuffler.dataset, way)
     return WayResult(
         label=_with_chosen(way, shuffler.records),
         choices=way.choices,
         records=tuple(shuffler.records),
         history=tuple(points),
-        predicted_seconds=None if measured is None else predicted_seconds(measured, shuffler.dataset, way),
+        predicted_seconds=None if prediction is None else prediction.exchange_seconds,
+        predicted_wire_seconds=None if prediction is None else prediction.wire_seconds,
         quality=quality.of(way.choices, shuffler.n_workers),
     )
 
@@ -177,11 +181,6 @@ def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
 def shuffler_of(client: Client, dataset: Dataset, way: Way) -> Shuffler:
     """The shuffler of a way."""
     return Shuffler(client, dataset, **way.choices.keywords())
-
-
-def predicted_seconds(cluster: Cluster, dataset: Dataset, way: Way) -> float | None:
-    """Seconds of an exchange by the cost model; None for ``auto``, which is any of several deliveries."""
-    return None if way.choices.delivery == AUTO else predicted(cluster, dataset, way).exchange_seconds
 
 
 def predicted(cluster: Cluster, dataset: Dataset, way: Way) -> Prediction:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
@@ -96,6 +98,30 @@ def connect(scheduler: str | None, n_workers: int, rates: EmulatedRates = AS_THE
         yield client
 
 
+class QuietNanny(Nanny):
+    """A nanny whose worker does not see Ctrl-C, which a terminal sends to all processes.
+
+    The parent handles it, and closes the worker. Otherwise each worker would print tracebacks.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # In the thread of the event loop. Processes that it starts inherit this, unless the first of them makes
+        # multiprocessing start its tracker, which unblocks the signal.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        super().__init__(*args, **kwargs)
+
+
+def _silence(client: Client) -> None:
+    """Keep workers from reporting that the scheduler is gone while the cluster closes."""
+    with suppress(Exception):  # workers that are busy, or gone themselves
+        client.sync(client._run, _be_quiet, callback_timeout=1)
+
+
+def _be_quiet() -> None:
+    logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
+
+
 @contextmanager
 def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRates = AS_THEY_ARE) -> Iterator[Client]:
     """Yield a client of a new local cluster of single-threaded processes, and stop the cluster at the end.
@@ -128,7 +154,7 @@ def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRate
         "dashboard": False,
         **({"silence_logs": logging.WARNING, "config": rates.configuration(n_workers)} if processes else {}),
     }
-    kind = Nanny if processes else Worker
+    kind = QuietNanny if processes else Worker
     workers: dict[int | str, dict[str, Any]] = {
         rank: {"cls": kind, "options": dict(common)} for rank in range(n_workers)
     }
@@ -137,9 +163,13 @@ def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRate
         "cls": Scheduler,
         "options": {**where, "port": 0, "dashboard": False, "dashboard_address": "127.0.0.1:0"},
     }
-    with (
-        SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.WARNING) as cluster,
-        Client(cluster) as client,
-    ):
+    with ExitStack() as stack:
+        nanny = logging.getLogger("distributed.nanny")
+        stack.callback(nanny.setLevel, nanny.level)
+        cluster = stack.enter_context(SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.WARNING))
+        client = stack.enter_context(Client(cluster))
         client.wait_for_workers(n_workers + 1)
+        stack.callback(nanny.setLevel, logging.ERROR)  # from the end on: it may have to kill a worker that is busy
+        if processes:
+            stack.callback(_silence, client)
         yield client

@@ -101,7 +101,7 @@ class QualityOfWays:
         known = None if target is None else _values(dataset, target, ids)
         if known is None:
             self._classes = np.arange(len(ids)) * SLICES // len(ids)
-            self.classes = f"{SLICES} slices of the stored order"
+            self.classes = f"{SLICES} slices of the stored order (no labels; if that order is random, they say nothing)"
         else:
             self._classes = known
             self.classes = f"{known.max() + 1} values of {target}"

@@ -119,7 +119,7 @@ def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> 
         check()
         advance(done, total, text)
 
-    say("compiling, which only the first run has to")
+    say("loading compiled code; the first run compiles it")
     compile_kernels({way.choices.delivery for way in pipeline.ways} - {AUTO})
     say(f"waiting for {pipeline.cluster}")
     with pipeline.cluster.open() as client:

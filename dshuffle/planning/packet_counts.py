@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dshuffle.checks import as_integer
@@ -66,6 +66,7 @@ def survey(
     deliveries: Sequence[str],
     epochs: int = 1,
     bounds: bool = True,
+    progress: Callable[[int, str], None] = lambda *_: None,
 ) -> tuple[DeliveryFigures, ...]:
     """Plan one epoch with several deliveries, for the same caches and the same assignment.
 
@@ -81,6 +82,8 @@ def survey(
         Number of shuffles; the figures are for the last one. With 1, caches are fresh, as in the papers' simulations.
     bounds
         Whether to compute the lower bound, which takes a second at 20 workers.
+    progress
+        Called as ``progress(steps done, text)``: one step for the assignment, and one for each delivery.
 
     Raises
     ------
@@ -100,6 +103,7 @@ def survey(
     seed = choices.seed
     for name in deliveries:
         check_delivery(name, n_workers, excess=spec.has_excess)
+    progress(0, f"drawing {n_samples:,} samples")
     policy = spec.policy()
     drawn = spec.draw_first()
     holders = policy.first(drawn.ranks)
@@ -116,7 +120,8 @@ def survey(
     # With chunks, a cache without excess has the capacity of the largest share, which is not excess.
     rate = coded_rate(n_samples, n_workers, spec.capacity if spec.has_excess else -(-n_samples // n_workers))
     figures = []
-    for name in deliveries:
+    for step, name in enumerate(deliveries, 1):
+        progress(step, f"planning {name}")
         started = time.process_time()
         plan = plan_delivery(name, holders, ranks, n_workers, seed=seed, start=drawn.packets)
         seconds = time.process_time() - started

@@ -14,7 +14,6 @@ from dshuffle.report.charts import Chart, Key, charts, way_colour
 from dshuffle.report.summary import Comparison, WayResult
 from dshuffle.report.tables import (
     CAPTION,
-    QUALITY_CAPTION,
     QUALITY_HEADINGS,
     SHORT_HEADINGS,
     STORE_HEADINGS,
@@ -22,6 +21,7 @@ from dshuffle.report.tables import (
     TRAFFIC_HEADINGS,
     epochs_of,
     error_cells,
+    quality_caption,
     quality_cells,
     short_cells,
     store_cells,
@@ -93,7 +93,7 @@ training runs. predicted: the same by the cost model. waited: time that training
 <details open>
 <summary>Mixing</summary>
 {table(QUALITY_HEADINGS, quality_cells)}
-<p class="caption">{escape(QUALITY_CAPTION)}</p>
+<p class="caption">{escape(quality_caption(comparison))}</p>
 </details>
 <details open>
 <summary>Error after each epoch, in numbers</summary>

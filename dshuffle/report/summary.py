@@ -47,7 +47,7 @@ class TrainingPoint:
 class WayResult:
     """One way of shuffling: its choices, and for every epoch a record and a training point.
 
-    Also the predicted time of an exchange and the mixing quality, if known.
+    Also the predicted time of an exchange, how much of it links and the store take, and the mixing quality, if known.
     """
 
     label: str
@@ -55,6 +55,7 @@ class WayResult:
     records: tuple[EpochRecord, ...]
     history: tuple[TrainingPoint, ...]
     predicted_seconds: float | None = None
+    predicted_wire_seconds: float | None = None
     quality: ShuffleQuality | None = None
 
 
@@ -186,6 +187,16 @@ def figures(way: WayResult) -> Figures:
     )
 
 
+def limited_by_processors(way: WayResult, found: Figures) -> bool:
+    """Whether processors rather than links or the store limit a way's exchanges.
+
+    They were busy, and the links and the store by themselves take less than half of the time, as far as is known.
+    """
+    if found.cpu_idle is None or found.cpu_idle >= CPU_BOUND or found.shuffle_seconds is None:
+        return False
+    return way.predicted_wire_seconds is None or way.predicted_wire_seconds < found.shuffle_seconds.median / 2
+
+
 def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
     """Everything in a comparison except the epoch records, as ``summary.json`` and ``--json`` have it."""
     return {
@@ -204,6 +215,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
                 **way.choices.to_dict(),
                 "figures": asdict(figures(way)),
                 "predicted_seconds": way.predicted_seconds,
+                "predicted_wire_seconds": way.predicted_wire_seconds,
                 "quality": None if way.quality is None else _finite(asdict(way.quality)),
                 "history": [asdict(point) for point in way.history],
             }

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures
+from dshuffle.report.summary import Comparison, Figures, Spread, WayResult, figures, limited_by_processors
 from dshuffle.units import UNKNOWN, human_bytes, human_count, human_error, human_ratio, human_seconds
 
 TIME_HEADINGS = ("epoch", "exchange", "range", "predicted", "idle CPU", "training", "waited")
@@ -17,12 +17,12 @@ TRAFFIC_HEADINGS = ("samples received", "packets", "bytes sent", "by the server"
 STORE_HEADINGS = ("bytes read", "read amplification", "requests", "requests/s")
 SHORT_HEADINGS = ("epoch", "exchange", "predicted", "waited", "last error")
 CAPTION = (
-    "Medians of the epochs after the first one, which is loaded and not exchanged. epoch: wall time. "
+    "Medians of the epochs after the first one, whose samples are read from the store. epoch: wall time. "
     "exchange: time until every worker has its samples, while training runs; local ways only plan and switch. "
-    "predicted: the same by the cost model, from measurements made before; the model does not know that training "
-    "competes for the processors. "
-    "idle CPU: on the busiest host during an exchange. Below 15 % (marked !) the processors limit the time, not the "
-    "network or the store. "
+    "predicted: time of an exchange by the cost model, from rates measured before training; the model does not know "
+    "that training competes for the processors. "
+    "idle CPU: on the busiest host during an exchange; marked ! if the processors limit the time, not the network or "
+    "the store. "
     "waited: time that training waited for the exchange. samples received: samples that a worker trained on and did "
     "not hold. packets: what was sent for them, each one sample or the XOR of several. "
     "read amplification: bytes read for each byte needed. Bytes and requests are those of one epoch on all workers; "
@@ -35,10 +35,16 @@ QUALITY_CAPTION = (
     "uniform draw. neighbour distance: how far apart a worker trains on rows that are neighbours in the store, "
     "relative to a uniform permutation. class spread: how much the share of each class in a batch of 256 rows "
     "differs from its share in the dataset, relative to random batches. 1.00 is perfectly random; more is less mixed. "
-    "epochs to mix: epochs until the worker of a sample says nothing about its first worker, to 1 %."
+    "epochs to mix: epochs until a sample's first worker says nothing about its present one, to 1 %."
 )
 MOST_ERROR_COLUMNS = 7
 """Number of epochs that fit beside the label."""
+
+
+def quality_caption(comparison: Comparison) -> str:
+    """What the columns of :data:`QUALITY_HEADINGS` mean, and what the classes are."""
+    classes = str(comparison.dataset.get("classes", ""))
+    return f"{QUALITY_CAPTION} The classes are {classes}." if classes else QUALITY_CAPTION
 
 
 def time_cells(way: WayResult) -> tuple[str, ...]:
@@ -50,7 +56,7 @@ def time_cells(way: WayResult) -> tuple[str, ...]:
         human_seconds(None if spread is None else spread.median),
         UNKNOWN if spread is None else _range(spread),
         human_seconds(way.predicted_seconds),
-        idle_cell(found),
+        idle_cell(way, found),
         human_seconds(found.training_seconds),
         human_seconds(found.waited_seconds),
     )
@@ -91,11 +97,11 @@ def store_cells(way: WayResult) -> tuple[str, ...]:
     )
 
 
-def idle_cell(found: Figures) -> str:
+def idle_cell(way: WayResult, found: Figures) -> str:
     """The idle fraction of the processors, with a mark if they were the limit."""
     if found.cpu_idle is None:
         return UNKNOWN
-    return f"{found.cpu_idle:.0%}".replace("%", " %") + (" !" if found.cpu_idle < CPU_BOUND else "")
+    return f"{found.cpu_idle:.0%}".replace("%", " %") + (" !" if limited_by_processors(way, found) else "")
 
 
 def quality_cells(way: WayResult) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dshuffle.planning import DELIVERIES
-from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures
+from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures, limited_by_processors
 from dshuffle.units import human_error, human_ratio, human_seconds
 
 STORE_READERS = frozenset(name for name, delivery in DELIVERIES.items() if delivery.reads_store)
@@ -87,16 +87,15 @@ class _Ranking:
 
     @property
     def use(self) -> str:
-        """What to use, and how much faster it is than re-reading, or than the next slower way."""
+        """What to use, and how much faster it is than a way that reads again, or than the next slower way."""
         if self.alike:
             return f"use {self.fastest.label} or {self.alike[0].label}, whose times overlap"
         if not self.slower:
             return f"use {self.fastest.label}, the only such way that ran"
         rereading = [one for one in self.slower if one.way.choices.delivery in STORE_READERS]
         other = (*rereading, *self.slower)[0]
-        than = "re-reading" if rereading else other.label
         ratio = human_ratio(other.spread.median / self.fastest.spread.median)
-        return f"use {self.fastest.label} ({ratio} times as fast as {than})"
+        return f"use {self.fastest.label} ({ratio} times as fast as {other.label})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +187,8 @@ def _errors(measured: list[_Measured]) -> str:
 def _doubt(ranking: _Ranking) -> str:
     """Which of the times do not describe a network or a store."""
     ranked = (ranking.fastest, *ranking.alike, *ranking.slower)
-    known = [(one, one.figures.cpu_idle) for one in ranked if one.figures.cpu_idle is not None]
-    busy = [one.label for one, idle in known if idle < CPU_BOUND]
+    known = [one for one in ranked if one.figures.cpu_idle is not None]
+    busy = [one.label for one in known if limited_by_processors(one.way, one.figures)]
     if not busy:
         return ""
     which = "all of these ways" if len(busy) == len(known) > 1 else _listed(busy)

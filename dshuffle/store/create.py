@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import shutil
+import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
@@ -258,7 +259,15 @@ def _write_beside(target: str, arrays: Mapping[str, Any], cut: Cut, overwrite: b
     except OSError as exc:
         raise DatasetError(f"cannot write to {target}: {type(exc).__name__}: {exc}") from exc
     finally:
-        shutil.rmtree(beside + ".partial", ignore_errors=True)
+        _remove(beside + ".partial")
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder into which threads of Zarr may still write, after an error or Ctrl-C."""
+    deadline = time.monotonic() + 5
+    while os.path.exists(folder) and time.monotonic() < deadline:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
 
 
 def _write(store: Store, arrays: Mapping[str, Any], cut: Cut, *, in_process: bool) -> None:

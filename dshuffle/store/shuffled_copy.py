@@ -26,6 +26,7 @@ from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import open_dataset
 from dshuffle.store.sources.source import StreamSource
+from dshuffle.units import human_bytes
 from dshuffle.unnamed_file import unnamed_file
 
 T = TypeVar("T")
@@ -33,6 +34,9 @@ R = TypeVar("R")
 
 PARTS = 8
 """Parts of the memory budget: rows that are read, sorted by bucket, ordered and written, with room for copies."""
+
+MOST_BUCKETS = 1 << 16
+"""With more, the rows of a bucket in a slab would be too few to write them quickly."""
 
 Progress = Callable[[int, int, str], None]
 
@@ -67,7 +71,7 @@ class ArrayBuckets:
             self._file = unnamed_file(folder, n_rows * self._row_nbytes)
         except OSError as error:
             raise DatasetError(
-                f"the dataset does not fit into the temporary folder {folder!r}: {error}. Choose another folder "
+                f"the temporary folder {folder!r} cannot hold the dataset: {error}. Choose another folder "
                 "(temporary=, --temporary)"
             ) from error
 
@@ -170,8 +174,9 @@ def shuffle_dataset(
     opened = source if isinstance(source, Dataset) else open_dataset(source)
     _check_target(opened, url)
     bijection = Bijection.of(opened.n_samples, "shuffle dataset", as_integer("seed", seed))
-    part = _budget(memory_budget) // PARTS
     widest = max(info.dtype.itemsize * math.prod(info.shape) for info in opened.arrays.values())
+    least_rows = -(-opened.n_samples // MOST_BUCKETS)  # of a bucket
+    part = _budget(memory_budget, least=PARTS * (1 if least_rows == 1 else least_rows * max(1, widest))) // PARTS
     bucket_rows = max(1, part // max(1, widest))
     q, total, done = opened.n_samples, 2 * len(opened.arrays) * opened.n_samples, 0
     folder = tempfile.gettempdir() if temporary is None else os.fspath(temporary)
@@ -252,13 +257,13 @@ def _ahead(function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
             yield coming.result()
 
 
-def _budget(memory_budget: int | str) -> int:
+def _budget(memory_budget: int | str, least: int) -> int:
     try:
         nbytes = int(parse_bytes(memory_budget))
     except (ValueError, TypeError):
-        nbytes = 0
-    if nbytes < PARTS:
-        raise InvalidParameter.of("memory_budget", memory_budget, 'a number of bytes, such as "1 GiB"')
+        raise InvalidParameter.of("memory_budget", memory_budget, 'a number of bytes, such as "1 GiB"') from None
+    if nbytes < least:
+        raise InvalidParameter.of("memory_budget", memory_budget, f"at least {human_bytes(least)} for this dataset")
     return nbytes
 
 

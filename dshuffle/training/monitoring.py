@@ -107,8 +107,12 @@ SLOW = 2.0
 """A worker is slow if its rate is less than the median rate divided by this factor."""
 
 
-def timed(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
-    """Return ``fn(partition, *args, **kwargs)``, which trains on all samples, and its samples per second.
+NOTICEABLE = 0.5
+"""Seconds of an epoch's longest task below which differences between workers are noise."""
+
+
+def timed(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, int, float]:
+    """Return ``fn(partition, *args, **kwargs)``, which trains on all samples, their number, and the seconds.
 
     Runs as a task on each worker.
     """
@@ -116,7 +120,7 @@ def timed(partition: Partition, fn: Callable[..., Any], *args: Any, **kwargs: An
     started = time.perf_counter()
     value = fn(partition, *args, **kwargs)
     partition.mark_trained()
-    return value, len(partition) / max(time.perf_counter() - started, 1e-9)
+    return value, len(partition), max(time.perf_counter() - started, 1e-9)
 
 
 @dataclass(slots=True)
@@ -129,6 +133,8 @@ class WorkerSpeeds:
         Samples per second of each rank in every epoch.
     emulated
         Whether the speeds were requested. Slow workers are then not logged.
+    longest
+        Seconds of the longest task so far, if known.
 
     Examples
     --------
@@ -140,11 +146,13 @@ class WorkerSpeeds:
 
     epochs: list[tuple[float, ...]] = field(default_factory=list)
     emulated: bool = False
+    longest: float | None = None
 
     def collect(self, futures: Sequence[Future[Any]]) -> list[Any]:
         """Return the values of :func:`timed` tasks, and record their rates as one epoch."""
-        values, rates = zip(*gathered(futures), strict=True)
-        self.add(rates)
+        values, counts, seconds = zip(*gathered(futures), strict=True)
+        self.longest = max(self.longest or 0.0, *seconds)
+        self.add([count / spent for count, spent in zip(counts, seconds, strict=True)])
         return list(values)
 
     def add(self, rates: Sequence[float]) -> None:
@@ -162,8 +170,8 @@ class WorkerSpeeds:
         return {rank: middle / rate for rank, rate in enumerate(rates) if rate * SLOW < middle}
 
     def warn(self) -> None:
-        """Log a warning for each slow worker, as every epoch waits for it."""
-        if self.emulated:
+        """Log a warning for each slow worker, as every epoch waits for it, unless the epochs are too short to tell."""
+        if self.emulated or (self.longest is not None and self.longest < NOTICEABLE):
             return
         for rank, times in self.slow().items():
             logger.warning("dshuffle: worker %d trained %.1f times slower than the median worker", rank, times)

@@ -27,7 +27,7 @@ from distributed import Client
 
 import dshuffle
 from dshuffle.compare import Way, measure_exchanges
-from dshuffle.compare.comparison import predicted_seconds
+from dshuffle.compare.comparison import predicted
 from dshuffle.planning import Choices
 from dshuffle.report.summary import CPU_BOUND
 from dshuffle.runtime.measure.probe import measure_cluster
@@ -80,7 +80,7 @@ def run_here(setting: dict[str, Any], options: argparse.Namespace) -> dict[str, 
             middle = sorted(records[-EXCHANGES:], key=lambda record: record.exchange_seconds)[EXCHANGES // 2]
             found[name] = {
                 "measured": middle.exchange_seconds,
-                "predicted": predicted_seconds(measured.cluster, dataset, way),
+                "predicted": predicted(measured.cluster, dataset, way).exchange_seconds,
                 "cpu_idle": middle.cpu_idle,
             }
         with dshuffle.Shuffler(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from dshuffle.cli import main
 
@@ -45,6 +47,16 @@ def problems(words):
 )
 def test_commands_and_options_exist(page):
     assert [(words, wrong) for words in commands(page.read_text()) if (wrong := problems(words))] == []
+
+
+def test_shown_packet_counts_are_those_of_the_command():
+    """Seconds differ from run to run, but the packets of a seed do not."""
+    text = (ROOT / "docs" / "coded-deliveries.md").read_text()
+    [block] = re.findall(r"^\$ (dshuffle plan .*\n(?:  .*\n)+)", text, re.MULTILINE)
+    command, _, *rows = block.splitlines()
+    ran = CliRunner().invoke(main, [*command.split()[1:], "--json"])
+    counted = {one["name"]: one["packets"] for one in json.loads(ran.stdout)["deliveries"]}
+    assert {row.split()[0]: int(row.split()[1].replace(",", "")) for row in rows} == counted
 
 
 def test_the_readme_has_commands():

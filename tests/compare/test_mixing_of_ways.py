@@ -64,7 +64,7 @@ def test_integers_and_booleans_are_classes(tmp_path):
     assert label.of(Choices("global", sharding="random"), 3).class_spread == pytest.approx(1, abs=0.5)
     assert label.of(Choices("chunks", sharding="random"), 3).meets_again == 1
     assert QualityOfWays(dataset, "yes").classes == "2 values of yes"
-    assert QualityOfWays(dataset, "x").classes == "64 slices of the stored order"
+    assert QualityOfWays(dataset, "x").classes.startswith("64 slices of the stored order")
     with pytest.raises(InvalidParameter, match=r"target='z' .*label, many, number, x, yes"):
         QualityOfWays(dataset, "z")
 
@@ -87,7 +87,7 @@ def test_labels_and_stored_ranks_decide_where_samples_start(tmp_path, monkeypatc
 
 def test_more_values_than_a_thousand_are_no_classes(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"y": np.arange(1001)})
-    assert QualityOfWays(dataset, "y").classes == "64 slices of the stored order"
+    assert QualityOfWays(dataset, "y").classes.startswith("64 slices of the stored order")
 
 
 def test_a_single_row_cannot_be_shuffled(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from dshuffle.planning import Choices
 from dshuffle.report import verdict, verdict_sentences
+from dshuffle.report.summary import figures
 
 
 def only(comparison, *labels):
@@ -44,7 +45,7 @@ def test_the_first_sentence_answers(comparison):
     answer, times, *_ = verdict_sentences(comparison)
     assert answer == (
         "One shuffle before training is enough here; if you reshuffle every epoch, use “global + peer” (4.5 times as "
-        "fast as re-reading)."
+        "fast as “global + storage”)."
     )
     assert times == (
         "An exchange takes 200 ms with “global + peer”, 600 ms with “global + server” and 900 ms with “global + "
@@ -115,6 +116,18 @@ def test_times_that_processors_limit_are_doubted(comparison):
     assert one.startswith("Processors were idle for less than 15 % of the time with “global + server”: they limit")
     whole = verdict_sentences(with_idle(comparison, dict.fromkeys(idle, 0.0)))[-1]
     assert whole.startswith("Processors were idle for less than 15 % of the time with all of these ways: they limit")
+
+
+def test_processors_are_not_blamed_where_a_link_explains_the_time(comparison):
+    comparison = with_idle(comparison, {"global + peer": 0.3, "global + server": 0.1, "global + storage": 0.1})
+    seconds = {way.label: figures(way).shuffle_seconds.median for way in comparison.ways}
+
+    def said(part):
+        ways = [dataclasses.replace(way, predicted_wire_seconds=part * seconds[way.label]) for way in comparison.ways]
+        return verdict(dataclasses.replace(comparison, ways=tuple(ways)))
+
+    assert "Processors" not in said(0.51)
+    assert "with “global + server” and “global + storage”: they limit" in said(0.49)
 
 
 def test_local_ways_are_never_the_fastest_shuffle(comparison):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ import dshuffle
 from dshuffle.cli import main
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
 from dshuffle.store import create_dataset, open_dataset, shuffle_dataset, verify_dataset
+from dshuffle.store.create import _remove
 
 IN, OUT = "memory://copy-in", "memory://copy-out"
 
@@ -96,6 +100,33 @@ def test_a_copy_of_only_some_of_a_dataset_does_not_replace_it(tmp_path):
     assert "left out: z: " in ran.stderr
 
 
+def test_memory_for_very_many_buckets_is_refused():
+    source = create_dataset(IN, {"x": np.zeros((70_000, 2))}, overwrite=True)
+    with pytest.raises(InvalidParameter, match="memory_budget=100 is not allowed; it must be at least 256 B for this"):
+        shuffle_dataset(source, OUT, memory_budget=100, overwrite=True)
+    assert shuffle_dataset(source, OUT, memory_budget=256, overwrite=True).n_samples == 70_000
+
+
+def test_a_folder_is_removed_although_threads_still_write_into_it(tmp_path):
+    folder = tmp_path / "d.partial"
+
+    def write():
+        for number in range(50):
+            folder.mkdir(exist_ok=True)
+            with contextlib.suppress(OSError):
+                (folder / str(number)).write_text("late")
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    _remove(str(tmp_path / "nothing"))
+    while not folder.exists():
+        time.sleep(0.001)
+    _remove(str(folder))
+    thread.join()
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.parametrize("part", [False, True])
 @pytest.mark.parametrize("budget", [8, 1000, 3000, 20_000, 10**6])
 def test_chunks_are_read_once(part, budget):
@@ -144,7 +175,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     for options, message in [
         ({"seed": "a"}, "seed='a' is not allowed"),
         ({"memory_budget": "much"}, "memory_budget='much' is not allowed"),
-        ({"memory_budget": 0}, "memory_budget=0 is not allowed"),
+        ({"memory_budget": 0}, "memory_budget=0 is not allowed; it must be at least 8 B for this dataset"),
         ({"chunk_rows": 0}, "chunk_rows=0 is not allowed"),
     ]:
         with pytest.raises(InvalidParameter, match=message):
@@ -158,7 +189,7 @@ def test_what_is_refused_before_anything_is_read(tmp_path, monkeypatch):
         patched.setattr(os, "posix_fallocate", full)
         with pytest.raises(DatasetError, match=r"cannot hold 80 bytes .*No space left"):
             shuffle_dataset(source, tmp_path / "new")
-    with pytest.raises(DatasetError, match="nowhere': cannot hold 80 bytes"):
+    with pytest.raises(DatasetError, match="nowhere' cannot hold the dataset: there is no such folder"):
         shuffle_dataset(source, tmp_path / "new", temporary=tmp_path / "nowhere")
     assert sorted(os.listdir(tmp_path)) == ["in", "out"]
 
@@ -168,7 +199,7 @@ def test_the_command(tmp_path):
     command = ["dataset", "shuffle", str(tmp_path / "in"), str(tmp_path / "out"), "--seed", "3", "--chunk-rows", "10"]
     ran = CliRunner().invoke(main, command)
     assert ran.exit_code == 0, ran.output
-    assert ran.stdout == f"500 samples, 4.00 kB: {tmp_path / 'out'}\n"
+    assert ran.stdout == f"wrote 500 samples (4.00 kB) in random order to {tmp_path / 'out'}\n"
     expected = shuffle_dataset(tmp_path / "in", "memory://same", seed=3, overwrite=True).read_rows(np.arange(500))["x"]
     np.testing.assert_array_equal(dshuffle.open_dataset(tmp_path / "out").read_rows(np.arange(500))["x"], expected)
     ran = CliRunner().invoke(main, command)

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.report import TrainingPoint
-from dshuffle.training import Decay, EarlyStopping, Linear, epoch_bar, fit_linear_regression, linear_regression
+from dshuffle.training import (
+    Decay,
+    EarlyStopping,
+    Linear,
+    epoch_bar,
+    fit_linear_regression,
+    linear_regression,
+    monitoring,
+)
 from dshuffle.training.linear_regression import local_pass
 
 
@@ -80,12 +88,17 @@ def test_a_slow_worker_is_told_of_and_waited_for(fake_shuffler, monkeypatch, cap
         return local_pass(partition, *args, **kwargs)
 
     monkeypatch.setattr(linear_regression, "local_pass", slow_on_rank_2)
+    monkeypatch.setattr(monitoring, "NOTICEABLE", 0.1)
     shuffler = fake_shuffler({"x": np.ones((40, 1)), "y": np.ones(40)}, n_workers=4)
     history = fit_linear_regression(shuffler, epochs=3, step=0.5)
     assert len(history.points) == 3
     assert len(history.worker_rates) == 4
     assert history.worker_rates[2] < min(history.worker_rates[:2]) / 2
     assert "worker 2 trained" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(monitoring, "NOTICEABLE", 20)  # in epochs of so few seconds it is noise
+    assert len(fit_linear_regression(shuffler, epochs=2, step=0.5).worker_rates) == 4
+    assert not caplog.text
 
 
 def test_progress_is_a_line_an_epoch_where_there_is_no_terminal(fake_shuffler, capsys):

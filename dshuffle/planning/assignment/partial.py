@@ -127,8 +127,8 @@ class Partial(Assignment):
     def persistence(self, n_workers: int) -> float:
         """lambda: how strongly the worker of a sample in one epoch predicts that in the next; 1 if nothing moves.
 
-        ``1 - Q n / (n - 1)``, or with fixed points ``1 - Q``. It is negative where samples rather avoid the worker that
-        had them. The nearer to 0, the better an exchange mixes.
+        ``1 - Q n / (n - 1)``, or with fixed points ``1 - Q``. It is negative where samples tend to leave the worker
+        that had them. The nearer to 0, the better an exchange mixes.
 
         Examples
         --------

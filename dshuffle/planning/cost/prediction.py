@@ -128,6 +128,11 @@ class Prediction:
         return self.resources[0][0] if self.resources else ""
 
     @property
+    def wire_seconds(self) -> float:
+        """Time that the busiest link, or the store, takes by itself."""
+        return max((seconds for name, seconds in self.resources if name != PROCESSORS), default=0.0)
+
+    @property
     def runner_up(self) -> str:
         """Name of the second busiest part of the cluster; empty if only one part is busy."""
         return self.resources[1][0] if len(self.resources) > 1 else ""

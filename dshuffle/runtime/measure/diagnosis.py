@@ -162,7 +162,9 @@ def _of_workers(workers: Mapping[str, Any]) -> Finding:
     serving = sum(only_serves(worker.get("resources")) for worker in workers.values())
     hosts = len({worker["host"] for worker in workers.values()})
     paused = [where for where, worker in workers.items() if worker.get("status") == "paused"]
-    text = f"{len(workers)} on {hosts} hosts, of which {serving} only serve"
+    text = f"{len(workers)} on {hosts} {'host' if hosts == 1 else 'hosts'}"
+    if serving:
+        text += f"; {serving} of them only {'serves' if serving == 1 else 'serve'}"
     if paused:
         remedy = "Dask pauses a worker at 80 % of its memory limit. Free memory there, or raise the limit."
         return Finding(Level.WARNING, "workers", f"{text}; paused: {_some(paused)}", remedy)

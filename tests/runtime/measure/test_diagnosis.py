@@ -117,7 +117,7 @@ def test_no_workers_and_paused_ones(client, monkeypatch):
     assert found(client, Level.ERROR)[0][:2] == ("workers", "there are none")
     workers = {A: {"host": "a", "resources": {"dshuffle-server": 1}, "status": "paused"}}
     monkeypatch.setattr(diagnosis, "cluster_info", lambda _: {"workers": workers})
-    assert found(client, Level.WARNING)[0][1] == f"1 on 1 hosts, of which 1 only serve; paused: {A}"
+    assert found(client, Level.WARNING)[0][1] == f"1 on 1 host; 1 of them only serves; paused: {A}"
 
 
 def test_a_dataset_that_some_workers_do_not_see(client, small):
