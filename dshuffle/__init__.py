@@ -50,12 +50,14 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.runtime import measure_cluster as measure_cluster
     from dshuffle.runtime import permute as permute
     from dshuffle.runtime import retrying as retrying
+    from dshuffle.runtime import take as take
     from dshuffle.sharding import Sharding as Sharding
     from dshuffle.store import Dataset as Dataset
     from dshuffle.store import create_dataset as create_dataset
     from dshuffle.store import open_dataset as open_dataset
     from dshuffle.store import shuffle_dataset as shuffle_dataset
     from dshuffle.store import verify_dataset as verify_dataset
+    from dshuffle.training.estimator import ShuffledSGD as ShuffledSGD
 
     __version__: str
 
@@ -102,9 +104,11 @@ _MODULES = {
         "measure_cluster",
         "permute",
         "retrying",
+        "take",
     ),
     "dshuffle.sharding": ("Sharding",),
     "dshuffle.store": ("Dataset", "create_dataset", "open_dataset", "shuffle_dataset", "verify_dataset"),
+    "dshuffle.training.estimator": ("ShuffledSGD",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted([*_HOMES, "__version__"])

@@ -131,7 +131,7 @@ def test_planning_is_pure(module):
     [
         ("zarr", {"store"}),
         ("bokeh", {"report", "runtime"}),  # plots of the report, and of the dashboard
-        ("sklearn", {"sharding"}),
+        ("sklearn", {"sharding", "training"}),  # ShuffledSGD alone
         ("click", {"cli"}),
         ("numba", {"planning", "coding", "kernels", "rows", "store", "exchange", "training", "synthetic"}),
     ],

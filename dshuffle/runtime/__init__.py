@@ -8,5 +8,17 @@ from dshuffle.runtime.permutation import permute
 from dshuffle.runtime.retrying import retrying
 from dshuffle.runtime.session_spec import PerRank
 from dshuffle.runtime.shuffler import Shuffler
+from dshuffle.runtime.taking import take
 
-__all__ = ["Epoch", "Group", "Partition", "PerRank", "Shuffler", "gathered", "measure_cluster", "permute", "retrying"]
+__all__ = [
+    "Epoch",
+    "Group",
+    "Partition",
+    "PerRank",
+    "Shuffler",
+    "gathered",
+    "measure_cluster",
+    "permute",
+    "retrying",
+    "take",
+]

@@ -1,76 +1,27 @@
-"""Permute all rows of a Dask array or dataset once (:func:`permute`), without a session.
-
-On each worker one task splits the rows and packs them into one buffer per group of output chunks. One task per group
-merges the buffers. The number of transfers is workers times groups, independent of the number of chunks.
-"""
+"""Permute all rows of a Dask array or dataset once (:func:`permute`), without a session."""
 
 from __future__ import annotations
 
 import functools
-import itertools
-import math
-import operator
-import uuid
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import dask.array
 import numpy as np
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from distributed import Client, Future, futures_of, wait
-from numpy.typing import NDArray
+from distributed import Client
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import row_permutation
-from dshuffle.planning.grouping import group_by
-from dshuffle.rows import ByteMatrix, RowLayout, gather_rows, scatter_rows
-from dshuffle.runtime.cluster_view import check_client, cluster_info
-from dshuffle.runtime.dataset_inputs import unit_rows
+from dshuffle.runtime.row_gather import (
+    ARRAY,
+    Ranges,
+    Source,
+    Wanted,
+    checked_array,
+    even_chunks,
+    gather,
+    workers_of,
+)
 from dshuffle.store import Dataset
-
-GROUP_BYTES = 64 * 2**20
-"""Bytes of output that one task merges, or one chunk if that is larger."""
-CHUNK_BYTES = 128 * 2**20
-"""Maximum bytes in a chunk of a permuted dataset; the same as Dask's default."""
-
-ARRAY = "array"
-"""Name of a Dask array in a row layout."""
-
-Ranges = list[tuple[int, int]]
-Key = Any
-
-
-class Piece(NamedTuple):
-    """Rows sent from one part of the input to one group of output chunks.
-
-    ``rows[offsets[k] : offsets[k + 1]]`` go to rows ``places[offsets[k] : offsets[k + 1]]`` of the group's chunk k.
-    """
-
-    offsets: NDArray[np.int64]
-    places: NDArray[np.uint32]
-    rows: ByteMatrix
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Rows of the input that one task splits.
-
-    Parameters
-    ----------
-    worker
-        Address of the worker that holds or reads the rows.
-    ranges
-        First and last (exclusive) row of each chunk of the part.
-    source
-        The chunks as futures, or the dataset to read them from.
-    """
-
-    worker: str
-    ranges: Ranges
-    source: list[Future[Any]] | Dataset
 
 
 def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> Any:
@@ -123,196 +74,22 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
     >>> dshuffle.row_permutation(10, seed=1)
     array([4, 3, 0, 2, 5, 9, 8, 6, 7, 1])
     """
-    check_client(client)
     seed = as_integer("seed", seed)
-    workers = sorted(cluster_info(client)["workers"])
-    if not workers:
-        raise ClusterError(
-            "the Dask cluster does not have any workers; start some and wait for them with client.wait_for_workers"
-        )
     if isinstance(data, Dataset):
-        chunk_rows = _even_chunks(data, len(workers))
-        parts = _parts_of_dataset(data, workers)
-        return _permute(client, data.layout, chunk_rows, parts, workers, seed)
-    array = _checked(data)
+        source = Source.of(client, data)
+        chunk_rows = even_chunks(data.n_samples, data.row_nbytes, len(source.workers))
+        return gather(client, source, chunk_rows, "permute", functools.partial(_destinations, seed))
+    array = checked_array(data)
+    workers_of(client)
     if array.size == 0:
         return client.persist(array)
-    array = client.persist(array.rechunk({axis: -1 for axis in range(1, array.ndim)}))
-    layout = RowLayout.of({ARRAY: (array.dtype, array.shape[1:])})
-    return _permute(client, layout, array.chunks[0], _parts_of_array(client, array), workers, seed)[ARRAY]
+    draw = functools.partial(_destinations, seed)
+    return gather(client, Source.of(client, array), array.chunks[0], "permute", draw)[ARRAY]
 
 
-def _checked(array: Any) -> dask.array.Array:
-    if not isinstance(array, dask.array.Array):
-        hint = "Use dask.array.from_array for an array in memory, and dshuffle.open_dataset for a URL."
-        reason = f"it is of type {type(array).__name__}, not a dask.array.Array or a dshuffle.Dataset"
-        raise InvalidParameter.because("data", reason, hint)
-    if array.ndim == 0:
-        raise InvalidParameter.of("data.shape", array.shape, "a shape with at least one axis")
-    if any(math.isnan(size) for size in itertools.chain.from_iterable(array.chunks)):
-        raise InvalidParameter.of("data.chunks", array.chunks, "known sizes", "Call data.compute_chunk_sizes() first.")
-    if type(array._meta) is not np.ndarray:
-        kind = type(array._meta).__name__
-        reason = f"its chunks are of type {kind}, not NumPy arrays"
-        raise InvalidParameter.because("data", reason, "Convert them to NumPy arrays first.")
-    if array.dtype.hasobject:
-        hint = "Cast the array, or encode its items as numbers."
-        raise InvalidParameter.of("data.dtype", str(array.dtype), "a dtype of fixed size", hint)
-    return array
-
-
-def _even_chunks(dataset: Dataset, n_workers: int) -> tuple[int, ...]:
-    n_chunks = min(dataset.n_samples, max(n_workers, -(-dataset.n_samples * dataset.row_nbytes // CHUNK_BYTES)))
-    return tuple(np.diff([dataset.n_samples * k // n_chunks for k in range(n_chunks + 1)]).tolist())
-
-
-def _parts_of_dataset(dataset: Dataset, workers: list[str]) -> list[Part]:
-    """Split a dataset evenly in whole chunks, so that no chunk of the widest array is read twice."""
-    rows = unit_rows(dataset)
-    n_chunks = -(-dataset.n_samples // rows)
-    bounds = [min(dataset.n_samples, n_chunks * k // len(workers) * rows) for k in range(len(workers) + 1)]
-    return [
-        Part(worker, [(first, last)], dataset)
-        for worker, (first, last) in zip(workers, itertools.pairwise(bounds), strict=True)
-        if first < last
-    ]
-
-
-def _parts_of_array(client: Client, array: dask.array.Array) -> list[Part]:
-    """Make one part per worker, with the chunks that the worker holds."""
-    futures = {future.key: future for future in futures_of(array)}
-    wait(list(futures.values()))
-    for future in futures.values():
-        if future.status == "error":
-            future.result()
-    places = client.who_has(list(futures.values()))
-    chunks: dict[str, list[Future[Any]]] = defaultdict(list)
-    ranges: dict[str, Ranges] = defaultdict(list)
-    bounds = itertools.pairwise(itertools.accumulate(array.chunks[0], initial=0))
-    for number, (first, last) in enumerate(bounds):
-        key = (array.name, number, *(0 for _ in array.shape[1:]))
-        # If several workers have the chunk, take the one with the fewest chunks so far.
-        worker = min(places[key], key=lambda address: len(chunks[address]))
-        chunks[worker].append(futures[key])
-        ranges[worker].append((first, last))
-    return [Part(worker, ranges[worker], chunks[worker]) for worker in sorted(chunks)]
-
-
-def _permute(
-    client: Client, layout: RowLayout, chunk_rows: Sequence[int], parts: list[Part], workers: list[str], seed: int
-) -> dict[str, dask.array.Array]:
-    """Start the tasks, each on the worker that holds its input or output."""
-    token = f"dshuffle-permute-{uuid.uuid4().hex}"
-    index, columns = f"{token}-index", {name: f"{token}-column-{name}" for name in layout.names}
-    n_rows, starts = sum(chunk_rows), np.concatenate([[0], np.cumsum(chunk_rows)])
-    per_worker = -(-n_rows * layout.nbytes // (len(workers) * GROUP_BYTES))
-    n_groups = min(len(chunk_rows), len(workers) * max(1, per_worker))
-    cuts = [len(chunk_rows) * group // n_groups for group in range(n_groups + 1)]
-
-    draw = functools.partial(_destinations, n_rows, seed, [part.ranges for part in parts])
-    layers: dict[str, Mapping[Key, Any]] = {index: {index: (draw,)}}
-    needs: dict[str, set[str]] = {index: set()}
-    for number, part in enumerate(parts):
-        split = functools.partial(_split, ranges=part.ranges, layout=layout, starts=starts, cuts=cuts)
-        to, whole = f"{token}-to-{number}", f"{token}-split-{number}"
-        tasks: dict[Key, Any] = {to: (operator.getitem, index, number), whole: (split, to, part.source)}
-        for group in range(n_groups):
-            tasks[f"{token}-piece-{number}-{group}"] = (operator.getitem, whole, group)
-        layers[whole] = _pinned(tasks, part.worker)
-        needs[whole] = {index}
-    results: dict[str, dict[Key, Any]] = {name: {} for name in layout.names}
-    for group, (first, last) in enumerate(itertools.pairwise(cuts)):
-        merge = functools.partial(_merge, layout, chunk_rows[first:last])
-        whole = f"{token}-merge-{group}"
-        pieces = [f"{token}-piece-{number}-{group}" for number in range(len(parts))]
-        layers[whole] = _pinned({whole: (merge, pieces)}, workers[group * len(workers) // n_groups])
-        needs[whole] = set(layers) - {whole}
-        for (name, _, shape), chunk in itertools.product(layout.fields, range(first, last)):
-            column = functools.partial(_column, layout, name, chunk - first)
-            results[name][(columns[name], chunk, *(0 for _ in shape))] = (column, whole)
-    merges = set(layers)
-    for name, tasks in results.items():
-        layers[columns[name]] = tasks
-        needs[columns[name]] = merges
-    graph = HighLevelGraph(layers, needs)
-    arrays = [
-        dask.array.Array(
-            graph,
-            columns[name],
-            chunks=(tuple(chunk_rows), *((size,) for size in shape)),
-            dtype=layout.dtype[name].base if (encoding := layout.encoding(name)) is None else np.dtype(encoding.dtype),
-        )
-        for name, _, shape in layout.fields
-    ]
-    # Graph optimization would fuse tasks of different workers.
-    return dict(zip(layout.names, client.persist(arrays, optimize_graph=False), strict=True))
-
-
-def _pinned(tasks: dict[Key, Any], worker: str) -> MaterializedLayer:
-    # If the worker is lost, any other worker may run the tasks.
-    return MaterializedLayer(tasks, annotations={"workers": [worker], "allow_other_workers": True})
-
-
-def _destinations(n_rows: int, seed: int, parts: list[Ranges]) -> list[NDArray[np.uint32]]:
+def _destinations(seed: int, parts: list[Ranges]) -> list[Wanted]:
     """For each part, the output row of each of its rows."""
+    n_rows = max(last for ranges in parts for _, last in ranges)
     destinations = np.empty(n_rows, dtype=np.uint32)
     destinations[row_permutation(n_rows, seed)] = np.arange(n_rows, dtype=np.uint32)
-    return [np.concatenate([destinations[first:last] for first, last in ranges]) for ranges in parts]
-
-
-def _split(
-    destinations: NDArray[np.uint32],
-    source: list[NDArray[Any]] | Dataset,
-    *,
-    ranges: Ranges,
-    layout: RowLayout,
-    starts: NDArray[np.int64],
-    cuts: list[int],
-) -> list[Piece]:
-    """Pack the rows of a part, one piece per group of output chunks."""
-    if isinstance(source, Dataset):
-        [(first, last)] = ranges
-        chunks = [layout.empty(last - first)]
-        source.read_into(chunks[0], np.arange(last - first), np.arange(first, last))
-    else:
-        chunks = [_as_rows(chunk, layout) for chunk in source]
-    bounds = list(itertools.accumulate((len(chunk) for chunk in chunks), initial=0))
-    targets = np.searchsorted(starts, destinations, side="right") - 1
-    # Ascending within each target, so that rows from the same chunk are contiguous.
-    order, offsets = group_by(targets, len(starts) - 1)
-    pieces = []
-    for first, last in itertools.pairwise(cuts):
-        own = offsets[first : last + 1] - offsets[first]
-        chosen = order[offsets[first] : offsets[last]]
-        places = destinations[chosen] - np.repeat(starts[first:last], np.diff(own)).astype(np.uint32)
-        rows = layout.empty(len(chosen))
-        for begin, end in itertools.pairwise(own.tolist()):
-            within = np.searchsorted(chosen[begin:end], bounds) + begin
-            for chunk, start, (low, high) in zip(chunks, bounds, itertools.pairwise(within.tolist()), strict=False):
-                gather_rows(chunk, chosen[low:high] - start, rows[low:high])
-        pieces.append(Piece(own, places, rows))
-    return pieces
-
-
-def _as_rows(chunk: NDArray[Any], layout: RowLayout) -> ByteMatrix:
-    # When Dask merges chunks, their byte order becomes native even if the dtype says otherwise. Any other cast fails.
-    chunk = chunk.astype(layout.dtype[ARRAY].base, casting="equiv", copy=False)
-    return np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).reshape(len(chunk), layout.nbytes)
-
-
-def _merge(layout: RowLayout, chunk_rows: Sequence[int], pieces: list[Piece]) -> list[ByteMatrix]:
-    """Merge the pieces of all parts into the chunks of one group."""
-    chunks = []
-    for number, n_rows in enumerate(chunk_rows):
-        rows = layout.empty(n_rows)
-        for offsets, places, arrived in pieces:
-            piece = slice(offsets[number], offsets[number + 1])
-            scatter_rows(rows, places[piece], arrived[piece])
-        chunks.append(rows)
-    return chunks
-
-
-def _column(layout: RowLayout, name: str, number: int, chunks: list[ByteMatrix]) -> NDArray[Any]:
-    stored, encoding = layout.column(chunks[number], name), layout.encoding(name)
-    # A dataset with several arrays needs a copy here: a view would keep the bytes of the other arrays in memory.
-    return np.ascontiguousarray(stored) if encoding is None else encoding.decode(stored)
+    return [Wanted(np.concatenate([destinations[first:last] for first, last in ranges])) for ranges in parts]

@@ -1,9 +1,9 @@
-"""How fast a Dask array's rows are permuted, against what Dask offers for that.
+"""How fast a Dask array's rows are permuted and taken by index, against what Dask offers for that.
 
     python tests/benchmarks/permute.py [--samples 200000] [--row-bytes 1024] [--workers 4] [--chunks 64] [--skip array]
 
-One run measures all of them on the same cluster and the same persisted chunks, so read the ratios. `indexing` is
-`x[order]`, `dask.array.shuffle` the same rows by the same permutation.
+One run measures all of them on the same cluster and the same persisted chunks, so read the ratios. `take` is
+`dshuffle.take(client, x, order)`, `indexing` is `x[order]`, and `dask.array.shuffle` the same rows by the same order.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
             dshuffle.permute(client, x, 1)[:100].compute(),
             x[some].compute()[np.searchsorted(some, order[:100])],
         )
+        wait(dshuffle.take(client, x[:1000], order[:10] % 1000))
+        results["take"] = seconds(lambda: dshuffle.take(client, x, order), options.repeats)
         if "array" not in options.skip:
             indexer = [part.tolist() for part in np.array_split(order, options.chunks)]
             results["dask.array.shuffle"] = seconds(lambda: dask.array.shuffle(x, indexer, axis=0).persist(), 1)

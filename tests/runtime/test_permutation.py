@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
-from dshuffle.runtime import permutation
+from dshuffle.runtime import row_gather
 
 pytestmark = pytest.mark.slow  # real clusters
 
@@ -46,7 +46,7 @@ def test_an_array_is_permuted_as_numpy_would(threads, chunks, shape, dtype, seed
 
 
 def test_groups_of_several_chunks_and_rows_between_processes(processes, monkeypatch):
-    monkeypatch.setattr(permutation, "GROUP_BYTES", 4000)
+    monkeypatch.setattr(row_gather, "GROUP_BYTES", 4000)
     x = np.random.default_rng(0).random((1000, 5))
     array = processes.persist(dask.array.from_array(x, chunks=(37, -1)))
     result = dshuffle.permute(processes, array, 7)
@@ -60,7 +60,7 @@ def test_groups_of_several_chunks_and_rows_between_processes(processes, monkeypa
 
 
 def test_a_dataset_is_permuted_with_all_its_arrays(processes, small, monkeypatch):
-    monkeypatch.setattr(permutation, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(row_gather, "CHUNK_BYTES", 10_000)
     result = dshuffle.permute(processes, small, 3)
     order = dshuffle.row_permutation(1000, 3)
     assert set(result) == {"x", "y"}

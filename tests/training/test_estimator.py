@@ -1,0 +1,139 @@
+"""ShuffledSGD behaves as scikit-learn's estimators do, and trains as `fit_parallel_sgd` does."""
+
+from __future__ import annotations
+
+import dask.array
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from sklearn.base import clone
+from sklearn.linear_model import SGDClassifier, SGDRegressor
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import dshuffle
+from dshuffle import InvalidParameter, ShuffledSGD
+from dshuffle.training import fit_parallel_sgd
+
+
+@pytest.fixture(scope="module")
+def client():
+    options = {"dashboard_address": None, "scheduler_kwargs": {"dashboard_address": "127.0.0.1:0"}}
+    with (
+        LocalCluster(n_workers=2, processes=False, threads_per_worker=1, memory_limit=0, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def rows():
+    x = np.random.default_rng(0).normal(size=(600, 5))
+    return x, (x @ [1, 2, 3, -1, -2] > 0).astype(np.int64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", [SGDClassifier(random_state=0), SGDRegressor(random_state=0)])
+def test_the_checks_of_scikit_learn(client, estimator):
+    results = check_estimator(ShuffledSGD(estimator), on_skip=None, on_fail=None)
+    failed = {one["check_name"]: one["exception"] for one in results if one["status"] == "failed"}
+    assert not failed
+    assert sum(one["status"] == "passed" for one in results) > 45
+
+
+def test_it_trains_as_the_trainer_does(client, rows, tmp_path):
+    x, y = rows
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": x, "y": y})
+    with dshuffle.Shuffler(client, dataset, assignment="partial:0.5", seed=3) as shuffler:
+        expected = fit_parallel_sgd(shuffler, SGDClassifier(), epochs=3, batch_rows=50, seed=3).weights
+    model = ShuffledSGD(SGDClassifier(), epochs=3, assignment="partial:0.5", batch_rows=50, seed=3)
+    for given in ((x, y), (dataset,), (tmp_path / "d.zarr",), (str(tmp_path / "d.zarr"),)):
+        fitted = clone(model).fit(*given)
+        np.testing.assert_array_equal(fitted.estimator_.coef_, expected.coef_)
+        assert fitted.classes_.tolist() == [0, 1]
+        assert (fitted.n_iter_, len(fitted.records_), fitted.n_features_in_) == (3, 3, 5)
+        assert fitted.score(x, y) > 0.9
+    lazy = clone(model).fit(dask.array.from_array(x, chunks=(100, 2)), dask.array.from_array(y, chunks=70))
+    np.testing.assert_array_equal(lazy.estimator_.coef_, expected.coef_)
+    predicted = lazy.predict(dask.array.from_array(x, chunks=(100, 2)))
+    np.testing.assert_array_equal(client.compute(predicted, sync=True), fitted.predict(x))
+
+
+def test_labels_of_any_kind(client, rows):
+    x, y = rows
+    for labels in (["no", "yes"], [7, 3], [False, True], [1.0, 2.0]):
+        given = np.array(labels)[y]
+        model = ShuffledSGD(SGDClassifier(loss="log_loss")).fit(x, given)
+        assert model.classes_.tolist() == sorted(labels)
+        assert np.mean(model.predict(x) == given) > 0.9
+        assert model.predict_proba(x[:4]).shape == (4, 2)
+        lazy = ShuffledSGD(SGDClassifier(loss="log_loss")).fit(
+            dask.array.from_array(x, chunks=(100, 5)), dask.array.from_array(given, chunks=100)
+        )
+        assert np.array_equal(lazy.predict(x), model.predict(x))
+
+
+def test_in_a_pipeline_and_a_search(client, rows):
+    x, _ = rows
+    pipeline = make_pipeline(StandardScaler(), ShuffledSGD(SGDRegressor(), epochs=2))
+    search = GridSearchCV(pipeline, {"shuffledsgd__estimator__alpha": [1e-4, 1.0]}, cv=2, error_score="raise")
+    target = x @ np.arange(5.0)
+    assert search.fit(x * 100, target).best_params_ == {"shuffledsgd__estimator__alpha": 1e-4}
+    assert search.score(x * 100, target) > 0.9
+
+
+@pytest.mark.slow
+def test_worker_processes_read_arrays_from_a_folder(rows, tmp_path):
+    x, y = rows
+    options = {"dashboard_address": None, "scheduler_kwargs": {"dashboard_address": "127.0.0.1:0"}}
+    with LocalCluster(n_workers=2, processes=True, threads_per_worker=1, **options) as cluster, Client(cluster):
+        model = ShuffledSGD(SGDClassifier(), folder=str(tmp_path)).fit(
+            dask.array.from_array(x), dask.array.from_array(y)
+        )
+        assert model.score(x, y) > 0.9
+    assert not list(tmp_path.iterdir())
+
+
+def test_sorted_data_are_learned_which_blocks_in_stored_order_are_not(client):
+    """Labels in stored order: a pass over one block after the other ends with the last label."""
+    rng = np.random.default_rng(1)
+    y = np.repeat(np.arange(4), 300)
+    x = rng.normal(size=(1200, 20)) + 2 * np.eye(4, 20)[y]
+    blockwise = SGDClassifier(random_state=0, alpha=1e-2)
+    for _ in range(5):
+        for first in range(0, 1200, 100):
+            blockwise.partial_fit(x[first : first + 100], y[first : first + 100], classes=np.arange(4))
+    shuffled = ShuffledSGD(SGDClassifier(random_state=0, alpha=1e-2), epochs=5, batch_rows=100).fit(x, y)
+    assert blockwise.score(x, y) < 0.65
+    assert shuffled.score(x, y) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"estimator": StandardScaler()}, "estimator=.*partial_fit|coef_"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"assignment": "glob"}, "assignment='glob'"),
+        ({"session": {"colour": 1}}, "colour"),
+        ({"folder": "/nowhere/at/all"}, "/nowhere/at/all"),
+    ],
+)
+def test_what_cannot_be_fitted(client, rows, changes, message):
+    model = ShuffledSGD(**{"estimator": SGDClassifier(), **changes})
+    with pytest.raises((InvalidParameter, TypeError, FileNotFoundError), match=message):
+        model.fit(*rows)
+
+
+def test_a_dataset_has_its_own_target_and_a_fit_needs_a_client(client, rows, tmp_path):
+    x, y = rows
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"rows": x, "label": y})
+    with pytest.raises(InvalidParameter, match="the dataset has the target"):
+        ShuffledSGD(SGDClassifier()).fit(dataset, y)
+    named = ShuffledSGD(SGDClassifier(), features="rows", target="label").fit(dataset)
+    assert named.score(x, y) > 0.9
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dshuffle.training.estimator.default_client", lambda: (_ for _ in ()).throw(ValueError("none")))
+        with pytest.raises(InvalidParameter, match=r"there is no Dask client. Make one before: Client"):
+            ShuffledSGD(SGDClassifier()).fit(x, y)
