@@ -226,7 +226,7 @@ def test_a_dataset_without_labels_has_no_balance(elsewhere, url):
 @pytest.mark.slow
 def test_labels_are_ways_to_start(elsewhere, labelled):
     start = ("--sharding", "stratified:label", "--balance", "label")
-    balanced = run(labelled, "--workers", 2, "--epochs", 1, "--assignment", "partial:0.5", *start)
+    balanced = run(labelled, "--workers", 2, "--epochs", 2, "--assignment", "partial:0.5", *start)
     assert balanced.exit_code == 0, balanced.output
     assert "partial:0.5 + peer, balance: label" in balanced.stdout
     assert balanced.stderr.count("warning: balance='label': 1 of 3 classes") == 1
