@@ -62,7 +62,8 @@ def test_every_relative_link_leads_somewhere(name):
 
 def test_the_list_of_pages_is_complete():
     listed = {link.partition("#")[0] for link in links(prose(ROOT / "docs" / "README.md"))}
-    assert {Path(name).name for name in PAGES if name.startswith("docs/")} - listed == {"README.md", "index.md", "api.md"}  # of the site
+    of_the_site = {"index.md", "api.md"}
+    assert {Path(name).name for name in PAGES if name.startswith("docs/")} - listed == {"README.md"} | of_the_site
 
 
 def test_anchors_are_those_of_github():
