@@ -56,6 +56,12 @@ def test_an_unknown_command_is_a_usage_error():
     assert "No such command 'compere'" in result.stderr
 
 
+def test_a_misspelled_command_is_suggested():
+    ran = CliRunner().invoke(main, ["comapre"])
+    assert ran.exit_code == 2
+    assert "No such command 'comapre'. Did you mean 'compare'?" in ran.stderr
+
+
 def test_our_errors_are_one_line_and_tracebacks_on_demand(tmp_path, monkeypatch):
     arguments = ["dataset", "info", str(tmp_path / "nothing.zarr")]
     result = CliRunner().invoke(main, arguments)
