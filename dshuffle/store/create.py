@@ -326,6 +326,4 @@ def _unstable_dtypes_allowed() -> Iterator[None]:
     # warn at every write.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnstableSpecificationWarning)
-        # Dask before 2025.9 warns if it writes to a store of this process with threads, which is right here.
-        warnings.filterwarnings("ignore", "Running on a single-machine scheduler", UserWarning)
         yield

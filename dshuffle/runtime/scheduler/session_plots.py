@@ -78,8 +78,9 @@ class Section:
         moved.xaxis.axis_label = "rank"
         for plot in (times, moved):
             plot.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)  # there is no epoch 1.5
-            plot.add_layout(plot.legend[0], "above")
-            plot.legend.update(orientation="horizontal", location="top_left", margin=0, padding=4, border_line_alpha=0)
+            legend = plot.legend[0]
+            plot.add_layout(legend, "above")
+            legend.update(orientation="horizontal", location="top_left", margin=0, padding=4, border_line_alpha=0)
         self.layout = column(
             self._head,
             row(times, moved, sizing_mode="stretch_width"),
