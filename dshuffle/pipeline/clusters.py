@@ -223,8 +223,11 @@ class BatchJobs:
     @property
     def _processes(self) -> Any:
         """Workers of a job. Dask-jobqueue's own default is several for a job of several cores."""
-        configured = dask.config.get(f"jobqueue.{self.system.lower()}.processes", None)
-        return self.options.get("processes") or configured or 1
+        name = self.options.get("config_name", self.system.lower())
+        for found in (self.options.get("processes"), dask.config.get(f"jobqueue.{name}.processes", None)):
+            if found is not None:
+                return found
+        return 1
 
     @property
     def awaited(self) -> tuple[int, str | float]:

@@ -233,11 +233,13 @@ def gather(
     for number, part in enumerate(parts):
         split = functools.partial(_split, ranges=part.ranges, layout=layout, starts=starts, cuts=cuts)
         to, whole = f"{token}-to-{number}", f"{token}-split-{number}"
-        tasks: dict[Key, Any] = {to: (operator.getitem, index, number), whole: (split, to, part.source)}
+        # Not on the part's worker: the whole index would go there.
+        layers[to], needs[to] = {to: (operator.getitem, index, number)}, {index}
+        tasks: dict[Key, Any] = {whole: (split, to, part.source)}
         for group in range(n_groups):
             tasks[f"{token}-piece-{number}-{group}"] = (operator.getitem, whole, group)
         layers[whole] = _pinned(tasks, part.worker)
-        needs[whole] = {index}
+        needs[whole] = {to}
     results: dict[str, dict[Key, Any]] = {name: {} for name in layout.names}
     for group, (first, last) in enumerate(itertools.pairwise(cuts)):
         merge = functools.partial(_merge, layout, chunk_rows[first:last])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +182,7 @@ class Dataset:
         sinks = [reader.Sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
         self._read(sinks, samples, places, memory_budget, stop)
 
-    def slabs(self, nbytes: int) -> list[NDArray[np.int64]]:
+    def slabs(self, nbytes: int) -> Iterator[NDArray[np.int64]]:
         """All samples in ascending order, in pieces for :meth:`read_rows` that divide few chunks.
 
         Parameters
@@ -190,9 +190,9 @@ class Dataset:
         nbytes
             Bytes of the rows of a slab. A slab has at least the samples of one chunk of the largest array.
 
-        Returns
-        -------
-        list of ndarray
+        Yields
+        ------
+        ndarray
             Ids of samples. Slabs begin where chunks of the largest array begin. If several chunks of another array fit,
             they begin where its chunks begin.
 
@@ -206,9 +206,14 @@ class Dataset:
         n_rows = nbytes // max(1, self.row_nbytes)
         unit = self._widest.info.chunk_rows
         unit = max([unit, *(one.chunk_rows for one in self.arrays.values() if one.chunk_rows <= n_rows)])
-        stored = np.arange(self.n_samples) if self._stored_ids is None else self._stored_ids
-        ends = np.flatnonzero(np.diff(stored // (max(1, n_rows // unit) * unit))) + 1
-        return np.split(np.arange(self.n_samples), ends)
+        step = max(1, n_rows // unit) * unit
+        n_stored = self.n_samples if self._selection is None else self._selection.n_stored
+        for begin in range(0, n_stored, step):
+            first, last = begin, min(begin + step, n_stored)
+            if self._stored_ids is not None:
+                first, last = np.searchsorted(self._stored_ids, [first, last]).tolist()
+            if first < last:
+                yield np.arange(first, last)
 
     @property
     def _widest(self) -> StoredArray:

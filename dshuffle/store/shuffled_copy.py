@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.planning.bijection import Bijection
-from dshuffle.store.backends import canonical_url
+from dshuffle.store.backends import canonical_url, is_local
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import open_dataset
@@ -127,8 +127,8 @@ def shuffle_dataset(
     source
         A dataset, or the URL of one. It is not changed. Encoded values (scale, offset) are written decoded.
     url
-        Where to write; as for :func:`create_dataset`. Arrays that cannot be opened (:attr:`Dataset.skipped`),
-        attributes and stored shardings are not written.
+        Where to write, other than the source; as for :func:`create_dataset`. Arrays that cannot be opened
+        (:attr:`Dataset.skipped`), attributes and stored shardings are not written.
     seed
         Random seed. The order depends on it and on the number of samples.
     chunk_rows, shard_rows, overwrite, storage_options
@@ -192,8 +192,7 @@ def shuffle_dataset(
         """Read all rows, and write them to their buckets."""
         for name, info in opened.arrays.items():
             buckets[name] = ArrayBuckets(folder, q, bucket_rows, info.dtype, info.shape)
-        slabs = opened.slabs(part)
-        for ids, rows in zip(slabs, _ahead(lambda ids: opened.read_rows(ids, memory_budget=part), slabs), strict=True):
+        for ids, rows in _ahead(lambda ids: (ids, opened.read_rows(ids, memory_budget=part)), opened.slabs(part)):
             places = bijection.forward(ids) // bucket_rows
             for name, values in rows.items():
                 buckets[name].add(values, places)
@@ -235,13 +234,11 @@ def shuffle_dataset(
 
 
 def _check_target(opened: Dataset, url: str | os.PathLike[str]) -> None:
-    """Refuse to replace a dataset by a copy of only some of it."""
-    if canonical_url(url) != opened.url or not (opened.is_part or opened.skipped):
-        return
-    missing = "the other samples" if opened.is_part else f"its arrays {', '.join(opened.skipped)}"
-    raise InvalidParameter.of(
-        "url", os.fspath(url), "another place than the source's", f"Overwriting the source would delete {missing}."
-    )
+    """Refuse the source: the copy may lack arrays, attributes, shardings or samples that it has."""
+    target = canonical_url(url)
+    same = os.path.realpath(target) == os.path.realpath(opened.url) if is_local(target) else target == opened.url
+    if same:
+        raise InvalidParameter.of("url", os.fspath(url), "another place than the source's")
 
 
 def _ahead(function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:

@@ -68,7 +68,7 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
     Attributes
     ----------
     estimator_
-        The fitted estimator. If labels are not integers, its classes are their numbers.
+        The fitted estimator. If labels are neither integers nor booleans, its classes are their numbers.
     classes_
         For a classifier: ``(n_classes,)`` labels in ascending order.
     history_
@@ -153,7 +153,7 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
         """
         client = _client()
         as_integer("epochs", self.epochs, 1)
-        with self._dataset(X, y) as dataset:
+        with self._dataset(X, y) as (dataset, labels):
             session = {
                 "assignment": self.assignment,
                 "delivery": self.delivery,
@@ -174,32 +174,37 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
         self.estimator_ = history.weights
         self.history_, self.records_, self.n_iter_ = history, shuffler.records, len(history.points)
         self.n_features_in_ = self.estimator_.n_features_in_
-        if not owned and is_classifier(self):
-            self.classes_ = self.estimator_.classes_
+        if is_classifier(self):
+            self.classes_ = self.estimator_.classes_ if labels is None else labels
         return self
 
     @contextlib.contextmanager
-    def _dataset(self, X: Any, y: Any) -> Iterator[Dataset]:
-        """The samples as a dataset, and for labels their numbers."""
+    def _dataset(self, X: Any, y: Any) -> Iterator[tuple[Dataset, NDArray[Any] | None]]:
+        """The samples as a dataset; and the labels, if it has their numbers instead."""
         if isinstance(X, Dataset | str | os.PathLike):
             if y is not None:
                 raise InvalidParameter.because("y", "the dataset has the target", "Leave it out, and name it: target=.")
-            yield X if isinstance(X, Dataset) else open_dataset(X)
+            yield X if isinstance(X, Dataset) else open_dataset(X), None
             return
         if isinstance(X, dask.array.Array) and isinstance(y, dask.array.Array):
             labels = dask.array.unique(y).compute() if is_classifier(self) else None
         else:
             X, y = self._checked(X, y)
             labels = np.unique(y) if is_classifier(self) else None
+        if labels is not None and len(labels) < 2:
+            raise InvalidParameter.of("y", labels.tolist(), "labels of at least two classes, not one class")
+        if labels is not None and labels.dtype.kind in "biu":  # the trainer takes these as they are
+            labels = None
         if labels is not None:
-            self.classes_ = labels
-            if len(labels) < 2:
-                raise InvalidParameter.of("y", labels.tolist(), "labels of at least two classes, not one class")
+            if isinstance(getattr(self.estimator, "class_weight", None), Mapping):
+                raise InvalidParameter.because(
+                    "estimator.class_weight", f"the labels are {labels.dtype}", "Encode them as integers first."
+                )
             numbers = functools.partial(np.searchsorted, labels)
             lazy = isinstance(y, dask.array.Array)
             y = dask.array.map_blocks(numbers, y, dtype=np.int64) if lazy else numbers(y)
         with tempfile.TemporaryDirectory(prefix="shuffled-sgd-", dir=self.folder) as place:
-            yield create_dataset(f"{place}/rows.zarr", {FEATURES: X, TARGET: y})
+            yield create_dataset(f"{place}/rows.zarr", {FEATURES: X, TARGET: y}), labels
 
     def _checked(self, X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         if y is None:
@@ -215,7 +220,11 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
         check_is_fitted(self)
         if isinstance(X, dask.array.Array):
             dtype = self.classes_.dtype if is_classifier(self) else np.float64
-            return X.rechunk({1: -1}).map_blocks(self.predict, drop_axis=1, dtype=dtype)
+
+            def of_block(rows: NDArray[Any]) -> NDArray[Any]:  # a filter may have left no rows
+                return self.predict(rows) if len(rows) else np.empty(0, dtype)
+
+            return X.rechunk({1: -1}).map_blocks(of_block, drop_axis=1, dtype=dtype)
         found = self.estimator_.predict(self._rows(X))
         return self.classes_[np.searchsorted(self.estimator_.classes_, found)] if is_classifier(self) else found
 

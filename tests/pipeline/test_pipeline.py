@@ -385,6 +385,10 @@ def test_a_job_is_a_single_worker_unless_the_user_has_set_another_number(monkeyp
         monkeypatch.setattr("dshuffle.pipeline.clusters.wait_for_workers", lambda *_: None)
         with source.open():
             assert FakeCluster.asked["options"]["processes"] == n_workers // 3
+    with dask.config.set({"jobqueue.big.processes": 5}):
+        assert BatchJobs("PBS", 3, options={"config_name": "big"}).n_workers == 15
+    with pytest.raises(InvalidParameter, match=r"options\['processes'\]=0 is not allowed"):
+        BatchJobs("PBS", 3, options={"processes": 0})
     with pytest.raises(InvalidParameter, match=r"options\['memory'\]='much' is not allowed"):
         BatchJobs("PBS", 3, options={"cores": 16, "memory": "much"})
 

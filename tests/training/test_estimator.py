@@ -75,6 +75,35 @@ def test_labels_of_any_kind(client, rows):
         assert np.array_equal(lazy.predict(x), model.predict(x))
 
 
+def test_weights_of_classes_belong_to_the_labels(client, rows):
+    x, y = rows
+    for labels in ([1, 2], [3, -1]):
+        given = np.array(labels)[y]
+        model = ShuffledSGD(SGDClassifier(class_weight={labels[0]: 1e-3, labels[1]: 1e3})).fit(x, given)
+        assert sorted(labels) == model.estimator_.classes_.tolist() == model.classes_.tolist()
+        assert np.mean(model.predict(x) == labels[1]) > np.mean(y) + 0.05
+    with pytest.raises(InvalidParameter, match=r"estimator.class_weight is not allowed: the labels are <U3"):
+        ShuffledSGD(SGDClassifier(class_weight={"no": 1, "yes": 2})).fit(x, np.array(["no", "yes"])[y])
+
+
+def test_blocks_without_rows_are_predicted(client, rows):
+    x, y = rows
+    model = ShuffledSGD(SGDClassifier()).fit(x, y)
+    lazy = dask.array.from_array(x, chunks=(100, 5))
+    few = lazy[dask.array.from_array(np.arange(600) >= 450, chunks=100)]
+    np.testing.assert_array_equal(client.compute(model.predict(few), sync=True), model.predict(x[450:]))
+
+
+def test_a_fit_that_fails_leaves_the_earlier_one(client, rows, monkeypatch):
+    x, y = rows
+    model = ShuffledSGD(SGDClassifier()).fit(x, np.array(["a", "b"])[y])
+    before = model.predict(x[:5]).tolist()
+    monkeypatch.setattr("dshuffle.training.estimator.fit_parallel_sgd", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.fit(x, np.array(["x", "y"])[y])
+    assert model.predict(x[:5]).tolist() == before
+
+
 def test_in_a_pipeline_and_a_search(client, rows):
     x, _ = rows
     pipeline = make_pipeline(StandardScaler(), ShuffledSGD(SGDRegressor(), epochs=2))

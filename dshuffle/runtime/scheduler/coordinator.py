@@ -260,8 +260,8 @@ class Coordinator:
                     self._go_on_without(who)
                 case Committed(run, replies):
                     self.log.append(self._measures(run, dict(replies)))
-                    count(EpochFigures.of(self.log[-1]))
                     self._waiters.release()
+                    count(EpochFigures.of(self.log[-1]))
                 case EpochFailed(error):
                     self._waiters.release(error)
                 case Ended(error):

@@ -27,4 +27,4 @@ with contextlib.suppress(ImportError):
 def count(epoch: EpochFigures) -> None:
     """Add an epoch to the counters. Without prometheus_client this does nothing."""
     for name, counter in _counters.items():
-        counter.inc(COUNTED[name][1](epoch))
+        counter.inc(max(0, COUNTED[name][1](epoch)))  # it refuses less
