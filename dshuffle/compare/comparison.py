@@ -66,7 +66,6 @@ def compare_ways(
     target: str = "y",
     command: str = "",
     measured: Cluster | None = None,
-    emulated: str = "",
     on_epoch: Callable[[Way, TrainingPoint], None] | None = None,
 ) -> Comparison:
     """Run every way from the same seed and weights, one after the other.
@@ -86,9 +85,6 @@ def compare_ways(
     measured
         Speed of the cluster's links, storage and processors, if the seconds of every way are to be predicted as well;
         see :func:`~dshuffle.runtime.measure.probe.measure_cluster`.
-    emulated
-        What is emulated, in words, for the report. By default what the environment variable ``DSHUFFLE_EMULATED`` says,
-        or else what the configuration of the workers says.
     on_epoch
         Function that is called after every epoch of every way.
 
@@ -117,9 +113,7 @@ def compare_ways(
 
     run(ways[-1], 2, None)
     results = [run(way, epochs, reporting(way)) for way in ways]
-    return comparison_of(
-        client, dataset, results, quality=quality, settings={"step": step}, command=command, emulated=emulated
-    )
+    return comparison_of(client, dataset, results, quality=quality, settings={"step": step}, command=command)
 
 
 def result_of(
@@ -153,9 +147,11 @@ def comparison_of(
     quality: QualityOfWays,
     settings: Mapping[str, Any],
     command: str,
-    emulated: str = "",
 ) -> Comparison:
-    """Return the results of ways that ran with the same seed, and what is needed to run them again."""
+    """Return the results of ways that ran with the same seed, and what is needed to run them again.
+
+    The environment, or else the configuration of the workers, says what is emulated.
+    """
     return Comparison(
         ways=tuple(results),
         seed=results[0].choices.seed,
@@ -165,7 +161,7 @@ def comparison_of(
         cluster=describe_cluster(client),
         versions=describe_versions(),
         machine=describe_machine(),
-        emulated=emulated or os.environ.get(EMULATED, "") or str(EmulatedRates.of(client)),
+        emulated=os.environ.get(EMULATED, "") or str(EmulatedRates.of(client)),
     )
 
 

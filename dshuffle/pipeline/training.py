@@ -38,7 +38,7 @@ class Training:
         ``fit_``, or a function of your own. If it has a parameter ``on_epoch``, a pipeline shows progress and can be
         cancelled between epochs.
     epochs
-        Number of passes over the dataset. They include those of earlier sessions that a checkpoint continues:
+        Number of passes over the dataset, including those of earlier sessions if a checkpoint continues them:
         :attr:`dshuffle.Shuffler.next_epoch` says how many are done.
     **options
         Further arguments of ``fit``.

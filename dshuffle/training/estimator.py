@@ -81,7 +81,7 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
     Raises
     ------
     InvalidParameter
-        By ``fit``, if there is no Dask client, or the estimator or the data cannot be trained with. It is a ValueError.
+        If ``fit`` finds no Dask client, or cannot train with the estimator or the data. It is a ValueError.
 
     Notes
     -----

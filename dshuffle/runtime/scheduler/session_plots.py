@@ -77,7 +77,7 @@ class Section:
             )
         moved.xaxis.axis_label = "rank"
         for plot in (times, moved):
-            plot.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)  # there is no epoch 1.5
+            plot.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)  # epochs and ranks are whole numbers
             legend = plot.legend[0]
             plot.add_layout(legend, "above")
             legend.update(orientation="horizontal", location="top_left", margin=0, padding=4, border_line_alpha=0)
