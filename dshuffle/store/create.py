@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import shutil
+import tempfile
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -27,11 +30,24 @@ from dshuffle.store.backends import GROUP, canonical_url, is_local, is_memory, o
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.identity import MARK
 from dshuffle.store.open import open_dataset
+from dshuffle.store.sources.in_memory import arrays_of
 from dshuffle.store.sources.source import RowSource
 
 _CHUNK_NBYTES = 4 << 20
 # NumPy arrays are passed to zarr in slabs of this many bytes, enough to write several chunks at a time.
 _SLAB_NBYTES = 32 << 20
+
+
+class TemporaryFolder:
+    """A folder that is removed with this object, or when the process ends."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="dshuffle-", dir=dask.config.get("temporary-directory", None))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+
+    def path(self, name: str) -> str:
+        """Path of something in the folder."""
+        return os.path.join(self._folder, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +94,8 @@ def _positive(name: str, value: int | None, default: str) -> int | None:
 
 
 def create_dataset(
-    url: str | os.PathLike[str],
-    arrays: Mapping[str, Any],
+    url: str | os.PathLike[str] | None,
+    arrays: Any,
     *,
     chunk_rows: int | None = None,
     shard_rows: int | None = None,
@@ -95,14 +111,22 @@ def create_dataset(
     ----------
     url
         A local path (including mounted file systems) or a URL: ``file://``, ``s3://bucket/prefix``,
-        ``nfs://server/export/path``, ``memory://name`` (this process only), or any scheme that fsspec knows.
+        ``nfs://server/export/path``, ``memory://name`` (this process only), or any scheme that fsspec knows. None for
+        a folder in Dask's ``temporary-directory`` (by default the system's), which suits workers on this machine. It is
+        removed with the last reference to the dataset or a part of it, or when the process ends.
     arrays
         Name -> NumPy or Dask array, or anything that :func:`numpy.asarray` accepts; ``(n_samples, ...)`` of any dtype
         of fixed size. Values are kept. Zarr v3 does not support big-endian items or padding between the fields of a
         structured dtype, so dtypes are made little-endian and packed. Dask arrays are written chunk by chunk by the
-        Dask scheduler in use, whose workers must be able to reach the URL. A
+        Dask scheduler in use, whose workers must be able to reach the URL. If their chunks have unknown lengths, they
+        are computed once and held in memory until they are written. A
         :class:`~dshuffle.store.sources.source.RowSource` (see :func:`~dshuffle.store.read_sources`) is read in slabs
         of 32 MiB or one chunk.
+
+        A DataFrame (pandas, Dask) or a table of Arrow (pyarrow, Polars, DuckDB, ...): each column is an array.
+
+        An ``xarray.Dataset``: all variables with the sample dimension, which is the first dimension of the largest
+        variable (``ds.transpose("time", ...)`` chooses another one). :attr:`Dataset.skipped` names the others.
     chunk_rows
         Samples in a chunk. By default each array's chunks hold about 4 MiB.
     shard_rows
@@ -128,10 +152,15 @@ def create_dataset(
     >>> dataset.n_samples, dataset.row_nbytes
     (100, 32)
     """
+    if url is None:
+        folder = TemporaryFolder()
+        dataset = create_dataset(folder.path("dataset.zarr"), arrays, chunk_rows=chunk_rows, shard_rows=shard_rows)
+        return dataclasses.replace(dataset, _folder=folder)
     url = canonical_url(url)
-    checked = _checked(arrays)
     cut = Cut.of(chunk_rows, shard_rows)
-    _refuse_what_stands_there(url, overwrite, storage_options)
+    _refuse_what_stands_there(url, overwrite, storage_options)  # before anything is computed
+    found, skipped = arrays_of(arrays)
+    checked = _checked(found)
     _refuse_own_source(url, checked)
     with _unstable_dtypes_allowed():
         if is_local(url):
@@ -148,12 +177,10 @@ def create_dataset(
                 raise  # raised by the source; some are also OSErrors
             except OSError as exc:
                 raise DatasetError(f"cannot write to {url}: {type(exc).__name__}: {exc}") from exc
-    return open_dataset(url, storage_options=storage_options)
+    return dataclasses.replace(open_dataset(url, storage_options=storage_options), skipped=skipped)
 
 
 def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(arrays, Mapping) or not arrays:
-        raise InvalidParameter.of("arrays", arrays, "a mapping of at least one name to an array")
     checked = {name: _checked_array(name, value) for name, value in arrays.items()}
     lengths = {name: len(array) for name, array in checked.items()}
     if len(set(lengths.values())) > 1:
@@ -171,12 +198,7 @@ def _checked_array(name: object, value: Any) -> Any:
     label = f"arrays[{name!r}]"
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidParameter.because(label, "it is a masked array", "Use its .filled() values.")
-    if isinstance(value, da.Array):
-        if any(math.isnan(size) for size in value.shape):
-            raise InvalidParameter.of(
-                f"{label}.shape", value.shape, "known", "Call compute_chunk_sizes() on the Dask array first."
-            )
-    elif not isinstance(value, RowSource):
+    if not isinstance(value, da.Array | RowSource):
         try:
             value = np.asarray(value)
         except ValueError as exc:

@@ -65,6 +65,7 @@ class Dataset:
     _opening: Opening
     _selection: Selection | None = None
     _stored_ids: NDArray[np.int64] | None = None
+    _folder: object | None = None  # a temporary folder lasts as long as the datasets in it
 
     @property
     def identity(self) -> str:

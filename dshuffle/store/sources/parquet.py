@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,21 +87,51 @@ def _nulls(file: str, name: str) -> InvalidParameter:
     )
 
 
-def _column(files: list[str], name: str, kind: Any, n_rows: int) -> RowSource:
+def table_arrays(data: Any) -> dict[str, NDArray[Any]]:
+    """Return the columns of a table in memory (anything with the Arrow PyCapsule interface) as arrays.
+
+    Raises
+    ------
+    InvalidParameter
+        If a column has nulls, or does not hold numbers or lists of equal length.
+    """
+    table = pa.table(data)
+    names = table.column_names
+    if len(set(names)) < len(names):
+        raise InvalidParameter.of("columns", names, "distinct")
+    arrays = {}
+    for name in names:
+        column = table[name].combine_chunks()
+
+        def first_length(column: Any = column, name: str = name) -> int:
+            return _length_of_first("table", name, column)
+
+        sizes, _ = _numeric("table", name, column.type, first_length)
+        arrays[name] = _numbers("table", name, column, len(column), sizes)
+    return arrays
+
+
+def _numeric(file: str, name: str, kind: Any, first_length: Callable[[], int]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of the items of a column of numbers."""
     items, sizes = kind, []
     while pa.types.is_fixed_size_list(items):
         sizes.append(items.list_size)
         items = items.value_type
     if not sizes and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         # Many writers do not support lists of fixed size, so the first row sets the length.
-        items, sizes = kind.value_type, [_first_length(files, name)]
+        items, sizes = kind.value_type, [first_length()]
     if not (pa.types.is_integer(items) or pa.types.is_floating(items) or pa.types.is_boolean(items)):
         raise InvalidParameter.because(
-            f"{files[0]}: column {name!r}",
+            f"{file}: column {name!r}",
             f"its type is {kind}, not numbers, booleans, or lists of these of equal length",
             "Cast it, or leave it out by naming the other columns.",
         )
-    shape, dtype = (n_rows, *sizes), np.dtype(items.to_pandas_dtype())
+    return tuple(sizes), np.dtype(items.to_pandas_dtype())
+
+
+def _column(files: list[str], name: str, kind: Any, n_rows: int) -> RowSource:
+    sizes, dtype = _numeric(files[0], name, kind, lambda: _first_length(files, name))
+    shape = (n_rows, *sizes)
     rows = block_rows(shape, dtype)
 
     def blocks() -> Iterator[NDArray[Any]]:
@@ -117,10 +147,16 @@ def _first_length(files: list[str], name: str) -> int:
     for file in files:
         with _opened(file) as table:
             for batch in table.iter_batches(batch_size=1, columns=[name], use_threads=False):
-                if batch.column(0).null_count:
-                    raise _nulls(file, name)
-                return len(batch.column(0)[0])
+                return _length_of_first(file, name, batch.column(0))
     return 0
+
+
+def _length_of_first(file: str, name: str, values: Any) -> int:
+    if not len(values):
+        return 0
+    if values[:1].null_count:
+        raise _nulls(file, name)
+    return len(values[0])
 
 
 def _numbers(file: str, name: str, values: Any, n_rows: int, shape: tuple[int, ...]) -> NDArray[Any]:

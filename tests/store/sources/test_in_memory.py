@@ -1,0 +1,159 @@
+"""Datasets from tables and arrays of other libraries, and from memory without a path."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+
+import dask
+import dask.array as da
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import xarray as xr
+from distributed import Client
+
+import dshuffle
+from dshuffle.errors import InvalidParameter
+
+N = 50
+RNG = np.random.default_rng(3)
+FRAME = pd.DataFrame({"a": RNG.normal(size=N), "b": np.arange(N, dtype="i4"), "c": np.arange(N) % 2 == 0})
+FRAME.loc[7, "a"] = np.nan
+
+
+def contents(dataset):
+    return dataset.read_rows(np.arange(dataset.n_samples))
+
+
+def test_a_data_frame_is_an_array_for_each_column(tmp_path):
+    dataset = dshuffle.create_dataset(tmp_path / "d", FRAME.set_index(FRAME["b"][::-1].to_numpy()))
+    for name, values in contents(dataset).items():
+        np.testing.assert_array_equal(values, FRAME[name].to_numpy())
+        assert values.dtype == FRAME[name].dtype
+
+
+@pytest.mark.parametrize("kind", ["numpy_nullable", "pyarrow"])
+def test_nullable_columns_without_nulls(tmp_path, kind):
+    frame = FRAME[["b", "c"]].convert_dtypes(dtype_backend=kind)
+    found = contents(dshuffle.create_dataset(tmp_path / "d", frame))
+    np.testing.assert_array_equal(found["b"], FRAME["b"])
+    assert found["c"].dtype == bool
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (pd.DataFrame({"s": ["a", "bc"]}), "column 's'.*Python objects"),
+        (pd.DataFrame({"s": pd.Categorical(["a", "bc"])}), r"column 's'.*categorical.*\.cat\.codes"),
+        (pd.DataFrame({"n": pd.array([1, None], dtype="Int64")}), "column 'n'.*contains nulls"),
+        (pd.DataFrame({"t": pd.date_range("2020", periods=2, tz="UTC")}), "column 't'.*NumPy dtype"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "columns=.*distinct"),
+        (pa.table({"n": [1, None]}), "column 'n'.*contains nulls"),
+        (pa.table({"n": [[1], [2, 3]]}), "column 'n'.*list of length 2"),
+        (pa.table({"n": [{"a": 1}]}), "column 'n'.*struct"),
+        (pa.table([[1], [2]], names=["a", "a"]), "columns=.*distinct"),
+        (xr.Dataset({"scalar": 3.0}), "no variables with a dimension"),
+        (pd.Series([1, 2]), "arrays='<pandas.*Series>'.*a table or an xarray"),
+    ],
+)
+def test_columns_that_do_not_hold_numbers(tmp_path, frame, words):
+    with pytest.raises(InvalidParameter, match=words) as caught:
+        dshuffle.create_dataset(tmp_path / "d", frame)
+    assert len(str(caught.value)) < 400
+    assert not os.listdir(tmp_path)
+
+
+def test_an_arrow_table_and_whatever_speaks_its_interface(tmp_path):
+    class Table:  # as Polars and DuckDB have it
+        def __arrow_c_stream__(self, requested_schema=None):
+            return pa.table(columns).__arrow_c_stream__(requested_schema)
+
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(6.0)), 2)
+    columns = {"x": lists, "n": pa.array([[1, 2, 3]] * 3), "y": pa.chunked_array([[1], [2, 3]])}
+    for number, table in enumerate((pa.table(columns), Table())):
+        found = contents(dshuffle.create_dataset(tmp_path / str(number), table))
+        np.testing.assert_array_equal(found["x"], np.arange(6.0).reshape(3, 2))
+        np.testing.assert_array_equal(found["n"], [[1, 2, 3]] * 3)
+        np.testing.assert_array_equal(found["y"], [1, 2, 3])
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_an_xarray_dataset_along_its_first_dimension_or_another(tmp_path, lazy):
+    data = xr.Dataset(
+        {
+            "t2m": (("time", "lat", "lon"), RNG.normal(size=(6, 4, 5)).astype("f4")),
+            "flag": (("lat", "time"), np.arange(24, dtype="i2").reshape(4, 6)),
+            "mask": (("lat", "lon"), np.ones((4, 5))),
+            "name": ("time", np.array(list("abcdef"), dtype=object)),
+        },
+        coords={"time": np.arange(6).astype("M8[D]").astype("M8[ns]"), "lat": np.arange(4.0)},
+    )
+    source = data.chunk({"time": 4}) if lazy else data
+    dataset = dshuffle.create_dataset(tmp_path / "d", source)
+    assert sorted(dataset.arrays) == ["flag", "t2m", "time"]
+    assert "without time" in dataset.skipped["mask"]
+    assert "different lengths" in dataset.skipped["name"]
+    found = contents(dataset)
+    np.testing.assert_array_equal(found["t2m"], data["t2m"])
+    np.testing.assert_array_equal(found["flag"], data["flag"].T)
+    np.testing.assert_array_equal(found["time"], data["time"])
+    turned = dshuffle.create_dataset(tmp_path / "turned", source.transpose("lat", ...))
+    np.testing.assert_array_equal(contents(turned)["t2m"], data["t2m"].transpose("lat", "time", "lon"))
+    np.testing.assert_array_equal(contents(turned)["mask"], data["mask"])
+
+
+def test_dask_arrays_of_unknown_lengths_are_computed_once(tmp_path):
+    calls = []
+
+    def block(values):
+        calls.append(len(values))
+        return values
+
+    x = da.arange(30, chunks=10).map_blocks(block, dtype=int, meta=np.empty(0, int))
+    with dask.config.set(scheduler="sync"):
+        dataset = dshuffle.create_dataset(tmp_path / "d", {"x": x[x % 3 == 0], "y": (x * 2)[x % 3 == 0]})
+    np.testing.assert_array_equal(contents(dataset)["y"], np.arange(0, 60, 6))
+    assert sum(calls) == 30
+
+
+def test_a_dask_data_frame(tmp_path):
+    frame = dd.from_pandas(FRAME, npartitions=3)
+    dataset = dshuffle.create_dataset(tmp_path / "d", frame[frame["b"] > 9])
+    np.testing.assert_array_equal(contents(dataset)["a"], FRAME["a"][10:])
+
+
+def test_a_dataset_without_a_path_lasts_as_long_as_it_is_used(tmp_path):
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        dataset = dshuffle.create_dataset(None, {"x": np.arange(9)}, chunk_rows=2)
+    assert dataset.arrays["x"].chunk_rows == 2
+    assert dataset.url.startswith(str(tmp_path))
+    copy, part = pickle.loads(pickle.dumps(dataset)), dataset.select([3, 4])
+    del dataset
+    gc.collect()
+    assert contents(part)["x"].tolist() == [3, 4]
+    assert len(contents(copy)["x"]) == 9
+    del part
+    gc.collect()
+    assert not os.listdir(tmp_path)
+
+
+def test_nothing_is_left_if_it_cannot_be_created(tmp_path):
+    with dask.config.set({"temporary-directory": str(tmp_path)}), pytest.raises(InvalidParameter):
+        dshuffle.create_dataset(None, {"x": np.arange(9), "y": [1]})
+    gc.collect()
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.slow
+def test_processes_shuffle_arrays_in_memory():
+    with (
+        Client(n_workers=2, threads_per_worker=1, dashboard_address=":0") as client,
+        dshuffle.Shuffler(client, dshuffle.create_dataset(None, {"y": np.arange(200)})) as shuffler,
+    ):
+        for epoch in shuffler.epochs(2):
+            found = client.gather(epoch.map(lambda partition: partition["y"]))
+            np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.arange(200))
