@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import dask
+import dask.base
 import dask.array as da
 import numpy as np
 
@@ -121,6 +121,6 @@ def _of_xarray(dataset: Any) -> Arrays:
 def _with_known_chunks(arrays: dict[str, Any]) -> dict[str, Any]:
     """Compute Dask arrays whose chunks have unknown lengths, all of them once and together."""
     unknown = {n: a for n, a in arrays.items() if isinstance(a, da.Array) and any(math.isnan(s) for s in a.shape)}
-    for name, array in zip(unknown, dask.persist(*unknown.values()), strict=True):
+    for name, array in zip(unknown, dask.base.persist(*unknown.values()), strict=True):
         arrays[name] = array.compute_chunk_sizes()
     return arrays
