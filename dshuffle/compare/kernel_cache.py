@@ -41,4 +41,4 @@ def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
     for writeable in (True, False):  # like decoded and stored blocks
         block = np.zeros((1, 1), np.uint8)
         block.flags.writeable = writeable
-        scatter_rows(block, np.zeros(1, np.int64), 0, np.zeros((1, 1), np.uint8), 0, np.zeros(1, np.int64))
+        scatter_rows(block, np.zeros(1, np.int64), 0, np.zeros(1, np.uint8), np.zeros(1, np.int64))

@@ -41,6 +41,12 @@ def checked_slots(rows: ByteMatrix, slots: ArrayLike, n_samples: int, row_nbytes
     return places
 
 
+def check_memory_budget(nbytes: int) -> None:
+    """Check a number of bytes."""
+    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 1:
+        raise InvalidParameter.of("memory_budget", nbytes, "an integer >= 1 (bytes)")
+
+
 def checked_indices(name: str, values: ArrayLike, stop: int, what: str) -> NDArray[np.int64]:
     """Check one-dimensional indices in [0, ``stop``), and return them as int64."""
     array = np.asarray(values)

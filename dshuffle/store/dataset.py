@@ -6,10 +6,10 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zarr
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import CorruptChunk, DatasetChanged, DatasetError, InvalidParameter
@@ -20,15 +20,16 @@ from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
 from dshuffle.store.backends.chunk_cache import ChunkCache
 from dshuffle.store.backends.metered import Meter, MeteredStore
-from dshuffle.store.checked import checked_indices, checked_slots
-from dshuffle.store.identity import identity_of
-from dshuffle.store.sample_arrays import find_arrays
-from dshuffle.store.selection import Selection, split_samples, wanted_samples
+from dshuffle.store.checked import check_memory_budget, checked_indices, checked_slots
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
+from dshuffle.store.view import View
+from dshuffle.store.windows import Offsets, Windows
 from dshuffle.units import human_bytes, human_count
 
 if TYPE_CHECKING:
     from dshuffle.store.open import Opening
+
+WHOLE = "Make windows of the whole dataset first, and parts of them afterwards."
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -63,8 +64,7 @@ class Dataset:
     _meter: Meter
     _cache: ChunkCache | None
     _opening: Opening
-    _selection: Selection | None = None
-    _stored_ids: NDArray[np.int64] | None = None
+    _view: View
     _folder: object | None = None  # a temporary folder lasts as long as the datasets in it
 
     @property
@@ -74,12 +74,12 @@ class Dataset:
         It is stored with datasets from :func:`create_dataset`. For any other group it is a digest of its metadata, and
         of the last bytes of a few chunks. A part of a dataset has an identity of its own.
         """
-        return self._stored_identity if self._selection is None else self._selection.identity(self._stored_identity)
+        return self._view.identity(self._stored_identity)
 
     @property
-    def is_part(self) -> bool:
-        """Whether it has some samples of a stored dataset only; see :meth:`select`."""
-        return self._selection is not None
+    def is_view(self) -> bool:
+        """Whether its samples are other than those of the stored dataset; see :meth:`select` and :meth:`windows`."""
+        return self._view.selection is not None or self._view.windows is not None
 
     @property
     def row_nbytes(self) -> int:
@@ -134,11 +134,15 @@ class Dataset:
         >>> dataset.read_rows([7, 2, 7])
         {'x': array([49,  4, 49])}
         """
-        samples = self._checked_ids(ids)
-        rows = {name: np.empty((samples.size, source.row_nbytes), np.uint8) for name, source in self._sources.items()}
-        sinks = [reader.Sink(self._sources[name], matrix, 0) for name, matrix in rows.items() if matrix.size]
+        samples = checked_indices("ids", ids, self.n_samples, "samples")
+        rows, sinks = {}, []
+        for name, source in self._sources.items():
+            window = self._view.window(name)
+            rows[name] = np.empty((samples.size, len(window) * source.row_nbytes), np.uint8)
+            if rows[name].size:
+                sinks.append(reader.Sink(source, rows[name], 0, window))
         self._read(sinks, samples, np.arange(samples.size), memory_budget)
-        return {name: self._sources[name].values(matrix) for name, matrix in rows.items()}
+        return {name: self._sources[name].values(matrix, self.arrays[name].shape) for name, matrix in rows.items()}
 
     def read_into(
         self,
@@ -176,11 +180,13 @@ class Dataset:
         CorruptChunk
             If a chunk is missing, truncated or fails its checksum.
         """
-        samples = self._checked_ids(ids)
+        samples = checked_indices("ids", ids, self.n_samples, "samples")
         places = checked_slots(rows, slots, samples.size, self.row_nbytes)
         fields = self.layout.dtype.fields
         assert fields is not None
-        sinks = [reader.Sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
+        sinks = [
+            reader.Sink(one, rows, fields[name][1], self._view.window(name)) for name, one in self._sources.items()
+        ]
         self._read(sinks, samples, places, memory_budget, stop)
 
     def slabs(self, nbytes: int) -> Iterator[NDArray[np.int64]]:
@@ -208,13 +214,9 @@ class Dataset:
         unit = self._widest.info.chunk_rows
         unit = max([unit, *(one.chunk_rows for one in self.arrays.values() if one.chunk_rows <= n_rows)])
         step = max(1, n_rows // unit) * unit
-        n_stored = self.n_samples if self._selection is None else self._selection.n_stored
-        for begin in range(0, n_stored, step):
-            first, last = begin, min(begin + step, n_stored)
-            if self._stored_ids is not None:
-                first, last = np.searchsorted(self._stored_ids, [first, last]).tolist()
-            if first < last:
-                yield np.arange(first, last)
+        for begin in range(0, self._view.n_whole, step):
+            if len(ids := self._view.within(begin, min(begin + step, self._view.n_whole))):
+                yield ids
 
     @property
     def _widest(self) -> StoredArray:
@@ -247,10 +249,7 @@ class Dataset:
         >>> dataset.select(dataset.read_rows(np.arange(10))["x"] > 30).read_rows([0, 1])
         {'x': array([36, 49])}
         """
-        ids = wanted_samples(samples, self.n_samples)
-        stored = ids if self._stored_ids is None else self._stored_ids[ids]
-        n_stored = self.n_samples if self._selection is None else self._selection.n_stored
-        return self._part(Selection.of(n_stored, stored))
+        return self._seen_as(self._view.select(samples))
 
     def split(self, fraction: float, *, by: str = "sample", seed: int = 0) -> tuple[Dataset, Dataset]:
         """Divide the dataset at random into two parts, for example for training and validation.
@@ -262,7 +261,8 @@ class Dataset:
         by
             What stays together: single samples (``"sample"``), chunks of the largest array (``"chunk"``, so that no
             chunk is read for both parts), or all samples with the same value of an array, by its name. Groups of very
-            different sizes make the fraction inexact.
+            different sizes make the fraction inexact. Windows overlap, so single windows cannot be drawn, and windows
+            that share a row with the first part are left out of the second.
         seed
             Random seed.
 
@@ -287,21 +287,66 @@ class Dataset:
         """
         groups: NDArray[Any] | None = None
         if by == "chunk":
-            ids = np.arange(self.n_samples) if self._stored_ids is None else self._stored_ids
-            groups = ids // self._widest.info.chunk_rows
+            groups = self._view.anchors(np.arange(self.n_samples)) // self._widest.info.chunk_rows
         elif by != "sample":
             if by not in self.arrays or self.arrays[by].shape:
                 scalars = [name for name, info in self.arrays.items() if not info.shape]
                 raise InvalidParameter.of("by", by, f"'sample', 'chunk', or one of the arrays {', '.join(scalars)}")
             part = dataclasses.replace(self, _sources={by: self._sources[by]})
             groups = part.read_rows(np.arange(self.n_samples))[by]
-        first, second = split_samples(self.n_samples, fraction, groups, seed)
-        return self.select(first), self.select(second)
+        elif self._view.windows is not None:
+            raise InvalidParameter.of("by", by, "'chunk' or the name of an array, because windows overlap")
+        first, second = self._view.split(fraction, groups, seed)
+        return self._seen_as(first), self._seen_as(second)
 
-    def _part(self, selection: Selection) -> Dataset:
-        """The samples of a selection of the stored dataset."""
-        ids = selection.ids
-        return dataclasses.replace(self, n_samples=len(ids), _selection=selection, _stored_ids=ids)
+    def windows(self, offsets: Offsets | Mapping[str, Offsets]) -> Dataset:
+        """Make samples of several consecutive rows, such as steps of time. Nothing is read or copied.
+
+        Parameters
+        ----------
+        offsets
+            Distances of the rows of a sample from its anchor, for all arrays or by name: ``(-1, 0, 1)`` gives an array
+            an axis of length 3 in front, and ``1`` gives it the next row in its own shape. Arrays that are not named
+            keep the row of the anchor.
+
+        Returns
+        -------
+        Dataset
+            A sample for each row whose windows lie within the arrays, in their order. Its identity depends on the
+            offsets. Workers hold and exchange whole windows, so a row takes as much room as it has windows.
+
+        Raises
+        ------
+        InvalidParameter
+            If an array or an offset is not allowed, no window fits, or this is a part of a dataset. Make windows first
+            and parts of them afterwards.
+
+        Examples
+        --------
+        >>> from dshuffle.store import create_dataset
+        >>> dataset = create_dataset("memory://doc-windows", {"t": np.arange(5) * 10}, overwrite=True)
+        >>> dataset.windows((-1, 0, 1)).read_rows([0, 2])
+        {'t': array([[ 0, 10, 20],
+               [20, 30, 40]])}
+        """
+        if self.is_view:
+            raise InvalidParameter.because("offsets", "this is a part of a dataset, or has windows already", WHOLE)
+        return self._seen_as(View(self.n_samples, Windows.of(offsets, self.arrays)))
+
+    def _seen_as(self, view: View) -> Dataset:
+        """Other samples of the stored arrays."""
+        infos = {
+            name: one.info if view.windows is None else view.windows.info(name, one.info)
+            for name, one in self._sources.items()
+        }
+        items = {name: (source.dtype, infos[name].shape) for name, source in self._sources.items()}
+        return dataclasses.replace(
+            self,
+            n_samples=view.n_samples,
+            arrays=MappingProxyType(infos),
+            layout=RowLayout.of(items, dict(self.layout.encodings)),
+            _view=view,
+        )
 
     def check_unchanged(self) -> None:
         """Check that the dataset is still the one that was opened. Call it after a read that must not mix two of them.
@@ -314,8 +359,7 @@ class Dataset:
             If it cannot be read any more.
         """
         try:
-            wanted, group = self._opening.wanted, zarr.open_group(store=self._store, mode="r")
-            now = identity_of(self._store.bare, group, find_arrays(group, self.url, wanted), wanted)
+            now = self._opening.identity(self._store)
         except DatasetError:
             raise
         except Exception as error:
@@ -336,27 +380,21 @@ class Dataset:
         memory_budget: int,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        if isinstance(memory_budget, bool) or not isinstance(memory_budget, int) or memory_budget < 1:
-            raise InvalidParameter.of("memory_budget", memory_budget, "an integer >= 1 (bytes)")
+        check_memory_budget(memory_budget)
         start = time.perf_counter()
-        if self._stored_ids is not None:
-            ids = self._stored_ids[ids]
         try:
-            reader.read_rows(sinks, ids, slots, memory_budget=memory_budget, stop=stop)
+            reader.read_rows(sinks, self._view.anchors(ids), slots, memory_budget=memory_budget, stop=stop)
         except CorruptChunk:
             if self._cache is not None:
                 self._cache.forget()
             raise
         self._meter.add(StoreTraffic(delivered_bytes=ids.size * self.row_nbytes, seconds=time.perf_counter() - start))
 
-    def _checked_ids(self, ids: ArrayLike) -> NDArray[np.int64]:
-        return checked_indices("ids", ids, self.n_samples, "samples")
-
     def __repr__(self) -> str:
         # Storage options may hold secrets and must not appear here.
         arrays = ", ".join(f"{name}: {info.dtype} {info.shape}" for name, info in self.arrays.items())
         left_out = f", without {', '.join(self.skipped)}" if self.skipped else ""
-        part = "" if self._selection is None else f" of {self._selection.n_stored}"
+        part = "" if self._view.selection is None else f" of {self._view.n_whole}"
         samples = f"{self.n_samples}{part} samples of {self.row_nbytes} bytes"
         return f"<Dataset {hide_secrets(self.url)!r}, {samples} ({arrays}){left_out}>"
 
@@ -368,9 +406,9 @@ class Dataset:
         return html_summary(f"Dataset {hide_secrets(self.url)}", facts, headings, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (self._opening, self._selection)
+        return _opened, (self._opening, self._view)
 
 
-def _opened(opening: Opening, selection: Selection | None) -> Dataset:
+def _opened(opening: Opening, view: View) -> Dataset:
     dataset = opening.open()
-    return dataset if selection is None else dataset._part(selection)
+    return dataset._seen_as(view) if view.selection is not None or view.windows is not None else dataset

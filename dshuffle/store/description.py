@@ -23,11 +23,13 @@ def describe(dataset: Dataset) -> str | dict[str, Any]:
 
     Storage options, which may be secrets, are left out.
     """
-    opening, selection = dataset._opening, dataset._selection
+    opening, windows, selection = dataset._opening, dataset._view.windows, dataset._view.selection
     plain = Opening(opening.url, Wanted(), None, 0)
     chosen = {**dataclasses.asdict(opening.wanted), "chunk_cache": opening.chunk_cache}
     defaults = {**dataclasses.asdict(plain.wanted), "chunk_cache": plain.chunk_cache}
     fields = {name: value for name, value in chosen.items() if value != defaults[name]}
+    if windows is not None:
+        fields["windows"] = dict(windows.offsets)
     if selection is not None:
         packed = base64.b64encode(zlib.compress(selection.bits.tobytes())).decode()
         fields |= {"stored_samples": selection.n_stored, "selected": packed}
@@ -58,10 +60,13 @@ def dataset_of(fields: Mapping[str, Any]) -> Dataset:
     """
     options = dict(fields)
     packed, n_stored = options.pop("selected", None), options.pop("stored_samples", None)
+    windows = options.pop("windows", None)
     try:
         opened = open_dataset(options.pop("url", ""), **options)
     except TypeError as error:  # an unknown name
         raise InvalidParameter.because("dataset", f"its description is not one that to_dict wrote: {error}") from error
+    if windows is not None:
+        opened = opened.windows(windows)
     if packed is None:
         return opened
     if n_stored != opened.n_samples:

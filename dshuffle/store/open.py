@@ -20,6 +20,7 @@ from dshuffle.store.dataset import Dataset
 from dshuffle.store.identity import MARK, identity_of
 from dshuffle.store.sample_arrays import Wanted, find_arrays
 from dshuffle.store.stored_array import StoredArray
+from dshuffle.store.view import View
 
 
 def open_dataset(
@@ -111,6 +112,11 @@ class Opening:
     storage_options: Mapping[str, Any] | None = field(repr=False)
     chunk_cache: int
 
+    def identity(self, store: MeteredStore) -> str:
+        """The identity of what is stored now."""
+        group = zarr.open_group(store=store, mode="r")
+        return identity_of(store.bare, group, find_arrays(group, self.url, self.wanted), self.wanted)
+
     def open(self) -> Dataset:
         """Open the dataset, as :func:`open_dataset` does."""
         url, wanted, storage_options, nbytes = self.url, self.wanted, self.storage_options, self.chunk_cache
@@ -161,4 +167,5 @@ class Opening:
             _meter=meter,
             _cache=cache,
             _opening=self,
+            _view=View(chosen.n_samples),
         )

@@ -40,12 +40,26 @@ Job = tuple[int, Callable[[], Awaitable[None]]]
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Target of one array's rows in one call: the bytes from ``offset`` in the rows of a byte matrix."""
+    """Target of one array's rows in one call: the bytes from ``offset`` in the rows of a contiguous byte matrix.
+
+    With ``window``, a row of the matrix gets the stored rows at these distances from a sample, one after the other.
+    """
 
     source: StoredArray
     matrix: ByteMatrix
     offset: int
+    window: tuple[int, ...] = (0,)
     indexes: Indexes = field(default_factory=dict)
+
+    def places(self, ids: NDArray[np.int64], slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Stored rows in ascending order, and the byte of the matrix at which each begins; ``ids`` are ascending."""
+        places = slots * self.matrix.shape[1] + self.offset
+        if self.window == (0,):
+            return ids, places
+        ids = (ids[:, None] + np.array(self.window)).reshape(-1)
+        places = (places[:, None] + np.arange(len(self.window)) * self.source.row_nbytes).reshape(-1)
+        order = np.argsort(ids)
+        return ids[order], places[order]
 
 
 def read_rows(
@@ -60,7 +74,7 @@ def read_rows(
     order = np.argsort(ids)
     ids, slots = ids[order], slots[order]
     span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
-    jobs = (job for sink in sinks for job in _jobs(sink, ids, slots, span_nbytes))
+    jobs = (job for sink in sinks for job in _jobs(sink, *sink.places(ids, slots), span_nbytes))
     sync(run_bounded(jobs if stop is None else _until(stop, jobs), memory_budget))
 
 
@@ -117,7 +131,7 @@ async def run_bounded(jobs: Iterable[Job], budget: int) -> None:
         raise errors[0]
 
 
-def _jobs(sink: Sink, ids: NDArray[np.int64], slots: NDArray[np.int64], span_nbytes: int) -> Iterator[Job]:
+def _jobs(sink: Sink, ids: NDArray[np.int64], places: NDArray[np.int64], span_nbytes: int) -> Iterator[Job]:
     source, chunk_rows, direct = sink.source, sink.source.info.chunk_rows, sink.source.direct
     if source.row_nbytes == 0 or ids.size == 0:
         return
@@ -125,13 +139,13 @@ def _jobs(sink: Sink, ids: NDArray[np.int64], slots: NDArray[np.int64], span_nby
     if direct is None:
         for start, stop, first, last in spans(ids, chunk_rows, max_bands):
             nbytes = (stop - start) // chunk_rows * source.band_nbytes
-            yield cost(nbytes), partial(_read_span, sink, start, stop, ids[first:last], slots[first:last])
+            yield cost(nbytes), partial(_read_span, sink, start, stop, ids[first:last], places[first:last])
     elif direct.shard_chunks:
         if direct.cached:
             max_bands = 1  # the chunks wanted together differ between epochs
         for start, stop, first, last in spans(ids, chunk_rows, max_bands, direct.shard_chunks):
             chunks = list(range(start // chunk_rows, stop // chunk_rows))
-            read = partial(_read_chunks, sink, direct, chunks, ids[first:last], slots[first:last])
+            read = partial(_read_chunks, sink, direct, chunks, ids[first:last], places[first:last])
             yield cost(len(chunks) * source.band_nbytes), read
     else:
         bands = ids // chunk_rows
@@ -141,7 +155,7 @@ def _jobs(sink: Sink, ids: NDArray[np.int64], slots: NDArray[np.int64], span_nby
         for at in range(0, firsts.size, step):
             some = slice(firsts[at], ends[min(at + step, ends.size) - 1])
             chunks = bands[firsts[at : at + step]].tolist()
-            read = partial(_read_chunks, sink, direct, chunks, ids[some], slots[some])
+            read = partial(_read_chunks, sink, direct, chunks, ids[some], places[some])
             yield cost(len(chunks) * source.band_nbytes), read
 
 
@@ -186,9 +200,9 @@ def spans(
     )
 
 
-async def _read_span(sink: Sink, start: int, stop: int, ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+async def _read_span(sink: Sink, start: int, stop: int, ids: NDArray[np.int64], places: NDArray[np.int64]) -> None:
     block = await sink.source.read_rows(start, stop)
-    arguments = block, ids, start, sink.matrix, sink.offset, slots
+    arguments = block, ids, start, sink.matrix.reshape(-1), places
     if ids.size * block.shape[1] < _THREAD_NBYTES:
         scatter_rows(*arguments)
     else:
@@ -196,7 +210,7 @@ async def _read_span(sink: Sink, start: int, stop: int, ids: NDArray[np.int64], 
 
 
 async def _read_chunks(
-    sink: Sink, direct: DirectArray, chunks: list[int], ids: NDArray[np.int64], slots: NDArray[np.int64]
+    sink: Sink, direct: DirectArray, chunks: list[int], ids: NDArray[np.int64], places: NDArray[np.int64]
 ) -> None:
     source = sink.source
     try:
@@ -207,19 +221,19 @@ async def _read_chunks(
         # A chunk is missing, or the index of a shard is damaged. Without shards, read several chunks one by one to find
         # out which is missing.
         if len(chunks) > 1 and not direct.shard_chunks:
-            return await _one_by_one(sink, direct, chunks, ids, slots)
+            return await _one_by_one(sink, direct, chunks, ids, places)
         raise source.corrupt(_index(source, chunks[0]), exc) from exc
     if stored is None:
-        return await _one_by_one(sink, None, chunks, ids, slots)
+        return await _one_by_one(sink, None, chunks, ids, places)
     nbytes = len(chunks) * source.band_nbytes
     if nbytes < (_DECODE_NBYTES if direct.decompresses else _THREAD_NBYTES):
-        _unpack(sink, direct, chunks, stored, ids, slots)
+        _unpack(sink, direct, chunks, stored, ids, places)
     else:
-        await asyncio.to_thread(_unpack, sink, direct, chunks, stored, ids, slots)
+        await asyncio.to_thread(_unpack, sink, direct, chunks, stored, ids, places)
 
 
 async def _one_by_one(
-    sink: Sink, direct: DirectArray | None, chunks: list[int], ids: NDArray[np.int64], slots: NDArray[np.int64]
+    sink: Sink, direct: DirectArray | None, chunks: list[int], ids: NDArray[np.int64], places: NDArray[np.int64]
 ) -> None:
     """Read chunks one by one; if ``direct`` is ``None``, through zarr, which fills in missing chunks."""
     chunk_rows = sink.source.info.chunk_rows
@@ -227,9 +241,9 @@ async def _one_by_one(
         start = chunk * chunk_rows
         some = slice(*np.searchsorted(ids, (start, start + chunk_rows)))
         if direct is None:
-            await _read_span(sink, start, start + chunk_rows, ids[some], slots[some])
+            await _read_span(sink, start, start + chunk_rows, ids[some], places[some])
         else:
-            await _read_chunks(sink, direct, [chunk], ids[some], slots[some])
+            await _read_chunks(sink, direct, [chunk], ids[some], places[some])
 
 
 def _unpack(
@@ -238,7 +252,7 @@ def _unpack(
     chunks: list[int],
     stored: list[NDArray[np.uint8]],
     ids: NDArray[np.int64],
-    slots: NDArray[np.int64],
+    places: NDArray[np.int64],
 ) -> None:
     source, chunk_rows = sink.source, sink.source.info.chunk_rows
     ends = np.searchsorted(ids, (np.asarray(chunks) + 1) * chunk_rows).tolist()
@@ -250,7 +264,7 @@ def _unpack(
             raise
         except Exception as exc:
             raise source.corrupt(_index(source, chunk), exc) from exc
-        scatter_rows(block, ids[begin:end], chunk * chunk_rows, sink.matrix, sink.offset, slots[begin:end])
+        scatter_rows(block, ids[begin:end], chunk * chunk_rows, sink.matrix.reshape(-1), places[begin:end])
         begin = end
 
 
@@ -260,13 +274,13 @@ def _index(source: StoredArray, chunk: int) -> tuple[int, ...]:
 
 
 @numba.njit(nogil=True, cache=True)
-def scatter_rows(block, ids, start, matrix, offset, slots):  # type: ignore[no-untyped-def]
-    """Copy the rows ``ids`` of a block that begins at row ``start`` to ``slots`` of ``matrix``, at a byte offset."""
+def scatter_rows(block, ids, start, target, places):  # type: ignore[no-untyped-def]
+    """Copy the rows ``ids`` of a block that begins at row ``start`` to ``target``, from the bytes ``places`` on."""
     # Fancy indexing would first copy the selected rows, and cannot write to a range of bytes of packed rows. The two
     # slices matter: without them the inner loop is not vectorised and is five times slower.
     width = block.shape[1]
     for i in range(ids.size):
         source = block[ids[i] - start]
-        target = matrix[slots[i], offset : offset + width]
+        row = target[places[i] : places[i] + width]
         for b in range(width):
-            target[b] = source[b]
+            row[b] = source[b]

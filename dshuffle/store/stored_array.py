@@ -142,9 +142,9 @@ class StoredArray:
         rows = np.ascontiguousarray(np.moveaxis(np.asarray(answer), self.axis, 0), dtype=self.dtype)
         return rows.reshape(len(rows), -1).view(np.uint8)
 
-    def values(self, rows: NDArray[np.uint8]) -> NDArray[Any]:
-        """The values of rows that :meth:`read_rows` has read: ``(n, *shape of one sample)``."""
-        stored = rows.reshape(-1).view(self.dtype).reshape(len(rows), *self.info.shape)
+    def values(self, rows: NDArray[np.uint8], shape: tuple[int, ...] | None = None) -> NDArray[Any]:
+        """The values of rows that :meth:`read_rows` has read: ``(n, *shape of one sample)``, or of another shape."""
+        stored = rows.reshape(-1).view(self.dtype).reshape(len(rows), *(self.info.shape if shape is None else shape))
         return stored if self.encoding is None else self.encoding.decode(stored)
 
     async def check_chunk(self, index: tuple[int, ...]) -> int:

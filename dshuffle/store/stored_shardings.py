@@ -65,9 +65,11 @@ def write_sharding(
     """
     if not isinstance(name, str) or not name or {"/", ":"} & set(name) or name.startswith((".", "__")):
         raise InvalidParameter.of("name", name, "a string without '/' and ':' that does not start with '.' or '__'")
-    if dataset.is_part:
+    if dataset.is_view:
         raise InvalidParameter.because(
-            "dataset", "it is a part of a stored dataset", "Give the sharding to the session as an array."
+            "dataset",
+            "its samples are not those of the stored dataset",
+            "Give the sharding to the session as an array.",
         )
     values = np.asarray(ranks, dtype=np.int32)
     if values.shape != (dataset.n_samples,):
@@ -91,7 +93,7 @@ def write_sharding(
 
 def stored_shardings(dataset: Dataset) -> tuple[str, ...]:
     """Return the names of the shardings stored with a dataset, in ascending order. A part of a dataset has none."""
-    if dataset.is_part:
+    if dataset.is_view:
         return ()
     store = open_store(dataset.url, dataset.storage_options, read_only=True)
     try:

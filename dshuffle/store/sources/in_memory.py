@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import dask.base
 import dask.array as da
+import dask.base
 import numpy as np
 
 from dshuffle.errors import DatasetError, InvalidParameter

@@ -63,7 +63,7 @@ def read_array(dataset: Dataset, name: str) -> RowSource:
     """
     if name not in dataset.arrays:
         raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
-    if not dataset.is_part:
+    if not dataset.is_view:
         return _source(dataset._sources[name])
     part = dataclasses.replace(dataset, _sources={name: dataset._sources[name]})
     info, rows = dataset.arrays[name], max(1, _READ_NBYTES // max(1, dataset._sources[name].row_nbytes))
