@@ -45,7 +45,7 @@ from dshuffle.report.tables import CAPTION, quality_caption
 from dshuffle.runtime.cluster_view import count_training_workers
 from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
 from dshuffle.runtime.measure.probe import measure_cluster
-from dshuffle.store import Dataset, create_dataset, open_dataset
+from dshuffle.store import Dataset, create_dataset, open_dataset, shuffle_dataset
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training.inputs import check_step
 from dshuffle.units import parse_rate
@@ -129,6 +129,12 @@ DEFAULT_RATES = {"links": "200mbit", "store": "800mbit"}
     show_default=True,
     help="Folder for the report.",
 )
+@click.option(
+    "--shuffled",
+    metavar="URL",
+    help="Copy of DATASET from 'dshuffle dataset shuffle', of which chunks are read in one more way.  "
+    "[default: generated, if DATASET is omitted]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of tables.")
 def compare(
     dataset: str | None,
@@ -149,6 +155,7 @@ def compare(
     links: str | None,
     store: str | None,
     output: Path,
+    shuffled: str | None,
     as_json: bool,
 ) -> None:
     """Train a linear regression on DATASET with several ways of shuffling, and compare them.
@@ -165,9 +172,14 @@ def compare(
             f"--{'links' if links else 'store'} cannot be used with --scheduler: its workers are running already. Set "
             "dshuffle.emulated-links and dshuffle.emulated-store in their Dask configuration."
         )
+    chosen = bool(assignments or deliveries)
+    if shuffled and chosen:
+        raise click.UsageError("--shuffled is a way beside the default ones: omit --assignment and --delivery.")
+    if shuffled and not dataset:
+        raise click.UsageError("--shuffled needs DATASET: a copy of the generated samples is generated, too.")
     rates = AS_THEY_ARE if scheduler else _emulated_rates(dataset is None, links=links, store=store)
     base = Choices(cache_fraction=cache_fraction, seed=seed)
-    if assignments or deliveries:
+    if chosen:
         base = dataclasses.replace(
             base, sharding=sharding or "random", balance=None if balance is None else Classes(balance)
         )
@@ -180,12 +192,11 @@ def compare(
         if given
     ]:
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
-    else:
-        ways = default_ways(base)
-    with _dataset(dataset, seed) as data:
+    with _datasets(dataset, shuffled, seed) as (data, copy):
+        if not chosen:
+            ways = default_ways(base, copy)
         _make_folder(output)
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
-        chosen = bool(assignments or deliveries)
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
             ways = _possible(ways, chosen, data, workers)
         if rates != AS_THEY_ARE:
@@ -258,6 +269,7 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
     possible: list[Way] = []
     known: dict[tuple[str, str], Choices] = {}  # ways share what is read of the dataset
     for way in ways:
+        chunked = data if way.copy is None else way.copy
         delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
         try:
             key = str(way.choices.sharding), str(way.choices.balance)
@@ -265,7 +277,7 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
                 known[key] = resolved(data, dataclasses.replace(way.choices, assignment=Global()))
             choices = dataclasses.replace(
                 way.choices,
-                assignment=with_chunks_of(data, way.choices.assignment),
+                assignment=with_chunks_of(chunked, way.choices.assignment),
                 delivery=delivery,
                 sharding=known[key].sharding,
                 balance=known[key].balance,
@@ -293,10 +305,12 @@ def _make_folder(output: Path) -> None:
 
 
 @contextmanager
-def _dataset(url: str | None, seed: int) -> Iterator[Dataset]:
+def _datasets(url: str | None, shuffled: str | None, seed: int) -> Iterator[tuple[Dataset, Dataset | None]]:
+    """The dataset, and a copy in random order."""
     if url is not None:
-        yield open_dataset(url)
+        yield open_dataset(url), None if shuffled is None else open_dataset(shuffled)
         return
     with TemporaryDirectory(prefix="dshuffle-") as folder:
         arrays = keyed_regression(DEFAULT_SAMPLES, seed=seed)
-        yield create_dataset(f"{folder}/keyed-regression.zarr", arrays, chunk_rows=DEFAULT_CHUNK_ROWS)
+        data = create_dataset(f"{folder}/keyed-regression.zarr", arrays, chunk_rows=DEFAULT_CHUNK_ROWS)
+        yield data, shuffle_dataset(data, f"{folder}/shuffled.zarr", seed=seed, chunk_rows=DEFAULT_CHUNK_ROWS)

@@ -100,13 +100,16 @@ def compare_ways(
         raise InvalidParameter.of("seed", sorted(seeds), "the same for all ways")
     check_dataset(dataset, features, target)
     quality = QualityOfWays(dataset, target)
+    for way in ways:
+        _check_copy(way, dataset)
 
     def run(way: Way, count: int, report: Callable[[TrainingPoint], None] | None) -> WayResult:
         with shuffler_of(client, dataset, way) as shuffler:
             history = fit_linear_regression(
                 shuffler, epochs=count, step=step, features=features, target=target, on_epoch=report
             )
-        return result_of(way, shuffler, history.points, measured=measured, quality=quality)
+        of_way = quality if way.copy is None else QualityOfWays(way.copy, target, in_random_order=True)
+        return result_of(way, shuffler, history.points, measured=measured, quality=of_way)
 
     def reporting(way: Way) -> Callable[[TrainingPoint], None] | None:
         return None if on_epoch is None else lambda point: on_epoch(way, point)
@@ -176,7 +179,15 @@ def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
 
 def shuffler_of(client: Client, dataset: Dataset, way: Way) -> Shuffler:
     """The shuffler of a way."""
-    return Shuffler(client, dataset, **way.choices.keywords())
+    return Shuffler(client, dataset if way.copy is None else way.copy, **way.choices.keywords())
+
+
+def _check_copy(way: Way, dataset: Dataset) -> None:
+    copy = dataset if way.copy is None else way.copy
+    found, wanted = ((d.n_samples, {name: (i.dtype, i.shape) for name, i in d.arrays.items()}) for d in (copy, dataset))
+    if found != wanted:
+        hint = "Write it with 'dshuffle dataset shuffle'."
+        raise InvalidParameter.because("shuffled copy", f"{copy!r} does not have the samples of {dataset!r}", hint)
 
 
 def predicted(cluster: Cluster, dataset: Dataset, way: Way) -> Prediction:

@@ -86,6 +86,8 @@ class QualityOfWays:
     target
         Name of the array whose values are the classes, if it has integers or booleans and at most 1,000 distinct
         values. Otherwise the classes are 64 slices of the rows in stored order, as if the data were stored by class.
+    in_random_order
+        Whether the dataset is a copy in random order, so that such slices of the original are random sets of its rows.
 
     Attributes
     ----------
@@ -93,7 +95,7 @@ class QualityOfWays:
         Description of the classes for the report.
     """
 
-    def __init__(self, dataset: Dataset, target: str | None) -> None:
+    def __init__(self, dataset: Dataset, target: str | None, *, in_random_order: bool = False) -> None:
         self._dataset = dataset
         self._labels = functools.cache(lambda name: read_labels(dataset, name))
         self._subset = RowSubset.of(dataset.n_samples, unit_rows(dataset))
@@ -101,6 +103,8 @@ class QualityOfWays:
         known = None if target is None else _values(dataset, target, ids)
         if known is None:
             self._classes = np.arange(len(ids)) * SLICES // len(ids)
+            if in_random_order:
+                self._classes = np.random.default_rng(0).permutation(self._classes)
             self.classes = f"{SLICES} slices of the stored order (no labels; if that order is random, they say nothing)"
         else:
             self._classes = known

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dshuffle.planning import AUTO, Aligned, Assignment, Choices, Chunks, Global, Local, Partial, parse_assignment
+from dshuffle.store import Dataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,37 +16,53 @@ class Way:
     """A way of shuffling and what a report calls it.
 
     Only a dataset can tell whether the labels and the sharding that the choices name exist.
+
+    Parameters
+    ----------
+    label
+        What a report calls it.
+    choices
+        How it shuffles.
+    copy
+        What it trains on, if that is a copy of the dataset in random order; see
+        :func:`~dshuffle.store.shuffle_dataset`.
     """
 
     label: str
     choices: Choices
+    copy: Dataset | None = field(default=None, compare=False)
 
 
 DEFAULT = Choices()
 
 
-def default_ways(base: Choices = DEFAULT) -> tuple[Way, ...]:
+def default_ways(base: Choices = DEFAULT, copy: Dataset | None = None) -> tuple[Way, ...]:
     """The baselines of the papers, from the least shuffling to the most.
 
     ``partial`` starts from contiguous shards, because the question is whether exchanging a tenth makes up for leaving
     data where they are stored. ``chunks`` is how loaders shuffle that read the dataset again, and needs a chunk for
-    every worker. With a cache fraction, coded deliveries are compared as well.
+    every worker. With a copy of the dataset in random order, this is compared on the copy as well: shuffled once on
+    disk, then by chunks (Livne et al., 2023). With a cache fraction, coded deliveries are compared, too.
 
     Parameters
     ----------
     base
         The cache fraction and the seed of all ways; its other choices are ignored.
+    copy
+        The dataset in random order.
     """
 
     def way(label: str, assignment: Assignment, delivery: str, sharding: str = "random") -> Way:
         choices = Choices(assignment, delivery, None, base.cache_fraction, sharding=sharding, seed=base.seed)
         return Way(label, choices)
 
+    chunks = way("chunks + storage", Chunks(), "storage")
     ways = (
         way("local, as stored", Local(), "peer", "contiguous"),
         way("local, shuffled once", Local(), "peer"),
         way("partial:0.1 + peer", Partial(0.1), "peer", "contiguous"),
-        way("chunks + storage", Chunks(), "storage"),
+        chunks,
+        *(() if copy is None else (Way(f"{chunks.label}, shuffled on disk", chunks.choices, copy),)),
         way("global + storage", Global(), "storage"),
         way("global + server", Global(), "server"),
         way("global + peer", Global(), "peer"),

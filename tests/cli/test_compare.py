@@ -63,6 +63,8 @@ def test_bad_choices_are_one_line_and_exit_code_1(elsewhere, options, message):
         (("--scheduler", "tcp://127.0.0.1:1"), "--scheduler needs DATASET"),
         (("--sharding", "random"), "--sharding needs --assignment or --delivery"),
         (("--balance", "label"), "--balance needs --assignment or --delivery"),
+        (("--shuffled", "d.zarr"), "--shuffled needs DATASET"),
+        (("d.zarr", "--shuffled", "s.zarr", "--delivery", "peer"), "omit --assignment and --delivery"),
         (("--workers", 0), "--workers"),
         (("--epochs", "x"), "--epochs"),
         (("--output", "file"), "--output"),

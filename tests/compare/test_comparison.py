@@ -104,6 +104,7 @@ def test_a_cluster_needs_a_worker():
 def test_all_default_ways_on_a_real_cluster(tmp_path):
     data = {name: array.compute() for name, array in keyed_regression(2000).items()}
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", data, chunk_rows=100)
+    copy = dshuffle.shuffle_dataset(dataset, tmp_path / "copy.zarr", chunk_rows=100)
     seen = []
     with local_cluster(2) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
@@ -115,12 +116,12 @@ def test_all_default_ways_on_a_real_cluster(tmp_path):
         comparison = compare_ways(
             client,
             dataset,
-            default_ways(Choices(seed=5)),
+            default_ways(Choices(seed=5), copy),
             epochs=3,
             step=0.5,
             on_epoch=lambda way, point: seen.append((way.label, point.epoch)),
         )
-    assert seen == [(way.label, epoch) for way in default_ways() for epoch in range(3)]
+    assert seen == [(way.label, epoch) for way in default_ways(copy=copy) for epoch in range(3)]
     for way in comparison.ways:
         assert [record.epoch for record in way.records] == [0, 1, 2]
         assert {record.n_workers for record in way.records} == {2}, "the server must not train"
@@ -136,13 +137,26 @@ def test_all_default_ways_on_a_real_cluster(tmp_path):
         assert record.store_bytes == record.needed * 404 + 4 * record.store_requests  # with a checksum each
         assert record.needed % 100 == 0
     assert final["chunks + storage"] > 10 * final["global + storage"]
+    assert final["chunks + storage"] > 10 * final["chunks + storage, shuffled on disk"]
+    for record in results["chunks + storage, shuffled on disk"].records:
+        assert record.needed % 100 == 0
     quality = {label: way.quality for label, way in results.items()}
     assert quality["chunks + storage"].meets_again == quality["local, as stored"].meets_again == 1
     assert quality["global + peer"] == quality["global + storage"]
     assert quality["global + peer"].class_spread < 1.2 < quality["chunks + storage"].class_spread
+    assert quality["chunks + storage, shuffled on disk"].class_spread < 1.2
     assert comparison.dataset["classes"].startswith("64 slices of the stored order")
     assert comparison.dataset["samples"] == 2000
     assert comparison.cluster["of them servers"] == 1
+
+
+def test_a_copy_has_the_same_samples(tmp_path):
+    arrays = {"x": np.ones((9, 2)), "y": np.ones(9)}
+    dataset, short = (dshuffle.create_dataset(tmp_path / f"{n}", {k: v[:n] for k, v in arrays.items()}) for n in (9, 8))
+    with pytest.raises(
+        InvalidParameter, match=r"shuffled copy.*8 samples.*does not have the samples of.*dataset shuffle"
+    ):
+        compare_ways(None, dataset, default_ways(copy=short), epochs=2, step=0.1)
 
 
 def test_auto_is_labelled_with_what_it_took():
