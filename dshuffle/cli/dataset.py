@@ -231,6 +231,7 @@ def _description(found: Dataset) -> dict[str, Any]:
 @click.argument("source")
 @click.argument("url")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order.")
+@click.option("--by", metavar="ARRAY", help="Spread each value of this array evenly, for example each class.")
 @click.option("--chunk-rows", type=click.IntRange(1), help="Samples per chunk.  [default: chunks of about 4 MiB]")
 @click.option("--shard-rows", type=click.IntRange(1), help="Samples per Zarr shard.  [default: no shards]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing dataset at URL.")
@@ -240,6 +241,7 @@ def shuffle(
     source: str,
     url: str,
     seed: int,
+    by: str | None,
     chunk_rows: int | None,
     shard_rows: int | None,
     overwrite: bool,
@@ -258,6 +260,7 @@ def shuffle(
             opened,
             url,
             seed=seed,
+            by=by,
             chunk_rows=chunk_rows,
             shard_rows=shard_rows,
             overwrite=overwrite,

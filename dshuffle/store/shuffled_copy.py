@@ -2,7 +2,8 @@
 
 The dataset is read once, in its own order, in slabs of whole chunks. Every row goes to a bucket, a range of positions
 in the new order, in a file on a local disk. Then the buckets are read one after the other, and each is put in order in
-memory. Who goes where is a function (:class:`~dshuffle.planning.bijection.Bijection`), so no list of positions is kept.
+memory. Who goes where is a function (:class:`~dshuffle.planning.bijection.Bijection`), so no list of positions is kept,
+unless the order is by classes.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.planning.bijection import Bijection
+from dshuffle.planning.class_order import ClassOrder
 from dshuffle.store.backends import canonical_url, is_local
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import open_dataset
 from dshuffle.store.sources.source import StreamSource
+from dshuffle.store.sources.zarr_nodes import read_array
 from dshuffle.units import human_bytes
 from dshuffle.unnamed_file import unnamed_file
 
@@ -76,11 +79,10 @@ class ArrayBuckets:
             ) from error
 
     def add(self, values: NDArray[Any], buckets: NDArray[np.int64]) -> None:
-        """Append rows to their buckets. Rows of one bucket stay in their order."""
-        order = np.argsort(buckets, kind="stable")
-        found, firsts = np.unique(buckets[order], return_index=True)
-        values = np.ascontiguousarray(values[order])
-        for bucket, first, last in zip(found.tolist(), firsts, [*firsts[1:], len(order)], strict=True):
+        """Append rows to their buckets, which are ascending. Rows of one bucket stay in their order."""
+        found, firsts = np.unique(buckets, return_index=True)
+        values = np.ascontiguousarray(values)
+        for bucket, first, last in zip(found.tolist(), firsts, [*firsts[1:], len(buckets)], strict=True):
             place = bucket * self._bucket_rows + int(self._filled[bucket])
             self._write(values[first:last], place)
             self._filled[bucket] += last - first
@@ -112,6 +114,7 @@ def shuffle_dataset(
     url: str | os.PathLike[str],
     *,
     seed: int = 0,
+    by: str | None = None,
     chunk_rows: int | None = None,
     shard_rows: int | None = None,
     overwrite: bool = False,
@@ -131,6 +134,10 @@ def shuffle_dataset(
         (:attr:`Dataset.skipped`), attributes and stored shardings are not written.
     seed
         Random seed. The order depends on it and on the number of samples.
+    by
+        Name of an array with one value for each sample. The order is then random, with each value spread evenly: every
+        chunk has its share, except for rounding. By default all orders are about equally likely. This takes another 40
+        bytes of memory a sample.
     chunk_rows, shard_rows, overwrite, storage_options
         As for :func:`create_dataset`.
     memory_budget
@@ -155,7 +162,7 @@ def shuffle_dataset(
 
     Notes
     -----
-    All orders are about equally likely. One shuffle on disk makes reading in chunks (the assignment ``chunks``, or
+    One shuffle on disk makes reading in chunks (the assignment ``chunks``, or
     another loader that shuffles chunks) nearly as good as a random order: Corgi², below.
 
     References
@@ -173,7 +180,7 @@ def shuffle_dataset(
     """
     opened = source if isinstance(source, Dataset) else open_dataset(source)
     _check_target(opened, url)
-    bijection = Bijection.of(opened.n_samples, "shuffle dataset", as_integer("seed", seed))
+    order = _order(opened, by, as_integer("seed", seed))
     widest = max(info.dtype.itemsize * math.prod(info.shape) for info in opened.arrays.values())
     least_rows = -(-opened.n_samples // MOST_BUCKETS)  # of a bucket
     part = _budget(memory_budget, least=PARTS * (1 if least_rows == 1 else least_rows * max(1, widest))) // PARTS
@@ -192,11 +199,16 @@ def shuffle_dataset(
         """Read all rows, and write them to their buckets."""
         for name, info in opened.arrays.items():
             buckets[name] = ArrayBuckets(folder, q, bucket_rows, info.dtype, info.shape)
-        for ids, rows in _ahead(lambda ids: (ids, opened.read_rows(ids, memory_budget=part)), opened.slabs(part)):
-            places = bijection.forward(ids) // bucket_rows
+
+        def by_bucket(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
+            places = order.forward(ids) // bucket_rows
+            sorting = np.argsort(places, kind="stable")
+            return places[sorting], opened.read_rows(ids[sorting], memory_budget=part)
+
+        for places, rows in _ahead(by_bucket, opened.slabs(part)):
             for name, values in rows.items():
                 buckets[name].add(values, places)
-                say(len(ids), "reading")
+                say(len(places), "reading")
         opened.check_unchanged()
 
     def blocks(name: str) -> Iterator[NDArray[Any]]:
@@ -205,11 +217,11 @@ def shuffle_dataset(
 
         def ordered(bucket: int) -> NDArray[Any]:
             first = bucket * bucket_rows
-            ids = bijection.inverse(np.arange(first, min(first + bucket_rows, q)))
+            ids = order.inverse(np.arange(first, min(first + bucket_rows, q)))
             # The bucket has these samples in ascending order.
-            order = np.empty(len(ids), np.int64)
-            order[np.argsort(ids)] = np.arange(len(ids))
-            return buckets[name].read(bucket)[order]
+            places = np.empty(len(ids), np.int64)
+            places[np.argsort(ids)] = np.arange(len(ids))
+            return buckets[name].read(bucket)[places]
 
         for rows in _ahead(ordered, range(-(-q // bucket_rows))):
             yield rows
@@ -231,6 +243,15 @@ def shuffle_dataset(
     finally:
         for one in buckets.values():
             one.close()
+
+
+def _order(opened: Dataset, by: str | None, seed: int) -> Bijection | ClassOrder:
+    if by is None:
+        return Bijection.of(opened.n_samples, "shuffle dataset", seed)
+    if by not in opened.arrays or opened.arrays[by].shape:
+        scalars = [name for name, info in opened.arrays.items() if not info.shape]
+        raise InvalidParameter.of("by", by, f"None, or one of the arrays with one value for each sample: {scalars}")
+    return ClassOrder.of(read_array(opened, by)[: opened.n_samples], "shuffle dataset", seed)
 
 
 def _check_target(opened: Dataset, url: str | os.PathLike[str]) -> None:

@@ -58,6 +58,27 @@ def test_the_copy_is_a_permutation_of_rows(q, budget, seed, chunk_rows, read_chu
     np.testing.assert_array_equal(again.read_rows(np.arange(q))["y"], order)
 
 
+@pytest.mark.parametrize("budget", [300, "1 MiB"])
+def test_every_chunk_has_its_share_of_each_class(budget):
+    q = 240
+    create_dataset(IN, {"x": np.arange(q), "label": np.repeat([3, 5, 9], [120, 80, 40])}, overwrite=True)
+    made = shuffle_dataset(IN, OUT, by="label", chunk_rows=24, memory_budget=budget, overwrite=True)
+    found = made.read_rows(np.arange(q))
+    assert sorted(found["x"]) == list(range(q))
+    np.testing.assert_array_equal(np.repeat([3, 5, 9], [120, 80, 40])[found["x"]], found["label"])
+    for chunk in found["label"].reshape(10, 24):
+        assert abs((chunk == 3).sum() - 12) <= 3
+        assert abs((chunk == 9).sum() - 4) <= 3
+    assert (found["x"] != np.sort(found["x"])).mean() > 0.9
+
+
+@pytest.mark.parametrize("by", ["x", "label"])
+def test_values_to_spread_are_one_for_each_sample(by):
+    create_dataset(IN, {"x": np.zeros((9, 2)), "y": np.zeros(9)}, overwrite=True)
+    with pytest.raises(InvalidParameter, match=rf"by='{by}'.*one value for each sample: \['y'\]"):
+        shuffle_dataset(IN, OUT, by=by, overwrite=True)
+
+
 def test_every_order_is_as_likely():
     create_dataset(IN, {"y": np.arange(3)}, overwrite=True)
     orders = [

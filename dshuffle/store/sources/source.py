@@ -44,7 +44,7 @@ class RowSource(ABC):
 
     @abstractmethod
     def __getitem__(self, rows: slice) -> NDArray[Any]:
-        """Read the rows of a slice without a step into a new array."""
+        """Read the rows of a slice without a step. The array must not be written to."""
 
 
 def block_rows(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -86,6 +86,8 @@ class StreamSource(RowSource):
             self._blocks, self._rest, self._at = self._open(), self._none, 0
         while self._at < start:
             self._take(start - self._at)
+        if len(self._rest) >= stop - start:  # no copy if it lies within a block
+            return self._take(stop - start)
         slab = np.empty((stop - start, *self.shape[1:]), self.dtype)
         while self._at < stop:
             done = self._at - start

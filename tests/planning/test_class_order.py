@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import math
+from itertools import permutations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dshuffle.planning.class_order import ClassOrder
+
+
+@given(counts=st.lists(st.integers(1, 60), min_size=1, max_size=8), seed=st.integers(0, 9), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_every_stretch_has_its_share_of_every_class(counts, seed, data):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    order = ClassOrder.of(labels, seed)
+    q = len(labels)
+    assert np.array_equal(np.sort(order.samples), np.arange(q))
+    assert np.array_equal(order.forward(order.samples), np.arange(q))
+    assert np.array_equal(order.inverse(order.positions), np.arange(q))
+    first = data.draw(st.integers(0, q - 1))
+    last = data.draw(st.integers(first + 1, q))
+    found = np.bincount(labels[order.samples[first:last]], minlength=len(counts))
+    # Each class is within two of its share of an interval, and the interval of the stretch within two for each class.
+    assert (abs(found - np.array(counts) * (last - first) / q) <= 2 + 2 * len(counts) * np.array(counts) / q).all()
+
+
+def test_stretches_are_more_even_than_at_random():
+    labels = np.repeat(np.arange(10), 1000)
+    counts = [
+        np.stack([np.bincount(one, minlength=10) for one in labels[order].reshape(100, 100)]).std()
+        for order in (ClassOrder.of(labels, 0).samples, np.random.default_rng(0).permutation(10_000))
+    ]
+    assert counts[0] < 0.4 * counts[1]
+
+
+def test_members_of_a_class_are_in_any_order():
+    """All orders of three members beside two others, and of those."""
+    tries = 3000
+    seen = {order: 0 for order in permutations(range(3))}
+    for seed in range(tries):
+        order = ClassOrder.of(["a", "a", "a", "b", "b"], seed).samples
+        seen[tuple(order[order < 3].tolist())] += 1
+    assert stats.chisquare(list(seen.values())).pvalue > 1e-4
+    assert len(seen) == math.factorial(3)
+
+
+def test_the_path_decides():
+    labels = np.arange(100) % 3
+    assert np.array_equal(ClassOrder.of(labels, 1).samples, ClassOrder.of(labels, 1).samples)
+    assert not np.array_equal(ClassOrder.of(labels, 1).samples, ClassOrder.of(labels, 2).samples)
