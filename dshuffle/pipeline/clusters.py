@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -20,6 +20,9 @@ from dshuffle.checks import as_integer
 from dshuffle.compare import connect, local_cluster
 from dshuffle.errors import InvalidParameter
 from dshuffle.runtime.waiting import as_seconds, wait_for_workers
+
+Waiting = Callable[[int], None]
+"""Called while workers are awaited, with the number of those that are there; see :func:`.wait_for_workers`."""
 
 
 @runtime_checkable
@@ -45,7 +48,7 @@ class ClusterSource(Protocol):
         """Check what can be checked before the cluster is started. Called in the main thread."""
         ...
 
-    def open(self) -> AbstractContextManager[Client]:
+    def open(self, waiting: Waiting | None = None) -> AbstractContextManager[Client]:
         """Start the cluster or connect to it, and wait for its workers. On leaving, stop what was started."""
         ...
 
@@ -89,7 +92,7 @@ class LocalWorkers:
     def check(self) -> None:
         """Nothing is known before the workers start."""
 
-    def open(self) -> AbstractContextManager[Client]:
+    def open(self, waiting: Waiting | None = None) -> AbstractContextManager[Client]:
         """Start the workers."""
         return local_cluster(self.n_workers, processes=self.processes)
 
@@ -142,10 +145,10 @@ class RunningScheduler:
         """Nothing is known before the scheduler answers."""
 
     @contextmanager
-    def open(self) -> Iterator[Client]:
+    def open(self, waiting: Waiting | None = None) -> Iterator[Client]:
         """Connect, and wait for the workers."""
         with connect(self.address, 1) as client:
-            wait_for_workers(client, *self.awaited)
+            wait_for_workers(client, *self.awaited, waiting)
             yield client
 
     def to_dict(self) -> dict[str, Any]:
@@ -245,7 +248,7 @@ class BatchJobs:
         jobqueue()
 
     @contextmanager
-    def open(self) -> Iterator[Client]:
+    def open(self, waiting: Waiting | None = None) -> Iterator[Client]:
         """Submit the jobs, and wait for the workers. Jobs that end are submitted again."""
         [name] = [name for name in SYSTEMS if name.lower() == self.system.lower()]
         with contextlib.ExitStack() as stack:
@@ -258,7 +261,7 @@ class BatchJobs:
                 raise InvalidParameter.because("options", f"dask-jobqueue refuses them for {name}: {error}") from error
             cluster.adapt(minimum_jobs=self.jobs, maximum_jobs=self.jobs)
             client = stack.enter_context(Client(cluster))
-            wait_for_workers(client, *self.awaited)
+            wait_for_workers(client, *self.awaited, waiting)
             yield client
 
     def to_dict(self) -> dict[str, Any]:

@@ -122,7 +122,11 @@ def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> 
     say("loading compiled code; the first run compiles it")
     compile_kernels({way.choices.delivery for way in pipeline.ways} - {AUTO})
     say(f"waiting for {pipeline.cluster}")
-    with pipeline.cluster.open() as client:
+
+    def waiting(there: int) -> None:
+        say(f"waiting for {pipeline.cluster} ({there} are there)")
+
+    with pipeline.cluster.open(waiting) as client:
         measured, results = None, []
         if pipeline.report is not None:
             say("measuring the cluster")
@@ -228,7 +232,10 @@ class PipelineRun:
         return self._progress
 
     def cancel(self) -> None:
-        """End the run after the current epoch. A checkpoint stays, so that the pipeline can be run again from it."""
+        """End the run after the current epoch, or while it waits for its first workers.
+
+        A checkpoint stays, so that the pipeline can be run again from it.
+        """
         self._cancelled.set()
 
     def result(self, timeout: float | None = None) -> PipelineResult:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
+
 from dask.utils import parse_timedelta
 from distributed import Client
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.runtime.cluster_view import cluster_info
+
+logger = logging.getLogger(__name__)
+
+STEP = 2.0
+"""Seconds between two looks at the cluster."""
 
 
 def as_seconds(name: str, value: str | float) -> float:
@@ -24,8 +33,16 @@ def as_seconds(name: str, value: str | float) -> float:
         raise InvalidParameter.of(name, value, 'seconds, or text such as "5m"') from error
 
 
-def wait_for_workers(client: Client, min_workers: int, patience: str | float) -> None:
+def wait_for_workers(
+    client: Client, min_workers: int, patience: str | float, waiting: Callable[[int], None] | None = None
+) -> None:
     """Wait until a cluster has a number of workers.
+
+    Parameters
+    ----------
+    waiting
+        Called every two seconds with the number of workers that are there. It may raise an error to end the wait. By
+        default a line is logged, less and less often.
 
     Raises
     ------
@@ -34,13 +51,24 @@ def wait_for_workers(client: Client, min_workers: int, patience: str | float) ->
     """
     as_integer("min_workers", min_workers, 1)
     seconds = as_seconds("patience", patience)
-    try:
-        client.wait_for_workers(min_workers, timeout=seconds)
-    except TimeoutError as error:
-        information = cluster_info(client)
-        there, address = len(information["workers"]), information["address"]
-        raise ClusterError(
-            f"there are {there} workers after {seconds:g} s; min_workers={min_workers}. Start more, or wait longer "
-            "(patience). If workers or their jobs run, look at their logs: they must reach the scheduler at "
-            f"{address}"
-        ) from error
+    started, said = time.monotonic(), STEP
+    while True:
+        waited = time.monotonic() - started
+        try:
+            client.wait_for_workers(min_workers, timeout=min(STEP, max(0.0, seconds - waited)))
+        except TimeoutError as error:
+            information, waited = cluster_info(client), time.monotonic() - started
+            there, address = len(information["workers"]), information["address"]
+            if waited >= seconds:
+                raise ClusterError(
+                    f"there are {there} workers after {seconds:g} s; min_workers={min_workers}. Start more, or wait "
+                    "longer (patience). If workers or their jobs run, look at their logs: they must reach the "
+                    f"scheduler at {address}"
+                ) from error
+            if waiting is not None:
+                waiting(there)
+            elif waited >= said:
+                said = 2 * waited
+                logger.warning("dshuffle: %d of %d workers are there after %.0f s", there, min_workers, waited)
+        else:
+            return

@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 import threading
+import time
 import types
 
 import numpy as np
@@ -18,6 +19,7 @@ from dshuffle.compare import Way
 from dshuffle.errors import ClusterError, DatasetChanged, DatasetNotFound
 from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
 from dshuffle.planning.cost import Cluster
+from dshuffle.runtime.waiting import wait_for_workers
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
 
@@ -142,6 +144,27 @@ def test_a_run_is_cancelled_after_the_epoch_and_continued_from_its_checkpoint(tm
     assert len(result.history.points) == 4
     assert resumed.progress[:2] == (4, 4)
     assert np.array_equal(result.model, Pipeline(URL, build().training, cluster=HERE).run(progress=False).model)
+
+
+def test_a_run_that_waits_for_workers_says_so_and_is_cancelled(monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.waiting.STEP", 0.1)
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster:
+        source = RunningScheduler(cluster.scheduler_address, min_workers=2, patience="5m")
+        run = Pipeline(URL, LINEAR, cluster=source).submit()
+        deadline = time.monotonic() + 60
+        while "(1 are there)" not in run.progress[2] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert run.progress[2] == f"waiting for the cluster at {cluster.scheduler_address} (1 are there)"
+        run.cancel()
+        with pytest.raises(RunCancelled):
+            run.result(timeout=60)
+
+
+def test_waiting_is_said(monkeypatch, caplog):
+    monkeypatch.setattr("dshuffle.runtime.waiting.STEP", 0.05)
+    with HERE.open() as client, pytest.raises(ClusterError, match=r"after 0\.5 s; min_workers=9"):
+        wait_for_workers(client, 9, "0.5s")
+    assert 2 <= len([one for one in caplog.messages if "3 of 9 workers are there after" in one]) <= 5
 
 
 def test_an_explanation_says_what_moves():
