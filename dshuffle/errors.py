@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from dshuffle.redaction import hide_secrets
+from dshuffle.redaction import hide_secrets, short_repr
 
 
 class DShuffleError(Exception):
@@ -29,7 +29,7 @@ class InvalidParameter(DShuffleError, ValueError):
         >>> print(InvalidParameter.of("workers", 0, "an integer >= 1"))
         workers=0 is not allowed; it must be an integer >= 1
         """
-        message = f"{name}={value!r} is not allowed; it must be {allowed}"
+        message = f"{name}={short_repr(value)} is not allowed; it must be {allowed}"
         return cls(f"{message}. {hint}" if hint else message)
 
     @classmethod

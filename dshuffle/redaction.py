@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -65,3 +66,29 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Iterable):
         for one in value:
             yield from _texts(one)
+
+
+class _Shown(reprlib.Repr):
+    """Values as messages show them: in one line, and not for ever. Of a large object, its type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 20
+        self.maxstring = self.maxother = 300
+
+    def repr_instance(self, x: object, level: int) -> str:
+        """Show an object that is neither a number, text nor a container."""
+        text = repr(x)
+        return text if "\n" not in text and len(text) <= self.maxother else f"<{type(x).__module__}.{type(x).__name__}>"
+
+
+def short_repr(value: object) -> str:
+    """Return a value as messages show it.
+
+    Examples
+    --------
+    >>> short_repr([1] * 50)
+    '[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, ...]'
+    """
+    return _Shown().repr(value)

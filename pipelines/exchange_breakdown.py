@@ -47,10 +47,16 @@ def ways() -> list[Way]:
 @click.option("--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler, instead of a local cluster.")
 @click.option("--workers", default=4, show_default=True, help="Number of workers of the local cluster.")
 @click.option("--epochs", default=6, show_default=True)
+@click.option("--features", default="x", show_default=True, help="Name of the 2-D array of features.")
+@click.option("--target", default="y", show_default=True, help="Name of the 1-D array of targets.")
 @click.option("--output", type=click.Path(path_type=Path), default=Path("exchange-breakdown"), show_default=True)
-def main(url: str, scheduler: str | None, workers: int, epochs: int, output: Path) -> None:
+def main(url: str, scheduler: str | None, workers: int, epochs: int, features: str, target: str, output: Path) -> None:
     """Train on the dataset at URL with a growing exchange; print and write the time of each phase."""
-    dataset = dshuffle.open_dataset(url)
+    try:
+        dataset = dshuffle.open_dataset(url)
+        step = modest_step(dataset, features=features, target=target)
+    except dshuffle.DShuffleError as error:
+        raise click.ClickException(str(error)) from error
     console = Console()
     with connect(scheduler, workers) as client, console.status("starting") as status:
         comparison = compare_ways(
@@ -58,7 +64,9 @@ def main(url: str, scheduler: str | None, workers: int, epochs: int, output: Pat
             dataset,
             ways(),
             epochs=epochs,
-            step=modest_step(dataset),
+            step=step,
+            features=features,
+            target=target,
             command=f"python pipelines/exchange_breakdown.py {url}",
             on_epoch=lambda way, point: status.update(f"{way.label}: epoch {point.epoch}"),
         )

@@ -17,15 +17,12 @@ import argparse
 import csv
 from pathlib import Path
 
-from bokeh.io import save
-from bokeh.layouts import column
-from bokeh.models import Column
 from bokeh.plotting import figure
-from bokeh.resources import INLINE
 from rich.progress import track
 
 from dshuffle.planning import Aligned, Choices, Global
 from dshuffle.planning.packet_counts import survey
+from dshuffle.report import chart_page
 
 N_WORKERS = 20
 FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55)
@@ -64,16 +61,20 @@ def packets(n_samples: int, fraction: float, seed: int) -> Row:
     return row
 
 
-def draw(rows: list[Row]) -> Column:
-    """Plot packets as a fraction of the samples, one plot for each number of samples."""
+TEXT = (
+    "Packets as a fraction of the samples. The lower bound is for `global` and new caches. `aligned` may be below it, "
+    "because it draws another shuffle, whose packets it chooses first."
+)
+
+
+def draw(rows: list[Row]) -> str:
+    """Return a page with one plot for each number of samples."""
     plots = []
     for n_samples in sorted({row["samples"] for row in rows}):
         plot = figure(
-            title=f"{n_samples:,.0f} samples, {N_WORKERS} workers",
             x_axis_label="cache fraction",
             y_axis_label="packets / samples",
             y_axis_type="log",
-            width=800,
             height=380,
         )
         for name, colour in COLOURS.items():
@@ -85,8 +86,8 @@ def draw(rows: list[Row]) -> Column:
                 plot.line(x, y, color=colour, line_width=2, line_dash=dash, legend_label=name)
                 plot.scatter(x, y, color=colour, size=6, legend_label=name)
         plot.add_layout(plot.legend[0], "right")  # it would hide the lines
-        plots.append(plot)
-    return column(plots)
+        plots.append((f"{n_samples:,.0f} samples, {N_WORKERS} workers", [plot]))
+    return chart_page("Packets of coded deliveries", TEXT, plots)
 
 
 def main() -> None:
@@ -105,7 +106,7 @@ def main() -> None:
         writer = csv.DictWriter(file, names)
         writer.writeheader()
         writer.writerows(rows)
-    save(draw(rows), filename=options.output / "packets.html", resources=INLINE, title="Packets of coded deliveries")
+    (options.output / "packets.html").write_text(draw(rows), encoding="utf-8")
     for row in rows:
         print("  ".join(f"{name} {row[name]:,.6g}" for name in names if name in row))
     print(f"wrote {options.output}/packets.csv and packets.html")

@@ -25,12 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bokeh.io import save
-from bokeh.layouts import gridplot
-from bokeh.models import ColumnDataSource, FactorRange, GridPlot, Range1d
+from bokeh.models import ColumnDataSource, FactorRange, Range1d
 from bokeh.models.annotations import Whisker
 from bokeh.plotting import figure
-from bokeh.resources import INLINE
 from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
@@ -40,6 +37,7 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 
 from dshuffle.compare import fit_logical_workers
+from dshuffle.report import chart_page
 from dshuffle.training import Linear, Network, TrainedNetwork
 
 N_TRAIN = 1200
@@ -129,8 +127,8 @@ def table(runs: list[Run], workers: int, policies: list[Policy], defaults: bool)
     return result
 
 
-def draw(runs: list[Run], numbers: list[int], policies: list[Policy]) -> GridPlot:
-    """Plot means and standard deviations for each number of workers, with and without batch norm."""
+def draw(runs: list[Run], numbers: list[int], policies: list[Policy]) -> str:
+    """Return a page with means and standard deviations for each number of workers, with and without batch norm."""
     labels = [label(policy) for policy in policies]
     plots: list[Any] = []
     for workers, batch_norm in itertools.product(numbers, (True, False)):
@@ -139,7 +137,6 @@ def draw(runs: list[Run], numbers: list[int], policies: list[Policy]) -> GridPlo
             x_range=FactorRange(factors=labels),
             y_range=Range1d(start=0, end=1),
             y_axis_label="validation accuracy",
-            width=520,
             height=340,
         )
         for shards, colour in COLOURS.items():
@@ -152,7 +149,8 @@ def draw(runs: list[Run], numbers: list[int], policies: list[Policy]) -> GridPlo
             plot.add_layout(Whisker(base="x", upper="high", lower="low", source=source, line_color=colour))
         plot.legend.location = "bottom_right"
         plots.append(plot)
-    return gridplot(plots, ncols=2)
+    text = "Accuracy against the fraction that is exchanged: means over the seeds, and their standard deviations."
+    return chart_page("Partial exchange", text, [("", plots)])
 
 
 def main() -> None:
@@ -181,12 +179,7 @@ def main() -> None:
         writer = csv.DictWriter(file, list(asdict(runs[0])))
         writer.writeheader()
         writer.writerows(asdict(one) for one in runs)
-    save(
-        draw(runs, numbers, policies),
-        filename=options.output / "study.html",
-        resources=INLINE,
-        title="Partial exchange",
-    )
+    (options.output / "study.html").write_text(draw(runs, numbers, policies), encoding="utf-8")
     console = Console(width=160)
     for workers in numbers:
         console.print(table(runs, workers, policies, defaults=not changed))

@@ -15,6 +15,10 @@ cluster. The settings are softmax regression, 12 workers, mini-batches of 120 / 
     classes         each class is one tight Gaussian in 2 dimensions
     hidden strata   each class is two of 20 tight Gaussians in 3 dimensions; samples are in random order
     stored strata   the same, but stored stratum by stratum
+    rare strata     hidden strata, of which four have only eight samples; distribution-aware shards broadcast these
+
+With broadcast samples, an epoch has as many updates as without them, as in the paper. Its mini-batches of 128 / 12 are
+rounded down to 10 as well.
 
 References
 ----------
@@ -27,17 +31,15 @@ import argparse
 import csv
 import functools
 import itertools
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bokeh.io import save
-from bokeh.layouts import column
-from bokeh.models import Column, ColumnDataSource, FactorRange, Range1d
+from bokeh.models import ColumnDataSource, FactorRange, Range1d
 from bokeh.models.annotations import Span, Whisker
 from bokeh.plotting import figure
-from bokeh.resources import INLINE
 from bokeh.transform import jitter
 from numpy.typing import NDArray
 from rich import box
@@ -45,13 +47,16 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from dshuffle import ShardingWarning
 from dshuffle.compare import VarianceRatio, variance_ratio
 from dshuffle.planning import first_ranks
-from dshuffle.sharding import distribution_aware, stratified
+from dshuffle.report import chart_page
+from dshuffle.sharding import Sharding, distribution_aware, stratified
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import SoftmaxRegression, geometric_speeds, simulate_parameter_server
 
 N_WORKERS, BATCH, N_CLASSES, SPREAD = 12, 120, 10, 0.1
+RARE = 12  # samples of a rare stratum, of which a third are held out
 COLOURS = {"random": "#8A8F98", "stratified": "#0072B2", "distribution-aware": "#D55E00"}
 METRICS = ("loss", "accuracy", "validation loss", "validation accuracy")
 Arrays = dict[str, NDArray[Any]]
@@ -78,7 +83,8 @@ def settings(step: float) -> list[Setting]:
     paces = [Setting("classes", ratio, "once", step) for ratio in (4, 10)]
     steps = [Setting("classes", 4, "free", factor * step) for factor in (0.5, 2, 4)]
     strata = [Setting("hidden strata", ratio, "free", step) for ratio in (1, 4)]
-    return [*main, *paces, *steps, *strata, Setting("stored strata", 4, "free", step)]
+    others = [Setting(data, 4, "free", step) for data in ("stored strata", "rare strata")]
+    return [*main, *paces, *steps, *strata, *others]
 
 
 @functools.cache
@@ -89,8 +95,14 @@ def arrays_of(data: str, samples: int, *, held_out: bool = False) -> Arrays:
     # `separation` is the root mean square distance of two centres, in standard deviations of a blob.
     separation = np.sqrt(2 * dimensions) / SPREAD
     made = gaussian_blobs(total, n_features=dimensions, n_classes=blobs, separation=separation)
-    x, y = made["x"].compute() * SPREAD, made["y"].compute() % N_CLASSES
-    if data == "hidden strata":
+    x, y = made["x"].compute() * SPREAD, made["y"].compute()
+    if data == "rare strata":
+        _, rank = np.unique(y, return_inverse=True)
+        kept = (rank >= 4) | (np.arange(total) % (total // blobs) < RARE)
+        x, y = x[kept], y[kept]
+        total = len(y)
+    y = y % N_CLASSES
+    if data in ("hidden strata", "rare strata"):
         # Shuffle, because dealing out consecutive samples of a class would deal out its strata evenly.
         order = np.random.default_rng(0).permutation(total)
         x, y = x[order], y[order]
@@ -99,14 +111,17 @@ def arrays_of(data: str, samples: int, *, held_out: bool = False) -> Arrays:
 
 
 @functools.cache
-def ranks_of(sharding: str, data: str, samples: int, seed: int) -> NDArray[np.int32]:
+def ranks_of(sharding: str, data: str, samples: int, seed: int) -> NDArray[np.int32] | Sharding:
     """Assign the samples to workers for one run."""
     arrays = arrays_of(data, samples)
     if sharding == "random":
-        return first_ranks("random", samples, N_WORKERS, seed=seed)
+        return first_ranks("random", len(arrays["y"]), N_WORKERS, seed=seed)
     if sharding == "stratified":
         return stratified(arrays["y"], N_WORKERS, seed=seed)
-    return distribution_aware(arrays["x"], n_workers=N_WORKERS, clusters=2 * N_CLASSES, seed=seed).ranks
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ShardingWarning)  # of samples that are broadcast
+        clusters = 2 * N_CLASSES
+        return distribution_aware(arrays["x"], n_workers=N_WORKERS, clusters=clusters, seed=seed, broadcast_cap=0.1)
 
 
 def shardings_of(data: str) -> tuple[str, ...]:
@@ -149,11 +164,10 @@ def final_metrics(setting: Setting, sharding: str, seeds: range, samples: int, e
     return finals
 
 
-def draw(found: dict[tuple[Setting, str], VarianceRatio], losses: dict[tuple[Setting, str], list[float]]) -> Column:
-    """Plot the ratios with their intervals, and below them the losses of all runs."""
+def draw(found: dict[tuple[Setting, str], VarianceRatio], losses: dict[tuple[Setting, str], list[float]]) -> str:
+    """Return a page of the ratios with their intervals, and the losses of all runs."""
     rows = [f"{setting}: {sharding}" for setting, sharding in found]
     plot = figure(
-        title="Variance of the final loss: with random / with systematic shards, 95 % bootstrap intervals",
         x_axis_label="ratio (right of the line: systematic sharding scatters less)",
         x_axis_type="log",
         # Bokeh ignores whiskers in its default range, and few runs give unbounded whiskers.
@@ -162,7 +176,6 @@ def draw(found: dict[tuple[Setting, str], VarianceRatio], losses: dict[tuple[Set
             end=min(100, 1.2 * max(one.high for one in found.values())),
         ),
         y_range=FactorRange(factors=rows[::-1]),
-        width=1000,
         height=110 + 30 * len(rows),
     )
     plot.add_layout(Span(location=1, dimension="height", line_color="#404040", line_dash="dashed"))
@@ -181,15 +194,14 @@ def draw(found: dict[tuple[Setting, str], VarianceRatio], losses: dict[tuple[Set
             plot.add_layout(
                 Whisker(base="row", lower="low", upper="high", source=source, dimension="width", line_color=colour)
             )
-    plots = [plot]
+    heading = "Variance of the final loss: with random / with systematic shards, 95 % bootstrap intervals"
+    sections = [(heading, [plot])]
     for data in dict.fromkeys(setting.data for setting, _ in losses):
         shown = {key: values for key, values in losses.items() if key[0].data == data}
         rows = [f"{str(setting).removeprefix(data + ', ')}: {sharding}" for setting, sharding in shown]
         runs = figure(
-            title=f"{data}: final loss of every run, less the median of its row",
             x_axis_label="1000 x (loss - median)",
             y_range=FactorRange(factors=rows[::-1]),
-            width=1000,
             height=110 + 26 * len(rows),
         )
         for row, ((_, sharding), values) in zip(rows, shown.items(), strict=True):
@@ -198,8 +210,9 @@ def draw(found: dict[tuple[Setting, str], VarianceRatio], losses: dict[tuple[Set
             )
             where = jitter("row", width=0.5, range=runs.y_range)
             runs.scatter("loss", where, source=source, color=COLOURS[sharding], size=4, alpha=0.5)
-        plots.append(runs)
-    return column(*plots)
+        sections.append((f"{data}: final loss of every run, less the median of its row", [runs]))
+    text = "Each run has random shards and orders of its own. A smaller variance means steadier results."
+    return chart_page("Sharding and variance", text, sections)
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:
@@ -280,9 +293,7 @@ def study(runs: int, first_seed: int, samples: int, epochs: int, step: float, ou
     ]
     write(output / "runs.csv", every)
     losses = {case: of_metric["loss"] for case, of_metric in finals.items()}
-    save(
-        draw(found["loss"], losses), filename=output / "variances.html", resources=INLINE, title="Sharding and variance"
-    )
+    (output / "variances.html").write_text(draw(found["loss"], losses), encoding="utf-8")
     Console(width=150).print(table)
     print(f"wrote {output}/variances.csv, runs.csv and variances.html")
 

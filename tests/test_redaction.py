@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import traceback
 
 import numpy as np
+import pandas as pd
 import pytest
 from distributed import Client
 from hypothesis import given
@@ -16,7 +18,7 @@ import dshuffle
 from dshuffle.cli import main
 from dshuffle.compare.provenance import describe_dataset
 from dshuffle.errors import DatasetNotFound, DShuffleError, InvalidParameter
-from dshuffle.redaction import hide_secrets, option_values
+from dshuffle.redaction import hide_secrets, option_values, short_repr
 
 PLANTED = ("planted-user", "planted-password", "planted-signature", "planted-deep")
 URL = "memory://planted-user:planted-password@host/d.zarr?sig=planted-signature"
@@ -89,3 +91,18 @@ def test_what_is_no_secret_stays() -> None:
     text = "epoch 3: monkey=4 of s3://bucket/design?version=2, user@host, assignment=global"
     assert hide_secrets(text) == text
     assert option_values({"a": 1, "b": [b"bytes", {"c": "text"}]}) == ("bytes", "text")
+
+
+def test_large_values_are_shown_by_their_type():
+    frame = pd.DataFrame({"a": range(50)})
+    for value, shown in (
+        (frame, "<pandas.*DataFrame>"),
+        (np.arange(9999.0), "<numpy.ndarray>"),
+        ([frame], r"\[<pandas.*DataFrame>\]"),
+        ("x" * 5000, "'xxx.*x'"),
+        (list(range(9999)), r"\[0, 1, .*, \.\.\.\]"),
+    ):
+        text = str(InvalidParameter.of("value", value, "something else"))
+        assert re.fullmatch(rf"value={shown} is not allowed; it must be something else", text)
+        assert len(text) < 400
+    assert short_repr(np.arange(3)) == "array([0, 1, 2])"

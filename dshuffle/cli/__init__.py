@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from dshuffle.cli.option_names import NotingGroup, one_line
 from dshuffle.errors import DShuffleError
 
 COMMANDS = {
@@ -30,7 +31,7 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(NotingGroup):
     """Command group that imports commands lazily and prints each error as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -65,7 +66,7 @@ class LazyGroup(click.Group):
         except DShuffleError as error:
             if os.environ.get("DSHUFFLE_DEBUG") == "1":
                 raise
-            raise click.ClickException(str(error)) from error
+            raise one_line(error, ctx) from error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

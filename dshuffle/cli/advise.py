@@ -54,12 +54,13 @@ def advise(
         with connect(scheduler, 0) as client:
             advance(1, 2, f"measuring for up to {seconds:g} s")
             measured = measure_cluster(client, data, seconds=seconds)
-    cluster = measured.cluster
-    choices = Choices(cache_fraction=cache_fraction)
-    work = Work(data.n_samples, data.row_nbytes, choices, unit_rows(data), training_seconds)
-    ways = ways_of(cluster, work, assignments)
-    advice = recommend(cluster, ways)
-    predictions = compare_costs(cluster, ways)
+        advance(2, 2, "predicting")
+        cluster = measured.cluster
+        choices = Choices(cache_fraction=cache_fraction)
+        work = Work(data.n_samples, data.row_nbytes, choices, unit_rows(data), training_seconds)
+        ways = ways_of(cluster, work, assignments)
+        advice = recommend(cluster, ways)
+        predictions = compare_costs(cluster, ways)
     if not as_json:
         click.echo("\n".join(_lines(measured)) + "\n")
     facts = {"measured": {k: v for k, v in dataclasses.asdict(measured).items() if k != "cluster"}}

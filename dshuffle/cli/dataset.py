@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dshuffle.cli.option_names import NotingGroup
 from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.store import (
@@ -42,7 +43,7 @@ OPTIONS_OF = {
 }
 
 
-@click.group()
+@click.group(cls=NotingGroup)
 def dataset() -> None:
     """Create, describe, verify and shuffle datasets."""
 
@@ -189,15 +190,18 @@ def info(url: str, as_json: bool) -> None:
         click.echo(json.dumps(description))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("array", "dtype", "shape of a sample", "rows per chunk", "rows per shard", "bytes"):
-        table.add_column(heading, justify="left" if heading in ("array", "dtype") else "right")
+    sharded = any(array["shard_rows"] for array in description["arrays"])
+    for heading in ("array", "dtype", "sample", "rows per chunk", *(["per shard"] if sharded else []), "bytes"):
+        left = heading in ("array", "dtype")
+        table.add_column(heading, justify="left" if left else "right", overflow="fold", no_wrap=heading == "dtype")
     for array in description["arrays"]:
+        shard = human_count(array["shard_rows"]) if array["shard_rows"] else "-"
         table.add_row(
             Text(array["name"]),
             Text(array["dtype"]),
             str(tuple(array["shape"])),
             human_count(array["chunk_rows"]),
-            human_count(array["shard_rows"]) if array["shard_rows"] else "-",
+            *([shard] if sharded else []),
             human_bytes(array["bytes"]),
         )
     click.echo(f"{hide_secrets(found.url)}: {human_count(found.n_samples)} samples of {human_bytes(found.row_nbytes)}")

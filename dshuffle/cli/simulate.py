@@ -11,6 +11,7 @@ from dshuffle.cli.output import assignment_option, show, ways_of
 from dshuffle.cli.profiles import load_profile
 from dshuffle.planning import Choices
 from dshuffle.planning.cost import Cluster, Work, compare_costs, recommend
+from dshuffle.report.progress import progress_bar
 from dshuffle.units import parse_rate
 
 HEADERS = 1.046
@@ -124,8 +125,11 @@ def simulate(
     )
     work = Work(samples, row_bytes, Choices(cache_fraction=cache_fraction), chunk_rows, training_seconds)
     ways = ways_of(cluster, work, assignments)
-    advice = recommend(cluster, ways, precision=precision)
-    predictions = compare_costs(cluster, ways, precision=precision)
+    with progress_bar() as advance:
+        advance(0, 2, "predicting; the first run compiles code")
+        advice = recommend(cluster, ways, precision=precision)
+        advance(1, 2, "comparing costs")
+        predictions = compare_costs(cluster, ways, precision=precision)
     if loaded is not None and not as_json:
         click.echo(f"{loaded.name}: {loaded.description}\n")
     facts = {"profile": dataclasses.asdict(loaded) if loaded is not None else None}

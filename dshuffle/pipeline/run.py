@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Client
 
+from dshuffle import report
 from dshuffle.compare import Way, compile_kernels
 from dshuffle.compare.comparison import comparison_of, result_of
 from dshuffle.compare.mixing_of_ways import QualityOfWays
@@ -19,7 +20,7 @@ from dshuffle.errors import ClusterError, RunCancelled
 from dshuffle.planning import AUTO
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
-from dshuffle.report import TrainingPoint, WayResult, write_report
+from dshuffle.report import TrainingPoint, WayResult
 from dshuffle.report.progress import Advance
 from dshuffle.runtime import Shuffler, gathered, measure_cluster, retrying
 from dshuffle.store import Dataset
@@ -155,7 +156,7 @@ def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> 
             comparison = comparison_of(
                 client, dataset, compared, quality=quality, settings=pipeline.training.facts, command=_command()
             )
-            page = write_report(comparison, pipeline.report)
+            page = report.write_report(comparison, pipeline.report)
     return PipelineResult(tuple(results), page)
 
 

@@ -46,7 +46,8 @@ def uncoded_rate(n_samples: int, capacity: int) -> float:
 def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
     """Number of packets of ``coded`` for uniformly random caches, in the limit of many samples.
 
-    It is the mean of :func:`average_lower_bound`. No code needs fewer packets on average, for any number of samples.
+    It is the mean of :func:`average_lower_bound`. For such caches no code needs fewer packets on average, for any
+    number of samples. Caches of later epochs may allow fewer.
 
     References
     ----------

@@ -38,7 +38,7 @@ class DeliveryFigures:
         Weaker lower bound for any number of workers: the mean over all orders of the workers.
     theorem2
         Rate of Chung et al. (2017), Theorem 2, for caches with uniformly random excess: the packets of ``coded`` in
-        the limit of many samples. No code needs fewer on average.
+        the limit of many samples. For new caches no code needs fewer on average.
     assignment_seconds, plan_seconds
         CPU seconds to draw the assignment and to make the plan, compiled and on one core.
     """

@@ -1,12 +1,10 @@
-"""Reports of comparisons: tables, charts and files."""
+"""Reports of comparisons: tables, charts and files. Only the last two need Bokeh, which loads when they are used."""
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
+import importlib
+from typing import TYPE_CHECKING
 
-from dshuffle.report.html import render_html
 from dshuffle.report.summary import (
     CPU_BOUND,
     Comparison,
@@ -15,10 +13,14 @@ from dshuffle.report.summary import (
     WayResult,
     figures,
     to_dict,
-    write_records,
 )
 from dshuffle.report.tables import comparison_tables
 from dshuffle.report.verdict import verdict, verdict_sentences
+
+if TYPE_CHECKING:
+    from dshuffle.report.files import write_report
+    from dshuffle.report.html import render_html
+    from dshuffle.report.page import chart_page
 
 __all__ = [
     "CPU_BOUND",
@@ -26,6 +28,7 @@ __all__ = [
     "Figures",
     "TrainingPoint",
     "WayResult",
+    "chart_page",
     "comparison_tables",
     "figures",
     "render_html",
@@ -35,31 +38,14 @@ __all__ = [
     "write_report",
 ]
 
+_WITH_BOKEH = {
+    "chart_page": "dshuffle.report.page",
+    "render_html": "dshuffle.report.html",
+    "write_report": "dshuffle.report.files",
+}
 
-def write_report(comparison: Comparison, directory: str | Path) -> Path:
-    """Write ``report.html``, ``records.jsonl`` and ``summary.json``, and replace existing files.
 
-    Existing files are replaced only when all new ones are complete.
-
-    Parameters
-    ----------
-    comparison
-        Measured comparison.
-    directory
-        Folder of the report; created if it does not exist.
-
-    Returns
-    -------
-    Path
-        Path of ``report.html``.
-    """
-    folder = Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    summary = json.dumps(to_dict(comparison, verdict(comparison)), indent=2)
-    with tempfile.TemporaryDirectory(prefix=".report-", dir=folder) as new:
-        (Path(new) / "report.html").write_text(render_html(comparison), encoding="utf-8")
-        write_records(comparison, Path(new) / "records.jsonl")
-        (Path(new) / "summary.json").write_text(summary + "\n", encoding="utf-8")
-        for path in Path(new).iterdir():
-            path.replace(folder / path.name)
-    return folder / "report.html"
+def __getattr__(name: str) -> object:
+    if name not in _WITH_BOKEH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_WITH_BOKEH[name]), name)

@@ -1,7 +1,4 @@
-"""Charts of the report, as Bokeh figures.
-
-Axes and grids have the names by which ``theme.js`` finds them and sets their colours.
-"""
+"""Charts of the report, as Bokeh figures. ``theme.js`` gives them the colours of the page."""
 
 from __future__ import annotations
 
@@ -34,12 +31,16 @@ Key = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure with its title, caption and key of (colour, meaning) pairs."""
+    """A figure with its title, caption and key of (colour, meaning) pairs.
+
+    With ``lines``, each meaning is the name of a line that the reader can hide.
+    """
 
     title: str
     caption: str
     key: Key
     figure: Any
+    lines: bool = False
 
 
 def charts(comparison: Comparison) -> list[Chart]:
@@ -150,12 +151,13 @@ def _errors(ways: tuple[WayResult, ...]) -> list[Chart]:
     by_time = _lines(ways, lambda point: point.seconds, "seconds since the start")
     caption = "Relative residual ‖Xw - y‖ / ‖y‖ on the whole dataset, on a logarithmic scale. Equal lines overlap."
     return [
-        Chart("Error after each epoch", caption, key, by_epoch),
+        Chart("Error after each epoch", caption, key, by_epoch, lines=True),
         Chart(
             "Error against time",
             "The same errors against wall time, which includes loading and measuring the error.",
             key,
             by_time,
+            lines=True,
         ),
     ]
 
@@ -181,9 +183,16 @@ def _lines(ways: tuple[WayResult, ...], x: Callable[[TrainingPoint], float], lab
             color=colour,
             line_width=2.5,
             line_dash=WAY_DASHES[place % len(WAY_DASHES)],
+            name=f"line: {way.label}",
         )
         marks = chart.scatter(
-            "x", "error", source=source, color=colour, size=9, marker=WAY_MARKERS[place % len(WAY_MARKERS)]
+            "x",
+            "error",
+            source=source,
+            color=colour,
+            size=9,
+            marker=WAY_MARKERS[place % len(WAY_MARKERS)],
+            name=f"line: {way.label}",
         )
         chart.add_tools(HoverTool(renderers=[marks], tooltips=[("@way", "@text"), (label, "@x{0.[00]}")]))
     return chart
@@ -225,10 +234,8 @@ def _figure(**options: Any) -> Any:
         min_border_right=16,
         **options,
     )
-    chart.axis.name = "axis"
     chart.axis.axis_label_text_font_style = "normal"
     chart.axis.minor_tick_line_color = None
-    chart.grid.name = "grid"
     if isinstance(chart.y_range, FactorRange):
         chart.yaxis.major_tick_in = 0
         chart.ygrid.grid_line_color = None

@@ -8,20 +8,18 @@ Provatas et al. (2021), Figure 7; see docs/papers.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 import numpy as np
-from bokeh.embed import file_html
-from bokeh.models import ColumnDataSource, FactorRange, HoverTool
+from bokeh.models import ColumnDataSource, FactorRange, HoverTool, Range1d
 from bokeh.plotting import figure
-from bokeh.resources import INLINE
 from numpy.typing import NDArray
 
 from dshuffle.report.charts import BLUE, LIGHT
+from dshuffle.report.page import chart_page
 from dshuffle.units import human_count
 
-MOST_CLASSES = 60
-"""Largest number of classes in a plot. More boxes are too thin to see."""
+MOST_WORKERS = 60
+"""Largest number of workers in a plot. More boxes are too thin to see."""
 HEADINGS = ("class", "samples", "min per shard", "median", "max", "max - min")
 
 Counts = NDArray[np.int64]
@@ -55,7 +53,7 @@ def class_rows(counts: Counts, classes: Sequence[str], most: int) -> list[tuple[
 
 
 def box_plot_page(counts: Counts, classes: Sequence[str], title: str) -> str:
-    """Draw a box plot of the counts per shard for each class, as a self-contained HTML page.
+    """Draw a box plot of the samples of each class for every worker, as a self-contained HTML page.
 
     Parameters
     ----------
@@ -64,33 +62,47 @@ def box_plot_page(counts: Counts, classes: Sequence[str], title: str) -> str:
     classes
         Names of the classes.
     title
-        Title of the plot.
+        Title of the page.
     """
-    places = widest(counts, MOST_CLASSES)
-    low, first, median, third, high = np.percentile(counts[places], [0, 25, 50, 75, 100], axis=1)
-    names = [classes[place] for place in places.tolist()]
+    shown = min(counts.shape[1], MOST_WORKERS)
+    low, first, median, third, high = np.percentile(counts[:, :shown], [0, 25, 50, 75, 100], axis=0)
+    fewest, most = (
+        [classes[place] for place in find(counts[:, :shown], axis=0).tolist()] for find in (np.argmin, np.argmax)
+    )
+    names = [str(rank) for rank in range(shown)]
     source = ColumnDataSource(
-        {"class": names, "low": low, "first": first, "median": median, "third": third, "high": high}
+        {
+            "worker": names,
+            "low": low,
+            "first": first,
+            "median": median,
+            "third": third,
+            "high": high,
+            "fewest": [f"{human_count(value)} of {name}" for value, name in zip(low, fewest, strict=True)],
+            "most": [f"{human_count(value)} of {name}" for value, name in zip(high, most, strict=True)],
+        }
     )
-    shown = (
-        "" if len(places) == len(counts) else f" ({len(places)} of {len(counts)} classes, those with the widest spread)"
-    )
+    top = float(high.max())
     chart = figure(
         x_range=FactorRange(factors=names),
-        title=title + shown,
+        y_range=Range1d(start=0, end=1.05 * max(1.0, top)),
         height=420,
-        sizing_mode="stretch_width",
-        toolbar_location=None,
-        x_axis_label="class",
-        y_axis_label="samples per shard: minimum, quartiles, maximum",
+        tools="",
+        x_axis_label="worker",
+        y_axis_label="samples of a class",
     )
-    chart.segment("class", "low", "class", "first", source=source, color=LIGHT)
-    chart.segment("class", "third", "class", "high", source=source, color=LIGHT)
-    boxes = chart.vbar("class", 0.6, "third", "first", source=source, fill_color=BLUE, line_color=BLUE, fill_alpha=0.4)
+    chart.xgrid.grid_line_color = None
+    chart.segment("worker", "low", "worker", "first", source=source, color=LIGHT)
+    chart.segment("worker", "third", "worker", "high", source=source, color=LIGHT)
+    boxes = chart.vbar("worker", 0.6, "third", "first", source=source, fill_color=BLUE, line_color=BLUE, fill_alpha=0.4)
     for end in ("low", "high"):
-        chart.rect("class", end, 0.3, 1, height_units="screen", source=source, color=LIGHT)
-    chart.rect("class", "median", 0.6, 2, height_units="screen", source=source, color=BLUE)
-    tips = [(name, f"@{name}") for name in ("class", "low", "first", "median", "third", "high")]
+        chart.rect("worker", end, 0.3, 1, height_units="screen", source=source, color=LIGHT)
+    chart.rect("worker", "median", 0.6, 2, height_units="screen", source=source, color=BLUE)
+    tips = [(name, f"@{name}") for name in ("worker", "fewest", "median", "most")]
     chart.add_tools(HoverTool(renderers=[boxes], tooltips=tips))
-    chart.xaxis.major_label_orientation = 0.8 if len(names) > 12 else "horizontal"
-    return str(file_html(chart, INLINE, escape(title)))
+    some = f" The first {shown} of {counts.shape[1]} workers are shown." if shown < counts.shape[1] else ""
+    text = (
+        f"Each box is a worker: minimum, quartiles and maximum of its numbers of samples over the {len(counts)} "
+        f"classes.{some}"
+    )
+    return chart_page(title, text, [("", [chart])])

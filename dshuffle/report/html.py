@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from bokeh.embed import components
-from bokeh.resources import Resources
 
 from dshuffle.report.charts import Chart, Key, charts, way_colour
+from dshuffle.report.page import page
 from dshuffle.report.summary import Comparison, WayResult
 from dshuffle.report.tables import (
     CAPTION,
@@ -31,16 +30,11 @@ from dshuffle.report.tables import (
 from dshuffle.report.verdict import verdict_sentences
 from dshuffle.units import human_bytes, human_count
 
-STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
-THEME = (Path(__file__).parent / "theme.js").read_text(encoding="utf-8")
-
 
 def render_html(comparison: Comparison) -> str:
     """Render the report as one HTML document that loads nothing from elsewhere."""
     drawn = charts(comparison)
     script, divisions = components([chart.figure for chart in drawn])
-    # Bokeh's core alone makes the file a third as large as with its widgets and tables.
-    library = Resources(mode="inline", components=["bokeh"]).render()
     epochs = epochs_of(comparison)
 
     def table(headings: Sequence[str], cells: Callable[[WayResult], tuple[str, ...]]) -> str:
@@ -50,21 +44,7 @@ def render_html(comparison: Comparison) -> str:
     answer, *others = verdict_sentences(comparison)
     sentences = "\n".join(f'<p class="verdict">{_unbroken(escape(sentence))}</p>' for sentence in others)
     time, phases, traffic, *errors = (_figure(*pair) for pair in zip(drawn, divisions, strict=True))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>dshuffle compare: {escape(answer)}</title>
-<style>
-{STYLE}
-</style>
-{library}
-</head>
-<body>
-<main>
-<header>
+    body = f"""<header>
 <p class="name">dshuffle compare</p>
 <h1>{_unbroken(escape(answer))}</h1>
 {sentences}
@@ -111,15 +91,8 @@ training runs. predicted: the same by the cost model. waited: time that training
 </div>
 <p class="caption">Beside this file, records.jsonl has one record for each epoch of each way, and summary.json has the
 figures.</p>
-</section>
-</main>
-{script}
-<script>
-{THEME}
-</script>
-</body>
-</html>
-"""
+</section>"""
+    return page(f"dshuffle compare: {answer}", body, script)
 
 
 def _emulated(text: str) -> str:
@@ -155,7 +128,7 @@ def _table(headings: Sequence[str], rows: Iterable[tuple[str, str, tuple[str, ..
 def _figure(chart: Chart, division: str) -> str:
     return f"""<figure>
 <h2>{escape(chart.title)}</h2>
-<p class="key">{_key(chart.key)}</p>
+<p class="key">{_switches(chart.key) if chart.lines else _key(chart.key)}</p>
 {division}
 <figcaption class="caption">{escape(chart.caption)}</figcaption>
 </figure>"""
@@ -163,6 +136,14 @@ def _figure(chart: Chart, division: str) -> str:
 
 def _key(key: Key) -> str:
     return " ".join(f"<span>{_swatch(colour)}{escape(meaning)}</span>" for colour, meaning in key)
+
+
+def _switches(key: Key) -> str:
+    """A key that shows and hides lines; see ``theme.js``."""
+    return " ".join(
+        f"<button type='button' aria-pressed='true' data-line='{escape(name)}'>{_swatch(colour)}{escape(name)}</button>"
+        for colour, name in key
+    )
 
 
 def _unbroken(text: str) -> str:

@@ -1,11 +1,13 @@
-"""Progress on standard error: a live bar on a terminal, plain lines elsewhere."""
+"""Progress: a live bar on a terminal and in a notebook, plain lines on standard error elsewhere."""
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import escape
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -21,8 +23,11 @@ FIRST, MOST = 3.0, 60.0
 
 @contextmanager
 def progress_bar() -> Iterator[Advance]:
-    """Yield ``advance(done, total, text)``; without a terminal, it prints lines."""
+    """Yield ``advance(done, total, text)``; without a terminal or a notebook, it prints lines."""
     console = Console(stderr=True)
+    if console.is_jupyter:
+        yield _Notebook().advance
+        return
     if not console.is_terminal:
         lines = _Lines(console)
         try:
@@ -39,6 +44,25 @@ def progress_bar() -> Iterator[Advance]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+
+
+class _Notebook:
+    """Progress as a bar in the output of a cell. Rich's own one would need ipywidgets."""
+
+    def __init__(self) -> None:
+        self._display = importlib.import_module("IPython.display")
+        self._handle = self._display.display(self._display.HTML(""), display_id=True)
+        self._started = time.monotonic()
+        self._shown = ("", 0.0)
+
+    def advance(self, done: int, total: int, text: str) -> None:
+        now = time.monotonic()
+        if done < total and text == self._shown[0] and now - self._shown[1] < 0.1:
+            return
+        self._shown = text, now
+        seconds = human_seconds(now - self._started)
+        bar = f'<progress value="{done}" max="{max(1, total)}"></progress> {done}/{total} {escape(text)} ({seconds})'
+        self._handle.update(self._display.HTML(bar))
 
 
 class _Lines:

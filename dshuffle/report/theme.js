@@ -1,30 +1,60 @@
-// Bokeh draws on canvas, which style sheets do not reach: give axes and grids the page's own colours.
+// Bokeh draws on canvas, which style sheets do not reach: give its models the page's own colours.
 (function () {
   "use strict";
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  function models() {
+    return window.Bokeh.documents.flatMap((doc) => [...doc._all_models.values()]);
+  }
   function paint() {
     const page = getComputedStyle(document.documentElement);
-    const soft = page.getPropertyValue("--soft").trim();
-    const line = page.getPropertyValue("--line").trim();
-    for (const doc of window.Bokeh.documents) {
-      for (const model of doc._all_models.values()) {
-        if (model.name === "axis") {
-          model.setv({
-            axis_label_text_color: soft, major_label_text_color: soft,
-            axis_line_color: line, major_tick_line_color: line,
-          });
-          if ("group_text_color" in model.properties) {
-            model.setv({ group_text_color: soft, separator_line_color: null });
-          }
-        } else if (model.name === "grid") {
-          model.setv({ grid_line_color: line });
+    const [ink, soft, line, card] = ["--ink", "--soft", "--line", "--card"].map(
+      (name) => page.getPropertyValue(name).trim()
+    );
+    for (const model of models()) {
+      if ("axis_label_text_color" in model.properties) {
+        model.setv({
+          axis_label_text_color: soft, major_label_text_color: soft,
+          axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: null,
+        });
+        if ("group_text_color" in model.properties) {
+          model.setv({ group_text_color: soft, separator_line_color: null });
         }
+      } else if (model.type === "Grid" && model.grid_line_color !== null) {
+        model.setv({ grid_line_color: line });
+      } else if (model.type === "Figure" || model.type === "Plot") {
+        model.setv({ background_fill_color: null, border_fill_color: null, outline_line_color: null });
+      } else if (model.type === "Title") {
+        model.setv({ text_color: ink });
+      } else if (model.type === "Legend") {
+        model.setv({ label_text_color: soft, background_fill_color: card, border_line_color: null });
+      } else if (model.type === "Span") {
+        model.setv({ line_color: soft });
       }
+    }
+  }
+  // A key of a chart of lines shows and hides the line of its name.
+  function listen() {
+    for (const button of document.querySelectorAll("figure button[data-line]")) {
+      button.addEventListener("click", function () {
+        const shown = button.getAttribute("aria-pressed") !== "true";
+        const name = button.dataset.line;
+        for (const other of document.querySelectorAll("figure button[data-line]")) {
+          if (other.dataset.line === name) {
+            other.setAttribute("aria-pressed", String(shown));
+          }
+        }
+        for (const model of models()) {
+          if (model.type === "GlyphRenderer" && model.name === "line: " + name) {
+            model.visible = shown;
+          }
+        }
+      });
     }
   }
   function start() {
     if (window.Bokeh && window.Bokeh.documents.length > 0) {
       paint();
+      listen();
       dark.addEventListener("change", paint);
     } else {
       window.setTimeout(start, 30);

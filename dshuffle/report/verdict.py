@@ -16,6 +16,8 @@ from dshuffle.units import human_error, human_ratio, human_seconds
 STORE_READERS = frozenset(name for name, delivery in DELIVERIES.items() if delivery.reads_store)
 SAME_ERROR = 1.1
 """Errors that differ by less than this factor count as the same."""
+CLOSE = 1.5
+"""Ways whose median times differ by more are told apart even if a single epoch makes their ranges overlap."""
 ROUNDING = 1e-6
 """Relative residuals below this are the rounding of float32 data; differences between them mean nothing."""
 
@@ -81,9 +83,13 @@ class _Ranking:
         if not ranked:
             return None
         fastest, *others = ranked
-        alike = tuple(one for one in others if one.spread.least <= fastest.spread.greatest)
-        slower = tuple(one for one in others if one.spread.least > fastest.spread.greatest)
-        return cls(fastest, alike, slower)
+        close = {
+            id(one)
+            for one in others
+            if one.spread.least <= fastest.spread.greatest and one.spread.median <= CLOSE * fastest.spread.median
+        }
+        alike = tuple(one for one in others if id(one) in close)
+        return cls(fastest, alike, tuple(one for one in others if id(one) not in close))
 
     @property
     def use(self) -> str:

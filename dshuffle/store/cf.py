@@ -13,6 +13,7 @@ from zarr import Array
 from zarr.core.metadata.v2 import ArrayV2Metadata
 
 from dshuffle.encodings import Encoding
+from dshuffle.errors import DatasetError
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"
 """Attribute with the names of the dimensions of an array in Zarr v2."""
@@ -32,6 +33,8 @@ ALIASES = {"day": "days", "d": "days", "hour": "hours", "hr": "hours", "hrs": "h
     "s": "seconds", "millisecond": "milliseconds", "ms": "milliseconds", "msec": "milliseconds",
     "microsecond": "microseconds", "us": "microseconds", "nanosecond": "nanoseconds", "ns": "nanoseconds",
 }  # fmt: skip
+
+SCALES = ("scale_factor", "add_offset")
 
 DATE = re.compile(r"(\d{1,4})-(\d{1,2})-(\d{1,2})(?:[T ]+(\d{1,2})(?::(\d{1,2}))?(?::(\d{1,2})(\.\d*)?)?)?Z?")
 
@@ -62,7 +65,13 @@ def encoding_of(array: Array[Any]) -> Encoding | None:
     if isinstance(units, str) and " since " in units:
         found = _time(units, str(attributes.get("calendar", "standard")))
         return None if found is None else Encoding(**found, missing=missing)
-    scale, offset = _number(attributes.get("scale_factor")), _number(attributes.get("add_offset"))
+    scale, offset = (_number(attributes.get(name)) for name in SCALES)
+    for name, number in zip(SCALES, (scale, offset), strict=True):
+        if number is None and name in attributes:
+            raise DatasetError(
+                f"attribute {name}={attributes[name]!r} of array {array.name} is not a number, so its values are not "
+                "known. Open the dataset with decode=False to get the stored numbers, or choose other arrays"
+            )
     if scale is None and offset is None and not missing:
         return Encoding(f"{dtype.byteorder}u{dtype.itemsize}", unsigned=True) if unsigned else None
     if scale is None and offset is None:
@@ -91,6 +100,8 @@ def _fill_value(value: Any) -> float | None:
 
 
 def _number(value: Any) -> float | None:
+    if isinstance(value, list) and len(value) == 1:  # as netCDF libraries write some scalars
+        [value] = value
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
         return None
     return value.item() if isinstance(value, np.generic) else value
@@ -101,9 +112,7 @@ def _time(units: str, calendar: str) -> dict[str, Any] | None:
     name, _, origin = units.partition(" since ")
     name = name.strip().lower()
     name = ALIASES.get(name, name)
-    date = re.fullmatch(
-        r"(\d{1,4})-(\d{1,2})-(\d{1,2})(?:[T ]+(\d{1,2})(?::(\d{1,2}))?(?::(\d{1,2})(\.\d*)?)?)?Z?", origin.strip()
-    )
+    date = DATE.fullmatch(origin.strip())
     if calendar.lower() not in CALENDARS or date is None or not (name in MICROSECONDS or name == "nanoseconds"):
         return None
     year, month, day, hour, minute, second = (int(part or 0) for part in date.groups()[:6])

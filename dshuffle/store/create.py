@@ -161,6 +161,9 @@ def create_dataset(
     _refuse_what_stands_there(url, overwrite, storage_options)  # before anything is computed
     found, skipped = arrays_of(arrays)
     checked = _checked(found)
+    if structs := [name for name, array in checked.items() if array.dtype.fields and shard_rows is not None]:
+        hint = "Leave shard_rows out, or store the fields as arrays of their own."
+        raise InvalidParameter.because("shard_rows", f"zarr cannot shard structs such as array {structs[0]!r}", hint)
     _refuse_own_source(url, checked)
     with _unstable_dtypes_allowed():
         if is_local(url):
@@ -220,6 +223,9 @@ def _storable(label: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.hasobject or dtype.kind in "OT":
         raise InvalidParameter.of(label, str(dtype), allowed, "Cast it to numbers or fixed-length strings.")
     stored = _packed_little_endian(dtype)
+    if _has_subarrays(stored):
+        hint = "Store fields that are arrays as arrays of the dataset."
+        raise InvalidParameter.of(label, str(dtype), f"{allowed}, which has no fields that are arrays", hint)
     try:
         with _unstable_dtypes_allowed():
             trial = _create_array(zarr.create_group(MemoryStore()), "trial", (1,), stored, 1)
@@ -228,13 +234,14 @@ def _storable(label: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     except Exception as exc:
         raise InvalidParameter.of(label, str(dtype), allowed, f"Zarr says: {exc}.") from exc
     if not kept:
-        raise InvalidParameter.of(
-            label,
-            str(dtype),
-            allowed,
-            "Zarr would change it; store fields that are arrays as separate arrays.",
-        )
+        raise InvalidParameter.of(label, str(dtype), allowed, "Zarr would change it.")
     return stored
+
+
+def _has_subarrays(dtype: np.dtype[Any]) -> bool:
+    """Whether a field of a structured dtype, at any depth, is an array."""
+    fields = [item for item, *_ in (dtype.fields or {}).values()]
+    return any(item.subdtype is not None or _has_subarrays(item) for item in fields)
 
 
 def _packed_little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:

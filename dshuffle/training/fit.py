@@ -44,6 +44,8 @@ class History(Generic[Model]):
         Time spent in each phase of every epoch, for trainers that take steps together.
     staleness
         Staleness of the pushes of an asynchronous fit.
+    batch_size
+        Batch size of all workers of an asynchronous fit together, which may have been rounded.
     """
 
     points: tuple[TrainingPoint, ...]
@@ -52,6 +54,7 @@ class History(Generic[Model]):
     worker_rates: tuple[float, ...] = ()
     breakdown: tuple[EpochBreakdown, ...] = ()
     staleness: Staleness | None = None
+    batch_size: int | None = None
 
     def __repr__(self) -> str:
         early = ", stopped early" if self.stopped_early else ""
@@ -226,7 +229,11 @@ class Recorder(Generic[Model]):
         return self.stopped_early
 
     def history(
-        self, model: Model, breakdown: tuple[EpochBreakdown, ...] = (), staleness: Staleness | None = None
+        self,
+        model: Model,
+        breakdown: tuple[EpochBreakdown, ...] = (),
+        staleness: Staleness | None = None,
+        batch_size: int | None = None,
     ) -> History[Model]:
         """Return the points so far and the fitted model."""
         self.speeds.warn()
@@ -237,6 +244,7 @@ class Recorder(Generic[Model]):
             worker_rates=self.speeds.rates(),
             breakdown=breakdown,
             staleness=staleness,
+            batch_size=batch_size,
         )
 
 

@@ -55,7 +55,7 @@ def fit_linear_regression(
     step_decay
         Factor on the step after every epoch, in (0, 1]; short for ``schedule=Decay(step_decay)``.
     features, target
-        Names of arrays in the dataset: ``(q, m)`` and ``(q,)``, float32 or float64.
+        Names of arrays in the dataset: ``(q, m)``, float32 or float64, and ``(q,)``, also integers.
     truth
         True weights ``(m,)``, if they are known.
     schedule
@@ -242,6 +242,9 @@ def _regression(
         raise InvalidParameter.of("weights.shape", own.shape, f"({width},), the width of {features}")
     rows, first, slots = partition.rows(features)
     targets, place, _ = partition.rows(target)
+    if targets.dtype.kind != "f":  # kernels are compiled for floats only
+        targets, place = targets[:, place : place + 1].astype(np.float64), 0
+        targets.flags.writeable = False
     return own, rows, first, targets, place, slots
 
 
@@ -259,11 +262,13 @@ def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: 
     check_names(arrays, hint=hint, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
         dtype, found = arrays[name]
-        if dtype not in (np.float32, np.float64) or found != dimensions:
+        allowed = "float32 or float64" if parameter == "features" else "float32, float64 or integers"
+        whole = parameter == "target" and dtype.kind in "biu"
+        if (dtype not in (np.float32, np.float64) and not whole) or found != dimensions:
             raise InvalidParameter.of(
                 parameter,
                 name,
-                f"a {dimensions}-D array of float32 or float64 (it is {found}-D, {dtype})",
+                f"a {dimensions}-D array of {allowed} (it is {found}-D, {dtype})",
                 f"Choose another array with {parameter} (--{parameter} on the command line).",
             )
 

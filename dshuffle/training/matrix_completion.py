@@ -167,13 +167,14 @@ def fit_matrix_completion(
                 epoch.map(one_round, entries, turn, states, rights, counts, step * schedule(number), regularization)
             )
         wrong = total = 0.0
-        rates = []
+        rates, longest = [], 0.0
         model = Factors(model.left.copy(), model.right.copy())  # those of the epoch before may be saved later
         for k, (left, right, sums) in enumerate(gathered(states.values)):
             model.left[rows[k]], model.right[blocks[(k + n - 1) % n]] = left, right
             wrong, total = wrong + sums[0], total + sums[1]
             rates.append(float(columns[k].sum()) / max(sums[2], 1e-9))
-        recorder.speeds.add(rates)
+            longest = max(longest, float(sums[2]))
+        recorder.speeds.add(rates, seconds=longest)
         if not (np.isfinite(wrong) and np.isfinite(model.left).all() and np.isfinite(model.right).all()):
             raise diverged(step, number, what="factors", remedy="take a smaller step")
         if total == 0:

@@ -134,30 +134,30 @@ class WorkerSpeeds:
     emulated
         Whether the speeds were requested. Slow workers are then not logged.
     longest
-        Seconds of the longest task so far, if known.
+        Seconds of the longest task of every epoch.
 
     Examples
     --------
     >>> speeds = WorkerSpeeds()
-    >>> speeds.add([100.0, 110.0, 25.0])
+    >>> speeds.add([100.0, 110.0, 25.0], seconds=4.0)
     >>> speeds.slow()
     {2: 4.0}
     """
 
     epochs: list[tuple[float, ...]] = field(default_factory=list)
     emulated: bool = False
-    longest: float | None = None
+    longest: list[float] = field(default_factory=list)
 
     def collect(self, futures: Sequence[Future[Any]]) -> list[Any]:
         """Return the values of :func:`timed` tasks, and record their rates as one epoch."""
         values, counts, seconds = zip(*gathered(futures), strict=True)
-        self.longest = max(self.longest or 0.0, *seconds)
-        self.add([count / spent for count, spent in zip(counts, seconds, strict=True)])
+        self.add([count / spent for count, spent in zip(counts, seconds, strict=True)], seconds=max(seconds))
         return list(values)
 
-    def add(self, rates: Sequence[float]) -> None:
-        """Record the samples per second of each rank in one epoch."""
+    def add(self, rates: Sequence[float], seconds: float) -> None:
+        """Record the samples per second of each rank in one epoch, and the seconds of its longest task."""
         self.epochs.append(tuple(rates))
+        self.longest.append(seconds)
 
     def rates(self) -> tuple[float, ...]:
         """Return the samples per second of each rank: the median, as the first epoch compiles and imports."""
@@ -171,7 +171,8 @@ class WorkerSpeeds:
 
     def warn(self) -> None:
         """Log a warning for each slow worker, as every epoch waits for it, unless the epochs are too short to tell."""
-        if self.emulated or (self.longest is not None and self.longest < NOTICEABLE):
+        usual = self.longest[1:] or self.longest  # the first epoch compiles and imports
+        if self.emulated or not usual or np.median(usual) < NOTICEABLE:
             return
         for rank, times in self.slow().items():
             logger.warning("dshuffle: worker %d trained %.1f times slower than the median worker", rank, times)

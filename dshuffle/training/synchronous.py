@@ -121,7 +121,10 @@ def fit_synchronous_sgd(
     for number, epoch in recorder.epochs(shuffler, epochs):
         done = epoch.together(train, model, batch_size, step * schedule(number), **names)
         [model] = [one for one, _, _ in done if one is not None]
-        recorder.speeds.add([count / max(seconds.own, 1e-9) for _, count, seconds in done])
+        recorder.speeds.add(
+            [count / max(seconds.own, 1e-9) for _, count, seconds in done],
+            seconds=max(seconds.own for _, _, seconds in done),
+        )
         breakdown[epoch.number] = EpochBreakdown(epoch=number, ranks=tuple(seconds for _, _, seconds in done))
         if not (np.isfinite(model.parameters).all() and np.isfinite(model.statistics).all()):
             raise diverged(step, number)

@@ -172,7 +172,10 @@ def fit_torch_ddp(
             if number == 0:
                 _join_all(epoch, name, make_model, make_optimizer, seed, timeout)
             done = epoch.together(train, name, batch_size, loss, schedule(number), seed, **names)
-            recorder.speeds.add([count / max(seconds.own, 1e-9) for _, count, seconds in done])
+            recorder.speeds.add(
+                [count / max(seconds.own, 1e-9) for _, count, seconds in done],
+                seconds=max(seconds.own for _, _, seconds in done),
+            )
             breakdown[epoch.number] = EpochBreakdown(epoch=number, ranks=tuple(seconds for _, _, seconds in done))
             if validate is not None:
                 _load_state(model, epoch, name)

@@ -208,7 +208,7 @@ def labelled(tmp_path):
         ),
         (("--balance", "y"), "balance='y' is not allowed; it must be None, or one of ['label']"),
         (("--balance", "label", "--assignment", "aligned"), "balance='label' is not allowed"),
-        (("--sharding", "mine", "--workers", 3), "n_workers=3 is not allowed"),
+        (("--sharding", "mine", "--workers", 3), "--workers=3 is not allowed"),
     ],
 )
 def test_first_assignments_and_labels_are_checked_before_a_cluster_is_started(elsewhere, labelled, options, message):
@@ -253,7 +253,7 @@ def test_a_running_scheduler_is_used(elsewhere, url):
 def test_a_step_that_diverges_is_one_line(elsewhere, url):
     result = run(url, "--workers", 2, "--epochs", 2, "--step", 1e6, "--delivery", "peer")
     assert result.exit_code == 1
-    assert "Error: step=1000000.0" in result.stderr
+    assert "Error: --step=1000000.0" in result.stderr
     assert "take a smaller step" in result.stderr
 
 

@@ -88,7 +88,7 @@ def test_create_from_files(tmp_path):
         (("--from", "x.npy", "--from", "y.npy"), "All arrays must have the same length"),
         (("--from", "notes.txt"), "a .npy, .npz, .parquet or .pq file, or a Zarr array or group"),
         (("--movielens", "notes.txt"), "is not a MovieLens ratings.csv"),
-        (("--synthetic", "matrix", "--columns", 10), "per_row=68 is not allowed"),
+        (("--synthetic", "matrix", "--columns", 10), "--entries-per-row=68 is not allowed"),
     ],
 )
 def test_create_from_what_makes_no_dataset_is_an_error_of_one_line(tmp_path, monkeypatch, options, words):

@@ -73,7 +73,7 @@ def test_groups_of_rows_may_be_more_than_compiling_needs():
     ("arguments", "told"),
     [
         (("--samples", "3", "--workers", "4"), "fewer samples than workers"),
-        (("--samples", "100", "--workers", "4", "--cache-fraction", "2"), "cache_fraction=2.0"),
+        (("--samples", "100", "--workers", "4", "--cache-fraction", "2"), "--cache-fraction=2.0"),
         (("--samples", "100", "--workers", "4", "--assignment", "best"), "assignment='best'"),
         (("--samples", "100", "--workers", "4", "--assignment", "chunks"), "'chunks:ROWS'"),
         (("--samples", "100", "--workers", "4", "--assignment", "chunks:50"), "chunk_rows=50"),
@@ -126,7 +126,7 @@ def test_the_part_of_a_huge_job_costs_next_to_nothing():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--own-part=4"], r"own_part=4 is not allowed; it must be in [0, 4)"),
+        (["--own-part=4"], r"--own-part=4 is not allowed; it must be in [0, 4)"),
         (["--own-part=0", "--ids=/no/such/folder/x.npy"], "ids='/no/such/folder/x.npy' is not allowed"),
         (["--ids=x.npy"], "--ids needs --own-part"),
         (["--own-part=0", "--samples=9000000000000000000"], "samples=9000000000000000000 is not allowed"),

@@ -94,8 +94,11 @@ def test_variances_are_compared(tmp_path):
     assert ran.returncode == 0, ran.stderr
     rows = (tmp_path / "study" / "variances.csv").read_text().splitlines()
     runs = (tmp_path / "study" / "runs.csv").read_text().splitlines()
-    # Nine settings with two shardings, three with three; random is what the others are compared with.
-    assert (len(rows), len(runs)) == (1 + 4 * (9 + 3 * 2), 1 + 5 * (9 * 2 + 3 * 3))
+    # Nine settings with two shardings, four with three; random is what the others are compared with.
+    assert (len(rows), len(runs)) == (1 + 4 * (9 + 4 * 2), 1 + 5 * (9 * 2 + 4 * 3))
+    study = runpy.run_path(str(ROOT / "pipelines/sharding_variance_study.py"))
+    assert len(study["ranks_of"]("distribution-aware", "rare strata", 2400, 0).broadcast) == 4 * 8
+    assert not len(study["ranks_of"]("distribution-aware", "hidden strata", 2400, 0).broadcast)
     assert runs[0] == "setting,sharding,seed,loss,accuracy,validation loss,validation accuracy"
     assert "none shown" in ran.stdout, "five runs tell nothing"
     assert "<html" in (tmp_path / "study" / "variances.html").read_text()
@@ -108,6 +111,9 @@ def test_an_epoch_is_broken_down(tmp_path):
     ran = run("pipelines/exchange_breakdown.py", url, "--workers", 2, "--epochs", 2, "--output", tmp_path / "out")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("partial 0.") == 5
+    ran = run("pipelines/exchange_breakdown.py", url, "--target", "z")
+    assert ran.returncode == 1
+    assert "target='z' is not allowed" in ran.stderr
     assert (tmp_path / "out" / "report.html").exists()
 
 
@@ -165,8 +171,10 @@ def test_a_matrix_is_completed(tmp_path):
     found = pipeline_of(str(ROOT / "pipelines/matrix_completion.py"), {"url": str(url), "entries_a_row": 20, "rank": 2})
     result = dataclasses.replace(found, cluster=LocalWorkers(2, processes=False)).run(progress=False)
     errors = [point.error for point in result.history.points]
-    assert len(errors) == 7
+    tested = [point.validation["test_error"] for point in result.history.points]
+    assert len(errors) == len(tested) == 7
     assert errors[0] > errors[6]
+    assert tested[0] > tested[6]
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def test_an_assignment_that_these_caches_do_not_allow_is_told_of():
     assert ran.exit_code == 0, ran.output
     assert "“aligned:0.3” is left out: it needs a --cache-fraction above 1/8" in ran.stderr
     ran = run(*job, "--cache-fraction", "0.3", "--assignment", "chunks:50", "--assignment", "chunks:100")
-    assert ran.stderr == ""
+    assert "left out" not in ran.stderr
     assert {"aligned:0.3", "chunks:50", "chunks:100"} <= {line.strip() for line in ran.stdout.splitlines()}
 
 
@@ -55,7 +55,7 @@ def profiles(tmp_path):
 def test_json_has_all_ways_and_the_recommendation():
     ran = run(*JOB, "--bandwidth", "100mbit", "--storage-bandwidth", "100MB/s", "--json")
     assert ran.exit_code == 0, ran.output
-    answer = json.loads(ran.output)
+    answer = json.loads(ran.stdout)
     assert answer["cluster"]["link_up"] == pytest.approx(12.5e6 / 1.046)
     ways = {row["way"]: row for row in answer["ways"]}
     assert {"local", "partial:0.1 + peer", "global + storage", "chunks + storage"} < set(ways)
@@ -69,7 +69,7 @@ def test_json_has_all_ways_and_the_recommendation():
 def test_the_table_fits_a_terminal_and_says_what_to_do():
     ran = run(*JOB, "--bandwidth", "100mbit", "--storage-bandwidth", "100MB/s", "--training", "0.05")
     assert ran.exit_code == 0
-    assert max(map(len, ran.output.splitlines())) <= 80
+    assert max(map(len, ran.stdout.splitlines())) <= 80
     for words in ("clique, pipelined", "Do not shuffle globally", "whatever the code", "What would change this"):
         assert words in " ".join(ran.output.split())
 
@@ -77,7 +77,7 @@ def test_the_table_fits_a_terminal_and_says_what_to_do():
 def test_a_profile_gives_the_rates_and_options_go_before(profiles):
     ran = run(*JOB, "--profile", f"{profiles}#good", "--json")
     assert ran.exit_code == 0, ran.output
-    answer = json.loads(ran.output)
+    answer = json.loads(ran.stdout)
     cluster = answer["cluster"]
     assert (cluster["link_up"], cluster["link_down"], cluster["server_up"]) == (1e7, 2e7, 3e7)
     assert (cluster["storage"], cluster["request_seconds"], cluster["storage_requests"]) == (None, 0.01, 500)
@@ -86,8 +86,8 @@ def test_a_profile_gives_the_rates_and_options_go_before(profiles):
     waiting = storage["requests"] / 8 * (0.01 + 64 * 1024 / 5e6) / 64
     assert storage["resources"]["storage requests"] == pytest.approx(max(waiting, storage["requests"] / 500), rel=0.05)
     other = run(*JOB, "--profile", f"{profiles}#good", "--bandwidth", "1GB/s", "--json")
-    assert json.loads(other.output)["cluster"]["link_up"] == pytest.approx(1e9 / 1.046)
-    assert run(*JOB, "--profile", f"{profiles}#good").output.startswith(f"{profiles}#good: in a book")
+    assert json.loads(other.stdout)["cluster"]["link_up"] == pytest.approx(1e9 / 1.046)
+    assert run(*JOB, "--profile", f"{profiles}#good").stdout.startswith(f"{profiles}#good: in a book")
 
 
 @pytest.mark.skipif(not shipped().exists(), reason="storage/profiles.toml is not here")
@@ -95,20 +95,20 @@ def test_all_profiles_that_come_along_can_be_used():
     for name in tomllib.loads(shipped().read_text()):
         ran = run("--workers", "16", "--samples", "1000000", "--profile", name, "--precision", "closed", "--json")
         assert ran.exit_code == 0, ran.output
-        assert json.loads(ran.output)["recommendation"]["way"]
+        assert json.loads(ran.stdout)["recommendation"]["way"]
 
 
 def test_a_job_of_any_size():
     job = ("--workers", "4096", "--samples", "1000000000", "--row-bytes", "4096")
     ran = run(*job, "--bandwidth", "100gbit", "--storage-bandwidth", "1TB/s", "--json")
     assert ran.exit_code == 0, ran.output
-    assert not any(row["exact"] for row in json.loads(ran.output)["ways"])
+    assert not any(row["exact"] for row in json.loads(ran.stdout)["ways"])
 
 
 def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
     ran = run(*JOB, "--bandwidth", "1MB", "--assignment", "partial:0.2", "--json")
     assert ran.exit_code == 0, ran.output
-    assert {row["assignment"] for row in json.loads(ran.output)["ways"]} == {"partial:0.2", "global"}
+    assert {row["assignment"] for row in json.loads(ran.stdout)["ways"]} == {"partial:0.2", "global"}
     for fraction, there in (("0.6", {"aligned", "global"}), ("0.125", {"global"})):
         ran = run(*JOB, "--bandwidth", "1MB", "--assignment", "aligned", "--cache-fraction", fraction, "--json")
         assert {row["assignment"] for row in json.loads(ran.stdout)["ways"]} == there
@@ -120,7 +120,7 @@ def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
         ((), "--bandwidth or --profile is required"),
         (("--bandwidth", "fast"), "bandwidth='fast'"),
         (("--bandwidth", "0"), "bandwidth='0'"),
-        (("--bandwidth", "1MB", "--cache-fraction", "2"), "cache_fraction=2.0"),
+        (("--bandwidth", "1MB", "--cache-fraction", "2"), "--cache-fraction=2.0"),
         (("--profile", "{}#none"), "one of broken, endless, good, short"),
         (("--profile", "{}#short"), "a profile with the key 'storage_request_seconds'"),
         (("--profile", "{}#broken"), "link_up_bytes_per_second=-3"),

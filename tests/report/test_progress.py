@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import types
 
 from dshuffle.report import progress
 from dshuffle.report.progress import progress_bar
@@ -28,3 +30,22 @@ def test_short_steps_are_said_once(capsys):
         advance(1, 2, "first")
         advance(2, 2, "second")
     assert capsys.readouterr().err.splitlines() == ["0/2 first", "2/2 second"]
+
+
+def test_a_notebook_gets_a_bar(monkeypatch):
+    """With a stand-in for IPython, in whose notebooks rich's console knows that it is in one."""
+    shown = []
+
+    class Handle:
+        def update(self, html):
+            shown.append(html)
+
+    stand_in = types.SimpleNamespace(HTML=str, display=lambda html, display_id: Handle())
+    monkeypatch.setitem(sys.modules, "IPython.display", stand_in)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    with progress_bar() as advance:
+        for done in range(100):
+            advance(done, 100, "<first>")
+        advance(100, 100, "<first>")
+    assert 2 <= len(shown) < 50
+    assert shown[-1].startswith('<progress value="100" max="100"></progress> 100/100 &lt;first&gt; (')

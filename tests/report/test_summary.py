@@ -125,7 +125,7 @@ def test_a_report_that_cannot_be_completed_leaves_the_old_one(comparison, tmp_pa
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dshuffle.report.write_records", full)
+    monkeypatch.setattr("dshuffle.report.files.write_records", full)
     with pytest.raises(OSError, match="No space left"):
         write_report(comparison, page.parent)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -173,6 +173,19 @@ def test_a_partition_is_of_no_use_after_its_task(shuffler):
     assert run_once(shuffler, use) == expected
 
 
+def test_processes_of_a_loader_are_refused_in_words(shuffler):
+    def start(partition):
+        raise AssertionError("daemonic processes are not allowed to have children")  # as multiprocessing does
+
+    def other(partition):
+        raise AssertionError("something else")
+
+    with pytest.raises(InvalidParameter, match=r"num_workers is not allowed: a Dask worker cannot start.*Use 0"):
+        run_once(shuffler, start)
+    with pytest.raises(AssertionError, match="something else"):
+        run_once(shuffler, other)
+
+
 def test_a_partition_cannot_be_returned(shuffler):
     with pytest.raises(TypeError, match="a Partition cannot be sent to another process; return arrays"):
         run_once(shuffler, lambda partition: partition)

@@ -329,6 +329,30 @@ def test_a_scaled_regression_is_trained_on_decoded_values(tmp_path):
     np.testing.assert_allclose(history.weights, [1, 2, 3], atol=1e-3)
 
 
+def test_a_scale_may_be_a_list_of_one(tmp_path):
+    """As some writers of netCDF leave it. (xarray makes Python objects of it.)"""
+    group = zarr.create_group(tmp_path / "g")
+    group.create_array("t", data=np.arange(4, dtype="i2")).attrs.update({"scale_factor": [0.5], "add_offset": [1.0]})
+    assert open_dataset(tmp_path / "g").read_rows([0, 3])["t"].tolist() == [1.0, 2.5]
+
+
+def test_a_scale_that_is_no_number_is_not_passed_over(tmp_path):
+    group = zarr.create_group(tmp_path / "g")
+    group.create_array("t", data=np.arange(4, dtype="i2")).attrs["scale_factor"] = "half"
+    with pytest.raises(DatasetError, match=r"scale_factor='half' of array .*t is not a number.*decode=False"):
+        open_dataset(tmp_path / "g")
+    assert open_dataset(tmp_path / "g", decode=False).read_rows([3])["t"].tolist() == [3]
+
+
+def test_an_array_that_zarr_cannot_open_is_named(tmp_path):
+    group = zarr.create_group(tmp_path / "g")
+    group.create_array("x", data=np.arange(4))
+    metadata = tmp_path / "g" / "x" / "zarr.json"
+    metadata.write_text(metadata.read_text().replace('"int64"', '"int65"'))
+    with pytest.raises(DatasetError, match=r"zarr cannot open array x \("):
+        open_dataset(tmp_path / "g", arrays=["x"])
+
+
 # -- AnnData -----------------------------------------------------------------------------------------------------------
 
 anndata = pytest.importorskip("anndata")

@@ -19,6 +19,7 @@ from dshuffle.training import (
     monitoring,
 )
 from dshuffle.training.linear_regression import local_pass
+from dshuffle.training.monitoring import WorkerSpeeds
 
 
 def points_of(errors):
@@ -110,3 +111,14 @@ def test_progress_is_a_line_an_epoch_where_there_is_no_terminal(fake_shuffler, c
     assert last.startswith("3/3 error")
     with pytest.raises(InvalidParameter, match="epochs=0"), epoch_bar(0):
         pass
+
+
+def test_the_first_epoch_does_not_make_short_ones_long_enough_to_tell(caplog):
+    """It compiles and imports."""
+    for longest, told in (([9.0, 0.03], 0), ([9.0, 0.9, 0.8], 1), ([0.9], 1), ([0.1, 0.1], 0)):
+        caplog.clear()
+        speeds = WorkerSpeeds()
+        for seconds in longest:
+            speeds.add([100.0, 100.0, 10.0], seconds=seconds)
+        speeds.warn()
+        assert len(caplog.messages) == told

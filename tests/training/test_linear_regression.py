@@ -190,3 +190,15 @@ def test_weights_of_another_size_never_reach_a_kernel(fake_shuffler, size):
     for task in (lambda partition: local_pass(partition, np.zeros(size), 0.1), lambda p: residual(p, np.zeros(size))):
         with pytest.raises(InvalidParameter, match=rf"weights.shape=\({size},\).*\(3,\)"):
             epoch.map(task)[0].result()
+
+
+@pytest.mark.parametrize("dtype", ["i8", "i4", "u1", "?"])
+def test_integer_targets_are_numbers(fake_shuffler, dtype):
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((200, 3)), rng.integers(0, 2, 200).astype(dtype)
+    numbers, floats = (
+        fit_linear_regression(fake_shuffler({"x": x, "y": target}), epochs=3, step=0.05)
+        for target in (y, y.astype("f8"))
+    )
+    np.testing.assert_array_equal(numbers.weights, floats.weights)
+    assert [point.error for point in numbers.points] == [point.error for point in floats.points]

@@ -96,7 +96,8 @@ def test_the_breakdown_tells_storage_from_workers():
         assert (one.io, one.exchange, one.gradient_exchange) == (io, exchange, 2)
 
 
-def test_a_slow_worker_is_waited_for_and_told_of(fake_shuffler, caplog):
+def test_a_slow_worker_is_waited_for_and_told_of(fake_shuffler, caplog, monkeypatch):
+    monkeypatch.setattr("dshuffle.training.monitoring.NOTICEABLE", 0.0)
     arrays = {"x": BLOBS["x"][:120], "y": np.repeat([1, 0, 2, 3], 30)}
     shuffler = fake_shuffler(arrays, assignment="local", sharding="contiguous")
     history = fit_synchronous_sgd(shuffler, Slow((5, 8, 4)), **OPTIONS)

@@ -24,8 +24,9 @@ def plan_clique(
 ) -> Packets:
     """Plan few packets from the server, for any caches and any number of workers.
 
-    The plan never needs more packets than ``ubershuffle``. If there are few samples or few sets of holders, both come
-    close to the optimum, so both are tried and the better one is taken. Samples that remain alone in a packet are
+    If there are few samples or few sets of holders, this and ``ubershuffle`` both come close to the optimum, so both
+    are tried and the better plan is taken. It never needs more packets there. For larger instances this is observed,
+    but not guaranteed. Samples that remain alone in a packet are
     sent in cycles where possible, as in ``leftover``.
 
     Parameters

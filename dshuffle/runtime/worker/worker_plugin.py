@@ -17,7 +17,7 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.serialize import to_serialize
 
-from dshuffle.errors import ClusterError, PeerFailed, WorkerLost
+from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import sent
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
@@ -321,7 +321,16 @@ def run_on_partition(
             "or another worker has taken the rank. If the session has ended, make a new Shuffler"
         )
     with session.partition(epoch) as partition:
-        result = fn(partition, *args, **kwargs)
+        try:
+            result = fn(partition, *args, **kwargs)
+        except AssertionError as error:
+            if "daemonic processes" not in str(error):
+                raise
+            raise InvalidParameter.because(
+                "num_workers",
+                "a Dask worker cannot start processes of its own, such as those of a DataLoader",
+                "Use 0: the rows are in this process's memory already.",
+            ) from error
     if isinstance(result, Partition):
         raise TypeError("a Partition cannot be sent to another process; return arrays instead")
     return result

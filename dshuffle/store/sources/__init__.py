@@ -71,10 +71,12 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
         raise InvalidParameter.of("files", places, "distinct files")
     tables = [place for place in places if place.endswith(PARQUET)]
     found: dict[str, RowSource] = {}
+    known: set[str] = set()
     for place in places:
         if place in tables[1:]:
             continue  # read with the first one
         for name, source in _arrays_of(place, tables, wanted).items():
+            known.add(name)
             if wanted is not None and name not in wanted:
                 continue
             if name in found:
@@ -85,7 +87,8 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
                 )
             found[name] = _checked(name, source)
     if wanted is not None and wanted - set(found):
-        raise InvalidParameter.of("names", sorted(wanted - set(found)), "names of arrays in the files")
+        hint = f"They have {', '.join(sorted(known))}." if known else ""
+        raise InvalidParameter.of("names", sorted(wanted - set(found)), "names of arrays in the files", hint)
     _same_length(found)
     return found
 

@@ -55,13 +55,11 @@ def arrays_of(data: Any) -> Arrays:
         arrays = dict(data)
     else:
         raise InvalidParameter.of(
-            "arrays", _short(data), "a mapping of at least one name to an array, a table or an xarray.Dataset"
+            "arrays", data, "a mapping of at least one name to an array, a table or an xarray.Dataset"
         )
+    if not arrays and not isinstance(data, Mapping):
+        raise InvalidParameter.because("arrays", f"this {type(data).__name__} has no columns", "Give one at least.")
     return _with_known_chunks(arrays), skipped
-
-
-def _short(data: Any) -> Any:
-    return data if isinstance(data, Mapping | int | str | None) else f"<{type(data).__module__}.{type(data).__name__}>"
 
 
 def _distinct(columns: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
 from dshuffle.planning.types import Samples
 from dshuffle.training.inputs import check_step
+
+logger = logging.getLogger(__name__)
 
 ONCE, FREE = "once", "free"
 PACES = (ONCE, FREE)
@@ -59,12 +62,9 @@ class Asynchrony:
         as_integer("n_workers", self.n_workers, 1)
         as_integer("batch_size", self.batch_size, 1)
         as_integer("seed", self.seed)
-        if self.batch_size % self.n_workers:
+        if self.batch_size < self.n_workers:
             raise InvalidParameter.of(
-                "batch_size",
-                self.batch_size,
-                f"a multiple of the number of workers ({self.n_workers})",
-                f"Each takes an equal part of it. Try {self.n_workers * max(1, self.batch_size // self.n_workers)}.",
+                "batch_size", self.batch_size, f"at least the number of workers ({self.n_workers})", "They share it."
             )
         check_step(self.step)
         if self.pace not in PACES:
@@ -78,8 +78,21 @@ class Asynchrony:
 
     @property
     def worker_batch(self) -> int:
-        """Batch size of a worker, WB = B / n (equation 3)."""
+        """Batch size of a worker, WB = B / n (equation 3), rounded down."""
         return self.batch_size // self.n_workers
+
+    @property
+    def rounded_batch(self) -> int:
+        """Batch size of all workers together."""
+        return self.worker_batch * self.n_workers
+
+    def warn_of_rounding(self) -> None:
+        """Log a warning if the workers together take smaller batches than asked for."""
+        if self.rounded_batch < self.batch_size:
+            logger.warning(
+                "dshuffle: batch_size=%d on %d workers is rounded to %d: each takes %d samples",
+                *(self.batch_size, self.n_workers, self.rounded_batch, self.worker_batch),
+            )
 
     @property
     def worker_step(self) -> float:

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
+from dshuffle.sharding import Sharding
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
 from dshuffle.training.inputs import check_finite, checked_width, diverged
 from dshuffle.training.monitoring import WorkerSpeeds
@@ -24,7 +25,7 @@ REMEDY = "take a smaller step, fewer workers, or scale the features"
 
 def simulate_parameter_server(
     arrays: Mapping[str, NDArray[Any]],
-    ranks: ArrayLike,
+    ranks: ArrayLike | Sharding,
     model: Model,
     *,
     epochs: int,
@@ -47,7 +48,8 @@ def simulate_parameter_server(
     arrays
         Mapping from name to array, with all samples.
     ranks
-        ``(q,)`` ranks that train on each sample, in all epochs (``assignment="local"``).
+        ``(q,)`` ranks that train on each sample, in all epochs (``assignment="local"``), or a sharding, which may have
+        broadcast samples.
     model, epochs, batch_size, step, pace, seed, features, target, schedule, validate, early_stopping, on_epoch
         See :func:`fit_parameter_server`.
     speeds
@@ -57,7 +59,8 @@ def simulate_parameter_server(
     -------
     History
         Bit for bit the result of :func:`fit_parameter_server` with the same ``speeds`` (all 1 if none are given) and a
-        shuffler with this sharding. Only the seconds differ, and the error, which is summed in another order.
+        shuffler with this sharding. Only the seconds differ, and the error: it is summed in another order, and counts
+        broadcast samples once.
 
     Raises
     ------
@@ -74,11 +77,13 @@ def simulate_parameter_server(
     >>> history.weights.round(2) + 0
     array([1., 2., 0.])
     """
-    checked = as_ranks("ranks", ranks, 2**31)
-    n_workers = int(checked.max(initial=0)) + 1
+    given, broadcast = (ranks.ranks, ranks.broadcast) if isinstance(ranks, Sharding) else (ranks, ())
+    checked = as_ranks("ranks", given, 2**31)
+    n_workers = ranks.n_workers if isinstance(ranks, Sharding) else int(checked.max(initial=0)) + 1
     as_integer("epochs", epochs, 1)
     emulated = (1.0,) * n_workers if speeds is None else tuple(map(float, speeds))
     sharing = Asynchrony(n_workers, batch_size, step, pace, emulated, seed)
+    sharing.warn_of_rounding()
     described = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
     checked_width(described, model.n_classes, features=features, target=target)
     for parameter, name in (("features", features), ("target", target)):
@@ -89,7 +94,9 @@ def simulate_parameter_server(
     rows, targets = as_rows(arrays[features]), arrays[target]
     if model.n_classes is not None:
         check_labels(target, np.unique(targets), len(targets), model.n_classes)
-    shards = [np.flatnonzero(checked == rank) for rank in range(n_workers)]
+    everywhere = np.zeros(len(checked), np.bool_)
+    everywhere[np.asarray(broadcast, np.int64)] = True
+    shards = [np.flatnonzero((checked == rank) | everywhere) for rank in range(n_workers)]
     sharing.check_partition(min(map(len, shards)))
     server = ParameterSlice(model.first(rows.shape[1], seed))
     pushes: list[list[int]] = [[] for _ in shards]
@@ -100,7 +107,7 @@ def simulate_parameter_server(
             MiniBatches(shard, sharing, rank=rank, epoch=epoch, done=len(pushes[rank]))
             for rank, shard in enumerate(shards)
         ]
-        recorder.speeds.add(emulated)
+        recorder.speeds.add(emulated, seconds=0.0)
         turns = Turns(emulated)
         replies = []
         for rank, own in enumerate(batches):
@@ -124,4 +131,4 @@ def simulate_parameter_server(
             raise diverged(step, epoch, remedy=REMEDY)
         if recorder.add(parameters, loss):
             break
-    return recorder.history(server.parameters(), staleness=Staleness.of(pushes))
+    return recorder.history(server.parameters(), staleness=Staleness.of(pushes), batch_size=sharing.rounded_batch)

@@ -60,11 +60,13 @@ def fit_parameter_server(
         Model such as :class:`~dshuffle.training.SoftmaxRegression`, or any object with the methods of
         :class:`~dshuffle.training.Model`.
     epochs
-        Number of passes over all samples. A broadcast sample counts once per worker, here and in the error.
+        Number of passes over all samples. With broadcast samples, an epoch of the pace ``"free"`` has as many updates
+        as without them (Provatas et al., section IV-B), and one of ``"once"`` has more, because each worker uses its
+        copies. In the error they count once per worker.
     batch_size, step
-        Batch size B and step alpha of a single worker. Each of n workers takes mini-batches of ``WB = B / n`` samples
-        and steps of ``alpha / n``. (In the synchronous trainers ``batch_size`` is for one worker; here it is for all
-        workers together.)
+        Batch size B and step alpha of a single worker. Each of n workers takes mini-batches of ``WB = B / n`` samples,
+        rounded down, and steps of ``alpha / n``. (In the synchronous trainers ``batch_size`` is for one worker. Here it
+        is for all workers together.)
     servers
         Number of Dask actors that share the parameters equally. They run on workers that do not train, if there are
         any, otherwise on the workers with the lowest ranks, beside training.
@@ -128,6 +130,7 @@ def fit_parameter_server(
     given = None if speeds is None else tuple(map(float, speeds))
     sharing = Asynchrony(shuffler.n_workers, batch_size, step, pace, given, seed)
     arrays = {"features": features, "target": target}
+    sharing.warn_of_rounding()
     described = {name: (array.dtype, tuple(array.shape)) for name, array in shuffler.dataset.arrays.items()}
     first = model.first(checked_width(described, model.n_classes, **arrays), seed)
     if servers > len(first):
@@ -140,17 +143,19 @@ def fit_parameter_server(
         for number, epoch in recorder.epochs(shuffler, epochs):
             if not n_samples:
                 found = actors.results(epoch.map(survey, model.n_classes, **arrays))
-                n_samples = sum(count for _, count in found)
+                n_samples = without_copies(shuffler, sum(count for _, count in found))
                 if model.n_classes is not None:
                     labels = np.unique(np.concatenate([values for values, _ in found]))
                     check_labels(target, labels, shuffler.dataset.n_samples, model.n_classes)
             done = PerRank([len(own) for own in pushes])
             train = functools.partial(_train, actors, epoch, model, sharing, schedule(number), n_samples, done, arrays)
             worked, parameters = actors.attempt(parameters, train)
-            n_samples = samples_of_an_epoch(shuffler)  # the first epoch of a resumed session has fewer
+            n_samples = shuffler.dataset.n_samples  # the first epoch of a resumed session has fewer
             for own, one in zip(pushes, worked, strict=True):
                 own += one.staleness
-            recorder.speeds.add([one.rate for one in worked] if given is None else given)
+            recorder.speeds.add(
+                [one.rate for one in worked] if given is None else given, seconds=max(one.seconds for one in worked)
+            )
             if not np.isfinite(parameters).all():
                 raise diverged(step, number, remedy=REMEDY)
             loss, count = np.sum(actors.results(epoch.map(total_loss, model, parameters, **arrays)), axis=0)
@@ -158,7 +163,7 @@ def fit_parameter_server(
                 raise diverged(step, number, remedy=REMEDY)
             if recorder.add(parameters, float(loss / count)):
                 break
-    return recorder.history(parameters, staleness=Staleness.of(pushes))
+    return recorder.history(parameters, staleness=Staleness.of(pushes), batch_size=sharing.rounded_batch)
 
 
 def _train(
@@ -179,18 +184,19 @@ def _train(
     return worked, actors.parameters()
 
 
-def samples_of_an_epoch(shuffler: Shuffler) -> int:
-    """Number of samples of a whole epoch. Samples that all workers train on count once for each."""
-    sharding = shuffler.choices.sharding
+def without_copies(shuffler: Shuffler, trained: int) -> int:
+    """Number of samples among those that workers train on, without the copies of samples that all of them have."""
+    sharding, q = shuffler.choices.sharding, shuffler.dataset.n_samples
     broadcast = sharding.n_broadcast if isinstance(sharding, GivenSharding) else 0
-    return shuffler.dataset.n_samples + (shuffler.n_workers - 1) * broadcast
+    return -(-trained * q // (q + (shuffler.n_workers - 1) * broadcast))
 
 
 class Work(NamedTuple):
-    """Work of a worker in an epoch: the staleness of each push, and samples per second."""
+    """Work of a worker in an epoch: the staleness of each push, samples per second, and seconds."""
 
     staleness: list[int]
     rate: float
+    seconds: float
 
 
 def work(
@@ -240,7 +246,8 @@ def work(
         replies = answers(servers, pushed)
         staleness.append(max(reply.staleness for reply in replies))
     partition.mark_trained()
-    return Work(staleness, samples / max(time.perf_counter() - started, 1e-9))
+    seconds = max(time.perf_counter() - started, 1e-9)
+    return Work(staleness, samples / seconds, seconds)
 
 
 def survey(partition: Partition, n_classes: int | None, *, features: str, target: str) -> tuple[NDArray[Any], int]:

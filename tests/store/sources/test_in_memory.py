@@ -57,7 +57,7 @@ def test_nullable_columns_without_nulls(tmp_path, kind):
         (pa.table({"n": [{"a": 1}]}), "column 'n'.*struct"),
         (pa.table([[1], [2]], names=["a", "a"]), "columns=.*distinct"),
         (xr.Dataset({"scalar": 3.0}), "no variables with a dimension"),
-        (pd.Series([1, 2]), "arrays='<pandas.*Series>'.*a table or an xarray"),
+        (pd.Series([1, 2]), "arrays=<pandas.*Series>.*a table or an xarray"),
     ],
 )
 def test_columns_that_do_not_hold_numbers(tmp_path, frame, words):

@@ -92,7 +92,8 @@ def test_every_sample_is_used_once_an_epoch(client, assignment):
     assert len(history.worker_rates) == N_WORKERS
 
 
-def test_nobody_waits_for_a_slow_worker_and_it_is_named(client, caplog):
+def test_nobody_waits_for_a_slow_worker_and_it_is_named(client, caplog, monkeypatch):
+    monkeypatch.setattr("dshuffle.training.monitoring.NOTICEABLE", 0.0)
     with shuffler(client, ONE_EACH) as real, caplog.at_level(logging.WARNING, "dshuffle"):
         history = fit_parameter_server(
             real, Counting(slow=2), epochs=1, batch_size=20, step=20.0, pace="free", features="x"
@@ -227,9 +228,10 @@ def test_broadcast_samples_count_once_per_worker(client):
     ranks = np.arange(60, dtype=np.int32) % N_WORKERS
     sharding = dshuffle.sharding.Sharding(ranks, N_WORKERS, broadcast=np.arange(56, 60))
     with shuffler(client, ONE_EACH, assignment="local", sharding=sharding) as real:
-        # 14 samples a worker and the 4 that all have: 72 in all, 15 updates of at most 5.
-        history = fit_parameter_server(real, Counting(), epochs=1, batch_size=20, step=1e-9, pace="free")
-    assert history.staleness.pushes == 15
+        # 14 samples a worker and the 4 that all have: 72 in all, but as many updates of 5 as for 60.
+        history = fit_parameter_server(real, Counting(), epochs=2, batch_size=22, step=1e-9, pace="free")
+    assert history.staleness.pushes == 2 * 12
+    assert history.batch_size == 20
     # Nothing is learnt, so that every sample is wrong by 1.
     assert history.points[0].error == pytest.approx(1)
 
@@ -259,3 +261,16 @@ def test_the_shufflers_client_need_not_be_the_default(tmp_path):
             patch.setattr(distributed.client, "_get_global_client", distributed.client._current_client.get)
             history = fit_parameter_server(real, SoftmaxRegression(4), epochs=1, batch_size=20, step=0.1)
     assert len(history.points) == 1
+
+
+@pytest.mark.parametrize("pace", ["once", "free"])
+def test_broadcast_samples_are_simulated(client, pace):
+    sharding = dshuffle.sharding.Sharding(np.arange(121, dtype=np.int32) % N_WORKERS, N_WORKERS, np.arange(116, 121))
+    options = {"epochs": 3, "batch_size": 21, "step": 0.3, "pace": pace, "speeds": [1.0, 2.0, 1.0, 3.0]}
+    with shuffler(client, assignment="local", sharding=sharding) as real:
+        fitted = fit_parameter_server(real, SoftmaxRegression(4), **options)
+    simulated = simulate_parameter_server(BLOBS, sharding, SoftmaxRegression(4), **options)
+    np.testing.assert_array_equal(fitted.weights, simulated.weights)
+    assert fitted.staleness.pushes == simulated.staleness.pushes
+    if pace == "free":
+        assert fitted.staleness.pushes == 3 * -(-121 // 5)

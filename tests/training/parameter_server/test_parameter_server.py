@@ -257,7 +257,7 @@ def test_slices_give_copies():
     [
         ({"epochs": 0}, "epochs=0"),
         ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": 14}, r"batch_size=14.*multiple of the number of workers \(4\).*Try 12"),
+        ({"batch_size": 3}, r"batch_size=3.*at least the number of workers \(4\)"),
         ({"batch_size": 400}, "batch_size=400.*at most 120.*100 samples of it, but one worker has only 30"),
         ({"step": 0}, "step=0"),
         ({"step": 1e9, "epochs": 60}, "step=.*diverged in epoch"),
@@ -355,3 +355,15 @@ def test_losses_come_with_the_samples_that_were_counted(fake_shuffler):
     found = [one.result() for one in epoch.map(total_loss, LinearModel(), np.zeros(4), features="x", target="y")]
     assert sum(count for _, count in found) == 121
     assert sum(loss for loss, _ in found) == pytest.approx(np.square(LINE["y"]).sum() / 2)
+
+
+def test_a_batch_that_workers_cannot_share_equally_is_rounded_and_said(caplog):
+    x = np.random.default_rng(0).normal(size=(120, 2))
+    arrays, ranks = {"x": x, "y": x @ [1, 2]}, np.arange(120) % 4
+    rounded, whole = (
+        simulate_parameter_server(arrays, ranks, LinearModel(), epochs=2, batch_size=size, step=0.1)
+        for size in (14, 12)
+    )
+    np.testing.assert_array_equal(rounded.weights, whole.weights)
+    assert rounded.batch_size == whole.batch_size == 12
+    assert caplog.messages == ["dshuffle: batch_size=14 on 4 workers is rounded to 12: each takes 3 samples"]

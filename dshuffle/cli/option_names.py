@@ -1,0 +1,60 @@
+"""Errors of the library in the words of the command line: the option in place of the parameter."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from dshuffle.errors import DShuffleError
+
+COMMAND = "dshuffle.command"
+"""Key of the command that runs, in click's metadata of the context."""
+
+OPTIONS = {
+    "files": "from",
+    "memory_budget": "memory",
+    "n_samples": "samples",
+    "n_workers": "workers",
+    "names": "array",
+    "per_row": "entries-per-row",
+    "per_user": "ratings-per-user",
+}
+"""Options that are not called as the parameter. Others are, with hyphens."""
+
+_SUBJECT = re.compile(r"(?P<name>[a-z_]+)(?==| is not allowed)")
+
+
+class NotingGroup(click.Group):
+    """Command group that notes which command runs, so that an error can name its options."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, and note it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        ctx.meta[COMMAND] = command
+        return name, command, rest
+
+
+def one_line(error: DShuffleError, ctx: click.Context) -> click.ClickException:
+    """The error as one line that names the option, if the command that runs has one for the parameter.
+
+    Examples
+    --------
+    >>> from dshuffle.errors import InvalidParameter
+    >>> context = click.Context(click.Command("shuffle", params=[click.Option(["--memory"])]))
+    >>> context.meta[COMMAND] = context.command
+    >>> one_line(InvalidParameter.of("memory_budget", "much", "a number of bytes"), context).message
+    "--memory='much' is not allowed; it must be a number of bytes"
+    """
+    text, command = str(error), ctx.meta.get(COMMAND)
+    if command is not None and (found := _SUBJECT.match(text)) and (option := _option(command, found["name"])):
+        text = option + text[found.end() :]
+    return click.ClickException(text)
+
+
+def _option(command: Any, name: str) -> str:
+    wanted = "--" + OPTIONS.get(name, name).replace("_", "-")
+    return wanted if any(wanted in one.opts for one in command.params) else ""

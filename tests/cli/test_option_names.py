@@ -1,0 +1,52 @@
+"""Errors of the library name the options of the command that ran."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import dshuffle
+from dshuffle.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("plan", "--samples", 100, "--workers", 4, "--cache-fraction", 3), "--cache-fraction=3.0 is not allowed"),
+        (("dataset", "create", "{0}/new", "--from", "{0}/x.csv"), "--from='{0}/x.csv' is not allowed"),
+        (("dataset", "create", "{0}/new", "--from", "{0}/x.npy", "--array", "y"), "--array=['y'] is not allowed"),
+        (("dataset", "shuffle", "{0}/d", "{0}/new", "--memory", "much"), "--memory='much' is not allowed"),
+        (("dataset", "shuffle", "{0}/d", "{0}/new", "--by", "z"), "--by='z' is not allowed"),
+        (("compare", "{0}/d", "--delivery", "pear"), "--delivery='pear' is not allowed"),
+        (("compare", "{0}/d", "--target", "z"), "--target='z' is not allowed"),
+    ],
+)
+def test_an_error_names_the_option(tmp_path, monkeypatch, arguments, told):
+    monkeypatch.chdir(tmp_path)
+    np.save(tmp_path / "x.npy", np.ones(3))
+    (tmp_path / "x.csv").write_text("1,2\n")
+    dshuffle.create_dataset(tmp_path / "d", {"x": np.ones((9, 2)), "y": np.ones(9)})
+    ran = CliRunner().invoke(main, [str(argument).format(tmp_path) for argument in arguments])
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith(f"Error: {told.format(tmp_path)}")
+
+
+def test_arrays_that_the_files_have_are_listed(tmp_path):
+    np.savez(tmp_path / "x.npz", a=np.ones(3), b=np.ones(3))
+    ran = CliRunner().invoke(
+        main, ["dataset", "create", f"{tmp_path}/new", "--from", f"{tmp_path}/x.npz", "--array", "c"]
+    )
+    assert "They have a, b." in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "module", ["dshuffle.cli.dataset", "dshuffle.cli.plan", "dshuffle.training", "dshuffle.pipeline"]
+)
+def test_what_draws_nothing_does_not_load_bokeh(module):
+    """Half a second of the start of a command, or of a worker."""
+    code = f"import sys, {module}; sys.exit('bokeh' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
