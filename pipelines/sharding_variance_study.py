@@ -15,7 +15,8 @@ cluster. The settings are softmax regression, 12 workers, mini-batches of 120 / 
     classes         each class is one tight Gaussian in 2 dimensions
     hidden strata   each class is two of 20 tight Gaussians in 3 dimensions; samples are in random order
     stored strata   the same, but stored stratum by stratum
-    rare strata     hidden strata, of which four have only eight samples; distribution-aware shards broadcast these
+    rare strata     hidden strata, of which four have only eight samples; distribution-aware shards broadcast
+                    those that k-means finds
 
 With broadcast samples, an epoch has as many updates as without them, as in the paper. Its mini-batches of 128 / 12 are
 rounded down to 10 as well.
