@@ -184,10 +184,10 @@ def studies(options: argparse.Namespace, n_workers: int) -> list[Study]:
         ends = tuple(policy for policy in REGRESSION if policy.label in ("none", "once", "global"))
         made += [replace(by, name=f"sorted-{k}", policies=ends, workers=k, deliveries=False) for k in (5, 40)]
     noisy, clean = partial(entries, size, per_row, 1.0), partial(entries, size, per_row, 0.0)
-    fits = partial(fit_entries, size, 0.06), partial(fit_entries, size, 0.04)
+    fits = partial(fit_entries, size, 0.15), partial(fit_entries, size, 0.1)
     made += [
-        Study("matrix", "Matrix, noise 1, step 0.06", MATRIX, few, short, None, noisy, fits[0], per_row),
-        Study("clean", "Matrix, no noise, step 0.04", MATRIX, few, short, 1e-2, clean, fits[1], per_row, False),
+        Study("matrix", "Matrix, noise 1, first step 0.15", MATRIX, few, short, None, noisy, fits[0], per_row),
+        Study("clean", "Matrix, no noise, first step 0.1", MATRIX, few, short, 1e-2, clean, fits[1], per_row, False),
     ]
     return [study for study in made if not options.studies or study.name in options.studies]
 

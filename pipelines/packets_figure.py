@@ -62,8 +62,8 @@ def packets(n_samples: int, fraction: float, seed: int) -> Row:
 
 
 TEXT = (
-    "Packets as a fraction of the samples. The lower bound is for `global` and new caches. `aligned` may be below it, "
-    "because it draws another shuffle, whose packets it chooses first."
+    "Packets as a fraction of the samples. The lower bound is for a uniform draw (global) and new caches. The "
+    "assignment aligned may be below it, because it draws another shuffle, whose packets it chooses first."
 )
 
 

@@ -76,6 +76,7 @@ def chart_page(title: str, text: str, sections: Iterable[tuple[str, Sequence[Any
     for _, figures in listed:
         for one in figures:
             one.update(sizing_mode="stretch_width", toolbar_location=None)
+            one.update(background_fill_color=None, border_fill_color=None, outline_line_color=None)
     script, divisions = components([one for _, figures in listed for one in figures])
     drawn = iter(divisions)
     parts = []
