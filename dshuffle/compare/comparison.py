@@ -26,6 +26,9 @@ from dshuffle.runtime.measure.auto_candidates import work_of
 from dshuffle.store import Dataset
 from dshuffle.training.linear_regression import check_regression, fit_linear_regression
 
+OTHER_LINKS = {f"{gbit} Gbit/s": gbit * 1.25e8 for gbit in (1, 10, 25, 100)}
+"""Links in bytes per second for which a report predicts exchanges as well."""
+
 EMULATED = "DSHUFFLE_EMULATED"
 """Environment variable that says, for the report, what is emulated in this environment."""
 
@@ -128,9 +131,13 @@ def result_of(
     quality: QualityOfWays,
 ) -> WayResult:
     """Return the result of a way, from its shuffler after the training and the points of the fit."""
-    prediction = None
+    prediction, elsewhere = None, {}
     if measured is not None and way.choices.delivery != AUTO:  # which is any of several deliveries
         prediction = predicted(measured, shuffler.dataset, way)
+        elsewhere = {
+            name: predicted(with_links(measured, rate), shuffler.dataset, way).exchange_seconds
+            for name, rate in OTHER_LINKS.items()
+        }
     return WayResult(
         label=_with_chosen(way, shuffler.records),
         choices=way.choices,
@@ -138,6 +145,7 @@ def result_of(
         history=tuple(points),
         predicted_seconds=None if prediction is None else prediction.exchange_seconds,
         predicted_wire_seconds=None if prediction is None else prediction.wire_seconds,
+        on_other_links=elsewhere,
         quality=quality.of(way.choices, shuffler.n_workers),
     )
 
@@ -188,6 +196,12 @@ def _check_copy(way: Way, dataset: Dataset) -> None:
     if found != wanted:
         hint = "Write it with 'dshuffle dataset shuffle'."
         raise InvalidParameter.because("shuffled copy", f"{copy!r} does not have the samples of {dataset!r}", hint)
+
+
+def with_links(cluster: Cluster, rate: float) -> Cluster:
+    """The same cluster with links of a rate in bytes per second, headers included, for all workers and the server."""
+    link = rate / (1 + Cluster(1, rate, rate).wire_overhead)
+    return dataclasses.replace(cluster, link_up=link, link_down=link, server_up=link, wire_overhead=0.0)
 
 
 def predicted(cluster: Cluster, dataset: Dataset, way: Way) -> Prediction:

@@ -28,7 +28,7 @@ from dshuffle.report.tables import (
     traffic_cells,
 )
 from dshuffle.report.verdict import verdict_sentences
-from dshuffle.units import human_bytes, human_count
+from dshuffle.units import human_bytes, human_count, human_seconds
 
 
 def render_html(comparison: Comparison) -> str:
@@ -56,6 +56,7 @@ def render_html(comparison: Comparison) -> str:
 <p class="caption">Medians of the epochs after the first one. exchange: time until every worker has its samples, while
 training runs. predicted: the same by the cost model. waited: time that training waited for it.</p>
 </section>
+{_elsewhere(comparison)}
 <section class="charts">
 {"".join(errors)}
 </section>
@@ -93,6 +94,25 @@ training runs. predicted: the same by the cost model. waited: time that training
 figures.</p>
 </section>"""
     return page(f"dshuffle compare: {answer}", body, script)
+
+
+def _elsewhere(comparison: Comparison) -> str:
+    """Predicted exchanges on other links."""
+    known = [(place, way) for place, way in enumerate(comparison.ways) if way.on_other_links]
+    if not known:
+        return ""
+    names = tuple(known[0][1].on_other_links)
+    rows = [
+        (way.label, way_colour(place), tuple(human_seconds(way.on_other_links.get(name)) for name in names))
+        for place, way in known
+    ]
+    return f"""<section>
+<h2>An exchange on other links</h2>
+{_table(("way", *names), rows)}
+<p class="caption">Predicted by the cost model for links of these rates, with the data, workers, processors and store of
+this run. An epoch takes as long as the exchange or the training, whichever is longer. dshuffle simulate predicts other
+data, workers and stores.</p>
+</section>"""
 
 
 def _emulated(text: str) -> str:

@@ -47,7 +47,8 @@ class TrainingPoint:
 class WayResult:
     """One way of shuffling: its choices, and for every epoch a record and a training point.
 
-    Also the predicted time of an exchange, how much of it links and the store take, and the mixing quality, if known.
+    Also the predicted time of an exchange, how much of it links and the store take, what it would be on other links by
+    their names, and the mixing quality, if known.
     """
 
     label: str
@@ -56,6 +57,7 @@ class WayResult:
     history: tuple[TrainingPoint, ...]
     predicted_seconds: float | None = None
     predicted_wire_seconds: float | None = None
+    on_other_links: Mapping[str, float] = field(default_factory=dict)
     quality: ShuffleQuality | None = None
 
 
@@ -216,6 +218,7 @@ def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:
                 "figures": asdict(figures(way)),
                 "predicted_seconds": way.predicted_seconds,
                 "predicted_wire_seconds": way.predicted_wire_seconds,
+                "on_other_links": dict(way.on_other_links),
                 "quality": None if way.quality is None else _finite(asdict(way.quality)),
                 "history": [asdict(point) for point in way.history],
             }

@@ -6,9 +6,11 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 
 from dshuffle.report import write_report
+from dshuffle.report.class_spread import box_plot_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 QUIET = [
@@ -30,11 +32,8 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def opened(comparison, tmp_path_factory):
-    """What the page has become after its scripts have run, and what the console said, by width."""
-    folder = tmp_path_factory.mktemp("browser")
-    page = write_report(comparison, folder)
+def browse(page, folder):
+    """What a page has become after its scripts have run, and what the console said, by width."""
     # The page itself notes what a person would see: whether anything sticks out, and where the charts are.
     watch = """<script>addEventListener("load", () => setTimeout(() => {
         document.body.dataset.folded = document.querySelectorAll("details:not([open])").length;
@@ -48,6 +47,10 @@ def opened(comparison, tmp_path_factory):
         document.body.dataset.drawn = drawn;
         document.body.dataset.sticks = document.documentElement.scrollWidth - innerWidth;
         document.body.dataset.roots = Bokeh.documents.flatMap((one) => one.roots()).length;
+        document.querySelector("button[data-line]")?.click();
+        const renderers = Bokeh.documents.flatMap((one) => [...one._all_models.values()]);
+        document.body.dataset.hidden = renderers.filter((one) => one.visible === false).length;
+        document.body.dataset.unpressed = document.querySelectorAll('button[aria-pressed="false"]').length;
     }, 3000))</script></body>"""
     page.write_text(page.read_text().replace("</body>", watch))
     found = {}
@@ -71,6 +74,12 @@ def opened(comparison, tmp_path_factory):
     return found
 
 
+@pytest.fixture(scope="module")
+def opened(comparison, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("browser")
+    return browse(write_report(comparison, folder), folder)
+
+
 @pytest.mark.parametrize("width", [1280, 500])
 def test_the_page_draws_everything_and_complains_of_nothing(opened, width):
     document, console = opened[width]
@@ -83,3 +92,18 @@ def test_the_page_draws_everything_and_complains_of_nothing(opened, width):
     assert int(facts["drawn"]) == int(facts["roots"]) == n_charts
     assert int(facts["sticks"]) <= 0
     assert int(facts["folded"]) == document.count("<details") >= 4
+    # The name of a way hides its line and its marks in both charts of errors.
+    assert int(facts["hidden"]) == 2 * 2
+    assert int(facts["unpressed"]) == 2
+
+
+def test_a_page_of_charts_is_drawn(tmp_path):
+    counts = np.random.default_rng(0).integers(5, 50, (10, 4))
+    page = tmp_path / "shards.html"
+    page.write_text(box_plot_page(counts, [f"class {number}" for number in range(10)], "Shards & classes"))
+    for document, console in browse(page, tmp_path).values():
+        assert [line for line in console if re.search(r"error|warn|failed|uncaught", line, re.IGNORECASE)] == []
+        facts = dict(re.findall(r'data-(\w+)="(-?\d+)"', re.findall(r"<body data-[^>]*>", document)[0]))
+        assert (facts["drawn"], facts["roots"]) == ("1", "1")
+        assert int(facts["sticks"]) <= 0
+        assert "Shards &amp; classes" in document

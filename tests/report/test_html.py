@@ -55,6 +55,16 @@ def test_the_page_says_what_was_measured(comparison):
     assert "prefers-color-scheme: dark" in render_html(comparison)
 
 
+def test_exchanges_on_other_links_are_shown_where_they_are_predicted(comparison):
+    assert "other links" not in render_html(comparison)
+    ways = [dataclasses.replace(way, on_other_links={"1 Gbit/s": 1.23, "<10>": 0.5}) for way in comparison.ways[1:]]
+    page = render_html(dataclasses.replace(comparison, ways=(comparison.ways[0], *ways)))
+    section = page.split("An exchange on other links")[1].split("</section>")[0]
+    assert section.count("1.23 s") == len(ways)
+    assert "&lt;10&gt;" in section
+    assert comparison.ways[0].label not in section
+
+
 def test_all_text_is_escaped(comparison):
     evil = "<script>alert(1)</script><img src=x>"
     ways = (dataclasses.replace(comparison.ways[0], label=evil), *comparison.ways[1:])
