@@ -17,6 +17,7 @@ from dshuffle.compare import Way, compile_kernels
 from dshuffle.compare.comparison import comparison_of, result_of
 from dshuffle.compare.mixing_of_ways import QualityOfWays
 from dshuffle.errors import ClusterError, RunCancelled
+from dshuffle.notebook import html_summary
 from dshuffle.planning import AUTO
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
@@ -86,6 +87,10 @@ class PipelineResult:
     def __repr__(self) -> str:
         lines = [f"  {way!r}" for way in self.ways]
         return "\n".join(["<PipelineResult", *lines, f"  report: {self.report}>"])
+
+    def _repr_html_(self) -> str:
+        rows = [(way.label, way.n_workers, repr(way.value)[:200]) for way in self.ways]
+        return html_summary("Pipeline", {"report": self.report or "none"}, ("way", "workers", "result"), rows)
 
     @property
     def model(self) -> Any:

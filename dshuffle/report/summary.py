@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.notebook import html_summary
 from dshuffle.planning import Choices
 from dshuffle.planning.mixing import ShuffleQuality
 from dshuffle.records import PHASES, EpochRecord
+from dshuffle.units import human_error, human_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ class WayResult:
     quality: ShuffleQuality | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
     """All ways that were run, and what is needed to run them again.
 
@@ -95,6 +97,19 @@ class Comparison:
         labels = [way.label for way in self.ways]
         if len({*labels}) < len(labels):
             raise InvalidParameter.of("ways", labels, "ways with different labels")
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(way.label for way in self.ways)}>"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for way in self.ways:
+            found = figures(way)
+            exchange = None if found.shuffle_seconds is None else found.shuffle_seconds.median
+            cells = human_seconds(found.epoch_seconds), human_seconds(exchange), human_error(found.last_error)
+            rows.append((way.label, *cells))
+        facts = {"command": self.command, "seed": self.seed}
+        return html_summary("Comparison", facts, ("way", "epoch", "exchange", "last error"), rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,7 +218,7 @@ class Network:
             start += 2 * units
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class TrainedNetwork:
     """A network with its parameters and running statistics.
 
@@ -232,6 +232,9 @@ class TrainedNetwork:
     network: Network
     parameters: Vector
     statistics: Vector
+
+    def __repr__(self) -> str:
+        return f"<TrainedNetwork {self.network.sizes}, {len(self.parameters)} parameters>"
 
     def scores(self, rows: ArrayLike) -> Rows:
         """Return the ``(n, classes)`` logits of ``(n, features)`` rows."""

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.pipeline.run import PipelineResult, TrainedWay
 from dshuffle.records import EpochRecord
 from dshuffle.report import comparison_tables, figures, write_report
 from dshuffle.report.tables import (
@@ -18,6 +19,7 @@ from dshuffle.report.tables import (
     time_cells,
     traffic_cells,
 )
+from dshuffle.training import Network, TrainedNetwork
 
 
 def with_exchange_seconds(way, seconds):
@@ -129,3 +131,15 @@ def test_a_report_that_cannot_be_completed_leaves_the_old_one(comparison, tmp_pa
     with pytest.raises(OSError, match="No space left"):
         write_report(comparison, page.parent)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_results_are_short(comparison):
+    assert repr(comparison).startswith("<Comparison of local, as stored, local, shuffled once, ")
+    shown = comparison._repr_html_()
+    assert shown.count("<tr>") == len(comparison.ways) + 3
+    assert "global + peer" in shown
+    network = Network((4, 8, 3))
+    trained = TrainedNetwork(network, network.first_parameters(0), network.first_statistics())
+    assert repr(trained) == f"<TrainedNetwork (4, 8, 3), {len(trained.parameters)} parameters>"
+    result = PipelineResult((TrainedWay("global + peer", trained, (), 3),), None)
+    assert "<td>global + peer</td><td>3</td>" in result._repr_html_()
