@@ -69,7 +69,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 class _Shown(reprlib.Repr):
-    """Values as messages show them: in one line, and not for ever. Of a large object, its type."""
+    """Values as messages show them: on one line and shortened. A large object is shown by its type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,9 +77,13 @@ class _Shown(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 20
         self.maxstring = self.maxother = 300
 
+    def repr_str(self, x: str, level: int) -> str:
+        """Show a text without its secrets, of which shortening might leave a part that looks like none."""
+        return super().repr_str(hide_secrets(x), level)
+
     def repr_instance(self, x: object, level: int) -> str:
         """Show an object that is neither a number, text nor a container."""
-        text = repr(x)
+        text = hide_secrets(repr(x))
         return text if "\n" not in text and len(text) <= self.maxother else f"<{type(x).__module__}.{type(x).__name__}>"
 
 

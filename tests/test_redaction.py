@@ -93,6 +93,14 @@ def test_what_is_no_secret_stays() -> None:
     assert option_values({"a": 1, "b": [b"bytes", {"c": "text"}]}) == ("bytes", "text")
 
 
+@pytest.mark.parametrize("length", range(50, 400, 7))
+def test_a_shortened_text_has_no_part_of_a_secret(length):
+    secret = "NSECRETTOKEN" * 60
+    url = f"https://bucket/{'a' * length}?X-Amz-Date=2026&X-Amz-Security-Token={secret}&X-Amz-Signature={secret}"
+    for value in (url, [url], {"url": url}):
+        assert "SECRET" not in str(InvalidParameter.of("url", value, "something else"))
+
+
 def test_large_values_are_shown_by_their_type():
     frame = pd.DataFrame({"a": range(50)})
     for value, shown in (

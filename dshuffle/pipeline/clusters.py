@@ -22,7 +22,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.runtime.waiting import as_seconds, wait_for_workers
 
 Waiting = Callable[[int], None]
-"""Called while workers are awaited, with the number of those that are there; see :func:`.wait_for_workers`."""
+"""Called with the number of connected workers during the wait for them; see :func:`.wait_for_workers`."""
 
 
 @runtime_checkable
@@ -49,7 +49,10 @@ class ClusterSource(Protocol):
         ...
 
     def open(self, waiting: Waiting | None = None) -> AbstractContextManager[Client]:
-        """Start the cluster or connect to it, and wait for its workers. On leaving, stop what was started."""
+        """Start the cluster or connect to it, and wait for its workers. On leaving, stop what was started.
+
+        ``waiting`` is for :func:`.wait_for_workers`: it shows the progress, and ends the wait of a cancelled run.
+        """
         ...
 
     def to_dict(self) -> dict[str, Any]:

@@ -129,11 +129,14 @@ class Group:
     ----------
     rank, size
         This rank, and the number of ranks.
+    address
+        Dask address of the worker of rank 0.
     """
 
     def __init__(self, collective: CollectiveId, rank: int) -> None:
         self.rank = rank
         self.size = collective.size
+        self.address = collective.address
         self._collective = collective
         self._step = 0
 

@@ -18,6 +18,9 @@ logger = logging.getLogger(__name__)
 STEP = 2.0
 """Seconds between two looks at the cluster."""
 
+LEAST = 0.01
+"""Seconds of the last look. Dask takes 0 for no limit."""
+
 
 def as_seconds(name: str, value: str | float) -> float:
     """Return the seconds of a parameter, which is a number or text such as ``"5m"``.
@@ -41,8 +44,8 @@ def wait_for_workers(
     Parameters
     ----------
     waiting
-        Called every two seconds with the number of workers that are there. It may raise an error to end the wait. By
-        default a line is logged, less and less often.
+        Called every two seconds with the number of connected workers. It may raise an error to end the wait. By default
+        a line is logged, less and less often.
 
     Raises
     ------
@@ -55,7 +58,7 @@ def wait_for_workers(
     while True:
         waited = time.monotonic() - started
         try:
-            client.wait_for_workers(min_workers, timeout=min(STEP, max(0.0, seconds - waited)))
+            client.wait_for_workers(min_workers, timeout=min(STEP, max(LEAST, seconds - waited)))
         except TimeoutError as error:
             information, waited = cluster_info(client), time.monotonic() - started
             there, address = len(information["workers"]), information["address"]
@@ -69,6 +72,6 @@ def wait_for_workers(
                 waiting(there)
             elif waited >= said:
                 said = 2 * waited
-                logger.warning("dshuffle: %d of %d workers are there after %.0f s", there, min_workers, waited)
+                logger.warning("dshuffle: %d of %d workers have connected after %.0f s", there, min_workers, waited)
         else:
             return

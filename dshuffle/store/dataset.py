@@ -78,8 +78,8 @@ class Dataset:
 
     @property
     def is_view(self) -> bool:
-        """Whether its samples are other than those of the stored dataset; see :meth:`select` and :meth:`windows`."""
-        return self._view.selection is not None or self._view.windows is not None
+        """Whether its samples differ from those of the stored dataset; see :meth:`select` and :meth:`windows`."""
+        return not self._view.is_whole
 
     @property
     def row_nbytes(self) -> int:
@@ -313,7 +313,7 @@ class Dataset:
         -------
         Dataset
             A sample for each row whose windows lie within the arrays, in their order. Its identity depends on the
-            offsets. Workers hold and exchange whole windows, so a row takes as much room as it has windows.
+            offsets. Workers hold and exchange whole windows, so a row that is in k windows is held and sent k times.
 
         Raises
         ------
@@ -411,4 +411,4 @@ class Dataset:
 
 def _opened(opening: Opening, view: View) -> Dataset:
     dataset = opening.open()
-    return dataset._seen_as(view) if view.selection is not None or view.windows is not None else dataset
+    return dataset if view.is_whole else dataset._seen_as(view)

@@ -39,6 +39,11 @@ class View:
         return View, (self.n_rows, self.windows, self.selection)  # without the ids, which are 64 times as long
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the samples are all stored rows."""
+        return self.windows is None and self.selection is None
+
+    @property
     def n_whole(self) -> int:
         """Number of samples before the selection."""
         return self.n_rows if self.windows is None else self.windows.n_anchors(self.n_rows)

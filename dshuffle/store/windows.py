@@ -41,7 +41,9 @@ class Windows:
             If an array does not exist, or offsets are not distinct integers.
         """
         known = sorted(names)
-        wanted = offsets if isinstance(offsets, Mapping) else dict.fromkeys(known, offsets)
+        if not isinstance(offsets, Mapping):
+            offsets = dict.fromkeys(known, tuple(offsets) if isinstance(offsets, Iterable) else offsets)
+        wanted = offsets
         if unknown := [name for name in wanted if name not in known]:
             raise InvalidParameter.of("offsets", unknown[0], f"one of the arrays {', '.join(known)}")
         return cls(tuple((name, _checked(name, wanted.get(name, 0))) for name in known))
@@ -78,9 +80,10 @@ class Windows:
     def disjoint(self, anchors: NDArray[np.int64], others: NDArray[np.int64], n_rows: int) -> NDArray[np.bool_]:
         """Whether the windows of anchors share no row with those of other anchors: ``(len(anchors),)``."""
         taken, shared = np.zeros(n_rows, np.bool_), np.zeros(len(anchors), np.bool_)
-        for offset in set(self._all):
+        offsets = {offset for name, _ in self.offsets for offset in self.of_array(name)}
+        for offset in offsets:
             taken[others + offset] = True
-        for offset in set(self._all):
+        for offset in offsets:
             shared |= taken[anchors + offset]
         return ~shared
 
@@ -95,7 +98,7 @@ class Windows:
 
 def _checked(name: str, offsets: Offsets) -> int | tuple[int, ...]:
     label = f"offsets[{name!r}]"
-    if not isinstance(offsets, Iterable):
+    if not isinstance(offsets, Iterable) or getattr(offsets, "ndim", 1) == 0:
         return as_integer(label, offsets)
     found = tuple(as_integer(label, offset) for offset in offsets)
     if not found or len(set(found)) < len(found):

@@ -164,7 +164,15 @@ def test_waiting_is_said(monkeypatch, caplog):
     monkeypatch.setattr("dshuffle.runtime.waiting.STEP", 0.05)
     with HERE.open() as client, pytest.raises(ClusterError, match=r"after 0\.5 s; min_workers=9"):
         wait_for_workers(client, 9, "0.5s")
-    assert 2 <= len([one for one in caplog.messages if "3 of 9 workers are there after" in one]) <= 5
+    assert 1 <= len([one for one in caplog.messages if "3 of 9 workers have connected after" in one]) <= 5
+
+
+def test_waiting_ends_although_nobody_looks_in_time(monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.waiting.STEP", 0.05)
+    with HERE.open() as client:
+        for patience in (0, 0.2):
+            with pytest.raises(ClusterError, match="min_workers=9"):
+                wait_for_workers(client, 9, patience, waiting=lambda there: time.sleep(0.3))
 
 
 def test_an_explanation_says_what_moves():

@@ -12,6 +12,7 @@ import dshuffle
 from dshuffle.errors import InvalidParameter, WorkerLost
 from dshuffle.synthetic import gaussian_blobs
 from dshuffle.training import Decay, EarlyStopping
+from dshuffle.training.network_interface import interface_of
 
 BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features=5, n_classes=4).items()}
 
@@ -55,10 +56,10 @@ def makers(torch):
     return make_model, make_optimizer
 
 
-def test_gloo_listens_where_dask_does(ddp):
-    assert ddp.interface_of("127.0.0.1") == "lo"
-    assert ddp.interface_of("::1") in ("lo", None), "None where there is no IPv6"
-    assert ddp.interface_of("192.0.2.1") is None
+def test_gloo_listens_where_dask_does():
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("::1") in ("lo", None), "None where there is no IPv6"
+    assert interface_of("192.0.2.1") is None
 
 
 @pytest.fixture
@@ -151,26 +152,84 @@ def test_workers_that_are_threads_are_refused(ddp, threads, blobs, makers):
         ddp.fit_torch_ddp(shuffler, *makers, epochs=1, batch_size=10)
 
 
+@pytest.fixture
+def dying(torch, makers, tmp_path):
+    """Makes models of which the one of rank 1 kills its process in a step, once; and those that do not."""
+
+    def maker(step):
+        def make_model():
+            import os
+            import signal
+
+            class Dies(torch.nn.Module):
+                def forward(self, x):
+                    ranked = torch.distributed.is_initialized() and torch.distributed.get_rank() == 1
+                    if self.training and ranked and self.calls == step and not os.path.exists(tmp_path / "died"):
+                        open(tmp_path / "died", "w").close()
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    self.calls += self.training
+                    return self.inner(x)
+
+            model = Dies()
+            model.calls, model.inner = 0, makers[0]()
+            return model
+
+        return make_model
+
+    return maker
+
+
 @pytest.mark.slow
-def test_a_worker_that_dies_ends_the_fit(torch, ddp, cluster_of, blobs, makers):
-    def make_model():
-        import os
-        import signal
+@pytest.mark.parametrize("step", [2, 9], ids=["first epoch", "second epoch"])
+def test_the_epoch_of_a_lost_worker_starts_again_with_the_same_result(
+    torch, ddp, cluster_of, blobs, dying, tmp_path, caplog, step
+):
+    def momentum(parameters):
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
-        class Dies(torch.nn.Module):
-            def forward(self, x):
-                if self.training and torch.distributed.get_rank() == 1 and self.calls > 2:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                self.calls += 1
-                return self.inner(x)
+    with cluster_of(2, processes=True) as client:
+        fitted = []
+        for maker in (dying(step), dying(-1)):
+            with dshuffle.Shuffler(client, blobs, seed=3) as shuffler:
+                fitted.append(ddp.fit_torch_ddp(shuffler, maker, momentum, epochs=3, batch_size=20, seed=1))
+            assert (tmp_path / "died").exists()
+        again, undisturbed = fitted
+        assert "starts again on all ranks" in caplog.text
+    assert [point.error for point in again.points] == [point.error for point in undisturbed.points]
+    for one, other in zip(again.weights.parameters(), undisturbed.weights.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
-        model = Dies()
-        model.calls, model.inner = 0, makers[0]()
-        return model
 
+@pytest.mark.slow
+def test_a_lost_worker_ends_the_fit_if_it_may_not_be_replaced(ddp, cluster_of, blobs, makers, dying):
     with (
         cluster_of(2, processes=True) as client,
-        dshuffle.Shuffler(client, blobs) as shuffler,
+        dshuffle.Shuffler(client, blobs, on_loss="raise") as shuffler,
         pytest.raises(WorkerLost, match="rank 1"),
     ):
-        ddp.fit_torch_ddp(shuffler, make_model, makers[1], epochs=2, batch_size=20)
+        ddp.fit_torch_ddp(shuffler, dying(2), makers[1], epochs=2, batch_size=20)
+
+
+@pytest.mark.slow
+def test_a_regression_has_floats_as_targets(torch, ddp, processes, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(305, 3)).astype("f4")
+    arrays = {"x": x, "y": x @ np.array([2.0, -1.0, 0.5])}
+    dataset = dshuffle.create_dataset(str(tmp_path / "regression.zarr"), arrays)
+
+    def make_model():
+        import torch
+
+        return torch.nn.Linear(3, 1, bias=False)
+
+    def make_optimizer(parameters):
+        import torch
+
+        return torch.optim.SGD(parameters, lr=0.2)
+
+    with dshuffle.Shuffler(processes, dataset) as shuffler:
+        history = ddp.fit_torch_ddp(
+            shuffler, make_model, make_optimizer, epochs=8, batch_size=10, loss=torch.nn.functional.mse_loss
+        )
+    np.testing.assert_allclose(history.weights.weight.detach().numpy(), [[2.0, -1.0, 0.5]], atol=1e-3)
+    assert history.points[-1].error < 1e-5 < history.points[0].error

@@ -86,7 +86,7 @@ class StreamSource(RowSource):
             self._blocks, self._rest, self._at = self._open(), self._none, 0
         while self._at < start:
             self._take(start - self._at)
-        if len(self._rest) >= stop - start:  # no copy if it lies within a block
+        if 0 < stop - start <= len(self._rest):  # no copy if it lies within a block
             return self._take(stop - start)
         slab = np.empty((stop - start, *self.shape[1:]), self.dtype)
         while self._at < stop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,7 +67,8 @@ def read_array(dataset: Dataset, name: str) -> RowSource:
     if not dataset.is_view:
         return _source(dataset._sources[name])
     part = dataclasses.replace(dataset, _sources={name: dataset._sources[name]})
-    info, rows = dataset.arrays[name], max(1, _READ_NBYTES // max(1, dataset._sources[name].row_nbytes))
+    info = dataset.arrays[name]
+    rows = max(1, _READ_NBYTES // max(1, dataset._sources[name].dtype.itemsize * math.prod(info.shape)))
 
     def blocks() -> Iterator[NDArray[Any]]:
         for start in range(0, dataset.n_samples, rows):

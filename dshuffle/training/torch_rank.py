@@ -1,0 +1,322 @@
+"""One rank of :func:`~dshuffle.training.torch_ddp.fit_torch_ddp`, in a Dask worker.
+
+Every call of :func:`train` may be the first one of its process: if a worker was lost, :meth:`dshuffle.Epoch.together`
+calls it again on all ranks, and one of them is new. So it begins by asking whether all ranks are in one process group.
+If not, they leave theirs, join a new one, and load the model as it was at the beginning of the epoch from one of them
+that has it.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import inspect
+import io
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from distributed import get_worker
+from numpy.typing import NDArray
+
+from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.planning.batching import UNEVEN
+from dshuffle.runtime import Group, Partition
+from dshuffle.training.inputs import EVALUATION_ROWS, check_names
+from dshuffle.training.monitoring import PhaseSeconds
+from dshuffle.training.network_interface import interface_of
+
+try:
+    import torch as torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+except ImportError as exc:
+    raise ImportError(f"dshuffle.training.torch_ddp needs PyTorch: pip install 'dshuffle[torch]' ({exc})") from exc
+
+MakeModel = Callable[[], torch.nn.Module]
+MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What all ranks of a fit need to know.
+
+    Parameters
+    ----------
+    name
+        Name of the fit.
+    first_epoch
+        Number of its first epoch.
+
+    The other parameters are those of :func:`~dshuffle.training.torch_ddp.fit_torch_ddp`.
+    """
+
+    name: str
+    first_epoch: int
+    make_model: MakeModel
+    make_optimizer: MakeOptimizer
+    batch_size: int
+    loss: Loss
+    seed: int
+    features: str
+    target: str
+    timeout: float
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """State that a rank keeps in its process from epoch to epoch."""
+
+    store: Any
+    model: Any
+    optimizer: Any
+    first_steps: list[float]
+    computed: float = 0.0
+    """Time at which the last gradients of the current step were ready."""
+
+
+@dataclass(slots=True)
+class Process:
+    """What a worker process has of a fit."""
+
+    seat: TrainingState | None = None
+    beginnings: dict[int, Any] = field(default_factory=dict)
+    """State of model and optimizer at the beginning of an epoch, by its number: of this epoch and the next one."""
+
+
+_processes: dict[str, Process] = {}
+"""By name of the fit. One at a time has a seat, as a process has one default process group."""
+
+
+def where(partition: Partition) -> tuple[str, int, bool]:
+    """Return a worker's host and process id, and whether a process group exists. Runs on each worker."""
+    return socket.gethostname(), os.getpid(), dist.is_initialized()
+
+
+def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[float, int, PhaseSeconds]:
+    """Train for one epoch, in step with all other ranks. Runs as a task on each worker.
+
+    Returns
+    -------
+    tuple
+        The number of wrong labels after the epoch, or the sum of losses if the target is not a label; the number of
+        samples; and the seconds of each phase.
+    """
+    partition.mark_trained(0)
+    check_names(partition.names, features=fit.features, target=fit.target)
+    process = _processes.setdefault(fit.name, Process())
+    # Before this succeeds, a seat is not this call's: Dask may compute the lost result of an earlier call again.
+    joined = float(group.mean(np.array([process.seat is not None], np.float64))[0]) == 1
+    with leaving_if_it_fails(fit.name):
+        if not joined:
+            _join(process, partition, group, fit)
+        seat = process.seat
+        assert seat is not None
+        process.beginnings = {number: one for number, one in process.beginnings.items() if number >= partition.epoch}
+        if partition.epoch not in process.beginnings:
+            process.beginnings[partition.epoch] = _state(seat)
+        for one, first in zip(seat.optimizer.param_groups, seat.first_steps, strict=True):
+            one["lr"] = first * factor
+        torch.manual_seed(fit.seed + 1_000_003 * partition.epoch + group.rank + 1)
+        seconds = _steps(partition, group, seat, fit)
+        for buffer in seat.model.module.buffers():
+            if buffer.is_floating_point():
+                dist.all_reduce(buffer)
+                buffer /= group.size
+        if not all(torch.isfinite(one).all() for one in seat.model.parameters()):
+            raise InvalidParameter.because(
+                "make_optimizer",
+                f"the parameters diverged in epoch {partition.epoch}",
+                "Take a smaller step, or scale the features.",
+            )
+        process.beginnings[partition.epoch + 1] = _state(seat)
+        partition.mark_trained()
+        return _error(partition, seat, fit), len(partition), seconds
+
+
+def state_of(partition: Partition, name: str) -> bytes:
+    """Return the state of the module from rank 0, and empty bytes from other ranks. Runs on each worker.
+
+    Raises
+    ------
+    WorkerLost
+        If the worker of rank 0 is a new one.
+    """
+    saved = io.BytesIO()
+    if partition.rank == 0:
+        seat = _processes.get(name, Process()).seat
+        if seat is None:
+            raise WorkerLost("the worker of rank 0 was replaced, and the new one has no model yet")
+        torch.save(seat.model.module.state_dict(), saved)
+    return saved.getvalue()
+
+
+def end(partition: Partition | None, name: str) -> None:
+    """Drop all that the process has of a fit. Runs as a task on each worker. Idempotent."""
+    _leave(name)
+    _processes.pop(name, None)
+
+
+class leaving_if_it_fails:
+    """Close the connections of a rank that fails, so that the other ranks do not wait for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            return
+        _leave(self.name)
+        if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "peer", "ProcessGroup")):
+            raise PeerFailed(f"another rank failed or cannot be reached: {error}") from error
+
+
+def _leave(name: str) -> None:
+    process = _processes.get(name)
+    if process is not None and process.seat is not None:
+        # The module holds the process group, and the frames of an error hold the seat: connections would stay open.
+        process.seat.model = process.seat.optimizer = None
+        process.seat = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> None:
+    """Join a new process group with all ranks, and get the state at the beginning of this epoch."""
+    _leave(fit.name)
+    if dist.is_initialized():
+        raise ClusterError(
+            f"rank {group.rank} already has a process group: another fit is running on these workers or was "
+            "interrupted; wait for it to end, or restart the workers"
+        )
+    limit = datetime.timedelta(seconds=fit.timeout)
+    host = str(urlsplit(group.address).hostname)
+    store: Any = None
+    if group.rank == 0:
+        store = dist.TCPStore(host, 0, group.size, is_master=True, timeout=limit, wait_for_workers=False)
+    # The port of rank 0's store: the sum over all ranks.
+    port = round(float(group.mean(np.array([0.0 if store is None else store.port]))[0] * group.size))
+    if store is None:
+        store = dist.TCPStore(host, port, group.size, is_master=False, timeout=limit)
+    if found := interface_of(str(urlsplit(get_worker().address).hostname)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
+    dist.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size, timeout=limit)
+    torch.manual_seed(fit.seed)
+    # Running statistics are averaged once an epoch instead of being copied from rank 0 in every step.
+    model = DistributedDataParallel(fit.make_model(), **{_SYNC_BUFFERS: False})
+    optimizer = fit.make_optimizer(model.parameters())
+    seat = TrainingState(store, model, optimizer, [one["lr"] for one in optimizer.param_groups])
+    # register_comm_hook rejects string annotations, which this module has; a lambda does not have annotations.
+    model.register_comm_hook(seat, lambda seat, bucket: average(seat, bucket))
+    process.seat = seat
+    if partition.epoch > fit.first_epoch:
+        _load(process, seat, partition.epoch, group)
+
+
+_SYNC_BUFFERS = next(  # PyTorch 2.14 renames it
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in inspect.signature(DistributedDataParallel.__init__).parameters
+)
+
+
+def _load(process: Process, seat: TrainingState, epoch: int, group: Group) -> None:
+    """Load the state at the beginning of an epoch, from the first rank that has it."""
+    having = torch.zeros(group.size)
+    having[group.rank] = float(epoch in process.beginnings)
+    dist.all_reduce(having)
+    if not having.any():
+        raise WorkerLost("all workers with the model were lost. Start the fit again")
+    states: list[Any] = [process.beginnings.get(epoch)]
+    dist.broadcast_object_list(states, src=int(having.argmax()))
+    [(model, optimizer)] = states
+    seat.model.module.load_state_dict(model)
+    seat.optimizer.load_state_dict(optimizer)
+
+
+def _state(seat: TrainingState) -> Any:
+    return copy.deepcopy((seat.model.module.state_dict(), seat.optimizer.state_dict()))
+
+
+def average(seat: TrainingState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients over all ranks, and note when the bucket was ready."""
+    seat.computed = time.perf_counter()
+    future: torch.futures.Future[torch.Tensor] = allreduce_hook(dist.group.WORLD, bucket)
+    return future
+
+
+def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) -> PhaseSeconds:
+    batches = partition.to_torch(fit.batch_size, mode=UNEVEN, arrays=(fit.features, fit.target))
+    positions = [batches.batching.positions(number) for number in range(len(batches))]
+    totals = torch.tensor([float(len(one)) for one in positions])
+    dist.all_reduce(totals)
+    dtype = next(seat.model.parameters()).dtype
+    gathering = computing = exchanging = 0.0
+    seat.model.train()
+    clock = time.perf_counter()
+    pairs: Iterable[Any] = batches
+    for chosen, total, (x, y) in zip(positions, totals.tolist(), pairs, strict=True):
+        checked(x, y, fit, partition.sample_ids[chosen])
+        began = time.perf_counter()
+        seat.optimizer.zero_grad()
+        scores, wanted = compared(seat.model(x.to(dtype)), y)
+        # The weight makes the mean over ranks the mean over samples.
+        (fit.loss(scores, wanted) * (len(y) * group.size / total)).backward()
+        seat.optimizer.step()
+        gathering, computing = gathering + began - clock, computing + seat.computed - began
+        clock = time.perf_counter()
+        exchanging += clock - seat.computed
+    return PhaseSeconds(batches=gathering, forward_backward=computing, gradient_exchange=exchanging)
+
+
+def compared(scores: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the loss compares: scores and labels, or one number and one target of each sample."""
+    if not y.is_floating_point():
+        return scores, y.long()
+    return scores.reshape(y.shape) if scores.numel() == y.numel() else scores, y.to(scores.dtype)
+
+
+def checked(x: torch.Tensor, y: torch.Tensor, fit: Fit, sample_ids: NDArray[np.int64]) -> None:
+    """Check that a mini-batch can be trained on.
+
+    Raises
+    ------
+    InvalidParameter
+        Features are not finite (the message names the sample), or the target does not suit the loss.
+    """
+    labels = fit.loss is torch.nn.functional.cross_entropy
+    if y.is_complex() or y.ndim != 1 or (labels and y.is_floating_point()):
+        allowed = "a 1-D array of integer labels" if labels else "a 1-D array of integer labels or floats"
+        raise InvalidParameter.of("target", fit.target, f"{allowed} (it is {y.ndim}-D, {y.dtype})")
+    finite = torch.isfinite(x).reshape(len(x), -1).all(dim=1)
+    if not finite.all():
+        bad = int(finite.int().argmin())
+        raise InvalidParameter.of(
+            "features", fit.features, f"an array of finite values (sample {sample_ids[bad]} is not finite)"
+        )
+
+
+def _error(partition: Partition, seat: TrainingState, fit: Fit) -> float:
+    """Number of wrong labels, or the sum of the losses if the target is not a label."""
+    seat.model.eval()
+    dtype = next(seat.model.parameters()).dtype
+    total = 0.0
+    with torch.no_grad():
+        for batch in partition.batches(EVALUATION_ROWS):
+            y = torch.from_numpy(batch[fit.target])
+            scores, wanted = compared(seat.model.module(torch.from_numpy(batch[fit.features]).to(dtype)), y)
+            if y.is_floating_point():
+                total += float(fit.loss(scores, wanted)) * len(y)
+            else:
+                total += int(torch.count_nonzero(scores.argmax(dim=1) != wanted))
+    return total
