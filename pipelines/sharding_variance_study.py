@@ -18,8 +18,8 @@ cluster. The settings are softmax regression, 12 workers, mini-batches of 120 / 
     rare strata     hidden strata, of which four have only eight samples; distribution-aware shards broadcast
                     those that k-means finds
 
-With broadcast samples, an epoch has as many updates as without them, as in the paper. Its mini-batches of 128 / 12 are
-rounded down to 10 as well.
+With broadcast samples, an epoch has as many updates as without them, as in the paper. The paper's mini-batches of
+128 / 12 samples are also rounded down to 10.
 
 References
 ----------

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
-from typing import Any
+import signal
+import threading
+from typing import Any, NoReturn
 
 import click
 
@@ -61,12 +63,18 @@ class LazyGroup(NotingGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and turn each :class:`DShuffleError` into a one-line message."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _end)  # batch systems send it, and temporary files must not stay
         try:
             return super().invoke(ctx)
         except DShuffleError as error:
             if os.environ.get("DSHUFFLE_DEBUG") == "1":
                 raise
             raise one_line(error, ctx) from error
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

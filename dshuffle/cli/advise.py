@@ -50,11 +50,11 @@ def advise(
     """
     data = open_dataset(dataset)
     with progress_bar() as advance:
-        advance(0, 2, f"connecting to {scheduler}")
+        advance(0, 3, f"connecting to {scheduler}")
         with connect(scheduler, 0) as client:
-            advance(1, 2, f"measuring for up to {seconds:g} s")
+            advance(1, 3, f"measuring for up to {seconds:g} s")
             measured = measure_cluster(client, data, seconds=seconds)
-        advance(2, 2, "predicting")
+        advance(2, 3, "predicting")
         cluster = measured.cluster
         choices = Choices(cache_fraction=cache_fraction)
         work = Work(data.n_samples, data.row_nbytes, choices, unit_rows(data), training_seconds)

@@ -28,6 +28,7 @@ from dshuffle.compare import (
     modest_step,
     product_of_ways,
 )
+from dshuffle.compare.comparison import check_copy
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, Choices, Classes, Global, ShuffleSpec
 from dshuffle.redaction import hide_secrets
@@ -132,7 +133,7 @@ DEFAULT_RATES = {"links": "200mbit", "store": "800mbit"}
 @click.option(
     "--shuffled",
     metavar="URL",
-    help="Copy of DATASET from 'dshuffle dataset shuffle', of which chunks are read in one more way.  "
+    help="Copy of DATASET that 'dshuffle dataset shuffle' wrote. Adds a way that reads it by chunks.  "
     "[default: generated, if DATASET is omitted]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of tables.")
@@ -192,9 +193,11 @@ def compare(
         if given
     ]:
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
-    with _datasets(dataset, shuffled, seed) as (data, copy):
+    with _datasets(dataset, shuffled, seed, copied=not chosen) as (data, copy):
         if not chosen:
             ways = default_ways(base, copy)
+            for way in ways:
+                check_copy(way, data)
         _make_folder(output)
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
@@ -305,7 +308,9 @@ def _make_folder(output: Path) -> None:
 
 
 @contextmanager
-def _datasets(url: str | None, shuffled: str | None, seed: int) -> Iterator[tuple[Dataset, Dataset | None]]:
+def _datasets(
+    url: str | None, shuffled: str | None, seed: int, *, copied: bool
+) -> Iterator[tuple[Dataset, Dataset | None]]:
     """The dataset, and a copy in random order."""
     if url is not None:
         yield open_dataset(url), None if shuffled is None else open_dataset(shuffled)
@@ -313,4 +318,7 @@ def _datasets(url: str | None, shuffled: str | None, seed: int) -> Iterator[tupl
     with TemporaryDirectory(prefix="dshuffle-") as folder:
         arrays = keyed_regression(DEFAULT_SAMPLES, seed=seed)
         data = create_dataset(f"{folder}/keyed-regression.zarr", arrays, chunk_rows=DEFAULT_CHUNK_ROWS)
+        if not copied:
+            yield data, None
+            return
         yield data, shuffle_dataset(data, f"{folder}/shuffled.zarr", seed=seed, chunk_rows=DEFAULT_CHUNK_ROWS)

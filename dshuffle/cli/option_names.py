@@ -21,7 +21,7 @@ OPTIONS = {
     "per_row": "entries-per-row",
     "per_user": "ratings-per-user",
 }
-"""Options that are not called as the parameter. Others are, with hyphens."""
+"""Parameters whose option has another name. All others have their own name, with hyphens."""
 
 _SUBJECT = re.compile(r"(?P<name>[a-z_]+)(?==| is not allowed)")
 

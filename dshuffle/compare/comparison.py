@@ -104,7 +104,7 @@ def compare_ways(
     check_dataset(dataset, features, target)
     quality = QualityOfWays(dataset, target)
     for way in ways:
-        _check_copy(way, dataset)
+        check_copy(way, dataset)
 
     def run(way: Way, count: int, report: Callable[[TrainingPoint], None] | None) -> WayResult:
         with shuffler_of(client, dataset, way) as shuffler:
@@ -190,12 +190,20 @@ def shuffler_of(client: Client, dataset: Dataset, way: Way) -> Shuffler:
     return Shuffler(client, dataset if way.copy is None else way.copy, **way.choices.keywords())
 
 
-def _check_copy(way: Way, dataset: Dataset) -> None:
-    copy = dataset if way.copy is None else way.copy
-    found, wanted = ((d.n_samples, {name: (i.dtype, i.shape) for name, i in d.arrays.items()}) for d in (copy, dataset))
+def check_copy(way: Way, dataset: Dataset) -> None:
+    """Raise :class:`InvalidParameter` if the copy of a way cannot be one of the dataset in another order."""
+    if way.copy is None:
+        return
+    hint = "Write it with 'dshuffle dataset shuffle'."
+    if way.copy.identity == dataset.identity:
+        raise InvalidParameter.because("shuffled", f"{way.copy!r} is the dataset itself", hint)
+    found, wanted = (
+        (one.n_samples, {name: (array.dtype.newbyteorder("<"), array.shape) for name, array in one.arrays.items()})
+        for one in (way.copy, dataset)
+    )
     if found != wanted:
-        hint = "Write it with 'dshuffle dataset shuffle'."
-        raise InvalidParameter.because("shuffled copy", f"{copy!r} does not have the samples of {dataset!r}", hint)
+        reason = f"{way.copy!r} does not have as many samples, or the arrays, of {dataset!r}"
+        raise InvalidParameter.because("shuffled", reason, hint)
 
 
 def with_links(cluster: Cluster, rate: float) -> Cluster:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,6 +12,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 import dask
+import psutil
 from distributed import Client, Nanny, Scheduler, SpecCluster, Worker
 from distributed.system import MEMORY_LIMIT
 
@@ -64,6 +66,12 @@ class EmulatedRates:
         )
         return cls(links, store and store * count_training_workers(client))
 
+
+PROCESSES_PER_CORE = 32
+"""More workers than this would rather wait for a processor than for each other."""
+
+PROCESS_NBYTES = 150 << 20
+"""Memory of a worker process before it has any data."""
 
 AS_THEY_ARE = EmulatedRates()
 
@@ -122,6 +130,12 @@ def _be_quiet() -> None:
     logging.getLogger("distributed.worker").setLevel(logging.CRITICAL)
 
 
+def most_processes() -> int:
+    """Number of worker processes that the processors and the memory of this machine can bear."""
+    memory = psutil.virtual_memory().available // PROCESS_NBYTES
+    return max(4, min(PROCESSES_PER_CORE * len(os.sched_getaffinity(0)), int(memory)))
+
+
 @contextmanager
 def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRates = AS_THEY_ARE) -> Iterator[Client]:
     """Yield a client of a new local cluster of single-threaded processes, and stop the cluster at the end.
@@ -141,10 +155,13 @@ def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRate
     Raises
     ------
     InvalidParameter
-        ``n_workers`` is less than 1.
+        ``n_workers`` is less than 1, or there are far too many processes for the machine.
     """
     if n_workers < 1:
         raise InvalidParameter.of("workers", n_workers, "an integer >= 1")
+    if processes and n_workers > (most := most_processes()):
+        hint = "Use fewer workers, or a cluster of several machines."
+        raise InvalidParameter.of("workers", n_workers, f"at most {most} on this machine", hint)
     where: dict[str, Any] = {"host": "127.0.0.1"} if processes else {"protocol": "inproc://"}
     # LocalCluster gives all workers the same resources, so this uses SpecCluster.
     common = {

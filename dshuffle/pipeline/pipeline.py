@@ -117,6 +117,9 @@ class Pipeline:
             raise InvalidParameter.of(
                 "shuffle", [way.choices.seed for way in ways], "a sequence of ways with the same seed"
             )
+        if copies := [way.label for way in ways if way.copy is not None]:
+            hint = "Make a pipeline of the copy."
+            raise InvalidParameter.because("shuffle", f"“{copies[0]}” trains on a copy of the dataset", hint)
         object.__setattr__(self, "shuffle", ways)
         for name in ("checkpoint", "report"):
             if (value := getattr(self, name)) is not None:

@@ -76,9 +76,9 @@ class Uniform:
     References
     ----------
     Chung et al. (2017), section 2; see docs/papers.md. The paper lets a node cache up to ``s = floor(alpha q)`` data
-    points and does not say which ones it evicts. Its rates assume caches of uniformly random content. This policy
-    begins with it. Over the epochs, numbers of holders become more even than random, because a sample that moves gains
-    a holder.
+    points and does not say which ones it evicts. Its rates assume caches of uniformly random content. With this policy,
+    caches have such content at first. Over the epochs, numbers of holders become more even than random, because a
+    sample that moves gains a holder.
     """
 
     n_workers: int

@@ -27,8 +27,8 @@ class ClassOrder:
     -----
     The members of a class are put in random order, and the order is divided into as many intervals of equal length as
     the class has members. Each member is at a random point of its own interval. So the number of members of a class
-    among any successive samples deviates from its share by about as much as two random points do, not by the square
-    root of the number.
+    among any successive samples stays within about two of its share. In a random order it deviates by about the square
+    root of the share.
     """
 
     samples: Samples

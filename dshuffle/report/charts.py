@@ -24,7 +24,7 @@ WAITING = "#D55E00"
 """Time that training waits: the only part of a bar to worry about."""
 DARK, MIDDLE, LIGHT = "#5B6470", "#8A929C", "#BCC2C9"
 """Greys for amounts, told apart by the key above each chart."""
-PHASE_COLOURS = dict(zip(PHASES, ("#4A3B00", "#6E5900", "#937900", "#B69B2B", "#D2BF74", "#E9DFB9"), strict=True))
+PHASE_COLOURS = dict(zip(PHASES, ("#7A6300", "#937900", "#A98E1A", "#BFA645", "#D2BF74", "#E9DFB9"), strict=True))
 
 Key = tuple[tuple[str, str], ...]
 

@@ -47,7 +47,7 @@ def progress_bar() -> Iterator[Advance]:
 
 
 class _Notebook:
-    """Progress as a bar in the output of a cell. Rich's own one would need ipywidgets."""
+    """Progress as a bar in the output of a cell. Rich's own bar would need ipywidgets."""
 
     def __init__(self) -> None:
         self._display = importlib.import_module("IPython.display")

@@ -99,7 +99,7 @@ class Comparison:
             raise InvalidParameter.of("ways", labels, "ways with different labels")
 
     def __repr__(self) -> str:
-        return f"<Comparison of {', '.join(way.label for way in self.ways)}>"
+        return f"<Comparison of {', '.join(f'“{way.label}”' for way in self.ways)}>"
 
     def _repr_html_(self) -> str:
         rows = []

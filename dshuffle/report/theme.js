@@ -32,7 +32,7 @@
       }
     }
   }
-  // A key of a chart of lines shows and hides the line of its name.
+  // Each button in the key of a line chart shows or hides the line with its name.
   function listen() {
     for (const button of document.querySelectorAll("figure button[data-line]")) {
       button.addEventListener("click", function () {

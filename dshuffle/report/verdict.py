@@ -17,7 +17,8 @@ STORE_READERS = frozenset(name for name, delivery in DELIVERIES.items() if deliv
 SAME_ERROR = 1.1
 """Errors that differ by less than this factor count as the same."""
 CLOSE = 1.5
-"""Ways whose median times differ by more are told apart even if a single epoch makes their ranges overlap."""
+"""If the medians of two ways differ by more than this factor, one is called faster even if their ranges overlap. A
+single slow epoch can cause that."""
 ROUNDING = 1e-6
 """Relative residuals below this are the rounding of float32 data; differences between them mean nothing."""
 

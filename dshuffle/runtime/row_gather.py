@@ -265,7 +265,12 @@ def gather(
         for name, _, shape in layout.fields
     ]
     # Graph optimization would fuse tasks of different workers.
-    return dict(zip(layout.names, client.persist(arrays, optimize_graph=False), strict=True))
+    made = client.persist(arrays, optimize_graph=False)
+    read = [part.source for part in parts if isinstance(part.source, Dataset) and part.source.is_temporary]
+    if read:
+        for future in futures_of(made):  # the dataset must last until it has been read
+            future.add_done_callback(lambda _, kept=read: None)
+    return dict(zip(layout.names, made, strict=True))
 
 
 def _pinned(tasks: dict[Key, Any], worker: str) -> MaterializedLayer:

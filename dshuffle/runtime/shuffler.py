@@ -405,6 +405,8 @@ class Shuffler:
         ExchangeError, WorkerLost
             If an exchange fails, or a worker is lost and no other worker takes its rank.
         """
+        if self._closed:
+            raise ClusterError("this Shuffler is closed. Make a new one")
         return self._epochs(as_integer("count", count, 0))
 
     def close(self) -> None:

@@ -42,12 +42,24 @@ class TemporaryFolder:
     """A folder that is removed with this object, or when the process ends."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="dshuffle-", dir=dask.config.get("temporary-directory", None))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        place = dask.config.get("temporary-directory", None)
+        try:
+            self._folder = tempfile.mkdtemp(prefix="dshuffle-", dir=place)
+        except OSError as error:
+            raise DatasetError(
+                f"a temporary folder cannot be made in {place or tempfile.gettempdir()}: {error}"
+            ) from error
+        weakref.finalize(self, _remove_if_mine, self._folder, os.getpid())
 
     def path(self, name: str) -> str:
         """Path of something in the folder."""
         return os.path.join(self._folder, name)
+
+
+def _remove_if_mine(folder: str, process: int) -> None:
+    """Remove a folder, except in a process that was forked."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +123,10 @@ def create_dataset(
     ----------
     url
         A local path (including mounted file systems) or a URL: ``file://``, ``s3://bucket/prefix``,
-        ``nfs://server/export/path``, ``memory://name`` (this process only), or any scheme that fsspec knows. None for
-        a folder in Dask's ``temporary-directory`` (by default the system's), which suits workers on this machine. It is
-        removed with the last reference to the dataset or a part of it, or when the process ends.
+        ``nfs://server/export/path``, ``memory://name`` (this process only), or any scheme that fsspec knows. If it is
+        None, the dataset is written to a folder in Dask's ``temporary-directory`` (by default the system's), which
+        suits workers on this machine. The folder is removed when this process has no more references to the dataset and
+        its parts, or ends. Copies in other processes do not keep it.
     arrays
         Name -> NumPy or Dask array, or anything that :func:`numpy.asarray` accepts; ``(n_samples, ...)`` of any dtype
         of fixed size. Values are kept. Zarr v3 does not support big-endian items or padding between the fields of a
@@ -123,10 +136,10 @@ def create_dataset(
         :class:`~dshuffle.store.sources.source.RowSource` (see :func:`~dshuffle.store.read_sources`) is read in slabs
         of 32 MiB or one chunk.
 
-        A DataFrame (pandas, Dask) or a table of Arrow (pyarrow, Polars, DuckDB, ...): each column is an array.
-
-        An ``xarray.Dataset``: all variables with the sample dimension, which is the first dimension of the largest
-        variable (``ds.transpose("time", ...)`` chooses another one). :attr:`Dataset.skipped` names the others.
+        In a DataFrame (pandas, Dask) or an Arrow table (pyarrow, Polars, DuckDB, ...), each column becomes an array.
+        From an ``xarray.Dataset``, all variables with the sample dimension are taken, which is the first dimension of
+        the largest variable (``ds.transpose("time", ...)`` chooses another one). :attr:`Dataset.skipped` names the
+        others.
     chunk_rows
         Samples in a chunk. By default each array's chunks hold about 4 MiB.
     shard_rows
@@ -153,13 +166,17 @@ def create_dataset(
     (100, 32)
     """
     if url is None:
+        if storage_options is not None:
+            raise InvalidParameter.because(
+                "storage_options", "a dataset without a URL is on a local disk", "Leave it out."
+            )
         folder = TemporaryFolder()
         dataset = create_dataset(folder.path("dataset.zarr"), arrays, chunk_rows=chunk_rows, shard_rows=shard_rows)
         return dataclasses.replace(dataset, _folder=folder)
     url = canonical_url(url)
     cut = Cut.of(chunk_rows, shard_rows)
     _refuse_what_stands_there(url, overwrite, storage_options)  # before anything is computed
-    found, skipped = arrays_of(arrays)
+    found, skipped, dimensions = arrays_of(arrays)
     checked = _checked(found)
     if structs := [name for name, array in checked.items() if array.dtype.fields and shard_rows is not None]:
         hint = "Leave shard_rows out, or store the fields as arrays of their own."
@@ -167,12 +184,13 @@ def create_dataset(
     _refuse_own_source(url, checked)
     with _unstable_dtypes_allowed():
         if is_local(url):
-            _write_beside(os.path.realpath(url), checked, cut, overwrite)
+            _write_beside(os.path.realpath(url), checked, dimensions, cut, overwrite)
         else:
             try:
                 _write(
                     open_store(url, storage_options, read_only=False),
                     checked,
+                    dimensions,
                     cut,
                     in_process=is_memory(url),
                 )
@@ -224,7 +242,7 @@ def _storable(label: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
         raise InvalidParameter.of(label, str(dtype), allowed, "Cast it to numbers or fixed-length strings.")
     stored = _packed_little_endian(dtype)
     if _has_subarrays(stored):
-        hint = "Store fields that are arrays as arrays of the dataset."
+        hint = "Store each array field as a separate array."
         raise InvalidParameter.of(label, str(dtype), f"{allowed}, which has no fields that are arrays", hint)
     try:
         with _unstable_dtypes_allowed():
@@ -268,12 +286,14 @@ def _refuse_own_source(url: str, arrays: Mapping[str, Any]) -> None:
             )
 
 
-def _write_beside(target: str, arrays: Mapping[str, Any], cut: Cut, overwrite: bool) -> None:
+def _write_beside(
+    target: str, arrays: Mapping[str, Any], dimensions: Mapping[str, tuple[str, ...]], cut: Cut, overwrite: bool
+) -> None:
     parent, name = os.path.split(target)
     beside = os.path.join(parent, f".{name}.{uuid.uuid4().hex}")
     try:
         os.makedirs(parent, exist_ok=True)
-        _write(open_store(beside + ".partial", None, read_only=False), arrays, cut, in_process=False)
+        _write(open_store(beside + ".partial", None, read_only=False), arrays, dimensions, cut, in_process=False)
         if overwrite and standing_at(target, None) == GROUP:
             os.rename(target, beside + ".replaced")
         try:
@@ -299,7 +319,14 @@ def _remove(folder: str) -> None:
         time.sleep(0.1)
 
 
-def _write(store: Store, arrays: Mapping[str, Any], cut: Cut, *, in_process: bool) -> None:
+def _write(
+    store: Store,
+    arrays: Mapping[str, Any],
+    dimensions: Mapping[str, tuple[str, ...]],
+    cut: Cut,
+    *,
+    in_process: bool,
+) -> None:
     group = zarr.create_group(store, overwrite=True, attributes={MARK: {"version": 1, "complete": False}})
     sources: list[da.Array] = []
     targets: list[Any] = []
@@ -307,7 +334,7 @@ def _write(store: Store, arrays: Mapping[str, Any], cut: Cut, *, in_process: boo
         dtype = _packed_little_endian(array.dtype)
         row_nbytes = dtype.itemsize * math.prod(array.shape[1:])
         chunk, shard = cut.for_array(len(array), row_nbytes)
-        target = _create_array(group, name, array.shape, dtype, chunk, shard)
+        target = _create_array(group, name, array.shape, dtype, chunk, shard, dimensions.get(name))
         rows = shard or chunk
         if isinstance(array, da.Array):
             # One Dask block per stored object, so that no two tasks write to the same object.
@@ -331,6 +358,7 @@ def _create_array(
     dtype: np.dtype[Any],
     chunk_rows: int,
     shard_rows: int | None = None,
+    dimensions: tuple[str, ...] | None = None,
 ) -> zarr.Array[Any]:
     across = tuple(max(1, size) for size in shape[1:])
     return group.create_array(
@@ -338,6 +366,7 @@ def _create_array(
         shape=shape,
         dtype=dtype,
         chunks=(chunk_rows, *across),
+        dimension_names=dimensions,
         shards=None if shard_rows is None else (shard_rows, *across),
         # Floats hardly compress and re-reading them is the hot path, so rows are stored uncompressed. The checksum
         # turns a flipped bit or a truncated file into an error.

@@ -82,6 +82,11 @@ class Dataset:
         return not self._view.is_whole
 
     @property
+    def is_temporary(self) -> bool:
+        """Whether it is in a temporary folder that lasts as long as this object, or another one of the same dataset."""
+        return self._folder is not None
+
+    @property
     def row_nbytes(self) -> int:
         """Bytes of one sample, summed over all arrays."""
         return self.layout.nbytes
@@ -200,8 +205,8 @@ class Dataset:
         Yields
         ------
         ndarray
-            Ids of samples. Slabs begin where chunks of the largest array begin. If several chunks of another array fit,
-            they begin where its chunks begin.
+            Ids of samples. Slabs begin where chunks of the largest array begin (anchors of windows do). If several
+            chunks of another array fit, they begin where its chunks begin.
 
         Examples
         --------
@@ -214,8 +219,8 @@ class Dataset:
         unit = self._widest.info.chunk_rows
         unit = max([unit, *(one.chunk_rows for one in self.arrays.values() if one.chunk_rows <= n_rows)])
         step = max(1, n_rows // unit) * unit
-        for begin in range(0, self._view.n_whole, step):
-            if len(ids := self._view.within(begin, min(begin + step, self._view.n_whole))):
+        for begin in range(0, self._view.n_rows, step):
+            if len(ids := self._view.within(begin, begin + step)):
                 yield ids
 
     @property
@@ -287,7 +292,11 @@ class Dataset:
         """
         groups: NDArray[Any] | None = None
         if by == "chunk":
-            groups = self._view.anchors(np.arange(self.n_samples)) // self._widest.info.chunk_rows
+            rows = self._widest.info.chunk_rows
+            groups = self._view.anchors(np.arange(self.n_samples)) // rows
+            if groups[0] == groups[-1]:
+                hint = "Split by an array, or write the dataset with fewer samples per chunk."
+                raise InvalidParameter.because("by", f"all samples are in one chunk of {rows}", hint)
         elif by != "sample":
             if by not in self.arrays or self.arrays[by].shape:
                 scalars = [name for name, info in self.arrays.items() if not info.shape]

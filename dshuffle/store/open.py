@@ -10,6 +10,7 @@ from typing import Any
 
 import zarr
 
+from dshuffle.encodings import Encoding
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.rows import RowLayout
 from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_at
@@ -18,7 +19,7 @@ from dshuffle.store.backends.metered import Meter, MeteredStore
 from dshuffle.store.cf import encoding_of
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.identity import MARK, identity_of
-from dshuffle.store.sample_arrays import Wanted, find_arrays
+from dshuffle.store.sample_arrays import SampleArrays, Wanted, find_arrays
 from dshuffle.store.stored_array import StoredArray
 from dshuffle.store.view import View
 
@@ -147,16 +148,16 @@ class Opening:
             store.absent_is_error = True
         if chosen.n_samples == 0:
             raise DatasetError(f"the dataset at {url} has no samples")
-        encodings = {name: encoding_of(array) if wanted.decode else None for name, array in chosen.arrays.items()}
+        encodings, skipped = _encodings(chosen, wanted)
         sources = {
-            name: StoredArray.of(url, name, array, cache, axis=chosen.axes[name], encoding=encodings[name])
-            for name, array in chosen.arrays.items()
+            name: StoredArray.of(url, name, chosen.arrays[name], cache, axis=chosen.axes[name], encoding=encoding)
+            for name, encoding in encodings.items()
         }
         return Dataset(
             url=url,
             n_samples=chosen.n_samples,
             arrays=MappingProxyType({name: source.info for name, source in sources.items()}),
-            skipped=MappingProxyType(dict(chosen.skipped)),
+            skipped=MappingProxyType(skipped),
             layout=RowLayout.of(
                 {name: (source.dtype, source.info.shape) for name, source in sources.items()},
                 {name: encoding for name, encoding in encodings.items() if encoding is not None},
@@ -169,3 +170,19 @@ class Opening:
             _opening=self,
             _view=View(chosen.n_samples),
         )
+
+
+def _encodings(chosen: SampleArrays, wanted: Wanted) -> tuple[dict[str, Encoding | None], dict[str, str]]:
+    """How the numbers of each array become values, and why arrays are left out."""
+    encodings: dict[str, Encoding | None] = {}
+    skipped = dict(chosen.skipped)
+    for name, array in chosen.arrays.items():
+        try:
+            encodings[name] = encoding_of(array) if wanted.decode else None
+        except DatasetError as error:
+            if wanted.arrays is not None or len(chosen.arrays) == 1:
+                raise
+            skipped[name] = str(error)
+    if not encodings:
+        raise DatasetError(f"no array can be decoded: {'; '.join(skipped.values())}")
+    return encodings, skipped

@@ -169,6 +169,8 @@ def _named(group: Group, names: Sequence[str]) -> tuple[dict[str, Array[Any]], d
         except KeyError:
             hint = f"It has {', '.join(sorted(_children(group)[0]))}."
             raise InvalidParameter.of("arrays", name, "the name of an array of the group", hint) from None
+        except DatasetError:
+            raise
         except Exception as error:
             raise DatasetError(f"zarr cannot open array {name} ({type(error).__name__}: {error})") from error
         if not isinstance(node, Array):

@@ -135,9 +135,9 @@ def shuffle_dataset(
     seed
         Random seed. The order depends on it and on the number of samples.
     by
-        Name of an array with one value for each sample. The order is then random, with each value spread evenly: every
-        chunk has its share, except for rounding. By default all orders are about equally likely. This takes another 40
-        bytes of memory a sample.
+        Name of an array with one value for each sample. The order is then random, with each value spread evenly: the
+        number of samples with a value in a chunk stays within about two of its share. By default all orders are about
+        equally likely. With ``by``, the order takes up to 80 bytes of memory for each sample, beside ``memory_budget``.
     chunk_rows, shard_rows, overwrite, storage_options
         As for :func:`create_dataset`.
     memory_budget
@@ -208,7 +208,7 @@ def shuffle_dataset(
         for places, rows in _ahead(by_bucket, opened.slabs(part)):
             for name, values in rows.items():
                 buckets[name].add(values, places)
-                say(len(places), "reading")
+                say(len(places), "rows read")
         opened.check_unchanged()
 
     def blocks(name: str) -> Iterator[NDArray[Any]]:
@@ -225,7 +225,7 @@ def shuffle_dataset(
 
         for rows in _ahead(ordered, range(-(-q // bucket_rows))):
             yield rows
-            say(len(rows), "writing")
+            say(len(rows), "rows written")
 
     def stream(name: str) -> StreamSource:
         info = opened.arrays[name]

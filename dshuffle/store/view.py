@@ -68,7 +68,9 @@ class View:
         return rows if self.windows is None else rows + self.windows.before
 
     def within(self, first: int, last: int) -> NDArray[np.int64]:
-        """The samples among those from ``first`` to ``last`` before the selection."""
+        """The samples whose stored rows, or anchors, are from ``first`` to ``last`` (exclusive)."""
+        before = 0 if self.windows is None else self.windows.before
+        first, last = (min(max(0, row - before), self.n_whole) for row in (first, last))
         if self._ids is not None:
             first, last = np.searchsorted(self._ids, [first, last]).tolist()
         return np.arange(first, last)

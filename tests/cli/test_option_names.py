@@ -23,6 +23,7 @@ from dshuffle.cli import main
         (("dataset", "shuffle", "{0}/d", "{0}/new", "--by", "z"), "--by='z' is not allowed"),
         (("compare", "{0}/d", "--delivery", "pear"), "--delivery='pear' is not allowed"),
         (("compare", "{0}/d", "--target", "z"), "--target='z' is not allowed"),
+        (("compare", "{0}/d", "--shuffled", "{0}/d"), "--shuffled is not allowed: <Dataset"),
     ],
 )
 def test_an_error_names_the_option(tmp_path, monkeypatch, arguments, told):

@@ -100,6 +100,11 @@ def test_a_cluster_needs_a_worker():
         pass
 
 
+def test_processes_that_a_machine_cannot_bear_are_not_started():
+    with pytest.raises(InvalidParameter, match=r"workers=100000 .* at most \d+ on"), local_cluster(100_000):
+        pass
+
+
 @pytest.mark.slow
 def test_all_default_ways_on_a_real_cluster(tmp_path):
     data = {name: array.compute() for name, array in keyed_regression(2000).items()}
@@ -153,10 +158,9 @@ def test_all_default_ways_on_a_real_cluster(tmp_path):
 def test_a_copy_has_the_same_samples(tmp_path):
     arrays = {"x": np.ones((9, 2)), "y": np.ones(9)}
     dataset, short = (dshuffle.create_dataset(tmp_path / f"{n}", {k: v[:n] for k, v in arrays.items()}) for n in (9, 8))
-    with pytest.raises(
-        InvalidParameter, match=r"shuffled copy.*8 samples.*does not have the samples of.*dataset shuffle"
-    ):
-        compare_ways(None, dataset, default_ways(copy=short), epochs=2, step=0.1)
+    for copy, message in ((short, "8 samples.*does not have as many samples"), (dataset, "is the dataset itself")):
+        with pytest.raises(InvalidParameter, match=rf"shuffled is not allowed: .*{message}.*dataset shuffle"):
+            compare_ways(None, dataset, default_ways(copy=copy), epochs=2, step=0.1)
 
 
 def test_auto_is_labelled_with_what_it_took():

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from itertools import permutations
 
 import numpy as np
@@ -23,8 +22,7 @@ def test_every_stretch_has_its_share_of_every_class(counts, seed, data):
     first = data.draw(st.integers(0, q - 1))
     last = data.draw(st.integers(first + 1, q))
     found = np.bincount(labels[order.samples[first:last]], minlength=len(counts))
-    # Each class is within two of its share of an interval, and the interval of the stretch within two for each class.
-    assert (abs(found - np.array(counts) * (last - first) / q) <= 2 + 2 * len(counts) * np.array(counts) / q).all()
+    assert (abs(found - np.array(counts) * (last - first) / q) < 4).all()
 
 
 def test_stretches_are_more_even_than_at_random():
@@ -37,14 +35,14 @@ def test_stretches_are_more_even_than_at_random():
 
 
 def test_members_of_a_class_are_in_any_order():
-    """All orders of three members beside two others, and of those."""
+    """All orders of three members beside two others."""
     tries = 3000
     seen = {order: 0 for order in permutations(range(3))}
     for seed in range(tries):
         order = ClassOrder.of(["a", "a", "a", "b", "b"], seed).samples
         seen[tuple(order[order < 3].tolist())] += 1
     assert stats.chisquare(list(seen.values())).pvalue > 1e-4
-    assert len(seen) == math.factorial(3)
+    assert min(seen.values()) > 0
 
 
 def test_the_path_decides():

@@ -342,6 +342,12 @@ def test_a_scale_that_is_no_number_is_not_passed_over(tmp_path):
     with pytest.raises(DatasetError, match=r"scale_factor='half' of array .*t is not a number.*decode=False"):
         open_dataset(tmp_path / "g")
     assert open_dataset(tmp_path / "g", decode=False).read_rows([3])["t"].tolist() == [3]
+    group.create_array("u", data=np.arange(4.0))
+    opened = open_dataset(tmp_path / "g")
+    assert list(opened.arrays) == ["u"]
+    assert "scale_factor='half'" in opened.skipped["t"]
+    with pytest.raises(DatasetError, match="scale_factor='half'"):
+        open_dataset(tmp_path / "g", arrays=["t", "u"])
 
 
 def test_an_array_that_zarr_cannot_open_is_named(tmp_path):

@@ -77,6 +77,23 @@ def test_a_chunk_is_read_once_for_all_windows(dataset):
     assert seen.requests == (dataset.traffic - again).requests
 
 
+def test_slabs_begin_with_anchors_at_chunks(dataset):
+    windows = dataset.windows({"x": (-9, 0), "year": 3})
+    for view in (windows, windows.select(np.arange(0, windows.n_samples, 2))):
+        slabs = list(view.slabs(30 * view.row_nbytes))
+        np.testing.assert_array_equal(np.concatenate(slabs), np.arange(view.n_samples))
+        assert len(slabs) > 3
+        first_rows = [int(view.read_rows(ids[:1])["y"][0]) for ids in slabs[1:]]
+        chunk = dataset.arrays["x"].chunk_rows
+        assert all(row % chunk <= 1 for row in first_rows)  # every other anchor is missing from a part
+
+
+def test_windows_that_share_no_row_are_all_kept(dataset):
+    windows = dataset.windows({"x": 5, "y": 5, "year": 5})
+    first, second = windows.split(0.5, by="chunk")
+    assert first.n_samples + second.n_samples == windows.n_samples
+
+
 def test_parts_of_windows(dataset):
     windows = dataset.windows({"x": (-1, 0), "y": 1})
     part = windows.select(windows.read_rows(np.arange(windows.n_samples))["year"] == 2)
@@ -110,6 +127,9 @@ def test_parts_share_no_row(dataset, by):
 def test_single_windows_cannot_be_divided(dataset):
     with pytest.raises(InvalidParameter, match=r"by='sample'.*windows overlap"):
         dataset.windows((0, 1)).split(0.5)
+    one_chunk = dshuffle.create_dataset("memory://test-one-chunk", ARRAYS, overwrite=True)
+    with pytest.raises(InvalidParameter, match="by is not allowed: all samples are in one chunk of 120"):
+        one_chunk.windows((0, 1)).split(0.5, by="chunk")
     with pytest.raises(InvalidParameter, match="every window of the second part overlaps"):
         dataset.windows(range(50)).split(0.5, by="chunk")
 

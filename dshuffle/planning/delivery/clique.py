@@ -24,9 +24,11 @@ def plan_clique(
 ) -> Packets:
     """Plan few packets from the server, for any caches and any number of workers.
 
-    If there are few samples or few sets of holders, this and ``ubershuffle`` both come close to the optimum, so both
-    are tried and the better plan is taken. It never needs more packets there. For larger instances this is observed,
-    but not guaranteed. Samples that remain alone in a packet are
+    If there are few samples or few sets of holders, this and ``ubershuffle`` both come close to the optimum. For such
+    instances both are tried and the better plan is taken, so it never needs more packets than ``ubershuffle``. For
+    larger ones this was observed, but is not guaranteed.
+
+    Samples that remain alone in a packet are
     sent in cycles where possible, as in ``leftover``.
 
     Parameters

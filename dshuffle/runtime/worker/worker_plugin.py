@@ -327,9 +327,9 @@ def run_on_partition(
             if "daemonic processes" not in str(error):
                 raise
             raise InvalidParameter.because(
-                "num_workers",
+                getattr(fn, "__name__", "fn"),
                 "a Dask worker cannot start processes of its own, such as those of a DataLoader",
-                "Use 0: the rows are in this process's memory already.",
+                "Use num_workers=0: the rows are in this process's memory already.",
             ) from error
     if isinstance(result, Partition):
         raise TypeError("a Partition cannot be sent to another process; return arrays instead")

@@ -1,6 +1,6 @@
 """Tables and arrays of other libraries as sources: pandas, Arrow, Dask and xarray.
 
-None of these libraries is imported here: whoever passes such an object has imported it.
+Except for Dask, these libraries are not imported here: whoever passes such an object has imported it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 
 from dshuffle.errors import DatasetError, InvalidParameter
 
-Arrays = tuple[dict[str, Any], dict[str, str]]
-"""Name -> array, and name -> why something is not one of the arrays."""
+Arrays = tuple[dict[str, Any], dict[str, str], dict[str, tuple[str, ...]]]
+"""Name -> array, name -> why something is not one of the arrays, and name -> dimensions, if they have names."""
 
 
 def arrays_of(data: Any) -> Arrays:
@@ -39,17 +39,20 @@ def arrays_of(data: Any) -> Arrays:
     Examples
     --------
     >>> arrays_of({"x": [1, 2]})
-    ({'x': [1, 2]}, {})
+    ({'x': [1, 2]}, {}, {})
     """
-    library, skipped = type(data).__module__.partition(".")[0], dict[str, str]()
+    libraries = {kind.__module__.partition(".")[0] for kind in type(data).__mro__}
+    has_columns, skipped = hasattr(getattr(data, "columns", None), "has_duplicates"), dict[str, str]()
     arrays: dict[str, Any]
-    if library == "xarray" and hasattr(data, "data_vars"):
-        arrays, skipped = _of_xarray(data)
-    elif library == "pandas" and hasattr(data, "columns"):
+    dimensions: dict[str, tuple[str, ...]] = {}
+    if "xarray" in libraries and hasattr(data, "data_vars"):
+        arrays, skipped, dimensions = _of_xarray(data)
+    elif "pandas" in libraries and has_columns:
         arrays = {name: _of_series(name, data[name]) for name in _distinct(data.columns)}
-    elif library == "dask" and hasattr(data, "to_dask_array"):
+        skipped = {str(name): "it is the index; reset_index() makes it a column" for name in data.index.names if name}
+    elif libraries & {"dask", "dask_expr"} and has_columns:
         arrays = {name: data[name].to_dask_array() for name in _distinct(data.columns)}
-    elif hasattr(data, "__arrow_c_stream__"):
+    elif hasattr(data, "__arrow_c_stream__") and "pandas" not in libraries:
         arrays = _of_arrow(data)
     elif isinstance(data, Mapping) and data:
         arrays = dict(data)
@@ -59,7 +62,7 @@ def arrays_of(data: Any) -> Arrays:
         )
     if not arrays and not isinstance(data, Mapping):
         raise InvalidParameter.because("arrays", f"this {type(data).__name__} has no columns", "Give one at least.")
-    return _with_known_chunks(arrays), skipped
+    return _with_known_chunks(arrays), skipped, dimensions
 
 
 def _distinct(columns: Any) -> list[Any]:
@@ -101,6 +104,7 @@ def _of_xarray(dataset: Any) -> Arrays:
     """The variables with the first dimension of the largest one, which moves to the front; Dask arrays stay lazy."""
     arrays: dict[str, Any] = {}
     skipped: dict[str, str] = {}
+    dimensions: dict[str, tuple[str, ...]] = {}
     largest = max((one for one in dataset.data_vars.values() if one.ndim), key=lambda one: one.nbytes, default=None)
     if largest is None:
         raise InvalidParameter.because("arrays", "this xarray.Dataset has no variables with a dimension")
@@ -109,11 +113,14 @@ def _of_xarray(dataset: Any) -> Arrays:
         if samples not in variable.dims:
             dims = ", ".join(map(str, variable.dims)) or "it has no dimensions"
             skipped[str(name)] = f"its dimensions are {dims}, without {samples}" if variable.dims else dims
+        elif not isinstance(variable.dtype, np.dtype):
+            skipped[str(name)] = f"its dtype is {variable.dtype}"
         elif variable.dtype.hasobject or variable.dtype.kind in "OT":
             skipped[str(name)] = f"its items have different lengths ({variable.dtype})"
         else:
-            arrays[name] = variable.transpose(samples, ...).data
-    return arrays, skipped
+            turned = variable.transpose(samples, ...)
+            arrays[name], dimensions[name] = turned.data, tuple(map(str, turned.dims))
+    return arrays, skipped, dimensions
 
 
 def _with_known_chunks(arrays: dict[str, Any]) -> dict[str, Any]:

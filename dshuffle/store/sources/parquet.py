@@ -95,7 +95,10 @@ def table_arrays(data: Any) -> dict[str, NDArray[Any]]:
     InvalidParameter
         If a column has nulls, or does not hold numbers or lists of equal length.
     """
-    table = pa.table(data)
+    try:
+        table = pa.table(data)
+    except (pa.ArrowInvalid, TypeError) as exc:
+        raise InvalidParameter.because("arrays", f"{type(data).__name__} is not a table ({exc})") from exc
     names = table.column_names
     if len(set(names)) < len(names):
         raise InvalidParameter.of("columns", names, "distinct")

@@ -64,7 +64,7 @@ def read_array(dataset: Dataset, name: str) -> RowSource:
     """
     if name not in dataset.arrays:
         raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
-    if not dataset.is_view:
+    if not dataset.is_view and not dataset.is_temporary:
         return _source(dataset._sources[name])
     part = dataclasses.replace(dataset, _sources={name: dataset._sources[name]})
     info = dataset.arrays[name]

@@ -62,7 +62,8 @@ def fit_parameter_server(
     epochs
         Number of passes over all samples. With broadcast samples, an epoch of the pace ``"free"`` has as many updates
         as without them (Provatas et al., section IV-B), and one of ``"once"`` has more, because each worker uses its
-        copies. In the error they count once per worker.
+        copies. In the error, broadcast samples
+        count once for each worker.
     batch_size, step
         Batch size B and step alpha of a single worker. Each of n workers takes mini-batches of ``WB = B / n`` samples,
         rounded down, and steps of ``alpha / n``. (In the synchronous trainers ``batch_size`` is for one worker. Here it

@@ -17,7 +17,9 @@ import xarray as xr
 from distributed import Client
 
 import dshuffle
-from dshuffle.errors import InvalidParameter
+from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.store import read_array
+from dshuffle.store.create import _remove_if_mine
 
 N = 50
 RNG = np.random.default_rng(3)
@@ -57,6 +59,9 @@ def test_nullable_columns_without_nulls(tmp_path, kind):
         (pa.table({"n": [{"a": 1}]}), "column 'n'.*struct"),
         (pa.table([[1], [2]], names=["a", "a"]), "columns=.*distinct"),
         (xr.Dataset({"scalar": 3.0}), "no variables with a dimension"),
+        (pa.chunked_array([[1]]), "ChunkedArray is not a table"),
+        (dd.from_pandas(FRAME["a"], npartitions=1), "a table or an xarray"),
+        (pd.DataFrame(index=[1, 2]), "this DataFrame has no columns"),
         (pd.Series([1, 2]), "arrays=<pandas.*Series>.*a table or an xarray"),
     ],
 )
@@ -101,6 +106,9 @@ def test_an_xarray_dataset_along_its_first_dimension_or_another(tmp_path, lazy):
     np.testing.assert_array_equal(found["t2m"], data["t2m"])
     np.testing.assert_array_equal(found["flag"], data["flag"].T)
     np.testing.assert_array_equal(found["time"], data["time"])
+    with xr.open_zarr(tmp_path / "d", consolidated=False) as again:
+        xr.testing.assert_equal(again["t2m"].drop_vars("time"), data["t2m"].drop_vars(["time", "lat"]))
+        assert again["flag"].dims == ("time", "lat")
     turned = dshuffle.create_dataset(tmp_path / "turned", source.transpose("lat", ...))
     np.testing.assert_array_equal(contents(turned)["t2m"], data["t2m"].transpose("lat", "time", "lon"))
     np.testing.assert_array_equal(contents(turned)["mask"], data["mask"])
@@ -139,6 +147,46 @@ def test_a_dataset_without_a_path_lasts_as_long_as_it_is_used(tmp_path):
     del part
     gc.collect()
     assert not os.listdir(tmp_path)
+
+
+def test_a_subclass_of_a_data_frame_is_one(tmp_path):
+    class Frame(pd.DataFrame):
+        pass
+
+    dataset = dshuffle.create_dataset(tmp_path / "d", Frame({"a": [1, 2]}, index=pd.Index([7, 8], name="day")))
+    assert "reset_index" in dataset.skipped["day"]
+    np.testing.assert_array_equal(contents(dataset)["a"], [1, 2])
+
+
+def test_categories_of_xarray_are_left_out(tmp_path):
+    data = xr.Dataset({"x": ("t", np.arange(3)), "kind": ("t", pd.Categorical(list("aba")))})
+    assert "its dtype is category" in dshuffle.create_dataset(tmp_path / "d", data).skipped["kind"]
+
+
+def test_who_reads_a_dataset_without_a_path_keeps_it(tmp_path):
+    arrays = {"x": np.arange(900).reshape(300, 3)}
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        assert read_array(dshuffle.create_dataset(None, arrays), "x")[4:5].tolist() == [[12, 13, 14]]
+        with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
+            for taken in (
+                dshuffle.take(client, dshuffle.create_dataset(None, arrays), [2, 1]),
+                dshuffle.permute(client, dshuffle.create_dataset(None, arrays).select([1, 2])),
+            ):
+                assert sorted(taken["x"].compute()[:, 0]) == [3, 6]
+    with (
+        dask.config.set({"temporary-directory": str(tmp_path / "none")}),
+        pytest.raises(DatasetError, match="cannot be"),
+    ):
+        dshuffle.create_dataset(None, arrays)
+    with pytest.raises(InvalidParameter, match="storage_options"):
+        dshuffle.create_dataset(None, arrays, storage_options={})
+
+
+def test_a_forked_process_does_not_remove_the_dataset(tmp_path):
+    _remove_if_mine(str(tmp_path), os.getpid() + 1)
+    assert tmp_path.exists()
+    _remove_if_mine(str(tmp_path), os.getpid())
+    assert not tmp_path.exists()
 
 
 def test_nothing_is_left_if_it_cannot_be_created(tmp_path):
