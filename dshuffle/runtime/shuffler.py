@@ -315,6 +315,11 @@ class Shuffler:
         self._position.attached = value
 
     @property
+    def checkpoint(self) -> str | os.PathLike[str] | None:
+        """Where a checkpoint is written in every epoch, if anywhere."""
+        return self._checkpoint
+
+    @property
     def attached(self) -> Any:
         """The value that was attached, in this session or in the one that it continues; None without one.
 

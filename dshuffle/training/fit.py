@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, InvalidParameter
@@ -213,8 +213,11 @@ class Recorder(Generic[Model]):
         left = 0 if self.stopped_early else max(0, count - len(self.points))
         return enumerate(shuffler.epochs(left), start=len(self.points))
 
-    def add(self, model: Model, error: float, weight_error: float | None = None) -> bool:
-        """Record the model after an epoch, and return whether early stopping is due."""
+    def add(self, model: Model, error: float, weight_error: float | None = None, *, saved: Any = None) -> bool:
+        """Record the model after an epoch, and return whether early stopping is due.
+
+        ``saved`` is attached to the session in place of the model, if it is given.
+        """
         seconds = time.perf_counter() - self._started
         validation = {} if self.validate is None else {k: float(v) for k, v in self.validate(model).items()}
         point = TrainingPoint(
@@ -222,7 +225,7 @@ class Recorder(Generic[Model]):
         )
         self.points.append(point)
         if self._session is not None:
-            self._session.attach(SavedFit(self._trainer, tuple(self.points), model))
+            self._session.attach(SavedFit(self._trainer, tuple(self.points), model if saved is None else saved))
         if self.on_epoch is not None:
             self.on_epoch(point)
         self.stopped_early = self.early_stopping is not None and self.early_stopping.is_due(self.points)

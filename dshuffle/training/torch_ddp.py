@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import uuid
+from typing import Any
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, WorkerLost
@@ -13,7 +13,18 @@ from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Val
 from dshuffle.training.inputs import check_encryption
 from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.schedules import CONSTANT, Schedule
-from dshuffle.training.torch_rank import Fit, Loss, MakeModel, MakeOptimizer, end, state_of, torch, train, where
+from dshuffle.training.torch_rank import (
+    Fit,
+    Loss,
+    MakeModel,
+    MakeOptimizer,
+    end,
+    load_state,
+    state_of,
+    torch,
+    train,
+    where,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +117,11 @@ def fit_torch_ddp(
     of rank 0). Module and optimizer stay on the workers between epochs.
 
     If a worker is lost and replaced, the epoch starts again on all ranks, from the module and the optimizer at its
-    beginning, of which every worker keeps a copy. The result is the same. Ranks notice a stopped worker, whose
-    connections stay open, only after ``timeout``.
+    beginning, of which every worker keeps a copy. The result is the same except for rounding. Ranks notice a stopped
+    worker, whose connections stay open, only after ``timeout``.
+
+    With a checkpoint (``Shuffler(checkpoint=...)``), module and optimizer are sent to this process and kept in it after
+    every epoch. A session that continues from it continues the fit.
 
     gloo listens on a free port of each worker's host, on the interface with the worker's address, unless
     ``GLOO_SOCKET_IFNAME`` names another interface.
@@ -133,26 +147,33 @@ def fit_torch_ddp(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = make_model().eval()
-    recorder: Recorder[torch.nn.Module] = Recorder(validate, early_stopping, on_epoch)
+    recorder: Recorder[Any] = Recorder(validate, early_stopping, on_epoch)
+    state: bytes | None = None
+    if shuffler.checkpoint is not None:
+        state = recorder.begin(shuffler, "fit_torch_ddp", None)
+        if state is not None:
+            load_state(state, model)
     breakdown: dict[int, EpochBreakdown] = {}  # keyed by the shuffler's epoch number
     fit: Fit | None = None
     epoch: Epoch | None = None
     try:
-        for number, epoch in enumerate(shuffler.epochs(epochs)):
+        for number, epoch in recorder.epochs(shuffler, epochs):
             if fit is None:
                 _check_processes(epoch)
                 functions = make_model, make_optimizer, batch_size, loss
-                fit = Fit(uuid.uuid4().hex, epoch.number, *functions, seed, features, target, timeout)
-            wanted = model if validate is not None or number == epochs - 1 else None
-            errors, counts, seconds = _train_epoch(epoch, fit, schedule(number), wanted)
+                fit = Fit(uuid.uuid4().hex, epoch.number, *functions, seed, features, target, timeout, state)
+            fetched = shuffler.checkpoint is not None or validate is not None or number == epochs - 1
+            errors, counts, seconds, state = _train_epoch(epoch, fit, schedule(number), fetched=fetched)
+            if fetched:
+                load_state(state, model)
             recorder.speeds.add(
                 [count / max(one.own, 1e-9) for count, one in zip(counts, seconds, strict=True)],
                 seconds=max(one.own for one in seconds),
             )
             breakdown[epoch.number] = EpochBreakdown(epoch=number, ranks=seconds)
-            if recorder.add(model, sum(errors) / sum(counts)):
-                if wanted is None:
-                    _load_state(model, epoch, fit)
+            if recorder.add(model, sum(errors) / sum(counts), saved=state):
+                if not fetched:
+                    load_state(_state(epoch, fit), model)
                 break
     finally:
         if epoch is not None and fit is not None:
@@ -161,21 +182,20 @@ def fit_torch_ddp(
 
 
 def _train_epoch(
-    epoch: Epoch, fit: Fit, factor: float, wanted: torch.nn.Module | None
-) -> tuple[tuple[float, ...], tuple[int, ...], tuple[PhaseSeconds, ...]]:
-    """Train for an epoch, and load the state of the module if it is wanted; again, if rank 0 is lost in between."""
+    epoch: Epoch, fit: Fit, factor: float, *, fetched: bool
+) -> tuple[tuple[float, ...], tuple[int, ...], tuple[PhaseSeconds, ...], bytes]:
+    """Train for an epoch, and fetch the state of module and optimizer; again, if rank 0 is lost in between."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             done = epoch.together(train, fit, factor)
-            if wanted is not None:
-                _load_state(wanted, epoch, fit)
+            state = _state(epoch, fit) if fetched else b""
         except WorkerLost as error:
             if attempt == ATTEMPTS or "replaced" not in str(error):
                 raise
             logger.warning("dshuffle: the epoch starts again on all ranks: %s", error)
         else:
             errors, counts, seconds = zip(*done, strict=True)
-            return errors, counts, seconds
+            return errors, counts, seconds, state
     raise AssertionError
 
 
@@ -195,9 +215,9 @@ def _check_processes(epoch: Epoch) -> None:
         )
 
 
-def _load_state(model: torch.nn.Module, epoch: Epoch, fit: Fit) -> None:
-    saved = epoch.map(state_of, fit.name)[0].result()
-    model.load_state_dict(torch.load(io.BytesIO(saved), weights_only=True))
+def _state(epoch: Epoch, fit: Fit) -> bytes:
+    state: bytes = epoch.map(state_of, fit.name)[0].result()
+    return state
 
 
 def _end_all(epoch: Epoch, fit: Fit) -> None:

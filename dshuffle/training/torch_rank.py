@@ -55,6 +55,9 @@ class Fit:
     first_epoch
         Number of its first epoch.
 
+    beginning
+        State of model and optimizer to begin with, if the fit continues an earlier one.
+
     The other parameters are those of :func:`~dshuffle.training.torch_ddp.fit_torch_ddp`.
     """
 
@@ -68,6 +71,7 @@ class Fit:
     features: str
     target: str
     timeout: float
+    beginning: bytes | None
 
 
 @dataclass(slots=True)
@@ -142,7 +146,7 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
 
 
 def state_of(partition: Partition, name: str) -> bytes:
-    """Return the state of the module from rank 0, and empty bytes from other ranks. Runs on each worker.
+    """Return the state of module and optimizer from rank 0, and empty bytes from other ranks. Runs on each worker.
 
     Raises
     ------
@@ -154,8 +158,16 @@ def state_of(partition: Partition, name: str) -> bytes:
         seat = _processes.get(name, Process()).seat
         if seat is None:
             raise WorkerLost("the worker of rank 0 was replaced, and the new one has no model yet")
-        torch.save(seat.model.module.state_dict(), saved)
+        torch.save((seat.model.module.state_dict(), seat.optimizer.state_dict()), saved)
     return saved.getvalue()
+
+
+def load_state(state: bytes, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+    """Load what :func:`state_of` returned."""
+    of_model, of_optimizer = torch.load(io.BytesIO(state), weights_only=True)
+    model.load_state_dict(of_model)
+    if optimizer is not None:
+        optimizer.load_state_dict(of_optimizer)
 
 
 def end(partition: Partition | None, name: str) -> None:
@@ -221,6 +233,8 @@ def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> Non
     process.seat = seat
     if partition.epoch > fit.first_epoch:
         _load(process, seat, partition.epoch, group)
+    elif fit.beginning is not None:
+        load_state(fit.beginning, model.module, optimizer)
 
 
 _SYNC_BUFFERS = next(  # PyTorch 2.14 renames it

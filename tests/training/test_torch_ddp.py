@@ -233,3 +233,32 @@ def test_a_regression_has_floats_as_targets(torch, ddp, processes, tmp_path):
         )
     np.testing.assert_allclose(history.weights.weight.detach().numpy(), [[2.0, -1.0, 0.5]], atol=1e-3)
     assert history.points[-1].error < 1e-5 < history.points[0].error
+
+
+@pytest.mark.slow
+def test_a_fit_that_was_interrupted_continues(torch, ddp, processes, blobs, makers, tmp_path):
+    def momentum(parameters):
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    def stop(point):
+        if point.epoch == 2:
+            raise KeyboardInterrupt
+
+    options = {"epochs": 5, "batch_size": 20, "seed": 1, "schedule": Decay(0.8)}
+    with dshuffle.Shuffler(processes, blobs, seed=3) as shuffler:
+        whole = ddp.fit_torch_ddp(shuffler, makers[0], momentum, **options)
+    place = tmp_path / "checkpoint.json"
+    with pytest.raises(KeyboardInterrupt), dshuffle.Shuffler(processes, blobs, seed=3, checkpoint=place) as shuffler:
+        ddp.fit_torch_ddp(shuffler, makers[0], momentum, on_epoch=stop, **options)
+    with dshuffle.Shuffler.resume(processes, blobs, place) as shuffler:
+        continued = ddp.fit_torch_ddp(shuffler, makers[0], momentum, **options)
+    # Gradients are summed in another order in the first step of a process group.
+    errors, expected = ([point.error for point in one.points] for one in (continued, whole))
+    assert errors == pytest.approx(expected, abs=0.01)
+    for one, other in zip(continued.weights.parameters(), whole.weights.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    with dshuffle.Shuffler.resume(processes, blobs, place) as shuffler:  # which has ended
+        again = ddp.fit_torch_ddp(shuffler, makers[0], momentum, **options)
+    assert len(again.points) == 5
+    for one, other in zip(again.weights.parameters(), whole.weights.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
