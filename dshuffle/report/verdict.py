@@ -102,7 +102,9 @@ class _Ranking:
         rereading = [one for one in self.slower if one.way.choices.delivery in STORE_READERS]
         other = (*rereading, *self.slower)[0]
         ratio = human_ratio(other.spread.median / self.fastest.spread.median)
-        return f"use {self.fastest.label} ({ratio} times as fast as {other.label})"
+        limited = limited_by_processors(self.fastest.way, self.fastest.figures)
+        where = "here " if limited else ""
+        return f"use {self.fastest.label} ({where}{ratio} times as fast as {other.label})"
 
 
 @dataclass(frozen=True, slots=True)
