@@ -44,7 +44,7 @@ def test_the_first_sentence_answers(comparison):
         comparison = with_seconds(comparison, label, [seconds] * 5)
     answer, times, *_ = verdict_sentences(comparison)
     assert answer == (
-        "One shuffle before training is enough here; if you reshuffle every epoch, use “global + peer” (4.5 times as "
+        "One shuffle before training is enough here; if you reshuffle every epoch, use “global + peer” (here 4.5 times as "
         "fast as “global + storage”)."
     )
     assert times == (
