@@ -7,6 +7,8 @@ import importlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
@@ -63,18 +65,30 @@ class LazyGroup(NotingGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and turn each :class:`DShuffleError` into a one-line message."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _end)  # batch systems send it, and temporary files must not stay
         try:
-            return super().invoke(ctx)
+            with _ended_by_sigterm():
+                return super().invoke(ctx)
         except DShuffleError as error:
             if os.environ.get("DSHUFFLE_DEBUG") == "1":
                 raise
             raise one_line(error, ctx) from error
 
 
-def _end(number: int, frame: object) -> NoReturn:
-    raise SystemExit(128 + number)
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """End as after Ctrl-C when a batch system sends SIGTERM, so that temporary files are removed."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -51,3 +53,20 @@ def test_what_draws_nothing_does_not_load_bokeh(module):
     """Half a second of the start of a command, or of a worker."""
     code = f"import sys, {module}; sys.exit('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_sigterm_leaves_no_temporary_dataset(tmp_path):
+    """Batch systems send it."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    program = "from dshuffle.cli import main; main()"
+    command = [sys.executable, "-c", program, "compare", "--output", str(tmp_path / "report")]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        for line in running.stderr:
+            if "loading compiled code" in line:
+                break
+        assert list(tmp_path.glob("dshuffle-*/*.zarr"))
+        running.terminate()
+        running.stderr.read()
+        assert running.wait(60) == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob("dshuffle-*/*.zarr"))
