@@ -9,6 +9,7 @@ from typing import Any
 
 HIDDEN = "***"
 
+_NAME = re.compile(r"(?i)secret|token|passw|credential|signature|(api|access)[_-]?key")
 _USER = re.compile(r"://[^/@\s'\"]+@")
 # Parameters of URLs that grant access: signed URLs of the large clouds, and what other services call theirs.
 _PARAMETER = re.compile(
@@ -80,6 +81,12 @@ class _Shown(reprlib.Repr):
     def repr_str(self, x: str, level: int) -> str:
         """Show a text without its secrets, of which shortening might leave a part that looks like none."""
         return super().repr_str(hide_secrets(x), level)
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """Show a mapping without the values of names that sound secret."""
+        return super().repr_dict(
+            {name: HIDDEN if _NAME.search(str(name)) else value for name, value in x.items()}, level
+        )
 
     def repr_instance(self, x: object, level: int) -> str:
         """Show an object that is neither a number, text nor a container."""

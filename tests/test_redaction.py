@@ -101,6 +101,12 @@ def test_a_shortened_text_has_no_part_of_a_secret(length):
         assert "SECRET" not in str(InvalidParameter.of("url", value, "something else"))
 
 
+def test_values_of_secret_names_are_not_shown():
+    text = str(InvalidParameter.of("storage_options", {"password": "hunter2", "region": "eu"}, "something else"))
+    assert "hunter2" not in text
+    assert "'region': 'eu'" in text
+
+
 def test_large_values_are_shown_by_their_type():
     frame = pd.DataFrame({"a": range(50)})
     for value, shown in (

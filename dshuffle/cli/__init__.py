@@ -79,12 +79,14 @@ def _ended_by_sigterm() -> Iterator[None]:
     """End as after Ctrl-C when a batch system sends SIGTERM, so that temporary files are removed."""
 
     def end(number: int, frame: object) -> NoReturn:
+        signal.signal(number, signal.SIG_IGN)  # a second one must not end the tidying
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before is not signal.SIG_DFL:
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:

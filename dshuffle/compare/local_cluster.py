@@ -132,8 +132,9 @@ def _be_quiet() -> None:
 
 def most_processes() -> int:
     """Number of worker processes that the processors and the memory of this machine can bear."""
-    memory = psutil.virtual_memory().available // PROCESS_NBYTES
-    return max(4, min(PROCESSES_PER_CORE * len(os.sched_getaffinity(0)), int(memory)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = min(psutil.virtual_memory().available, MEMORY_LIMIT)
+    return max(4, min(PROCESSES_PER_CORE * cores, int(memory // PROCESS_NBYTES)))
 
 
 @contextmanager

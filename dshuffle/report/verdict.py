@@ -18,7 +18,7 @@ SAME_ERROR = 1.1
 """Errors that differ by less than this factor count as the same."""
 CLOSE = 1.5
 """If the medians of two ways differ by more than this factor, one is called faster even if their ranges overlap. A
-single slow epoch can cause that."""
+single slow epoch can make ranges overlap."""
 ROUNDING = 1e-6
 """Relative residuals below this are the rounding of float32 data; differences between them mean nothing."""
 
@@ -103,8 +103,8 @@ class _Ranking:
         other = (*rereading, *self.slower)[0]
         ratio = human_ratio(other.spread.median / self.fastest.spread.median)
         limited = limited_by_processors(self.fastest.way, self.fastest.figures)
-        where = "here " if limited else ""
-        return f"use {self.fastest.label} ({where}{ratio} times as fast as {other.label})"
+        where = " here" if limited else ""
+        return f"use {self.fastest.label} ({ratio} times as fast{where} as {other.label})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,14 +175,14 @@ class Opening:
 def _encodings(chosen: SampleArrays, wanted: Wanted) -> tuple[dict[str, Encoding | None], dict[str, str]]:
     """How the numbers of each array become values, and why arrays are left out."""
     encodings: dict[str, Encoding | None] = {}
-    skipped = dict(chosen.skipped)
+    refused: dict[str, str] = {}
     for name, array in chosen.arrays.items():
         try:
             encodings[name] = encoding_of(array) if wanted.decode else None
         except DatasetError as error:
             if wanted.arrays is not None or len(chosen.arrays) == 1:
                 raise
-            skipped[name] = str(error)
+            refused[name] = str(error)
     if not encodings:
-        raise DatasetError(f"no array can be decoded: {'; '.join(skipped.values())}")
-    return encodings, skipped
+        raise DatasetError(f"no array can be decoded: {'; '.join(refused.values())}")
+    return encodings, {**chosen.skipped, **refused}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import uuid
 from typing import Any
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.runtime import Epoch, Shuffler, gathered
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.runtime.cluster_view import cluster_info
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, SavedFit, Validate
 from dshuffle.training.inputs import check_encryption
 from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.schedules import CONSTANT, Schedule
@@ -18,6 +21,7 @@ from dshuffle.training.torch_rank import (
     Loss,
     MakeModel,
     MakeOptimizer,
+    NoModelYet,
     end,
     load_state,
     state_of,
@@ -117,11 +121,11 @@ def fit_torch_ddp(
     of rank 0). Module and optimizer stay on the workers between epochs.
 
     If a worker is lost and replaced, the epoch starts again on all ranks, from the module and the optimizer at its
-    beginning, of which every worker keeps a copy. The result is the same except for rounding. Ranks notice a stopped
+    beginning, of which every worker keeps copies. The result is the same except for rounding. Ranks notice a stopped
     worker, whose connections stay open, only after ``timeout``.
 
-    With a checkpoint (``Shuffler(checkpoint=...)``), module and optimizer are sent to this process and kept in it after
-    every epoch. A session that continues from it continues the fit.
+    With a checkpoint (``Shuffler(checkpoint=...)``), module and optimizer are sent to this process and kept in the
+    checkpoint after every epoch. A session that continues from it continues the fit.
 
     gloo listens on a free port of each worker's host, on the interface with the worker's address, unless
     ``GLOO_SOCKET_IFNAME`` names another interface.
@@ -149,7 +153,8 @@ def fit_torch_ddp(
         model = make_model().eval()
     recorder: Recorder[Any] = Recorder(validate, early_stopping, on_epoch)
     state: bytes | None = None
-    if shuffler.checkpoint is not None:
+    kept = shuffler.checkpoint is not None or isinstance(shuffler.attached, SavedFit)
+    if kept:
         state = recorder.begin(shuffler, "fit_torch_ddp", None)
         if state is not None:
             load_state(state, model)
@@ -162,8 +167,9 @@ def fit_torch_ddp(
                 _check_processes(epoch)
                 functions = make_model, make_optimizer, batch_size, loss
                 fit = Fit(uuid.uuid4().hex, epoch.number, *functions, seed, features, target, timeout, state)
-            fetched = shuffler.checkpoint is not None or validate is not None or number == epochs - 1
-            errors, counts, seconds, state = _train_epoch(epoch, fit, schedule(number), fetched=fetched)
+            fetched = kept or validate is not None or early_stopping is not None or number == epochs - 1
+            errors, counts, seconds, state = _train_epoch(epoch, fit, schedule(number), fetched, kept)
+            fit = dataclasses.replace(fit, beginning=None)
             if fetched:
                 load_state(state, model)
             recorder.speeds.add(
@@ -172,25 +178,23 @@ def fit_torch_ddp(
             )
             breakdown[epoch.number] = EpochBreakdown(epoch=number, ranks=seconds)
             if recorder.add(model, sum(errors) / sum(counts), saved=state):
-                if not fetched:
-                    load_state(_state(epoch, fit), model)
                 break
     finally:
         if epoch is not None and fit is not None:
-            _end_all(epoch, fit)
+            _end_all(epoch, fit, shuffler)
     return recorder.history(model, with_records(breakdown, shuffler.records))
 
 
 def _train_epoch(
-    epoch: Epoch, fit: Fit, factor: float, *, fetched: bool
+    epoch: Epoch, fit: Fit, factor: float, fetched: bool, with_optimizer: bool
 ) -> tuple[tuple[float, ...], tuple[int, ...], tuple[PhaseSeconds, ...], bytes]:
     """Train for an epoch, and fetch the state of module and optimizer; again, if rank 0 is lost in between."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
             done = epoch.together(train, fit, factor)
-            state = _state(epoch, fit) if fetched else b""
-        except WorkerLost as error:
-            if attempt == ATTEMPTS or "replaced" not in str(error):
+            state: bytes = epoch.map(state_of, fit.name, with_optimizer)[0].result() if fetched else b""
+        except NoModelYet as error:
+            if attempt == ATTEMPTS:
                 raise
             logger.warning("dshuffle: the epoch starts again on all ranks: %s", error)
         else:
@@ -215,14 +219,12 @@ def _check_processes(epoch: Epoch) -> None:
         )
 
 
-def _state(epoch: Epoch, fit: Fit) -> bytes:
-    state: bytes = epoch.map(state_of, fit.name)[0].result()
-    return state
-
-
-def _end_all(epoch: Epoch, fit: Fit) -> None:
+def _end_all(epoch: Epoch, fit: Fit, shuffler: Shuffler) -> None:
     try:
         for future in epoch.map(end, fit.name):
             future.exception()
-    except (DShuffleError, OSError):  # the session is over, and lost workers do not have to leave
-        return
+    except (DShuffleError, OSError):  # the session is over, but its workers may train again
+        with contextlib.suppress(DShuffleError, OSError):
+            there = set(cluster_info(shuffler.client)["workers"])
+            left = [address for address in shuffler.addresses if address in there]
+            shuffler.client.run(end, None, fit.name, workers=left, on_error="ignore")

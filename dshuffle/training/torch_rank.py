@@ -1,8 +1,8 @@
 """One rank of :func:`~dshuffle.training.torch_ddp.fit_torch_ddp`, in a Dask worker.
 
 Every call of :func:`train` may be the first one of its process: if a worker was lost, :meth:`dshuffle.Epoch.together`
-calls it again on all ranks, and one of them is new. So it begins by asking whether all ranks are in one process group.
-If not, they leave theirs, join a new one, and load the model as it was at the beginning of the epoch from one of them
+calls it again on all ranks, and at least one of them is new. So it begins by asking whether all ranks are in one
+process group. If not, they leave theirs, join a new one, and load the state at the beginning of the epoch from a rank
 that has it.
 """
 
@@ -13,6 +13,7 @@ import datetime
 import inspect
 import io
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -54,10 +55,11 @@ class Fit:
         Name of the fit.
     first_epoch
         Number of its first epoch.
-
     beginning
         State of model and optimizer to begin with, if the fit continues an earlier one.
 
+    Notes
+    -----
     The other parameters are those of :func:`~dshuffle.training.torch_ddp.fit_torch_ddp`.
     """
 
@@ -86,11 +88,20 @@ class TrainingState:
     """Time at which the last gradients of the current step were ready."""
 
 
+class NoModelYet(WorkerLost):
+    """The worker of rank 0 is a new one, and has not trained yet."""
+
+
 @dataclass(slots=True)
 class Process:
     """What a worker process has of a fit."""
 
     seat: TrainingState | None = None
+    number: int = 0
+    """A random number that all ranks of its process group share; 0 without one."""
+    grouped: bool = False
+    """Whether the process group of this process may be the fit's, even if it failed to join it."""
+    ended: bool = False
     beginnings: dict[int, Any] = field(default_factory=dict)
     """State of model and optimizer at the beginning of an epoch, by its number: of this epoch and the next one."""
 
@@ -117,9 +128,9 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
     check_names(partition.names, features=fit.features, target=fit.target)
     process = _processes.setdefault(fit.name, Process())
     # Before this succeeds, a seat is not this call's: Dask may compute the lost result of an earlier call again.
-    joined = float(group.mean(np.array([process.seat is not None], np.float64))[0]) == 1
-    with leaving_if_it_fails(fit.name):
-        if not joined:
+    numbers = _sums(group, np.where(np.arange(group.size) == group.rank, process.number, 0))
+    with leaving_if_it_fails(process):
+        if min(numbers) == 0 or len(set(numbers)) > 1:
             _join(process, partition, group, fit)
         seat = process.seat
         assert seat is not None
@@ -127,7 +138,7 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
         if partition.epoch not in process.beginnings:
             process.beginnings[partition.epoch] = _state(seat)
         for one, first in zip(seat.optimizer.param_groups, seat.first_steps, strict=True):
-            one["lr"] = first * factor
+            one["lr"] = first * factor if isinstance(first, torch.Tensor) else float(first * factor)
         torch.manual_seed(fit.seed + 1_000_003 * partition.epoch + group.rank + 1)
         seconds = _steps(partition, group, seat, fit)
         for buffer in seat.model.module.buffers():
@@ -145,26 +156,27 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
         return _error(partition, seat, fit), len(partition), seconds
 
 
-def state_of(partition: Partition, name: str) -> bytes:
+def state_of(partition: Partition, name: str, with_optimizer: bool) -> bytes:
     """Return the state of module and optimizer from rank 0, and empty bytes from other ranks. Runs on each worker.
 
     Raises
     ------
-    WorkerLost
+    NoModelYet
         If the worker of rank 0 is a new one.
     """
     saved = io.BytesIO()
     if partition.rank == 0:
         seat = _processes.get(name, Process()).seat
         if seat is None:
-            raise WorkerLost("the worker of rank 0 was replaced, and the new one has no model yet")
-        torch.save((seat.model.module.state_dict(), seat.optimizer.state_dict()), saved)
+            raise NoModelYet("the worker of rank 0 was replaced, and the new one has no model yet")
+        torch.save((seat.model.module.state_dict(), seat.optimizer.state_dict() if with_optimizer else None), saved)
     return saved.getvalue()
 
 
 def load_state(state: bytes, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
     """Load what :func:`state_of` returned."""
-    of_model, of_optimizer = torch.load(io.BytesIO(state), weights_only=True)
+    # From our own workers, or from a checkpoint, which is unpickled anyway. Optimizers may keep any object.
+    of_model, of_optimizer = torch.load(io.BytesIO(state), weights_only=False)
     model.load_state_dict(of_model)
     if optimizer is not None:
         optimizer.load_state_dict(of_optimizer)
@@ -172,15 +184,17 @@ def load_state(state: bytes, model: torch.nn.Module, optimizer: torch.optim.Opti
 
 def end(partition: Partition | None, name: str) -> None:
     """Drop all that the process has of a fit. Runs as a task on each worker. Idempotent."""
-    _leave(name)
-    _processes.pop(name, None)
+    if (process := _processes.pop(name, None)) is not None:
+        process.ended = True
+        process.beginnings.clear()
+        _leave(process)
 
 
 class leaving_if_it_fails:
     """Close the connections of a rank that fails, so that the other ranks do not wait for it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, process: Process) -> None:
+        self.process = process
 
     def __enter__(self) -> None:
         return
@@ -188,24 +202,29 @@ class leaving_if_it_fails:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
             return
-        _leave(self.name)
-        if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "peer", "ProcessGroup")):
+        _leave(self.process)
+        of_peers = any(word in str(error) for word in ("gloo", "peer", "ProcessGroup"))
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and of_peers):
             raise PeerFailed(f"another rank failed or cannot be reached: {error}") from error
 
 
-def _leave(name: str) -> None:
-    process = _processes.get(name)
-    if process is not None and process.seat is not None:
+def _leave(process: Process) -> None:
+    if process.seat is not None:
         # The module holds the process group, and the frames of an error hold the seat: connections would stay open.
         process.seat.model = process.seat.optimizer = None
-        process.seat = None
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    grouped, process.grouped, process.seat, process.number = process.grouped, False, None, 0
+    if grouped and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _sums(group: Group, numbers: NDArray[np.integer[Any]]) -> list[int]:
+    """The sums of integers below 2^31 over all ranks."""
+    return [round(one * group.size) for one in group.mean(numbers.astype(np.float64)).tolist()]
 
 
 def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> None:
     """Join a new process group with all ranks, and get the state at the beginning of this epoch."""
-    _leave(fit.name)
+    _leave(process)
     if dist.is_initialized():
         raise ClusterError(
             f"rank {group.rank} already has a process group: another fit is running on these workers or was "
@@ -214,14 +233,19 @@ def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> Non
     limit = datetime.timedelta(seconds=fit.timeout)
     host = str(urlsplit(group.address).hostname)
     store: Any = None
+    told = np.zeros(2, np.int64)  # by rank 0: the port of its store, and the number of the group
     if group.rank == 0:
         store = dist.TCPStore(host, 0, group.size, is_master=True, timeout=limit, wait_for_workers=False)
-    # The port of rank 0's store: the sum over all ranks.
-    port = round(float(group.mean(np.array([0.0 if store is None else store.port]))[0] * group.size))
+        told[:] = store.port, 1 + secrets.randbelow(2**31 - 1)
+    port, number = _sums(group, told)
     if store is None:
         store = dist.TCPStore(host, port, group.size, is_master=False, timeout=limit)
     if found := interface_of(str(urlsplit(get_worker().address).hostname)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
+    _sums(group, told)  # fails at once if a rank has gone, where the next line would wait for it
+    if process.ended:
+        raise PeerFailed("the fit has ended")
+    process.grouped = True
     dist.init_process_group("gloo", store=store, rank=group.rank, world_size=group.size, timeout=limit)
     torch.manual_seed(fit.seed)
     # Running statistics are averaged once an epoch instead of being copied from rank 0 in every step.
@@ -230,7 +254,7 @@ def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> Non
     seat = TrainingState(store, model, optimizer, [one["lr"] for one in optimizer.param_groups])
     # register_comm_hook rejects string annotations, which this module has; a lambda does not have annotations.
     model.register_comm_hook(seat, lambda seat, bucket: average(seat, bucket))
-    process.seat = seat
+    process.seat, process.number = seat, number
     if partition.epoch > fit.first_epoch:
         _load(process, seat, partition.epoch, group)
     elif fit.beginning is not None:
@@ -250,12 +274,13 @@ def _load(process: Process, seat: TrainingState, epoch: int, group: Group) -> No
     having[group.rank] = float(epoch in process.beginnings)
     dist.all_reduce(having)
     if not having.any():
-        raise WorkerLost("all workers with the model were lost. Start the fit again")
+        raise WorkerLost("no worker with the model is left. Start the fit again, or continue it from a checkpoint")
     states: list[Any] = [process.beginnings.get(epoch)]
     dist.broadcast_object_list(states, src=int(having.argmax()))
     [(model, optimizer)] = states
     seat.model.module.load_state_dict(model)
-    seat.optimizer.load_state_dict(optimizer)
+    # An optimizer takes tensors as they are, and would train on those that another restart needs.
+    seat.optimizer.load_state_dict(copy.deepcopy(optimizer))
 
 
 def _state(seat: TrainingState) -> Any:
@@ -297,7 +322,13 @@ def compared(scores: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch
     """What the loss compares: scores and labels, or one number and one target of each sample."""
     if not y.is_floating_point():
         return scores, y.long()
-    return scores.reshape(y.shape) if scores.numel() == y.numel() else scores, y.to(scores.dtype)
+    if scores.numel() != y.numel():
+        raise InvalidParameter.because(
+            "make_model",
+            f"the output for {len(y)} samples has the shape {tuple(scores.shape)}",
+            "If the target has floats, it must be one number for each sample.",
+        )
+    return scores.reshape(y.shape), y.to(scores.dtype)
 
 
 def checked(x: torch.Tensor, y: torch.Tensor, fit: Fit, sample_ids: NDArray[np.int64]) -> None:
@@ -312,12 +343,13 @@ def checked(x: torch.Tensor, y: torch.Tensor, fit: Fit, sample_ids: NDArray[np.i
     if y.is_complex() or y.ndim != 1 or (labels and y.is_floating_point()):
         allowed = "a 1-D array of integer labels" if labels else "a 1-D array of integer labels or floats"
         raise InvalidParameter.of("target", fit.target, f"{allowed} (it is {y.ndim}-D, {y.dtype})")
-    finite = torch.isfinite(x).reshape(len(x), -1).all(dim=1)
-    if not finite.all():
-        bad = int(finite.int().argmin())
-        raise InvalidParameter.of(
-            "features", fit.features, f"an array of finite values (sample {sample_ids[bad]} is not finite)"
-        )
+    for parameter, name, values in (("features", fit.features, x), ("target", fit.target, y)):
+        finite = torch.isfinite(values).reshape(len(values), -1).all(dim=1)
+        if not finite.all():
+            bad = int(finite.int().argmin())
+            raise InvalidParameter.of(
+                parameter, name, f"an array of finite values (sample {sample_ids[bad]} is not finite)"
+            )
 
 
 def _error(partition: Partition, seat: TrainingState, fit: Fit) -> float:

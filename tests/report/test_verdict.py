@@ -44,8 +44,8 @@ def test_the_first_sentence_answers(comparison):
         comparison = with_seconds(comparison, label, [seconds] * 5)
     answer, times, *_ = verdict_sentences(comparison)
     assert answer == (
-        "One shuffle before training is enough here; if you reshuffle every epoch, use “global + peer” (here 4.5 times "
-        "as fast as “global + storage”)."
+        "One shuffle before training is enough here; if you reshuffle every epoch, use “global + peer” (4.5 times as "
+        "fast here as “global + storage”)."
     )
     assert times == (
         "An exchange takes 200 ms with “global + peer”, 600 ms with “global + server” and 900 ms with “global + "
@@ -53,7 +53,7 @@ def test_the_first_sentence_answers(comparison):
     )
     without = verdict_sentences(only(comparison, "global + peer", "global + server"))[0]
     assert without == (
-        "To reshuffle everything every epoch, use “global + peer” (here 3.0 times as fast as “global + server”)."
+        "To reshuffle everything every epoch, use “global + peer” (3.0 times as fast here as “global + server”)."
     )
 
 

@@ -19,7 +19,8 @@ BLOBS = {name: array.compute() for name, array in gaussian_blobs(305, n_features
 
 def test_without_torch_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "dshuffle.training.torch_ddp", raising=False)
+    for name in ("ddp", "rank"):
+        monkeypatch.delitem(sys.modules, f"dshuffle.training.torch_{name}", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'dshuffle\[torch\]'"):
         importlib.import_module("dshuffle.training.torch_ddp")
 
@@ -154,9 +155,9 @@ def test_workers_that_are_threads_are_refused(ddp, threads, blobs, makers):
 
 @pytest.fixture
 def dying(torch, makers, tmp_path):
-    """Makes models of which the one of rank 1 kills its process in a step, once; and those that do not."""
+    """Makes models of which the one of rank 1 kills its process in these steps, one after the other."""
 
-    def maker(step):
+    def maker(*steps):
         def make_model():
             import os
             import signal
@@ -164,8 +165,9 @@ def dying(torch, makers, tmp_path):
             class Dies(torch.nn.Module):
                 def forward(self, x):
                     ranked = torch.distributed.is_initialized() and torch.distributed.get_rank() == 1
-                    if self.training and ranked and self.calls == step and not os.path.exists(tmp_path / "died"):
-                        open(tmp_path / "died", "w").close()
+                    died = len(list(tmp_path.glob("died-*")))
+                    if self.training and ranked and [self.calls] == list(steps[died : died + 1]):
+                        (tmp_path / f"died-{died}").touch()
                         os.kill(os.getpid(), signal.SIGKILL)
                     self.calls += self.training
                     return self.inner(x)
@@ -180,19 +182,19 @@ def dying(torch, makers, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [2, 9], ids=["first epoch", "second epoch"])
+@pytest.mark.parametrize("steps", [(2,), (9,), (9, 1)], ids=["first epoch", "second epoch", "second epoch, twice"])
 def test_the_epoch_of_a_lost_worker_starts_again_with_the_same_result(
-    torch, ddp, cluster_of, blobs, dying, tmp_path, caplog, step
+    torch, ddp, cluster_of, blobs, dying, tmp_path, caplog, steps
 ):
     def momentum(parameters):
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
     with cluster_of(2, processes=True) as client:
         fitted = []
-        for maker in (dying(step), dying(-1)):
+        for maker in (dying(*steps), dying()):
             with dshuffle.Shuffler(client, blobs, seed=3) as shuffler:
                 fitted.append(ddp.fit_torch_ddp(shuffler, maker, momentum, epochs=3, batch_size=20, seed=1))
-            assert (tmp_path / "died").exists()
+            assert len(list(tmp_path.glob("died-*"))) == len(steps)
         again, undisturbed = fitted
         assert "starts again on all ranks" in caplog.text
     assert [point.error for point in again.points] == [point.error for point in undisturbed.points]
