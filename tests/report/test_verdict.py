@@ -73,7 +73,7 @@ def test_errors_that_are_not_numbers_say_nothing(comparison):
 def test_auto_is_not_re_reading(comparison):
     auto = dataclasses.replace(comparison.ways[3], label="auto", choices=Choices("global", "auto"))
     comparison = dataclasses.replace(comparison, ways=(comparison.ways[5], auto))
-    assert verdict_sentences(comparison)[0].endswith("times as fast as “auto”).")
+    assert verdict_sentences(comparison)[0].endswith("times as fast here as “auto”).")
 
 
 def test_a_verdict_is_short(comparison):
