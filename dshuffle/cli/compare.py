@@ -272,7 +272,6 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
     possible: list[Way] = []
     known: dict[tuple[str, str], Choices] = {}  # ways share what is read of the dataset
     for way in ways:
-        chunked = data if way.copy is None else way.copy
         delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
         try:
             key = str(way.choices.sharding), str(way.choices.balance)
@@ -280,7 +279,7 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
                 known[key] = resolved(data, dataclasses.replace(way.choices, assignment=Global()))
             choices = dataclasses.replace(
                 way.choices,
-                assignment=with_chunks_of(chunked, way.choices.assignment),
+                assignment=with_chunks_of(way.dataset(data), way.choices.assignment),
                 delivery=delivery,
                 sharding=known[key].sharding,
                 balance=known[key].balance,
@@ -318,7 +317,5 @@ def _datasets(
     with TemporaryDirectory(prefix="dshuffle-") as folder:
         arrays = keyed_regression(DEFAULT_SAMPLES, seed=seed)
         data = create_dataset(f"{folder}/keyed-regression.zarr", arrays, chunk_rows=DEFAULT_CHUNK_ROWS)
-        if not copied:
-            yield data, None
-            return
-        yield data, shuffle_dataset(data, f"{folder}/shuffled.zarr", seed=seed, chunk_rows=DEFAULT_CHUNK_ROWS)
+        copy = f"{folder}/shuffled.zarr"
+        yield data, shuffle_dataset(data, copy, seed=seed, chunk_rows=DEFAULT_CHUNK_ROWS) if copied else None

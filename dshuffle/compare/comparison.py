@@ -15,6 +15,7 @@ from dshuffle.compare.local_cluster import EmulatedRates
 from dshuffle.compare.mixing_of_ways import QualityOfWays
 from dshuffle.compare.provenance import describe_cluster, describe_dataset, describe_machine, describe_versions
 from dshuffle.compare.ways import Way
+from dshuffle.emulated_links import HEADERS
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO
 from dshuffle.planning.cost import Cluster, Prediction, predict
@@ -187,7 +188,7 @@ def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
 
 def shuffler_of(client: Client, dataset: Dataset, way: Way) -> Shuffler:
     """The shuffler of a way."""
-    return Shuffler(client, dataset if way.copy is None else way.copy, **way.choices.keywords())
+    return Shuffler(client, way.dataset(dataset), **way.choices.keywords())
 
 
 def check_copy(way: Way, dataset: Dataset) -> None:
@@ -208,7 +209,7 @@ def check_copy(way: Way, dataset: Dataset) -> None:
 
 def with_links(cluster: Cluster, rate: float) -> Cluster:
     """The same cluster with links of a rate in bytes per second, headers included, for all workers and the server."""
-    link = rate / (1 + Cluster(1, rate, rate).wire_overhead)
+    link = rate / HEADERS
     return dataclasses.replace(cluster, link_up=link, link_down=link, server_up=link, wire_overhead=0.0)
 
 

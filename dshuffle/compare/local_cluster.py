@@ -68,7 +68,7 @@ class EmulatedRates:
 
 
 PROCESSES_PER_CORE = 32
-"""More workers than this would rather wait for a processor than for each other."""
+"""With more workers, most of them would wait for a processor most of the time."""
 
 PROCESS_NBYTES = 150 << 20
 """Memory of a worker process before it has any data."""

@@ -32,6 +32,10 @@ class Way:
     choices: Choices
     copy: Dataset | None = field(default=None, compare=False)
 
+    def dataset(self, compared: Dataset) -> Dataset:
+        """What it trains on: its copy, or else the dataset that is compared on."""
+        return compared if self.copy is None else self.copy
+
 
 DEFAULT = Choices()
 

@@ -175,25 +175,9 @@ def _lines(ways: tuple[WayResult, ...], x: Callable[[TrainingPoint], float], lab
                 "way": [way.label] * len(way.history),
             }
         )
-        colour = way_colour(place)
-        chart.line(
-            "x",
-            "error",
-            source=source,
-            color=colour,
-            line_width=2.5,
-            line_dash=WAY_DASHES[place % len(WAY_DASHES)],
-            name=f"line: {way.label}",
-        )
-        marks = chart.scatter(
-            "x",
-            "error",
-            source=source,
-            color=colour,
-            size=9,
-            marker=WAY_MARKERS[place % len(WAY_MARKERS)],
-            name=f"line: {way.label}",
-        )
+        common = {"source": source, "color": way_colour(place), "name": f"line: {way.label}"}
+        chart.line("x", "error", line_width=2.5, line_dash=WAY_DASHES[place % len(WAY_DASHES)], **common)
+        marks = chart.scatter("x", "error", size=9, marker=WAY_MARKERS[place % len(WAY_MARKERS)], **common)
         chart.add_tools(HoverTool(renderers=[marks], tooltips=[("@way", "@text"), (label, "@x{0.[00]}")]))
     return chart
 

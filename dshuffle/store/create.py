@@ -7,11 +7,9 @@ import dataclasses
 import math
 import os
 import shutil
-import tempfile
 import time
 import uuid
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -32,34 +30,11 @@ from dshuffle.store.identity import MARK
 from dshuffle.store.open import open_dataset
 from dshuffle.store.sources.in_memory import arrays_of
 from dshuffle.store.sources.source import RowSource
+from dshuffle.store.temporary_folder import TemporaryFolder
 
 _CHUNK_NBYTES = 4 << 20
 # NumPy arrays are passed to zarr in slabs of this many bytes, enough to write several chunks at a time.
 _SLAB_NBYTES = 32 << 20
-
-
-class TemporaryFolder:
-    """A folder that is removed with this object, or when the process ends."""
-
-    def __init__(self) -> None:
-        place = dask.config.get("temporary-directory", None)
-        try:
-            self._folder = tempfile.mkdtemp(prefix="dshuffle-", dir=place)
-        except OSError as error:
-            raise DatasetError(
-                f"a temporary folder cannot be made in {place or tempfile.gettempdir()}: {error}"
-            ) from error
-        weakref.finalize(self, _remove_if_mine, self._folder, os.getpid())
-
-    def path(self, name: str) -> str:
-        """Path of something in the folder."""
-        return os.path.join(self._folder, name)
-
-
-def _remove_if_mine(folder: str, process: int) -> None:
-    """Remove a folder, except in a process that was forked."""
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,11 @@ class Dataset:
         return not self._view.is_whole
 
     @property
+    def scalars(self) -> list[str]:
+        """Names of the arrays with one value for each sample."""
+        return [name for name, info in self.arrays.items() if not info.shape]
+
+    @property
     def is_temporary(self) -> bool:
         """Whether it is in a temporary folder that lasts as long as this object, or another one of the same dataset."""
         return self._folder is not None
@@ -298,9 +303,10 @@ class Dataset:
                 hint = "Split by an array, or write the dataset with fewer samples per chunk."
                 raise InvalidParameter.because("by", f"all samples are in one chunk of {rows}", hint)
         elif by != "sample":
-            if by not in self.arrays or self.arrays[by].shape:
-                scalars = [name for name, info in self.arrays.items() if not info.shape]
-                raise InvalidParameter.of("by", by, f"'sample', 'chunk', or one of the arrays {', '.join(scalars)}")
+            if by not in self.scalars:
+                raise InvalidParameter.of(
+                    "by", by, f"'sample', 'chunk', or one of the arrays {', '.join(self.scalars)}"
+                )
             part = dataclasses.replace(self, _sources={by: self._sources[by]})
             groups = part.read_rows(np.arange(self.n_samples))[by]
         elif self._view.windows is not None:

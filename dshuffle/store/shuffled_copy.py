@@ -162,8 +162,8 @@ def shuffle_dataset(
 
     Notes
     -----
-    One shuffle on disk makes reading in chunks (the assignment ``chunks``, or
-    another loader that shuffles chunks) nearly as good as a random order: Corgi², below.
+    One shuffle on disk makes reading in chunks (the assignment ``chunks``, or another loader that shuffles chunks)
+    nearly as good as a random order: Corgi², below.
 
     References
     ----------
@@ -248,9 +248,9 @@ def shuffle_dataset(
 def _order(opened: Dataset, by: str | None, seed: int) -> Bijection | ClassOrder:
     if by is None:
         return Bijection.of(opened.n_samples, "shuffle dataset", seed)
-    if by not in opened.arrays or opened.arrays[by].shape:
-        scalars = [name for name, info in opened.arrays.items() if not info.shape]
-        raise InvalidParameter.of("by", by, f"None, or one of the arrays with one value for each sample: {scalars}")
+    if by not in opened.scalars:
+        allowed = f"None, or one of the arrays with one value for each sample: {opened.scalars}"
+        raise InvalidParameter.of("by", by, allowed)
     return ClassOrder.of(read_array(opened, by)[: opened.n_samples], "shuffle dataset", seed)
 
 

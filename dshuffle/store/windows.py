@@ -43,10 +43,9 @@ class Windows:
         known = sorted(names)
         if not isinstance(offsets, Mapping):
             offsets = dict.fromkeys(known, tuple(offsets) if isinstance(offsets, Iterable) else offsets)
-        wanted = offsets
-        if unknown := [name for name in wanted if name not in known]:
+        if unknown := [name for name in offsets if name not in known]:
             raise InvalidParameter.of("offsets", unknown[0], f"one of the arrays {', '.join(known)}")
-        return cls(tuple((name, _checked(name, wanted.get(name, 0))) for name in known))
+        return cls(tuple((name, _checked(name, offsets.get(name, 0))) for name in known))
 
     def of_array(self, name: str) -> tuple[int, ...]:
         """Offsets of the rows of an array."""
@@ -61,7 +60,7 @@ class Windows:
     @property
     def before(self) -> int:
         """Rows before the first anchor."""
-        return -min(0, *self._all)
+        return -min({0, *self._distances})
 
     def n_anchors(self, n_rows: int) -> int:
         """Number of rows whose windows lie within the arrays.
@@ -71,7 +70,7 @@ class Windows:
         InvalidParameter
             If there are none.
         """
-        n_anchors = n_rows - self.before - max(0, *self._all)
+        n_anchors = n_rows - self.before - max({0, *self._distances})
         if n_anchors < 1:
             hint = "Use smaller offsets."
             raise InvalidParameter.because("offsets", f"no window fits into {n_rows} rows", hint)
@@ -80,10 +79,9 @@ class Windows:
     def disjoint(self, anchors: NDArray[np.int64], others: NDArray[np.int64], n_rows: int) -> NDArray[np.bool_]:
         """Whether the windows of anchors share no row with those of other anchors: ``(len(anchors),)``."""
         taken, shared = np.zeros(n_rows, np.bool_), np.zeros(len(anchors), np.bool_)
-        offsets = {offset for name, _ in self.offsets for offset in self.of_array(name)}
-        for offset in offsets:
+        for offset in self._distances:
             taken[others + offset] = True
-        for offset in offsets:
+        for offset in self._distances:
             shared |= taken[anchors + offset]
         return ~shared
 
@@ -92,8 +90,8 @@ class Windows:
         return hashlib.sha256(f"{stored}{self.offsets}".encode()).hexdigest()[:32]
 
     @property
-    def _all(self) -> list[int]:
-        return [0, *(offset for name, _ in self.offsets for offset in self.of_array(name))]
+    def _distances(self) -> set[int]:
+        return {offset for name, _ in self.offsets for offset in self.of_array(name)}
 
 
 def _checked(name: str, offsets: Offsets) -> int | tuple[int, ...]:

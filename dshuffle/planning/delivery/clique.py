@@ -28,8 +28,7 @@ def plan_clique(
     instances both are tried and the better plan is taken, so it never needs more packets than ``ubershuffle``. For
     larger ones this was observed, but is not guaranteed.
 
-    Samples that remain alone in a packet are
-    sent in cycles where possible, as in ``leftover``.
+    Samples that remain alone in a packet are sent in cycles where possible, as in ``leftover``.
 
     Parameters
     ----------

@@ -61,7 +61,7 @@ def arrays_of(data: Any) -> Arrays:
             "arrays", data, "a mapping of at least one name to an array, a table or an xarray.Dataset"
         )
     if not arrays and not isinstance(data, Mapping):
-        raise InvalidParameter.because("arrays", f"this {type(data).__name__} has no columns", "Give one at least.")
+        raise InvalidParameter.because("arrays", f"this {type(data).__name__} has no columns", "Give at least one.")
     return _with_known_chunks(arrays), skipped, dimensions
 
 

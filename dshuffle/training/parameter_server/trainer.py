@@ -62,8 +62,7 @@ def fit_parameter_server(
     epochs
         Number of passes over all samples. With broadcast samples, an epoch of the pace ``"free"`` has as many updates
         as without them (Provatas et al., section IV-B), and one of ``"once"`` has more, because each worker uses its
-        copies. In the error, broadcast samples
-        count once for each worker.
+        copies. In the error, broadcast samples count once for each worker.
     batch_size, step
         Batch size B and step alpha of a single worker. Each of n workers takes mini-batches of ``WB = B / n`` samples,
         rounded down, and steps of ``alpha / n``. (In the synchronous trainers ``batch_size`` is for one worker. Here it
@@ -130,8 +129,8 @@ def fit_parameter_server(
     as_integer("servers", servers, 1)
     given = None if speeds is None else tuple(map(float, speeds))
     sharing = Asynchrony(shuffler.n_workers, batch_size, step, pace, given, seed)
-    arrays = {"features": features, "target": target}
     sharing.warn_of_rounding()
+    arrays = {"features": features, "target": target}
     described = {name: (array.dtype, tuple(array.shape)) for name, array in shuffler.dataset.arrays.items()}
     first = model.first(checked_width(described, model.n_classes, **arrays), seed)
     if servers > len(first):

@@ -19,7 +19,7 @@ from distributed import Client
 import dshuffle
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.store import read_array
-from dshuffle.store.create import _remove_if_mine
+from dshuffle.store.temporary_folder import remove_if_mine
 
 N = 50
 RNG = np.random.default_rng(3)
@@ -183,9 +183,9 @@ def test_who_reads_a_dataset_without_a_path_keeps_it(tmp_path):
 
 
 def test_a_forked_process_does_not_remove_the_dataset(tmp_path):
-    _remove_if_mine(str(tmp_path), os.getpid() + 1)
+    remove_if_mine(str(tmp_path), os.getpid() + 1)
     assert tmp_path.exists()
-    _remove_if_mine(str(tmp_path), os.getpid())
+    remove_if_mine(str(tmp_path), os.getpid())
     assert not tmp_path.exists()
 
 
