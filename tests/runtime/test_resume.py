@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -39,12 +40,9 @@ WAYS = [
 @pytest.fixture(scope="module")
 def clusters(cluster_of):
     """Clients of clusters with 3, 4 and 7 workers in this process."""
-    made = {n: cluster_of({str(name): {} for name in range(n)}) for n in (3, 4, 7)}
-    clients = {n: Client(cluster) for n, cluster in made.items()}
-    yield clients
-    for n, client in clients.items():
-        client.close()
-        made[n].close()
+    with ExitStack() as stack:  # a client that is closed before a later one leaves Dask's default scheduler behind
+        made = {n: stack.enter_context(cluster_of({str(name): {} for name in range(n)})) for n in (3, 4, 7)}
+        yield {n: stack.enter_context(Client(cluster)) for n, cluster in made.items()}
 
 
 @pytest.fixture
