@@ -97,6 +97,10 @@ class ClusterError(DShuffleError, RuntimeError):
     """The Dask cluster cannot run the shuffle, for instance because it has no workers or because set-up failed."""
 
 
+class MembershipChanged(ClusterError):
+    """The workers of a session have changed, and another session goes on. A shuffler sees to this itself."""
+
+
 class WorkerLost(ClusterError):
     """A worker that held a partition has left the cluster."""
 

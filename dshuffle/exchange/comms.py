@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import numpy as np
 from distributed import Worker
 from distributed.protocol.serialize import to_serialize
+from numpy.typing import NDArray
 
 from dshuffle.emulated_links import emulated
 from dshuffle.exchange.acknowledgements import Acknowledgements
@@ -91,6 +93,16 @@ async def probe(worker: Worker, address: str, nbytes: int) -> int:
     reply = await worker.rpc(address).dshuffle_probe(nbytes=nbytes)
     await _received(worker, reply)
     return int(reply["rows"].nbytes)
+
+
+async def request_rows(
+    worker: Worker, address: str, session_id: str, epoch: int, sample_ids: NDArray[np.int64]
+) -> Reply:
+    """Request rows of samples from the partition of an epoch on another worker."""
+    ids = to_serialize(sample_ids)
+    reply: Reply = await worker.rpc(address).dshuffle_rows(session_id=session_id, epoch=epoch, sample_ids=ids)
+    await _received(worker, reply)
+    return reply
 
 
 async def request_mean(worker: Worker, address: str, **message: Any) -> Reply:

@@ -47,6 +47,9 @@ class RowSink(Protocol):
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
         """Verify and keep items ``first`` to ``last - 1``. Raises ChecksumMismatch if one is corrupted."""
 
+    async def read_former(self, first: int, last: int, stop: Callable[[], bool]) -> None:
+        """Read what former partitions have of items ``first`` to ``last - 1``, before the store is read."""
+
     def read_store(self, first: int, last: int, stop: Callable[[], bool]) -> None:
         """Read items ``first`` to ``last - 1`` from the store, unless ``stop`` returns true."""
 

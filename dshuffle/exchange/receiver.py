@@ -195,6 +195,9 @@ class Receiver:
             if message not in self._inbox.outstanding:  # the run was aborted meanwhile
                 return
             if reply is None:
+                if message.sender == self._store:
+                    reading = asyncio.ensure_future(sink.read_former(first, last, self._stop))
+                    await self._touch_cache(reading)
                 await self._touch_cache(self._reading.run(sink.read_store, first, last, self._stop))
                 if message.sender != self._store:
                     self.meter.recovered_rows += last - first

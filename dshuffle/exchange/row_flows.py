@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from dshuffle.rows import ByteMatrix
 
 Samples = NDArray[np.int64]
 Checksums = NDArray[np.uint32]
+Stop = Callable[[], bool]
 
 
 class RowHolder(Protocol):
@@ -53,6 +54,9 @@ class ArrivingRows:
         ``(m,)`` sample and reserved slot of each item.
     read_store
         Function that reads samples from the store into slots.
+    read_former
+        Function that reads samples from former partitions into slots, and returns the places of those that it could not
+        read; None if there are no former partitions.
     """
 
     def __init__(
@@ -60,12 +64,15 @@ class ArrivingRows:
         cache: CachePartition,
         sample_ids: Samples,
         slots: Samples,
-        read_store: Callable[[Samples, Samples, Callable[[], bool]], None],
+        read_store: Callable[[Samples, Samples, Stop], None],
+        read_former: Callable[[Samples, Samples, Stop], Awaitable[Samples]] | None = None,
     ) -> None:
         self._cache = cache
         self._sample_ids = sample_ids
         self._slots = slots
         self._read_store = read_store
+        self._read_former = read_former
+        self._read = np.zeros(0 if read_former is None else len(sample_ids), np.bool_)  # from former partitions
 
     @property
     def intact(self) -> bool:
@@ -76,6 +83,17 @@ class ArrivingRows:
         """Verify rows and copy them into their slots."""
         self._cache.unpack(self._sample_ids[first:last], self._slots[first:last], rows, checksums)
 
-    def read_store(self, first: int, last: int, stop: Callable[[], bool]) -> None:
+    async def read_former(self, first: int, last: int, stop: Stop) -> None:
+        """Read rows from former partitions into their slots, as far as these have them."""
+        if self._read_former is not None:
+            left = await self._read_former(self._sample_ids[first:last], self._slots[first:last], stop)
+            self._read[first:last] = True
+            self._read[first + left] = False
+
+    def read_store(self, first: int, last: int, stop: Stop) -> None:
         """Read rows from the store into their slots."""
-        self._read_store(self._sample_ids[first:last], self._slots[first:last], stop)
+        sample_ids, slots = self._sample_ids[first:last], self._slots[first:last]
+        if self._read_former is not None:
+            left = ~self._read[first:last]
+            sample_ids, slots = sample_ids[left], slots[left]
+        self._read_store(sample_ids, slots, stop)

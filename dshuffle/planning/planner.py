@@ -72,9 +72,9 @@ class EpochPlanner:
             drawn = spec.draw(drawn, first)
         holders = self._policy.first(drawn.ranks)
         if assignment.moves and not assignment.forgets:
-            for epoch in range(1, first + 1):
-                drawn = spec.draw(drawn, epoch, holders)
-                holders = self._policy.evolve(holders, drawn.ranks, epoch)
+            for earlier in range(1, first + 1):
+                drawn = spec.draw(drawn, earlier, holders)
+                holders = self._policy.evolve(holders, drawn.ranks, earlier)
         epoch = first if epoch is None else epoch
         if assignment.moves or spec.has_excess:
             for later in range(first + 1, epoch + 1):

@@ -14,7 +14,7 @@ from dshuffle.planning.assignment.initial import GivenSharding
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.shuffle_spec import ShuffleSpec
-from dshuffle.planning.types import Samples
+from dshuffle.planning.types import Ranks, Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,27 @@ class Remainder:
                 if count:  # no other rank of the session has these samples
                     left[order[left[order]][:count]] = False
         return left
+
+
+def workers_of(spec: ShuffleSpec, epoch: int, samples: Samples) -> Ranks:
+    """``(k,)`` int32, the workers that train on the ``(k,)`` samples in an epoch.
+
+    Takes O(k) time where ranks are functions of the epoch alone, and O(q) time and memory otherwise. Any worker is
+    named for samples that all of them train on.
+
+    Examples
+    --------
+    >>> from dshuffle.planning import Choices
+    >>> workers_of(ShuffleSpec(10, 3, Choices("local", sharding="contiguous")), 7, np.array([9, 0, 5]))
+    array([2, 0, 1], dtype=int32)
+    """
+    blocks = spec.blocks(epoch)
+    if blocks is not None:
+        return blocks.ranks_of(samples)
+    ranks = np.empty(spec.n_samples, np.int32)
+    for rank, order in enumerate(training_orders(spec, epoch)):
+        ranks[order] = rank
+    return ranks[samples]
 
 
 def training_orders(spec: ShuffleSpec, epoch: int) -> Iterator[Samples]:

@@ -12,7 +12,7 @@ from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import SERVER, ShuffleSpec, get_delivery
-from dshuffle.runtime.session_spec import SessionRequest, SessionSpec
+from dshuffle.runtime.session_spec import Former, SessionRequest, SessionSpec
 
 
 def check_client(client: Any) -> None:
@@ -65,10 +65,12 @@ class Members:
     server_role: str
 
 
-def choose_members(scheduler: Scheduler, order: SessionRequest, ready: Collection[str]) -> Members:
+def choose_members(
+    scheduler: Scheduler, order: SessionRequest, ready: Collection[str], former: Former | None = None
+) -> Members:
     """Assign ranks in the order of worker names, so that the same cluster always gets the same ranks.
 
-    Only the workers whose addresses are in ``ready`` take part.
+    Only the workers whose addresses are in ``ready`` take part. Their first partitions are read from ``former`` ones.
 
     Raises
     ------
@@ -106,6 +108,8 @@ def choose_members(scheduler: Scheduler, order: SessionRequest, ready: Collectio
         addresses,
         remainder=order.remainder,
         cache_directory=order.cache_directory,
+        former=former,
+        elastic=order.elastic,
     )
     return Members(spec, role)
 

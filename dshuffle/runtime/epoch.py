@@ -280,11 +280,11 @@ class Epoch:
                 # complete. So no rank loses a result. A rank that raises has told the others itself, unless its worker
                 # is lost. (If rank 0's worker is lost, the others notice that themselves.)
                 if rank or not failed or not isinstance(first.exception(), WorkerLost):
-                    shuffler._session.end_collective(
+                    shuffler._calls.end_collective(
                         collective, f"the task of rank {rank} has {'failed' if failed else 'ended'}"
                     )
                 wait(futures)
         except BaseException:
-            shuffler._session.end_collective(collective, "the client has stopped waiting")
+            shuffler._calls.end_collective(collective, "the client has stopped waiting")
             raise
         return futures

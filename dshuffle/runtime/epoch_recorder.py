@@ -8,6 +8,7 @@ from typing import Any
 
 from dshuffle.planning import Choices, GivenSharding
 from dshuffle.records import EpochRecord, Measures
+from dshuffle.runtime.open_session import OpenSession
 from dshuffle.store import Dataset
 
 
@@ -18,18 +19,12 @@ class EpochRecorder:
     ----------
     dataset, choices
         The session's dataset and way of shuffling.
-    n_workers
-        Number of workers that train.
-    first_epoch
-        Number of the first epoch.
     """
 
-    def __init__(self, dataset: Dataset, choices: Choices, n_workers: int, first_epoch: int) -> None:
+    def __init__(self, dataset: Dataset, choices: Choices) -> None:
         self.records: list[EpochRecord] = []
         self._dataset = dataset
         self._choices = choices
-        self._n_workers = n_workers
-        self._first_epoch = first_epoch
         self._exchange: dict[str, Any] = {}
 
     @property
@@ -37,26 +32,29 @@ class EpochRecorder:
         """Whether an epoch has begun that is not recorded yet."""
         return bool(self._exchange)
 
-    def begin(self, exchange: Mapping[str, Any]) -> None:
-        """Note what was measured of the exchange of an epoch that begins."""
-        self._exchange = dict(exchange)
+    def begin(self, exchange: Mapping[str, Any], session: OpenSession) -> None:
+        """Note what was measured of the exchange of an epoch that begins, and the session that trains in it."""
+        self._exchange = {
+            **exchange,
+            "n_workers": session.n_workers,
+            "server": session.server,
+            "first_epoch": session.request.first_epoch,
+        }
 
     def drop(self) -> None:
         """Do not record the current epoch."""
         self._exchange = {}
 
-    def end(self, training_seconds: list[float], server: str) -> None:
+    def end(self, training_seconds: list[float] | None) -> None:
         """Append the record of the current epoch, if it is not recorded yet.
 
         Parameters
         ----------
         training_seconds
-            Seconds of training in the epoch, by rank.
-        server
-            Role of the server: ``"dedicated"``, ``"beside rank 0"``, or empty if there is none.
+            Seconds of training in the epoch, by rank; None if they are not known, and the epoch is not recorded.
         """
         measured, self._exchange = self._exchange, {}
-        if not measured:
+        if not measured or training_seconds is None:
             return
         choices = dataclasses.replace(self._choices, delivery=measured.pop("delivery"))
         sharding = choices.sharding
@@ -64,11 +62,8 @@ class EpochRecorder:
             EpochRecord(
                 choices=choices.by_name(),
                 broadcast_samples=sharding.n_broadcast if isinstance(sharding, GivenSharding) else 0,
-                n_workers=self._n_workers,
                 n_samples=self._dataset.n_samples,
                 row_nbytes=self._dataset.row_nbytes,
-                server=server,
-                first_epoch=self._first_epoch,
                 training_seconds=max(training_seconds),
                 **Measures.from_dict(measured.pop("measures")).to_dict(),
                 **measured,

@@ -62,7 +62,8 @@ def retrying(
     attempts
         Attempts in a row that may fail without reaching another epoch or saving a checkpoint.
     min_workers
-        Number of workers to wait for before an attempt. A session has as many workers as there are when it opens.
+        Number of workers to wait for before an attempt. A session has as many workers as there are when it opens. With
+        the option ``elastic``, their number may change later.
     patience
         Time to wait for them: seconds, or text such as ``"5m"``.
     **options
@@ -134,10 +135,10 @@ def _shuffler(
     wait_for_workers(client, min_workers, patience)
     state = find_checkpoint(checkpoint, dataset)
     if state is None:
-        return Shuffler(client, dataset, checkpoint=checkpoint, **options)
+        return Shuffler(client, dataset, checkpoint=checkpoint, min_workers=min_workers, **options)
     _check_alike(SessionState.from_dict(state, dataset).choices, dataset, options, checkpoint)
     others = {name: value for name, value in options.items() if name not in CHOOSING}
-    return Shuffler.resume(client, dataset, state, checkpoint=checkpoint, **others)
+    return Shuffler.resume(client, dataset, state, checkpoint=checkpoint, min_workers=min_workers, **others)
 
 
 def _check_alike(

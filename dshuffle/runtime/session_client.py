@@ -23,6 +23,29 @@ RECONNECT = 15.0
 """Seconds that a call waits for the client to be connected again."""
 
 
+def install_plugin(client: Client) -> None:
+    """Install the scheduler plugin, which installs the worker plugin.
+
+    Raises
+    ------
+    ClusterError
+        If that fails, for instance because dshuffle is not installed on the scheduler. After a lost connection it is
+        tried twice.
+    """
+    for attempt in (1, 2):
+        try:
+            client.register_plugin(DShuffleScheduler())
+        except Exception as error:  # errors of the scheduler arrive as they were raised there
+            if isinstance(error, OSError) and attempt == 1:  # a worker or a connection was lost
+                continue
+            where = getattr(client.scheduler, "address", "")
+            raise ClusterError(
+                f"dshuffle could not be set up on the scheduler {where} ({type(error).__name__}: {error}). Make sure "
+                "that the same version of dshuffle is installed there and on all workers"
+            ) from error
+        return
+
+
 class SessionClient:
     """Calls of one session.
 
@@ -42,28 +65,6 @@ class SessionClient:
     def connected(self) -> bool:
         """Whether the client is connected to the scheduler, or about to be connected again."""
         return self.client.status in ("running", "connecting")
-
-    def install(self) -> None:
-        """Install the scheduler plugin, which installs the worker plugin.
-
-        Raises
-        ------
-        ClusterError
-            If that fails, for instance because dshuffle is not installed on the scheduler. After a lost connection it
-            is tried twice.
-        """
-        for attempt in (1, 2):
-            try:
-                self.client.register_plugin(DShuffleScheduler())
-            except Exception as error:  # errors of the scheduler arrive as they were raised there
-                if isinstance(error, OSError) and attempt == 1:  # a worker or a connection was lost
-                    continue
-                where = getattr(self.client.scheduler, "address", "")
-                raise ClusterError(
-                    f"dshuffle could not be set up on the scheduler {where} ({type(error).__name__}: {error}). Make "
-                    "sure that the same version of dshuffle is installed there and on all workers"
-                ) from error
-            return
 
     def ask(self, op: str, **message: Any) -> Reply:
         """Call a handler of the scheduler plugin, and return its reply, or raise its error.

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import uuid
 
 from distributed import Client
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, Choices, Classes, Remainder
+from dshuffle.planning import AUTO, Choices, Classes, GivenSharding, Remainder
 from dshuffle.planning.cost import Cluster
 from dshuffle.runtime.cluster_view import is_adaptive
-from dshuffle.runtime.dataset_inputs import resolved
+from dshuffle.runtime.dataset_inputs import STRATIFIED, resolved
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.memory import parse_memory_limit
+from dshuffle.runtime.open_session import new_id
 from dshuffle.runtime.session_spec import DatasetReference, SessionRequest, Settings
 from dshuffle.store import Dataset
 
@@ -32,6 +32,7 @@ def session_request(
     cluster: Cluster | None,
     cache_directory: str | os.PathLike[str] | None,
     remainder: Remainder | None,
+    elastic: bool,
 ) -> tuple[SessionRequest, Classes | None]:
     """Check the parameters of a :class:`dshuffle.Shuffler`, and read what its plans need from the dataset.
 
@@ -47,6 +48,10 @@ def session_request(
             "cluster", cluster, f"None with delivery={choices.delivery!r}", "Only delivery='auto' uses it."
         )
     choices = resolved(dataset, choices)
+    sharding = choices.sharding
+    if elastic and isinstance(sharding, GivenSharding) and not sharding.name.startswith(STRATIFIED):
+        hint = "It is for one number of workers. Use 'random', 'contiguous', 'round-robin' or 'stratified:LABELS'."
+        raise InvalidParameter.because("elastic", f"the sharding {str(sharding)!r} was given", hint)
     settings = Settings.from_config(adaptive=is_adaptive(client))
     server = None if server is None else str(server)
     deliveries = {choices.delivery: 0.0}
@@ -58,7 +63,7 @@ def session_request(
     if classes is not None:
         choices = dataclasses.replace(choices, balance=Classes(classes.name, classes.checksum))
     request = SessionRequest(
-        session_id=uuid.uuid4().hex[:12],
+        session_id=new_id(),
         client_id=client.id,
         dataset=DatasetReference.of(dataset),
         choices=choices,
@@ -70,5 +75,6 @@ def session_request(
         first_epoch=as_integer("first_epoch", first_epoch, 0),
         remainder=remainder,
         cache_directory=None if cache_directory is None else os.fspath(cache_directory),
+        elastic=elastic,
     )
     return request, classes

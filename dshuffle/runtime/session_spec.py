@@ -104,13 +104,13 @@ class Settings:
         return self.window_bytes // self.message_bytes
 
 
-ON_LOSS = ("replace", "raise")
+ON_LOSS = ("replace", "shrink", "raise")
 """What a session can do when a worker is lost."""
 
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 13
+PROTOCOL = 14
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -185,13 +185,39 @@ def _sampled_checksums(dataset: Dataset) -> tuple[int, ...]:
     return tuple(checksum_rows(rows, ids).tolist())
 
 
+def adopted_id(session_id: str, rank: int | str) -> str:
+    """Id of a session on a worker that has adopted a rank beside its own."""
+    return f"{session_id}+{rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """Partitions that a worker can read its first partition from, instead of from the dataset.
+
+    Parameters
+    ----------
+    epoch
+        The epoch that the partitions are of.
+    holders
+        Address of the worker that holds the partition of a rank, and the id of the session that it belongs to. Ranks
+        whose workers are lost are missing.
+    shuffle
+        What tells which rank has a sample; None if all samples are in one partition.
+    """
+
+    epoch: int
+    holders: dict[int, tuple[str, str]]
+    shuffle: ShuffleSpec | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
     """Request of a client for a session, before ranks are assigned.
 
     ``deliveries`` maps the deliveries to choose from in each epoch to the expected seconds of an exchange.
     ``remainder`` says what earlier sessions have trained on in the first epoch. ``cache_directory`` is the folder for
-    rows on each worker.
+    rows on each worker. ``former`` is the id of an open session of the same client, from whose partitions the first
+    partitions are read. ``elastic`` says that Dask may retire the session's workers.
     """
 
     session_id: str
@@ -206,6 +232,8 @@ class SessionRequest:
     first_epoch: int = 0
     remainder: Remainder | None = None
     cache_directory: str | None = None
+    former: str | None = None
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         if self.on_loss not in ON_LOSS:
@@ -224,7 +252,7 @@ class SessionSpec:
     deliveries
         Deliveries that epochs may use.
     on_loss
-        What happens when a worker is lost: ``"replace"`` or ``"raise"``.
+        What happens when a worker is lost: ``"replace"``, ``"shrink"`` or ``"raise"``.
     addresses
         Address of every rank, and of the server under :data:`dshuffle.planning.SERVER` if a delivery needs one.
     secret
@@ -233,6 +261,10 @@ class SessionSpec:
         What earlier sessions have trained on in the first epoch, if this session goes on in the middle of it.
     cache_directory
         Folder for the rows on each worker, or ``"local"`` for the worker's own; None to keep them in memory.
+    former
+        Partitions from which the first partitions are read, as far as they have the samples.
+    elastic
+        Whether an adaptive cluster may retire the session's workers.
     """
 
     session_id: str
@@ -246,6 +278,8 @@ class SessionSpec:
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     remainder: Remainder | None = None
     cache_directory: str | None = None
+    former: Former | None = None
+    elastic: bool = False
 
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""

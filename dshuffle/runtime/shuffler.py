@@ -12,12 +12,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from distributed import Client, Future
-from distributed.protocol.serialize import ToPickle
 from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, MixingWarning
-from dshuffle.planning import SERVER, Assignment, Choices, Classes, Remainder, parse_assignment
+from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_assignment
 from dshuffle.planning.cost import Cluster
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.cluster_view import check_client
@@ -25,11 +24,14 @@ from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_classes
 from dshuffle.runtime.epoch import Epoch, EpochTasks, submit_to_all
 from dshuffle.runtime.epoch_recorder import EpochRecorder
-from dshuffle.runtime.session_client import SessionClient
+from dshuffle.runtime.membership import Membership
+from dshuffle.runtime.open_session import OpenSession
+from dshuffle.runtime.session_client import SessionClient, install_plugin
 from dshuffle.runtime.session_position import SessionPosition
 from dshuffle.runtime.session_request import session_request
 from dshuffle.runtime.session_state import SessionState, check_no_checkpoint, read_checkpoint, write_checkpoint
 from dshuffle.runtime.shuffler_summary import in_html, in_words
+from dshuffle.runtime.waiting import wait_for_workers
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, open_dataset
 
@@ -103,6 +105,12 @@ class Shuffler:
         Dask resource ``dshuffle-server``. This worker does not train. If there is none, rank 0 trains and serves.
     cluster
         Speed of links, storage and processors, for ``"auto"``. By default it is measured, which takes a few seconds.
+    elastic
+        Whether the workers may change between epochs. Workers that join the cluster take part from the next epoch on,
+        or from the one after it, and members that Dask retires hand over their samples. See docs/resuming.md.
+    min_workers
+        Number of workers to wait for, up to ``dshuffle.timeout``, before the session opens. An elastic session does not
+        go on with fewer.
 
     Raises
     ------
@@ -153,12 +161,14 @@ class Shuffler:
         balance: str | None = None,
         seed: int = 0,
         first_epoch: int = 0,
-        on_loss: str = "replace",
+        on_loss: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         memory_limit: int | str | None = None,
         cache_directory: str | os.PathLike[str] | None = None,
         server: str | int | None = None,
         cluster: Cluster | None = None,
+        elastic: bool = False,
+        min_workers: int = 1,
         _resumed: SessionState | None = None,
     ) -> None:
         check_client(client)
@@ -175,41 +185,35 @@ class Shuffler:
         self._client = client
         self.dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
         choices = dataclasses.replace(choices, sharding=wanted_sharding(self.dataset, sharding))
-        self._order, classes = session_request(
+        request, classes = session_request(
             client,
             self.dataset,
             choices,
-            on_loss=on_loss,
+            on_loss=on_loss or ("shrink" if elastic else "replace"),
             first_epoch=first_epoch,
             memory_limit=memory_limit,
             cache_directory=cache_directory,
             server=server,
             cluster=cluster,
             remainder=None if _resumed is None or not _resumed.next.trained else _resumed.next,
+            elastic=elastic,
         )
+        as_integer("min_workers", min_workers, 1)
         self._checkpoint = checkpoint
         if checkpoint is not None and _resumed is None:
             check_no_checkpoint(checkpoint, self.dataset)
-        self._session = SessionClient(client, self._order.session_id)
-        start = Remainder(self._order.first_epoch, ()) if _resumed is None else _resumed.next
+        start = Remainder(request.first_epoch, ()) if _resumed is None else _resumed.next
         self._position = SessionPosition(
-            self.dataset, self.choices, start, None if _resumed is None else _resumed.attached
+            self.dataset, request.choices, start, None if _resumed is None else _resumed.attached
         )
         self._handed_out = True  # whether the current epoch has been yielded
         self._collectives = itertools.count(1)
-        self._session.install()
-        try:
-            opened = self._session.ask("dshuffle_open", order=ToPickle(self._order))
-        except KeyboardInterrupt:  # the scheduler does not notice it and would keep the session
-            self._session.session("close")
-            raise
+        install_plugin(client)
+        if min_workers > 1:
+            wait_for_workers(client, min_workers, request.settings.timeout)
+        self._members = Membership(OpenSession(client, request), elastic=elastic, min_workers=min_workers)
         self._closed = False
-        if opened["left_out"]:
-            logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened["left_out"]))
-        self._addresses: dict[int, str] = dict(opened["addresses"])
-        self._server_role: str = opened["server"]
-        self.n_workers = sum(who != SERVER for who in self._addresses)
-        self._recorder = EpochRecorder(self.dataset, self.choices, self.n_workers, self._order.first_epoch)
+        self._recorder = EpochRecorder(self.dataset, self.choices)
         try:
             if advice := self.choices.assignment.warning(self.n_workers):
                 warnings.warn(advice, MixingWarning, stacklevel=2)
@@ -288,7 +292,7 @@ class Shuffler:
             raise ClusterError("this Shuffler is closed. Take its state before")
         counts: tuple[int, ...] = ()
         if self.epoch is not None and not self._position.ended:
-            reply = self._session.session("trained")
+            reply = self._calls.session("trained")
             if reply["epoch"] == self.epoch:
                 counts = tuple(reply["trained"])
         return self._position.state(counts)
@@ -335,7 +339,12 @@ class Shuffler:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses of the workers that train, in rank order."""
-        return tuple(self._addresses[rank] for rank in range(self.n_workers))
+        return self._members.current.ranks
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers that train in the current epoch. It changes if the session is elastic."""
+        return self._members.current.n_workers
 
     def __repr__(self) -> str:
         return in_words(self)
@@ -366,7 +375,7 @@ class Shuffler:
     @property
     def choices(self) -> Choices:
         """The way of shuffling."""
-        return self._order.choices
+        return self._members.current.request.choices
 
     def __enter__(self) -> Self:
         return self
@@ -375,17 +384,17 @@ class Shuffler:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         tasks = self._position.tasks
-        if error is not None and tasks is not None and self._session.connected:
+        if error is not None and tasks is not None and self._calls.connected:
             # After an error or Ctrl-C, do not wait for the tasks of this epoch.
             self._client.cancel(tasks.futures)
             tasks.calls.clear()
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._session.connected:
+        if not getattr(self, "_closed", True) and self._calls.connected:
             self._closed = True
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
-            self._session.close_soon()
+            self._members.close_soon()
 
     def epochs(self, count: int) -> Iterator[Epoch]:
         """Iterate over the next ``count`` epochs.
@@ -422,8 +431,7 @@ class Shuffler:
             self._finish_epoch()
         finally:
             self._closed = True
-            if self._session.connected:
-                self._session.session("close")
+            self._members.close()
 
     def _epochs(self, count: int) -> Iterator[Epoch]:
         position = self._position
@@ -431,16 +439,15 @@ class Shuffler:
             if self._handed_out:
                 self._wait_for_tasks()
                 position.ended = True
-                reply = self._session.session("advance", epoch=position.next_epoch)["epoch"]
+                reply = self._members.advance(position.next_epoch)
                 position.next_epoch += 1
-                self._recorder.end(reply.pop("training_seconds_before"), self._server)
-                self._addresses = reply.pop("addresses")
-                self._recorder.begin(reply)
+                self._recorder.end(reply.pop("training_seconds_before"))
+                self._recorder.begin(reply, self._members.current)
                 position.begin(EpochTasks(reply["epoch"]))
                 self._handed_out = False
             assert position.tasks is not None
             if left:
-                self._session.session("prefetch")
+                self._members.prefetch(position.next_epoch)
             position.write(self._checkpoint)
             self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
             yield Epoch(self, position.tasks)
@@ -454,9 +461,9 @@ class Shuffler:
         position.write(self._checkpoint)
 
     @property
-    def _server(self) -> str:
-        """Role of the server, which may have been lost."""
-        return self._server_role if SERVER in self._addresses else ""
+    def _calls(self) -> SessionClient:
+        """Calls of the session that trains."""
+        return self._members.current.calls
 
     def _finish_epoch(self) -> None:
         """Wait for the current epoch's tasks and record it."""
@@ -465,20 +472,20 @@ class Shuffler:
         finally:
             if self._recorder.pending:
                 try:
-                    reply = self._session.session("training")
+                    reply = self._calls.session("training")
                 except DShuffleError as error:
                     # The session has ended, and says so itself.
                     logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
                     self._recorder.drop()
                 else:
-                    self._recorder.end(reply["training_seconds"], self._server)
+                    self._recorder.end(reply["training_seconds"])
 
     def _wait_for_tasks(self) -> None:
         """Wait for the tasks of the current epoch, and raise an error that nobody has seen."""
         tasks = self._position.tasks
         if tasks is None:
             return
-        tasks.wait(self._session)
+        tasks.wait(self._calls)
         try:
             tasks.raise_unseen()
         finally:
@@ -490,7 +497,7 @@ class Shuffler:
         if self._closed or epoch._tasks is not self._position.tasks:
             now = "closed" if self._closed else f"on epoch {self.epoch}"
             raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}")
-        session_id = self._order.session_id
+        session_id = self._calls.session_id
         futures = submit_to_all(self._client, self.addresses, session_id, epoch.number, call, fn, args, kwargs)
         epoch._tasks.calls.append(futures)
         self._position.ended = False
@@ -498,8 +505,7 @@ class Shuffler:
 
     def look_up_members(self) -> bool:
         """Ask the scheduler for :attr:`addresses`; whether ranks have other workers than at the last look."""
-        known, self._addresses = self._addresses, dict(self._session.session("members")["addresses"])
-        return known != self._addresses
+        return self._members.current.look_up_members()
 
     def _new_collective(self) -> CollectiveId:
-        return CollectiveId(self._order.session_id, next(self._collectives), self.n_workers, self._addresses[0])
+        return CollectiveId(self._calls.session_id, next(self._collectives), self.n_workers, self.addresses[0])

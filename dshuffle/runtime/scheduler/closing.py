@@ -49,9 +49,13 @@ class Closing:
         while address in self.given_up and await self.close({address}):
             await asyncio.sleep(self._heartbeat)
 
-    async def _is_closed(self, address: str) -> bool:
+    async def close_adopted(self, address: str, session_id: str) -> None:
+        """Free a rank that a worker had adopted. If that fails, it is freed with the session."""
+        await self._is_closed(address, session_id)
+
+    async def _is_closed(self, address: str, session_id: str | None = None) -> bool:
         rpc: Any = self._scheduler.rpc(address)
-        order = rpc.dshuffle_close(session_id=self._session_id, number=self._turn())
+        order = rpc.dshuffle_close(session_id=session_id or self._session_id, number=self._turn())
         try:
             await within(self._heartbeat, order)
         except OSError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -20,6 +20,7 @@ from dshuffle.runtime.replies import Reply, unwrap, within
 from dshuffle.runtime.scheduler.closing import Closing
 from dshuffle.runtime.scheduler.deliveries import EpochDeliveries
 from dshuffle.runtime.scheduler.instructions import (
+    Adopt,
     AllReady,
     Committed,
     Ended,
@@ -27,6 +28,7 @@ from dshuffle.runtime.scheduler.instructions import (
     GoesOnWithout,
     Instruction,
     Opened,
+    Phase,
     Replace,
     Replaced,
     Run,
@@ -38,6 +40,7 @@ from dshuffle.runtime.scheduler.session_machine import SessionMachine
 from dshuffle.runtime.scheduler.snapshot import KEPT, EpochFigures
 from dshuffle.runtime.scheduler.votes import combined_reports, measurements_of, next_rate, rate_of
 from dshuffle.runtime.scheduler.waiters import Waiters
+from dshuffle.runtime.session_spec import Former, adopted_id
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +89,12 @@ class Coordinator:
             heartbeat=self._spec.settings.heartbeat,
             timeout=self._spec.settings.timeout,
             who_is=self._who_is,
-            replaceable=participants if self._spec.on_loss == "replace" else (),
+            replaceable=() if self._spec.on_loss == "raise" else participants,
             replacement_timeout=self._spec.settings.replacement_timeout,
             optional=[SERVER],
+            shrinks=self._spec.on_loss == "shrink",
         )
+        self._handed_over: dict[int, tuple[str, str]] = {}  # partitions of retiring workers, until they are taken
         self._deliveries = EpochDeliveries(deliveries, self._spec.shuffle.first_epoch)
         self._replaced = replaced
         self._rate: float | None = None
@@ -111,6 +116,11 @@ class Coordinator:
     def replacing(self) -> bool:
         """Whether lost workers are being replaced."""
         return bool(self.machine.unsettled)
+
+    @property
+    def may_shrink(self) -> bool:
+        """Whether an adaptive cluster may retire workers of the session now."""
+        return self._spec.elastic and self.machine.phase in (Phase.IDLE, Phase.READY) and not self.machine.adopted
 
     @property
     def paused_timeout(self) -> float:
@@ -166,35 +176,58 @@ class Coordinator:
             )
         self._perform(self.machine.voted(run_id, participant, vote, self._loop.time()))
 
-    def lose(self, address: str) -> None:
-        """Replace a worker that has left the cluster, or end the session."""
+    def lose(self, address: str, *, retires: bool = False) -> None:
+        """Replace a worker that has left the cluster, or end the session. A worker that retires can still send rows."""
         who = [one for one in self.machine.participants if self.addresses[one] == address]
+        if retires:
+            self._candidates.retire(address)
+            if self.epoch >= self.machine.first_epoch and not self.ended:
+                held = [one for one in who if one not in (SERVER, *self.machine.unsettled)]
+                self._handed_over |= {one: (address, self._session_id(one)) for one in held}
         reason = "has left the cluster and its partition is lost"
         self._perform(self.machine.lost(who, reason, self._loop.time()))
 
-    def joined(self, who: int, worker: WorkerState) -> None:
-        """Let a worker take a lost rank."""
+    def needs(self, address: str) -> bool:
+        """Whether another worker still reads the partition of a worker that retires."""
+        former = self._spec.former
+        loads = former is not None and self.epoch < self.machine.first_epoch
+        holders = [*self._handed_over.values(), *(former.holders.values() if loads and former is not None else ())]
+        return not self.ended and address in {where for where, _ in holders}
+
+    def joined(self, who: int, worker: WorkerState, *, adopted: bool = False) -> None:
+        """Let a worker take a lost rank; ``adopted`` if it has another one."""
         before = self.addresses[who]
         how = "answers again" if before == worker.address else f"is replaced by {worker.address}"
+        if adopted:
+            how += f", which trains on the samples of {name_of(self._rank_of(worker.address))} as well in this epoch"
         logger.warning("dshuffle: %s %s", self._who_is(who), how)
-        if before != worker.address:
+        settled = set(self.machine.participants) - {who, *self.machine.missing}
+        others = {self.addresses[one] for one in settled}
+        if before in others:
+            self._spawn(self._closing.close_adopted(before, adopted_id(self._spec.session_id, who)))
+        elif before != worker.address and before not in {where for where, _ in self._handed_over.values()}:
             self._give_up(before)
         self._closing.given_up.discard(worker.address)
         for one, where in self.addresses.items():
             if one == who or (where == before and one not in self.machine.participants):  # a server beside the rank
                 self.addresses[one] = worker.address
         self._candidates.remember(worker)
-        self._perform(self.machine.replaced(who, self._loop.time()))
+        self._perform(self.machine.replaced(who, self._loop.time(), adopted=adopted))
 
     def end(self, error: DShuffleError) -> None:
         """End the session, raise the error in all current and future calls, and free the workers that are left."""
         self._perform(self.machine.end(error))
 
     async def training_seconds(self) -> list[float]:
-        """Seconds of training since the last commit, by rank."""
+        """Seconds of training since the last commit, by rank. A rank whose worker is lost counts 0."""
         self._check()
-        replies = await asyncio.gather(*(self._call("training", rank) for rank in self._ranks))
-        return [reply["training_seconds"] for reply in replies]
+
+        async def of(rank: int) -> float:
+            if rank in self.machine.unsettled:
+                return 0.0
+            return float((await self._call("training", rank))["training_seconds"])
+
+        return await asyncio.gather(*map(of, self._ranks))
 
     async def trained(self) -> dict[str, Any]:
         """The current epoch, and how many of its samples each rank has trained on.
@@ -214,6 +247,14 @@ class Coordinator:
 
         counts = await asyncio.gather(*map(of, self._ranks))
         return {"epoch": epoch, "trained": list(counts)}
+
+    def partitions(self) -> Former | None:
+        """The partitions on the workers, for a session that takes over; None before the first epoch."""
+        if self.epoch < self._spec.shuffle.first_epoch:
+            return None
+        settled = sorted(set(self._ranks) - self.machine.unsettled)
+        holders = {rank: (self.addresses[rank], self._session_id(rank)) for rank in settled}
+        return Former(self.epoch, {**self._handed_over, **holders}, self._spec.shuffle)
 
     async def close(self) -> None:
         """Close the session on all participants that are still in the cluster."""
@@ -254,8 +295,13 @@ class Coordinator:
                 case Replace():
                     if self._finding is None or self._finding.done():
                         self._finding = self._loop.create_task(self._find_replacements())
-                case Replaced():
+                case Replaced(ranks):
+                    for rank in ranks:
+                        self._handed_over.pop(rank, None)
                     self._replaced(self)
+                case Adopt(ranks):
+                    for rank in ranks:
+                        self._adopt(rank)
                 case GoesOnWithout(who):
                     self._go_on_without(who)
                 case Committed(run, replies):
@@ -287,6 +333,11 @@ class Coordinator:
         message: dict[str, Any] = {}
         if order in ("open", "restore"):
             spec = dataclasses.replace(self._spec, addresses=dict(self.addresses))
+            if order == "restore":
+                holder = self._handed_over.get(who)
+                spec = dataclasses.replace(spec, former=None if holder is None else Former(self.epoch, {who: holder}))
+            if who in machine.adopted:
+                spec = dataclasses.replace(spec, session_id=self._session_id(who), addresses={who: self.addresses[who]})
             epoch = self.epoch if self.epoch >= self._spec.shuffle.first_epoch else None
             message = {"spec": ToPickle(spec), "number": tell.turn, "last_run": run_id, "epoch": epoch}
             message["restore"] = order == "restore"
@@ -302,6 +353,8 @@ class Coordinator:
         try:
             reply = await self._request(order, who, message)
             found = unwrap(reply, self._who_is(who))
+        except WorkerLost:  # it closes
+            self.lose(address)
         except DShuffleError as error:  # before OSError: some are both
             self._refused(tell, address, type(error)(f"{self._who_is(who)}: {error}"))
         except OSError as error:
@@ -319,7 +372,7 @@ class Coordinator:
 
     async def _request(self, order: str, who: int, message: dict[str, Any]) -> Any:
         if order not in ("open", "restore"):
-            message["session_id"] = self._spec.session_id
+            message["session_id"] = self._session_id(who)
         order = "open" if order == "restore" else order
         return await getattr(self._scheduler.rpc(self.addresses[who]), f"dshuffle_{order}")(**message)
 
@@ -382,6 +435,28 @@ class Coordinator:
         elif not await self._candidates.may_come(self.addresses[who]):
             logger.warning("dshuffle: no other worker can come for %s", self._who_is(who))
             self._perform(self.machine.not_replaced([who], self._loop.time()))
+
+    def _adopt(self, who: int) -> None:
+        """Let the worker of another rank take a lost one, preferably a worker that has not adopted any."""
+        ranks = [one for one in self._ranks if one not in {*self.machine.unsettled, *self.machine.adopted}]
+        held = Counter(self.addresses[one] for one in self._ranks if one not in self.machine.missing)
+        able = [self.addresses[one] for one in ranks if not self._candidates.is_refused(self.addresses[one])]
+        able = [address for address in able if address in self._scheduler.workers]
+        if able:
+            address = min(able, key=lambda one: held[one])
+            self.joined(who, self._scheduler.workers[address], adopted=True)
+        else:
+            error = f"{self._who_is(who)} is lost, and no other worker can train on its samples. Make a new Shuffler"
+            self.end(WorkerLost(error))
+
+    def _session_id(self, who: int) -> str:
+        """Id of the session on the worker of a participant."""
+        adopted = who in self.machine.adopted
+        return adopted_id(self._spec.session_id, who) if adopted else self._spec.session_id
+
+    def _rank_of(self, address: str) -> int:
+        """The lowest rank of a worker."""
+        return min(one for one in self._ranks if self.addresses[one] == address)
 
     def _who_is(self, who: int) -> str:
         return f"{name_of(who)} ({self.addresses.get(who, 'gone')})"

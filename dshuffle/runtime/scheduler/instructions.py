@@ -112,6 +112,13 @@ class Replaced:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt:
+    """Let other participants take these lost ranks as well, and report them with :meth:`SessionMachine.replaced`."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GoesOnWithout:
     """The session goes on without a participant that was lost, because no other worker can come for it."""
 
@@ -125,7 +132,7 @@ class Ended:
     error: DShuffleError
 
 
-Instruction = Tell | Opened | AllReady | Committed | EpochFailed | Replace | Replaced | GoesOnWithout | Ended
+Instruction = Tell | Opened | AllReady | Committed | EpochFailed | Replace | Replaced | Adopt | GoesOnWithout | Ended
 
 
 def worker_lost(losses: Iterable[str], *, tried: bool) -> WorkerLost:

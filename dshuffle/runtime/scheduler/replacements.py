@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 
@@ -46,11 +47,22 @@ class Candidates:
         self._new_workers = new_workers
         self._known = {where: scheduler.workers[where] for where in members if where in scheduler.workers}
         self._refused: dict[str, float] = {}  # when workers could not take a rank
+        self._retiring: set[str] = set()
         self._refusals: Counter[str] = Counter()  # of connections to nannies, in a row
 
     def remember(self, worker: WorkerState) -> None:
         """Note that a worker has become a member."""
         self._known[worker.address] = worker
+
+    def is_refused(self, address: str) -> bool:
+        """Whether a worker retires, or could not take a rank a moment ago."""
+        if address in self._retiring:
+            return True
+        return self._refused.get(address, -math.inf) > asyncio.get_running_loop().time() - UNFIT_FOR
+
+    def retire(self, address: str) -> None:
+        """Note that a worker closes."""
+        self._retiring.add(address)
 
     def refuse(self, address: str) -> None:
         """Note that a worker could not take a rank."""
@@ -61,12 +73,11 @@ class Candidates:
 
         Only a server can be replaced by a worker that does not train, and preferably is.
         """
-        recently = asyncio.get_running_loop().time() - UNFIT_FOR
         candidates = [
             worker
             for worker in self._scheduler.workers.values()
             if worker.address not in members
-            and self._refused.get(worker.address, recently) <= recently
+            and not self.is_refused(worker.address)
             and worker.status == Status.running
             and (serves or not only_serves(worker.resources))
         ]

@@ -24,13 +24,17 @@ from dshuffle.runtime.cluster_view import choose_members
 from dshuffle.runtime.replies import Reply, replying, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
+from dshuffle.runtime.scheduler.membership import LEAVING, joined, leaving, n_training
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionRequest, Settings
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, Former, SessionRequest, Settings
 from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 logger = logging.getLogger(__name__)
+
+RETIREMENTS = ("retire-workers", "worker-close-gracefully")
+"""How Dask names the reasons for which it removes workers that can still send rows."""
 
 SETUP_TIMEOUT = 60.0
 """Seconds in which all workers must be set up."""
@@ -87,6 +91,23 @@ class DShuffleScheduler(SchedulerPlugin):
         async def members(session_id: str) -> Reply:
             return {"addresses": dict(self.coordinator(session_id).addresses)}
 
+        async def membership(session_id: str) -> Reply:
+            coordinator = self.coordinator(session_id)
+            addresses = coordinator.addresses
+            return {
+                "joined": joined(scheduler, addresses),
+                "leaving": leaving(scheduler, addresses),
+                "adopted": sorted(coordinator.machine.adopted),
+                "there": n_training(scheduler),
+            }
+
+        async def retiring(address: str) -> Reply:
+            """Let other workers take the ranks of a worker that is closing; whether they still need its partitions."""
+            for coordinator in self.coordinators.values():
+                if address in coordinator.addresses.values():
+                    coordinator.lose(address, retires=True)
+            return {"needed": any(one.needs(address) for one in self.coordinators.values())}
+
         async def waiting(session_id: str) -> Reply:
             coordinator = self.coordinators.get(session_id)
             found = [] if coordinator is None else [coordinator.machine.waiting_for()]
@@ -105,6 +126,8 @@ class DShuffleScheduler(SchedulerPlugin):
             "dshuffle_trained": trained,
             "dshuffle_report": report,
             "dshuffle_members": members,
+            "dshuffle_membership": membership,
+            "dshuffle_retiring": retiring,
             "dshuffle_waiting": waiting,
             "dshuffle_close": close_session,
         }
@@ -137,7 +160,7 @@ class DShuffleScheduler(SchedulerPlugin):
             ended = [*self.coordinators.values(), *self._freeing]
             await asyncio.gather(*(coordinator.freed() for coordinator in ended))
             self._check_wanted(order)
-            members = choose_members(self._scheduler, order, ready)
+            members = choose_members(self._scheduler, order, ready, self._former(order))
             deliveries = AutoDelivery(order.deliveries)
             coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._pin_again)
             self.coordinators[order.session_id] = coordinator  # from here on it is told about lost workers and clients
@@ -149,21 +172,26 @@ class DShuffleScheduler(SchedulerPlugin):
                 raise
         finally:
             self._opening.discard(order.session_id)
-        left_out = sorted(where for where in self._scheduler.workers if where not in ready)
+        there = self._scheduler.workers
+        left_out = sorted(where for where in there if where not in ready and there[where].status == Status.paused)
         return {"addresses": members.spec.addresses, "server": members.server_role, "left_out": left_out}
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
         """Replace a worker that has left the cluster in all its sessions, or end the sessions."""
+        retires = stimulus_id.startswith(RETIREMENTS)
         for coordinator in self.coordinators.values():
             if worker in coordinator.addresses.values():
-                coordinator.lose(worker)
+                coordinator.lose(worker, retires=retires)
         # Dask may make tasks wait for this worker without any further event.
         asyncio.get_running_loop().call_soon(self._unrunnable.check, scheduler)
 
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[WorkerState]) -> list[WorkerState]:
-        """Workers that an adaptive cluster may remove. Members of open sessions, which hold partitions, are kept."""
-        open_sessions = [one for one in self.coordinators.values() if not one.ended]
-        members = {address for coordinator in open_sessions for address in coordinator.addresses.values()}
+        """Workers that an adaptive cluster may remove: not members of open sessions, which hold partitions.
+
+        Members of elastic sessions may be removed while no rows are exchanged.
+        """
+        keeping = [one for one in self.coordinators.values() if not (one.ended or one.may_shrink)]
+        members = {address for coordinator in keeping for address in coordinator.addresses.values()}
         return [worker for worker in workers if worker.address not in members]
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
@@ -220,6 +248,11 @@ class DShuffleScheduler(SchedulerPlugin):
         if coordinator is not None and coordinator.client_id not in self._scheduler.clients:
             await self._close(session_id)
 
+    def _former(self, order: SessionRequest) -> Former | None:
+        """Partitions of the session that the ordered one takes over from, unless it has ended."""
+        coordinator = None if order.former is None else self.coordinators.get(order.former)
+        return None if coordinator is None or coordinator.ended else coordinator.partitions()
+
     def _check_wanted(self, order: SessionRequest) -> None:
         """Refuse to open a session whose client has left, or has closed it in the meantime."""
         assert self._scheduler is not None
@@ -262,7 +295,8 @@ class DShuffleScheduler(SchedulerPlugin):
                 raise ClusterError(
                     "the cluster does not have any workers; start some and wait for them with client.wait_for_workers"
                 )
-            replies = await self._ask_all(ask, list(self._scheduler.workers), settings)
+            asked = [where for where, worker in self._scheduler.workers.items() if worker.status not in LEAVING]
+            replies = await self._ask_all(ask, asked, settings)
             missing = {address: reply for address, reply in replies.items() if not isinstance(reply, dict)}
             if not missing:
                 break

@@ -17,7 +17,8 @@ committing all have answered                              idle, at the next epoc
 aborting   all have answered                              exchanging again, or idle with an error
 any        lost, or silent for a heartbeat                ended, or (below) aborting and then waiting
 waiting    replacements have come                         restoring
-waiting    no replacement in time                         ended, or on without participants that are optional
+waiting    no replacement in time                         ended, or on without participants that are optional,
+                                                          or restoring, if others adopt the lost ranks
 restoring  the replacements hold their partitions         informing
 restoring  refused                                        waiting
 informing  the others know the new addresses              idle, exchanging again, or waiting for others
@@ -26,7 +27,8 @@ any other  refused                                        ended
 
 If lost workers are replaced, the participants that are left first come to an end: of the commit, if it has begun, else
 of the run, which is aborted. So all of them are on the same epoch. Then other workers take the lost ranks. Each reads
-the partition of its rank for that epoch from the store.
+the partition of its rank for that epoch from the store. If a participant has adopted a rank beside its own, the session
+stays on this epoch, and its client opens another one with fewer workers.
 
 Every wait for an answer has a limit. A participant that owes one is asked for its state every third of a heartbeat, in
 case a vote or an order was lost on the way. A participant that says nothing for a heartbeat is lost.
@@ -35,16 +37,18 @@ case a vote or an order was lost on the way. A participant that says nothing for
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from dshuffle.errors import ClusterError, DShuffleError, ExchangeError
+from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, MembershipChanged
 from dshuffle.runtime.scheduler.answers import Answers
 from dshuffle.runtime.scheduler.heartbeat import Silence
 from dshuffle.runtime.scheduler.instructions import (
     ATTEMPTS,
     OWING,
     PURPOSE,
+    Adopt,
     AllReady,
     Committed,
     Ended,
@@ -84,6 +88,8 @@ class SessionMachine:
         Seconds to wait for replacements.
     optional
         Participants without which the session can go on if no other worker replaces them.
+    shrinks
+        Whether other participants can adopt a rank that no other worker takes.
 
     Examples
     --------
@@ -107,8 +113,10 @@ class SessionMachine:
         replaceable: Iterable[int] = (),
         replacement_timeout: float = 60.0,
         optional: Iterable[int] = (),
+        shrinks: bool = False,
     ) -> None:
         self.participants = tuple(participants)
+        self.first_epoch = first_epoch
         self.epoch = first_epoch - 1
         self.phase = Phase.IDLE
         self.run: Run | None = None
@@ -119,6 +127,9 @@ class SessionMachine:
         self._replaceable = frozenset(replaceable)
         self._replacement_timeout = replacement_timeout
         self._optional = frozenset(optional)
+        self._shrinks = shrinks
+        self._adoptions: Counter[int] = Counter()  # how often other participants were to adopt a rank
+        self.adopted: set[int] = set()  # ranks whose workers have another rank as well
         self._missing: dict[int, str] = {}  # lost ranks, and how they were lost
         self._new: set[int] = set()  # replacements that do not hold their partition yet, or are not known to the others
         self._replacing_since = math.inf
@@ -156,7 +167,9 @@ class SessionMachine:
 
     def begin(self, now: float) -> list[Instruction]:
         """Start the next epoch's exchange unless it has already started."""
-        return self._new_run(now, 1) if self.phase is Phase.IDLE and self._untold is None else []
+        if self.phase is not Phase.IDLE or self._untold is not None or self.adopted:
+            return []
+        return self._new_run(now, 1)
 
     def advance(self, now: float) -> list[Instruction]:
         """Let all participants swap to the next epoch once they are ready for it."""
@@ -167,7 +180,7 @@ class SessionMachine:
             return [EpochFailed(error)]
         self._wanted = True
         if self.phase is Phase.IDLE:
-            return self._new_run(now, 1)
+            return self._go_on(now)
         if self.phase is Phase.READY:
             return self._order(Phase.COMMITTING, now)
         if self.phase is Phase.COMMITTING:  # it failed before, because tasks were still running
@@ -247,11 +260,12 @@ class SessionMachine:
         self._answers.owing -= gone.keys()
         return [] if self._answers.owing else self._all_answered(now)
 
-    def replaced(self, who: int, now: float) -> list[Instruction]:
-        """Record that another worker takes a lost rank."""
+    def replaced(self, who: int, now: float, *, adopted: bool = False) -> list[Instruction]:
+        """Record that another worker takes a lost rank; ``adopted`` if that is a participant."""
         if self.phase is not Phase.WAITING or self._missing.pop(who, None) is None:
             return []
         self._new.add(who)
+        self.adopted = self.adopted | {who} if adopted else self.adopted - {who}
         return [] if self._missing else self._order(Phase.RESTORING, now)
 
     def not_replaced(self, who: Iterable[int], now: float) -> list[Instruction]:
@@ -259,7 +273,10 @@ class SessionMachine:
         given_up = self._missing.keys() & set(who)
         if self.phase is not Phase.WAITING or not given_up:
             return []
-        if not given_up <= self._optional:
+        if lost := given_up - self._optional:
+            self._adoptions.update(lost)
+            if self._shrinks and self.epoch >= self.first_epoch and self._adoptions.most_common(1)[0][1] <= ATTEMPTS:
+                return [Adopt(tuple(sorted(lost)))]
             return self.end(worker_lost(self._missing.values(), tried=True))
         without: list[Instruction] = [GoesOnWithout(one) for one in given_up]
         self.participants = tuple(one for one in self.participants if one not in given_up)
@@ -345,6 +362,9 @@ class SessionMachine:
         """Become idle, or begin the next run at once if it is waited for."""
         self.phase, self.run = Phase.IDLE, None
         again, self._begin_again = self._begin_again, False
+        if self.adopted:
+            wanted, self._wanted = self._wanted, False
+            return [EpochFailed(MembershipChanged(f"epoch {self.epoch + 1} has fewer workers"))] if wanted else []
         return self._new_run(now, 1) if self._wanted or again else []
 
     def _fail(self, error: DShuffleError, again: bool, now: float) -> list[Instruction]:

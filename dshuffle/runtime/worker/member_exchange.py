@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,7 @@ UNACKNOWLEDGED_BYTES = MIB // 4
 """Messages up to this length are not acknowledged. An acknowledgement costs nearly as much as a short message."""
 
 Listed = tuple[NDArray[np.int64], dict[int, Flow]]
+ReadFormer = Callable[[NDArray[np.int64], NDArray[np.int64], Callable[[], bool]], Awaitable[NDArray[np.int64]]]
 ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64], Callable[[], bool]], None]
 
 
@@ -190,11 +191,18 @@ class MemberExchange:
             return EncodedPackets(holder, self.epoch_plan.packets, leaving)
         return PacketStore(holder.layout, leaving)
 
-    def sink(self, rank: int, cache: CachePartition, source: RowSource, read_store: ReadStore) -> RowSink:
+    def sink(
+        self,
+        rank: int,
+        cache: CachePartition,
+        source: RowSource,
+        read_store: ReadStore,
+        read_former: ReadFormer | None = None,
+    ) -> RowSink:
         """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
         arriving = self.messages.receives[rank][0]
         if self.hops is None:
-            return ArrivingRows(cache, arriving, cache.reserve(arriving), read_store)
+            return ArrivingRows(cache, arriving, cache.reserve(arriving), read_store, read_former)
         assert self.epoch_plan is not None
         packets = self.epoch_plan.packets
         assert isinstance(source, PacketStore)

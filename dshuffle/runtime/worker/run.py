@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -25,6 +26,7 @@ from dshuffle.runtime.dataset_inputs import for_workers
 from dshuffle.runtime.measure.processors import ProcessorTimes
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker.epoch_lock import EpochLock, View
+from dshuffle.runtime.worker.former_partitions import FormerPartitions
 from dshuffle.runtime.worker.member_exchange import MemberExchange
 from dshuffle.runtime.worker.plans import Plans
 from dshuffle.runtime.worker.server_rows import ServerRows
@@ -61,6 +63,7 @@ class MemberParts:
     senders: Mapping[int, Sender]
     training: TrainingState | None
     server_rows: ServerRows | None
+    former: FormerPartitions | None
 
 
 class ExchangeRun:
@@ -321,9 +324,9 @@ class ExchangeRun:
         return rows / traffic.seconds
 
     def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:
-        training, dataset = self._parts.training, self._parts.dataset
+        training, dataset, former = self._parts.training, self._parts.dataset, self._parts.former
         assert training is not None
-        cache = training.cache
+        cache, meter = training.cache, training.receiver.meter
 
         def read_store(sample_ids: NDArray[np.int64], slots: NDArray[np.int64], stop: Callable[[], bool]) -> None:
             def ends() -> bool:  # called before every chunk
@@ -334,7 +337,8 @@ class ExchangeRun:
             dataset.check_unchanged()
             cache.add_checksums(sample_ids, slots)
 
-        return exchange.sink(training.rank, cache, source.result(), read_store)
+        read_former = None if former is None else functools.partial(former.read_into, cache, meter)
+        return exchange.sink(training.rank, cache, source.result(), read_store, read_former)
 
     def _prepare(self, exchange: MemberExchange) -> tuple[Swap, View]:
         training = self._parts.training

@@ -12,7 +12,9 @@ from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 from distributed import Worker
+from numpy.typing import NDArray
 
 from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
 from dshuffle.exchange.buffers import BufferPool
@@ -32,6 +34,7 @@ from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker.epoch_lock import EpochLock
+from dshuffle.runtime.worker.former_partitions import FormerPartitions, RowsHere
 from dshuffle.runtime.worker.plans import Plans
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun, MemberParts, TrainingState
 from dshuffle.runtime.worker.server_rows import ServerRows
@@ -60,10 +63,18 @@ class WorkerSession:
         Rank of this worker, or ``None`` if it only serves.
     file
         File for the rows; ``None`` to keep them in memory.
+    rows_here
+        Returns rows of other sessions on this worker; needed if the first partition is read from former ones.
     """
 
     def __init__(
-        self, worker: Worker, spec: SessionSpec, dataset: Dataset, rank: int | None, file: RowFile | None = None
+        self,
+        worker: Worker,
+        spec: SessionSpec,
+        dataset: Dataset,
+        rank: int | None,
+        file: RowFile | None = None,
+        rows_here: RowsHere | None = None,
     ) -> None:
         self.spec = spec
         self.rank = rank
@@ -128,8 +139,11 @@ class WorkerSession:
                 whole=spec.shuffle.choices.coded,
             )
             senders[SERVER] = sender(SERVER)
+        former = None
+        if spec.former is not None and rows_here is not None:
+            former = FormerPartitions(worker, spec.former, dataset, settings, self._jobs, rows_here)
         plans = Plans(spec, layout, rank, list(senders))
-        self._parts: MemberParts | None = MemberParts(spec, dataset, plans, senders, training, server_rows)
+        self._parts: MemberParts | None = MemberParts(spec, dataset, plans, senders, training, server_rows, former)
 
     @property
     def is_loading(self) -> bool:
@@ -317,6 +331,21 @@ class WorkerSession:
         sender = None if self._parts is None else self._parts.senders.get(message.sender)
         if sender is not None:
             sender.acknowledged(message)
+
+    async def rows_of(self, epoch: int, sample_ids: NDArray[np.int64]) -> Reply:
+        """Rows of samples of this worker's partition, for a worker whose first partition has them.
+
+        Raises
+        ------
+        ExchangeError
+            If this worker is on another epoch, or does not hold a sample.
+        """
+        training, layout = self._open_parts.training, self.spec.dataset.layout
+        if training is None or self.epoch != epoch:
+            raise ExchangeError(f"there is no partition of epoch {epoch} on {self._worker.address}")
+        rows, checksums = layout.empty(len(sample_ids)), np.empty(len(sample_ids), np.uint32)
+        await self._jobs.run(training.cache.pack, sample_ids, rows, checksums, nbytes=rows.nbytes)
+        return {"rows": rows, "checksums": checksums}
 
     @property
     def _open_parts(self) -> MemberParts:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.serialize import to_serialize
+from numpy.typing import NDArray
 
-from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import sent
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
@@ -26,11 +29,20 @@ from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.memory import WorkerMemory, row_file
 from dshuffle.runtime.partition import Partition
-from dshuffle.runtime.replies import Reply, replying, unwrap
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec
+from dshuffle.runtime.replies import Reply, replying, unwrap, within
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec, adopted_id
 from dshuffle.runtime.worker.session import WorkerSession
 
 logger = logging.getLogger(__name__)
+
+HAND_OVER_WITHIN = 20.0
+"""Seconds for which a worker that closes sends its partitions. Batch systems kill it half a minute after SIGTERM."""
+
+ASK_EVERY = 0.2
+"""Seconds between its questions whether it is still needed."""
+
+ANSWER_WITHIN = 3.0
+"""Seconds in which the scheduler must answer them. It may be closing as well."""
 
 MOST_CLOSED = 1000
 """Closed sessions that a worker remembers. An order to open one may arrive late."""
@@ -45,6 +57,7 @@ class DShuffleWorker(WorkerPlugin):
     def __init__(self) -> None:
         self.sessions: dict[str, WorkerSession] = {}
         self.collectives: dict[str, Collective] = {}
+        self.closed = False
         self._opening: dict[str, asyncio.Task[None]] = {}
         self._reserved: dict[str, int] = {}  # session -> bytes of its partition
         self._closed: dict[str, int] = {}  # session -> number of the order to close it
@@ -56,10 +69,12 @@ class DShuffleWorker(WorkerPlugin):
         self._worker = worker
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle")
 
+        this = weakref.ref(self)
+
         def plugin() -> DShuffleWorker:
-            found = worker.plugins.get(PLUGIN)
-            if not isinstance(found, DShuffleWorker):
-                raise ClusterError(f"worker {worker.address} no longer has the dshuffle plugin")
+            found = worker.plugins.get(PLUGIN, this())  # Dask has removed it while a worker that closes sends rows
+            if not isinstance(found, DShuffleWorker) or found.closed:
+                raise WorkerLost(f"worker {worker.address} closes, or no longer has the dshuffle plugin")
             return found
 
         async def open_session(spec: SessionSpec, **order: Any) -> None:
@@ -103,6 +118,9 @@ class DShuffleWorker(WorkerPlugin):
                 session.acknowledge(MessageId(*arrived))
             return await sent(worker, await session.serve(MessageId(*message)))
 
+        async def rows(session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> Reply:
+            return await sent(worker, await plugin().rows(session_id, epoch, sample_ids))
+
         async def acknowledge(session_id: str, acknowledged: Sequence[tuple[int, int, int, int]]) -> None:
             session = plugin().sessions.get(session_id)
             if session is not None:
@@ -128,6 +146,7 @@ class DShuffleWorker(WorkerPlugin):
             "dshuffle_close": replying(close_session),
             "dshuffle_mean": replying(meet),
             "dshuffle_end_collective": replying(end_collective),
+            "dshuffle_rows": replying(rows),
             "dshuffle_fetch": fetch,
             "dshuffle_acknowledge": acknowledge,
         }
@@ -145,10 +164,12 @@ class DShuffleWorker(WorkerPlugin):
             logger.warning("dshuffle: the hello did not reach the scheduler: %s", error)
 
     async def teardown(self, worker: Worker) -> None:
-        """Close all sessions."""
+        """Let other workers read the partitions here, then close all sessions."""
         worker.handlers.pop("dshuffle_protocol", None)
         for session_id in list(self.collectives):
             self.end_collective(session_id)
+        await self._hand_over(worker)
+        self.closed = True
         for session_id in [*self.sessions, *self._opening]:
             await self.close(session_id, sys.maxsize)
         if self._executor is not None:
@@ -206,10 +227,14 @@ class DShuffleWorker(WorkerPlugin):
 
     async def close(self, session_id: str, number: int) -> None:
         """Free this worker's part of a session, and refuse to open it with an order up to this number."""
+        if session_id in self.sessions and self.sessions[session_id].number > number:  # an order that comes late
+            return
         while len(self._closed) >= MOST_CLOSED:
             del self._closed[next(iter(self._closed))]
         self._closed[session_id] = number
         self.end_collective(session_id)
+        for adopted in [one for one in {*self.sessions, *self._opening} if one.startswith(adopted_id(session_id, ""))]:
+            await self.close(adopted, number)
         opening = self._opening.pop(session_id, None)
         if opening is not None:
             opening.cancel()
@@ -220,6 +245,21 @@ class DShuffleWorker(WorkerPlugin):
                 await session.close()
         finally:
             self._reserved.pop(session_id, None)
+
+    async def _hand_over(self, worker: Worker) -> None:
+        """While this worker closes, wait until nobody reads its partitions any more."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + HAND_OVER_WITHIN
+        holds = any(session.rank is not None and not session.is_loading for session in self.sessions.values())
+        while holds and loop.time() < end:
+            try:
+                asked = within(ANSWER_WITHIN, worker.scheduler.dshuffle_retiring(address=worker.address))
+                holds = unwrap(await asked, "the scheduler")["needed"]
+            except (OSError, DShuffleError) as error:
+                logger.debug("dshuffle: the scheduler does not take this worker's partitions: %s", error)
+                return
+            if holds:
+                await asyncio.sleep(ASK_EVERY)
 
     def _reserve(self, spec: SessionSpec) -> SessionSpec:
         """Reserve the memory of this worker's partition.
@@ -261,7 +301,7 @@ class DShuffleWorker(WorkerPlugin):
             await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle)
             if rank is not None:
                 file = await loop.run_in_executor(self._executor, row_file, self._worker, spec, dataset.layout)
-            session = WorkerSession(self._worker, spec, dataset, rank, file)
+            session = WorkerSession(self._worker, spec, dataset, rank, file, self.rows)
             session.number = number
             try:
                 if epoch is not None:
@@ -285,6 +325,17 @@ class DShuffleWorker(WorkerPlugin):
             return self.sessions[session_id]
         except KeyError:
             raise ClusterError(f"session {session_id} is not open on this worker") from None
+
+    def session_of_rank(self, session_id: str, rank: int) -> WorkerSession | None:
+        """The session whose partition is that of a rank, if this worker has it or has adopted it."""
+        for one in (session_id, adopted_id(session_id, rank)):
+            if one in self.sessions and self.sessions[one].rank == rank:
+                return self.sessions[one]
+        return None
+
+    async def rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> Reply:
+        """Rows of a partition on this worker."""
+        return await self.session(session_id).rows_of(epoch, sample_ids)
 
     def collective(self, session_id: str, number: int) -> Collective:
         """State of a call of :meth:`dshuffle.Epoch.together`, by its number. Calls that have ended are refused."""
@@ -314,8 +365,8 @@ def run_on_partition(
 ) -> Any:
     """Call ``fn`` on the partition of this worker; the Dask task behind :meth:`dshuffle.Epoch.map`."""
     plugin = get_worker().plugins.get(PLUGIN)
-    session = plugin.sessions.get(session_id) if isinstance(plugin, DShuffleWorker) else None
-    if session is None or session.rank != rank:
+    session = plugin.session_of_rank(session_id, rank) if isinstance(plugin, DShuffleWorker) else None
+    if session is None:
         raise WorkerLost(
             f"worker {get_worker().address} does not hold rank {rank} of session {session_id}: the session was closed, "
             "or another worker has taken the rank. If the session has ended, make a new Shuffler"

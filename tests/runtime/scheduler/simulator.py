@@ -19,9 +19,10 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dshuffle.errors import DShuffleError, ExchangeError
+from dshuffle.errors import DShuffleError, ExchangeError, MembershipChanged
 from dshuffle.runtime.scheduler.instructions import (
     ATTEMPTS,
+    Adopt,
     AllReady,
     Committed,
     Ended,
@@ -76,6 +77,7 @@ class World:
             replaceable=self.members if self.replaces else (),
             replacement_timeout=60.0,
             optional=[0] if self.rng.random() < 0.5 else (),
+            shrinks=self.rng.random() < 0.5,
         )
         self.now = 0.0
         self.events: list[tuple[float, int, object]] = []
@@ -128,6 +130,11 @@ class World:
                 case Replaced(ranks):
                     self.seen["replaced"] += len(ranks)
                     assert all(self.members[who].epoch == self.machine.epoch for who in ranks)
+                case Adopt(ranks):
+                    for who in ranks:
+                        self.seen["adopted"] += 1
+                        self.members[who] = Member(who)
+                        self.perform(self.machine.replaced(who, self.now, adopted=True))
                 case GoesOnWithout(who):
                     self.seen["went on without"] += 1
                     del self.members[who]
@@ -216,6 +223,7 @@ class World:
                 return {"open": member.opened, "run_id": member.last_run, "vote": member.vote}
             case "begin":
                 if tell.run_id > member.last_run:
+                    assert not self.machine.adopted or tell.turn < self.machine.turn, "an exchange without a worker"
                     assert member.run_id == 0, "two runs at a time"
                     member.last_run = member.run_id = tell.run_id
                     member.run_epoch, member.vote = member.epoch + 1, None
@@ -285,6 +293,8 @@ class World:
                 self.now = max(self.now, until)
             if self.ended is None:
                 answer = self.call(self.machine.advance(self.now))
+                if isinstance(answer, MembershipChanged):  # the client opens another session
+                    assert self.machine.adopted
                 self.seen[answer if isinstance(answer, str) else type(answer).__name__] += 1
         if self.ended is not None:
             self.seen["ended"] += 1

@@ -163,6 +163,8 @@ class SimulatedCluster:
         if self.processes[address].dead:
             return
         self.processes[address].kill()
+        if address not in self.scheduler.workers:  # it has retired
+            return
         name = self.scheduler.workers[address].name
         # Otherwise Dask removes the worker only when it has been silent for a long time.
         self.loop.call_later(self.rng.uniform(0, 5) if noticed else 100, self._leave, address)
@@ -170,9 +172,22 @@ class SimulatedCluster:
             self.restarting += 1
             self.loop.call_later(self.rng.uniform(0.5, 10), lambda: self.main.spawn(self._come_back(address, name)))
 
-    def _leave(self, address: str) -> None:
+    def _leave(self, address: str, stimulus_id: str = "close") -> None:
         if self.scheduler.workers.pop(address, None) is not None:
-            self.plugin.remove_worker(self.scheduler, address)
+            self.plugin.remove_worker(self.scheduler, address, stimulus_id=stimulus_id)
+
+    async def retire(self, address: str, *, asked: bool) -> None:
+        """Close a worker as Dask does when it retires the worker, or (not ``asked``) when it gets SIGTERM."""
+        if asked:
+            self.scheduler.workers[address].status = Status.closing_gracefully
+            await asyncio.sleep(self.rng.uniform(0, 3))
+            self._leave(address, "retire-workers-1")
+        worker = self.workers[address]
+        worker.status = Status.closing
+        if (plugin := worker.plugins.pop("dshuffle", None)) is not None:
+            with contextlib.suppress(asyncio.CancelledError):  # it is killed meanwhile
+                await worker.process.spawn(plugin.teardown(worker))
+        self.crash(address, comes_back=False, noticed=True)
 
     async def _come_back(self, address: str, name: int | str) -> None:
         self._leave(address)

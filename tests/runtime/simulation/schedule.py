@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from dshuffle import Dataset, create_dataset
-from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch, WorkerLost
+from dshuffle.errors import DShuffleError, ExchangeError, MembershipChanged, StaleEpoch, WorkerLost
 from dshuffle.planning import SERVER, Choices
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.session_spec import DatasetReference, SessionRequest, Settings
@@ -51,6 +51,8 @@ SERVED = ("server", "coded", "clique", "leftover")
 """Deliveries whose server may be a worker that does not train."""
 RATES = {"lose": 0.02, "late": 0.03, "corrupt": 0.05}
 STRIKES = ("crash", "stop", "cut", "store away")
+CHANGES = ("retire", "join")
+"""What happens to the workers of sessions that may go on with others."""
 N_SAMPLES, EPOCHS, HEARTBEAT = 60, 4, 15.0
 LIMIT = 1500.0
 """Virtual seconds that any call of the client may take, whatever has happened."""
@@ -67,6 +69,7 @@ class Schedule:
     faults: frozenset[str]
     dedicated: bool = False  # a server that does not train, if one is needed
     spare: bool = False  # a worker that is not used at first
+    elastic: bool = False  # other workers may go on with the next epoch
 
     @classmethod
     def of(cls, seed: int) -> Schedule:
@@ -74,13 +77,19 @@ class Schedule:
         faults = frozenset(fault for fault in (*RATES, *STRIKES) if rng.random() < 0.4)
         way, n_workers = rng.randrange(len(WAYS)), rng.randint(2, 4)
         dedicated = n_workers > 2 and WAYS[way]["delivery"] in SERVED and rng.random() < 0.5
-        return cls(seed, way, n_workers, EPOCHS, faults, dedicated, rng.random() < 0.3)
+        spare = rng.random() < 0.3
+        elastic = rng.random() < 0.4
+        if elastic:
+            faults |= {change for change in CHANGES if rng.random() < 0.7}
+        return cls(seed, way, n_workers, EPOCHS, faults, dedicated, spare, elastic)
 
     def smaller(self) -> list[Schedule]:
         """Schedules with less in them, to look at in place of this one if they fail as well."""
         fewer = [dataclasses.replace(self, faults=self.faults - {fault}) for fault in sorted(self.faults)]
         if self.epochs > 1:
             fewer.append(dataclasses.replace(self, epochs=self.epochs - 1))
+        if self.elastic:
+            fewer.append(dataclasses.replace(self, elastic=False, faults=self.faults - set(CHANGES)))
         if self.spare:
             fewer.append(dataclasses.replace(self, spare=False))
         if self.n_workers > 2 + self.dedicated:
@@ -99,6 +108,7 @@ class World:
         self.truth = dataset.read_rows(np.arange(N_SAMPLES))
         self.over = False
         self.struck: Counter[str] = Counter()
+        self.leaving: list[asyncio.Future[None]] = []
         self.trained: list[dict[int, list[int]]] = []
         way = WAYS[schedule.way]
         settings = Settings(message_bytes=200, window_bytes=1000, heartbeat=HEARTBEAT)
@@ -111,7 +121,9 @@ class World:
             memory_limit=None,
             server="0" if schedule.dedicated else None,
             settings=settings,
+            on_loss="shrink" if schedule.elastic else "replace",
         )
+        self.session_id = "simulated"  # of the session that trains
 
     async def run(self) -> None:
         await self.cluster.start(self.schedule.n_workers)
@@ -125,7 +137,7 @@ class World:
         finally:
             self.over = True
             strikes.cancel()
-        await self.call("close", session_id="simulated")
+        await self.call("close", session_id=self.session_id)
         self.heal()
         await asyncio.sleep(200)
         self.check_nothing_left()
@@ -142,18 +154,46 @@ class World:
             await self.cluster.add("spare")
         self.ranks = [who for who in reply["addresses"] if who != SERVER]
         for epoch in range(self.schedule.epochs):
-            await self.advance(epoch)
+            followed = self.schedule.elastic and epoch > 0 and await self.follow(epoch)
+            if not followed:
+                await self.advance(epoch)
             if self.rng.random() < 0.7:
-                await self.call("prefetch", session_id="simulated")
+                await self.call("prefetch", session_id=self.session_id)
             trained = await asyncio.wait_for(asyncio.gather(*(self.train(who, epoch) for who in self.ranks)), LIMIT)
             assert sorted(np.concatenate(trained).tolist()) == list(range(N_SAMPLES)), "lost or doubled"
             self.trained.append({who: ids.tolist() for who, ids in zip(self.ranks, trained, strict=True)})
             self.seen["epochs"] += 1
 
+    async def follow(self, epoch: int) -> bool:
+        """Open another session if the workers have changed, and let it take over; whether it has done so."""
+        found = await self.call("membership", session_id=self.session_id)
+        if not (found["adopted"] or found["joined"] or found["leaving"]):
+            return False
+        former, following = self.session_id, f"{self.session_id}-{epoch}"
+        request = dataclasses.replace(self.request, session_id=following, first_epoch=epoch, former=former)
+        for _ in range(3):
+            try:
+                reply = await self.call("open", order=request)
+                await self.call("advance", session_id=following, epoch=epoch)
+            except DShuffleError as error:
+                self.seen[f"not followed: {type(error).__name__}"] += 1
+                await self.call("close", session_id=following)
+            else:
+                await self.call("close", session_id=former)
+                self.session_id = following
+                self.ranks = [who for who in reply["addresses"] if who != SERVER]
+                self.seen["followed"] += 1
+                return True
+        return False
+
     async def advance(self, epoch: int) -> None:
         for _ in range(10):
             try:
-                await self.call("advance", session_id="simulated", epoch=epoch)
+                await self.call("advance", session_id=self.session_id, epoch=epoch)
+            except MembershipChanged as error:
+                if not await self.follow(epoch):
+                    raise WorkerLost("no other session can be opened") from error
+                return
             except ExchangeError:
                 assert self.schedule.faults
                 self.seen["ExchangeError"] += 1
@@ -179,13 +219,14 @@ class World:
         """A task: it runs on whichever worker has the rank, and again if that worker is lost before it ends."""
         started = self.loop.time()
         while True:
-            coordinator = self.cluster.plugin.coordinators["simulated"]
+            coordinator = self.cluster.plugin.coordinators[self.session_id]
             if coordinator.ended:
                 raise WorkerLost("the session has ended")
             address = coordinator.addresses[rank]
             process, worker = self.cluster.processes[address], self.cluster.workers[address]
-            session = worker.plugins["dshuffle"].sessions.get("simulated") if "dshuffle" in worker.plugins else None
-            if session is not None and session.rank == rank and not process.dead:
+            plugin = worker.plugins.get("dshuffle")
+            session = None if plugin is None else plugin.session_of_rank(self.session_id, rank)
+            if session is not None and not process.dead:
                 try:
                     with session.partition(epoch) as partition:
                         sample_ids = partition.sample_ids.copy()
@@ -203,7 +244,7 @@ class World:
 
     async def strike(self) -> None:
         """Let something break now and then."""
-        possible = sorted(self.schedule.faults & set(STRIKES))
+        possible = sorted(self.schedule.faults & {*STRIKES, *CHANGES})
         while possible:
             await asyncio.sleep(self.rng.expovariate(self.rng.choice([0.1, 0.5, 2])))
             fault = self.rng.choice(possible)
@@ -213,6 +254,13 @@ class World:
             if fault == "crash" and len(alive) > 1:
                 comes_back, noticed = self.rng.random() < 0.9, self.rng.random() < 0.7
                 self.cluster.crash(self.rng.choice(alive), comes_back=comes_back, noticed=noticed)
+            elif fault == "retire" and len(alive) > 2:
+                address = self.rng.choice(alive)
+                if address in self.cluster.scheduler.workers:
+                    retiring = self.cluster.retire(address, asked=self.rng.random() < 0.5)
+                    self.leaving.append(asyncio.ensure_future(retiring))
+            elif fault == "join" and len(alive) < 6:
+                await self.cluster.add(f"new-{self.struck[fault]}")
             elif fault == "stop":
                 process = self.cluster.processes[self.rng.choice(alive)]
                 process.stopped_until = self.loop.time() + self.rng.choice([2, 5, 40])
@@ -283,9 +331,9 @@ def simulate(seeds: range) -> Counter[str]:
             schedule = Schedule.of(seed)
             try:
                 trained = run(schedule, dataset, seen)
-                # Fewer workers take part if one was lost before the session opened.
-                expected = without_faults(schedule.way, len(trained[0])) if trained else []
-                assert trained == expected[: len(trained)], "other samples than without faults"
+                # The number of workers may differ: one was lost before the session opened, or has joined or left.
+                expected = [without_faults(schedule.way, len(samples))[epoch] for epoch, samples in enumerate(trained)]
+                assert trained == expected, "other samples than without faults"
             except Exception as error:
                 raise AssertionError(f"{schedule}, or {shrunk(schedule, dataset)}: {error}") from error
     return seen

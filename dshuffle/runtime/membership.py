@@ -1,0 +1,134 @@
+"""The workers of a shuffler, which may change between epochs: one session follows another.
+
+While the workers train on an epoch, a new session opens on the workers that the cluster has now. Each reads the samples
+that it has in the next epoch from the partitions of the session before. So nothing that was drawn or exchanged in
+earlier epochs matters.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from dshuffle.errors import CacheBudgetError, DShuffleError, ExchangeError, MembershipChanged, WorkerLost
+from dshuffle.runtime.open_session import OpenSession
+from dshuffle.runtime.replies import Reply
+from dshuffle.runtime.waiting import wait_for_workers
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""Sessions that are opened for an epoch before the epoch counts as failed."""
+
+
+class Membership:
+    """The sessions of a shuffler.
+
+    Parameters
+    ----------
+    session
+        The first one.
+    elastic
+        Whether workers that join or leave the cluster lead to another session. If not, only a worker that trains on the
+        samples of a lost one does.
+    min_workers
+        Fewest workers of a session that follows.
+    """
+
+    def __init__(self, session: OpenSession, *, elastic: bool, min_workers: int) -> None:
+        self.current = session
+        self._elastic = elastic
+        self._changes = elastic or session.request.on_loss == "shrink"
+        self._min_workers = min_workers
+        self._following: OpenSession | None = None
+        self._exchanging = False  # whether the current session exchanges for the next epoch
+        self._refused: Reply = {}  # workers with which no session could be opened
+
+    def prefetch(self, epoch: int) -> None:
+        """Start the exchange for the next epoch, on the workers that will train in it."""
+        if self._changes and self._following is None and not self._exchanging:
+            self._follow(epoch)
+        (self._following or self.current).calls.session("prefetch")
+        self._exchanging = self._following is None
+
+    def advance(self, epoch: int) -> Reply:
+        """Wait for the exchange for an epoch, let the workers swap to it, and return its measurements.
+
+        All tasks of the epoch before must have ended.
+        """
+        if self._changes and self._following is None:
+            self._follow(epoch)
+        try:
+            if self._following is None:
+                reply: Reply = self.current.calls.session("advance", epoch=epoch)["epoch"]
+            else:
+                reply = self._take_over(epoch)
+        except MembershipChanged:  # while this call waited
+            reply = self._take_over(epoch)
+        self._exchanging = False
+        self.current.addresses = reply.pop("addresses")
+        return reply
+
+    def close(self) -> None:
+        """Close all sessions."""
+        following, self._following = self._following, None
+        try:
+            if following is not None:
+                following.close()
+        finally:
+            self.current.close()
+
+    def close_soon(self) -> None:
+        """Close all sessions without waiting."""
+        for session in (self._following, self.current):
+            if session is not None:
+                session.calls.close_soon()
+
+    def _follow(self, epoch: int) -> None:
+        """Open the session of an epoch, if the workers have changed and there is memory for it."""
+        found = self.current.calls.session("membership")
+        leaving, joined = found["leaving"], found["joined"]
+        wanted = self._elastic and (leaving or (joined and not self._exchanging))
+        if not (found["adopted"] or wanted) or found["there"] < self._min_workers or found == self._refused:
+            return
+        try:
+            self._following = self.current.succeeded_by(epoch)
+        except DShuffleError as error:
+            self._refused = found
+            logger.warning("dshuffle: epoch %d keeps its workers: %s", epoch, error)
+        else:
+            before, now = self.current.n_workers, self._following.n_workers
+            logger.info("dshuffle: epoch %d is trained on by %d workers in place of %d", epoch, now, before)
+
+    def _take_over(self, epoch: int) -> Reply:
+        """Let the following session take over, and free the partitions of the one before."""
+        try:
+            training_seconds = self.current.calls.session("training")["training_seconds"]
+        except DShuffleError as error:  # a worker has left, so the epoch is not recorded
+            logger.info("dshuffle: epoch %d could not be recorded: %s", epoch - 1, error)
+            training_seconds = None
+        for attempt in range(ATTEMPTS):
+            try:
+                following = self._following = self._following or self._succeeded(epoch)
+                reply: Reply = following.calls.session("advance", epoch=epoch)["epoch"]
+            except (WorkerLost, ExchangeError) as error:
+                if self._following is not None:
+                    self._following.close()
+                    self._following = None
+                if attempt == ATTEMPTS - 1:
+                    raise
+                logger.warning("dshuffle: another session is opened for epoch %d (%s)", epoch, error)
+            else:
+                break
+        former, self.current, self._following = self.current, following, None
+        former.close()
+        return {**reply, "training_seconds_before": training_seconds}
+
+    def _succeeded(self, epoch: int) -> OpenSession:
+        """Open the session of an epoch, with enough workers; without the former partitions if they take the memory."""
+        patience = self.current.request.settings.replacement_timeout
+        wait_for_workers(self.current.calls.client, self._min_workers, patience)
+        try:
+            return self.current.succeeded_by(epoch)
+        except CacheBudgetError:
+            self.current.close()
+            return self.current.succeeded_by(epoch)

@@ -1,0 +1,84 @@
+"""A session that is open on the cluster, as the client knows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import uuid
+
+from distributed import Client
+from distributed.protocol.serialize import ToPickle
+
+from dshuffle.planning import SERVER
+from dshuffle.runtime.session_client import SessionClient
+from dshuffle.runtime.session_spec import SessionRequest
+
+logger = logging.getLogger(__name__)
+
+
+class OpenSession:
+    """Opens a session, and knows its workers.
+
+    Parameters
+    ----------
+    client
+        The Dask client, on whose scheduler the plugin is installed.
+    request
+        What to open.
+
+    Raises
+    ------
+    CacheBudgetError
+        If a worker's cache partition does not fit.
+    ClusterError
+        If there are no workers, or a worker cannot be set up.
+    """
+
+    def __init__(self, client: Client, request: SessionRequest) -> None:
+        self.request = request
+        self.calls = SessionClient(client, request.session_id)
+        try:
+            opened = self.calls.ask("dshuffle_open", order=ToPickle(request))
+        except KeyboardInterrupt:  # the scheduler does not notice it and would keep the session
+            self.calls.session("close")
+            raise
+        if opened["left_out"]:
+            logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened["left_out"]))
+        self.addresses: dict[int, str] = dict(opened["addresses"])
+        self.n_workers = sum(who != SERVER for who in self.addresses)
+        self._server_role: str = opened["server"]
+
+    @property
+    def server(self) -> str:
+        """Role of the server, which may have been lost."""
+        return self._server_role if SERVER in self.addresses else ""
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """Addresses of the workers that train, in rank order."""
+        return tuple(self.addresses[rank] for rank in range(self.n_workers))
+
+    def look_up_members(self) -> bool:
+        """Ask the scheduler for the addresses; whether ranks have other workers than at the last look."""
+        known, self.addresses = self.addresses, dict(self.calls.session("members")["addresses"])
+        return known != self.addresses
+
+    def succeeded_by(self, epoch: int) -> OpenSession:
+        """Open a session that goes on with an epoch, on the workers that the cluster has now.
+
+        Its workers read their partitions from those of this session.
+        """
+        request = dataclasses.replace(
+            self.request, session_id=new_id(), first_epoch=epoch, remainder=None, former=self.request.session_id
+        )
+        return OpenSession(self.calls.client, request)
+
+    def close(self) -> None:
+        """Free the partitions on all workers."""
+        if self.calls.connected:
+            self.calls.session("close")
+
+
+def new_id() -> str:
+    """Return an id for a session."""
+    return uuid.uuid4().hex[:12]

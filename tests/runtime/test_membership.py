@@ -1,0 +1,263 @@
+"""Workers join, retire and are lost, and every sample is trained on exactly once in every epoch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Status
+
+from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.runtime.session_spec import SAMPLED_ROWS
+
+from .conftest import OPTIONS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+
+WAYS = [
+    {},
+    {"assignment": "partial:0.3"},
+    {"assignment": "local"},
+    {"assignment": "chunks"},
+    {"delivery": "storage"},
+    {"delivery": "server"},
+    {"cache_fraction": 0.7},
+    {"assignment": "aligned", "delivery": "clique", "cache_fraction": 0.7},
+    {"balance": "label"},
+]
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    arrays = {"x": np.random.default_rng(0).random((1000, 7)), "y": np.arange(1000), "label": np.arange(1000) % 3}
+    return create_dataset(str(tmp_path / "labelled.zarr"), arrays, chunk_rows=50)
+
+
+@pytest.fixture
+def checked(labelled):
+    """A task that returns its samples after it has compared their rows with the store's."""
+    truth = labelled.read_rows(np.arange(1000))
+
+    def checked(partition, seconds=0.0):
+        time.sleep(seconds)
+        sample_ids = partition.sample_ids.copy()
+        for name, rows in truth.items():
+            np.testing.assert_array_equal(partition[name], rows[sample_ids])
+        return sample_ids
+
+    return checked
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())) or "default")
+def test_workers_join_and_retire(labelled, checked, way):
+    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        with Shuffler(client, labelled, elastic=True, seed=4, **way) as shuffler:
+            counts, seen = [], []
+            for epoch in shuffler.epochs(9):
+                seen.append(client.gather(epoch.map(checked)))
+                assert np.array_equal(np.sort(np.concatenate(seen[-1])), np.arange(1000))
+                counts.append(shuffler.n_workers)
+                if epoch.number == 1:
+                    cluster.scale(4)
+                    client.wait_for_workers(4)
+                elif epoch.number == 5:
+                    cluster.scale(3)
+        assert counts[:2] == [2, 2]
+        assert counts[3:6] == [4, 4, 4]
+        assert counts[7:] == [3, 3]
+        assert [record.n_workers for record in shuffler.records] == counts
+        # The samples are those of a session that always had three workers.
+        with Shuffler(client, labelled, seed=4, first_epoch=7, **way) as shuffler:
+            for epoch in shuffler.epochs(2):
+                for one, other in zip(client.gather(epoch.map(checked)), seen[epoch.number], strict=True):
+                    np.testing.assert_array_equal(one, other)
+
+
+def test_rows_come_from_the_workers_that_have_them(labelled, checked):
+    """The dataset is read once, in the first epoch."""
+    with LocalCluster(n_workers=4, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        with Shuffler(client, labelled, elastic=True) as shuffler:
+            for epoch in shuffler.epochs(5):
+                client.gather(epoch.map(checked))
+                if epoch.number == 1:
+                    cluster.scale(5)
+                    client.wait_for_workers(5)
+                elif epoch.number == 3:
+                    client.retire_workers([shuffler.addresses[0]])
+        assert shuffler.n_workers == 4
+        assert [record.store_bytes > 0 for record in shuffler.records] == [True, False, False, False, False]
+
+
+@pytest.fixture
+def lonely(new_processes):
+    """Three worker processes that nobody starts again."""
+    with dask.config.set({"dshuffle.replacement-timeout": "500ms"}), new_processes(3) as cluster:
+        for nanny in cluster.workers.values():
+            nanny.status = Status.closing_gracefully  # as after SIGTERM
+        with Client(cluster) as client:
+            yield client
+
+
+def kill(client, address):
+    [pid] = client.run(os.getpid, workers=[address]).values()
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("when", ["training", "exchange"])
+@pytest.mark.parametrize("way", [{}, {"delivery": "server"}, {"cache_fraction": 0.7}], ids=str)
+def test_a_session_shrinks(lonely, labelled, checked, within, way, when):
+    with Shuffler(lonely, labelled, on_loss="shrink", **way) as shuffler:
+        for epoch in shuffler.epochs(5):
+            futures = epoch.map(checked, 0.5 if when == "training" and epoch.number == 1 else 0)
+            if epoch.number == 1:
+                if when == "exchange":
+                    lonely.gather(futures)
+                kill(lonely, shuffler.addresses[2])
+            samples = within(40, lambda futures=futures: lonely.gather(futures))
+            assert len(samples) == (3 if epoch.number < 2 else 2)
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+    assert [record.n_workers for record in shuffler.records if record.epoch != 1] == [3, 2, 2, 2]
+
+
+def test_ranks_that_run_together_start_again_on_fewer_workers(lonely, labelled, within):
+    """Two of them share a worker with one thread until the epoch ends."""
+
+    def total(partition, group):
+        time.sleep(0.3)
+        mean = group.mean(partition["y"].sum())
+        time.sleep(0.3)
+        return float(group.mean(mean) * group.size)
+
+    with Shuffler(lonely, labelled, on_loss="shrink") as shuffler:
+        for epoch in shuffler.epochs(3):
+            if epoch.number == 1:
+                threading.Timer(0.4, kill, (lonely, shuffler.addresses[1])).start()
+            totals = within(40, lambda epoch=epoch: epoch.together(total))
+            assert totals == pytest.approx([sum(range(1000))] * (3 if epoch.number < 2 else 2))
+
+
+def test_a_lost_worker_is_replaced_if_another_one_can_come(labelled, checked, new_processes, within):
+    with new_processes(3) as cluster, Client(cluster) as client, Shuffler(client, labelled, elastic=True) as shuffler:
+        for epoch in shuffler.epochs(3):
+            futures = epoch.map(checked, 0.5)
+            if epoch.number == 1:
+                kill(client, shuffler.addresses[1])
+            samples = within(40, lambda futures=futures: client.gather(futures))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+        assert shuffler.n_workers == 3
+
+
+@pytest.mark.parametrize("how", ["retire", "SIGTERM"])
+def test_a_worker_that_closes_hands_over_in_the_middle_of_an_epoch(labelled, checked, how, within, monkeypatch):
+    """Its task runs again on a spare worker, which reads the partition from it, and not from the dataset."""
+    read = []
+    read_into = Dataset.read_into
+
+    def counted(dataset, rows, slots, ids, **options):
+        read.append(len(ids))
+        return read_into(dataset, rows, slots, ids, **options)
+
+    monkeypatch.setattr(Dataset, "read_into", counted)
+    with (
+        LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, labelled) as shuffler,
+    ):
+        cluster.scale(3)
+        client.wait_for_workers(3)
+        for epoch in shuffler.epochs(2):
+            futures = epoch.map(checked, 1.0)
+            if epoch.number == 1:
+                time.sleep(0.3)
+                read.clear()
+                address = shuffler.addresses[1]
+                if how == "retire":
+                    client.retire_workers([address])
+                else:
+                    client.run(lambda dask_worker: dask_worker.loop.add_callback(dask_worker.close), workers=[address])
+            samples = within(30, lambda futures=futures: client.gather(futures))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+        assert shuffler.look_up_members()
+        assert max(read) == SAMPLED_ROWS  # of the worker that opens the dataset
+
+
+def test_there_is_no_memory_for_two_partitions(tmp_path, within):
+    """Workers that join wait until the partitions of the former session are freed."""
+    rows = np.random.default_rng(0).integers(0, 255, (4000, 20_000), dtype=np.uint8)
+    dataset = create_dataset(str(tmp_path / "large.zarr"), {"x": rows, "y": np.arange(4000)})
+    with (
+        LocalCluster(n_workers=2, memory_limit="400 MiB", **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, dataset, elastic=True, assignment="local") as shuffler,
+    ):
+        for epoch in shuffler.epochs(4):
+            ids = np.concatenate(client.gather(epoch.map(lambda partition: partition["y"].copy())))
+            assert np.array_equal(np.sort(ids), np.arange(4000))
+            if epoch.number == 0:
+                cluster.scale(3)
+                client.wait_for_workers(3)
+
+
+def test_too_few_workers(labelled):
+    with (
+        dask.config.set({"dshuffle.timeout": "1s"}),
+        LocalCluster(n_workers=1, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        pytest.raises(ClusterError, match="there are 1 workers after 1 s; min_workers=2"),
+    ):
+        Shuffler(client, labelled, min_workers=2)
+
+
+def test_values_that_are_not_allowed(labelled):
+    with (
+        LocalCluster(n_workers=1, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+    ):
+        with pytest.raises(InvalidParameter, match="elastic is not allowed: the sharding 'given' was given"):
+            Shuffler(client, labelled, elastic=True, sharding=np.zeros(1000, int))
+        with pytest.raises(InvalidParameter, match="min_workers=0"):
+            Shuffler(client, labelled, min_workers=0)
+        with pytest.raises(
+            InvalidParameter, match="on_loss='never' is not allowed; it must be one of 'replace', 'shrin"
+        ):
+            Shuffler(client, labelled, on_loss="never")
+
+
+def test_an_elastic_session_is_resumed(labelled, checked):
+    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        with Shuffler(client, labelled, elastic=True) as shuffler:
+            for epoch in shuffler.epochs(3):
+                futures = epoch.map(checked)
+                client.gather(futures)
+                if epoch.number == 0:
+                    cluster.scale(3)
+                    client.wait_for_workers(3)
+            assert shuffler.n_workers == 3
+            [epoch] = shuffler.epochs(1)
+            done = client.gather(epoch.map(lambda partition: (partition.mark_trained(7), partition.sample_ids[:7])[1]))
+            state = shuffler.state_dict()
+        assert state["trained"] == [[7, 7, 7]]
+        cluster.scale(2)
+        with Shuffler.resume(client, labelled, state, elastic=True) as shuffler:
+            [epoch] = shuffler.epochs(1)
+            left = client.gather(epoch.map(checked))
+            assert np.array_equal(np.sort(np.concatenate([*done, *left])), np.arange(1000))
+
+
+def test_an_adaptive_cluster(labelled, checked):
+    """Workers come and go as Dask's heuristics will have it."""
+    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        cluster.adapt(minimum=2, maximum=5, interval="100ms", wait_count=2, target_duration="1s")
+        counts = set()
+        with Shuffler(client, labelled, elastic=True) as shuffler:
+            for epoch in shuffler.epochs(60):
+                samples = client.gather(epoch.map(checked, 0.4 if epoch.number % 20 < 8 else 0.01))
+                assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+                counts.add(shuffler.n_workers)
+        assert len(counts) > 1
