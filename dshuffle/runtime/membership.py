@@ -37,7 +37,7 @@ class Membership:
     def __init__(self, session: OpenSession, *, elastic: bool, min_workers: int) -> None:
         self.current = session
         self._elastic = elastic
-        self._changes = elastic or session.request.on_loss == "shrink"
+        self.may_change = elastic or session.request.on_loss == "shrink"
         self._min_workers = min_workers
         self._following: OpenSession | None = None
         self._exchanging = False  # whether the current session exchanges for the next epoch
@@ -45,7 +45,7 @@ class Membership:
 
     def prefetch(self, epoch: int) -> None:
         """Start the exchange for the next epoch, on the workers that will train in it."""
-        if self._changes and self._following is None and not self._exchanging:
+        if self.may_change and self._following is None and not self._exchanging:
             self._follow(epoch)
         (self._following or self.current).calls.session("prefetch")
         self._exchanging = self._following is None
@@ -55,7 +55,7 @@ class Membership:
 
         All tasks of the epoch before must have ended.
         """
-        if self._changes and self._following is None:
+        if self.may_change and self._following is None:
             self._follow(epoch)
         try:
             if self._following is None:

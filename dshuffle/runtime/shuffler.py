@@ -368,6 +368,11 @@ class Shuffler:
         return self._position.next_epoch
 
     @property
+    def elastic(self) -> bool:
+        """Whether the number of workers may change, with ``elastic=True`` or ``on_loss="shrink"``."""
+        return self._members.may_change
+
+    @property
     def records(self) -> list[EpochRecord]:
         """Measurements of the epochs that have ended."""
         return self._recorder.records

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.runtime import Shuffler
 
 
 def check_step(step: float) -> float:
@@ -23,6 +24,22 @@ def check_step(step: float) -> float:
     if not (math.isfinite(step) and step > 0):
         raise InvalidParameter.of("step", step, "a finite number > 0")
     return step
+
+
+def check_fixed_workers(shuffler: Shuffler, trainer: str) -> None:
+    """Refuse a shuffler whose workers may change.
+
+    Raises
+    ------
+    InvalidParameter
+        If its number of workers may change between epochs.
+    """
+    if shuffler.elastic:
+        raise InvalidParameter.because(
+            "shuffler",
+            f"{trainer} needs the same number of workers in all epochs",
+            "Leave out elastic=True, and use on_loss='replace' or 'raise'.",
+        )
 
 
 def diverged(

@@ -160,8 +160,12 @@ class WorkerSpeeds:
         self.longest.append(seconds)
 
     def rates(self) -> tuple[float, ...]:
-        """Return the samples per second of each rank: the median, as the first epoch compiles and imports."""
-        return tuple(np.median(self.epochs, axis=0).tolist()) if self.epochs else ()
+        """Return the samples per second of each rank: the median, as the first epoch compiles and imports.
+
+        If the number of ranks has changed, epochs with the last number count.
+        """
+        alike = [rates for rates in self.epochs if len(rates) == len(self.epochs[-1])]
+        return tuple(np.median(alike, axis=0).tolist()) if alike else ()
 
     def slow(self) -> dict[int, float]:
         """Return the ranks that are much slower than the median worker, and by which factor."""

@@ -13,7 +13,7 @@ from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.runtime import Epoch, Shuffler, gathered
 from dshuffle.runtime.cluster_view import cluster_info
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, SavedFit, Validate
-from dshuffle.training.inputs import check_encryption
+from dshuffle.training.inputs import check_encryption, check_fixed_workers
 from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.schedules import CONSTANT, Schedule
 from dshuffle.training.torch_rank import (
@@ -147,6 +147,7 @@ def fit_torch_ddp(
     as_integer("seed", seed)
     if not 0 < timeout < float("inf"):
         raise InvalidParameter.of("timeout", timeout, "a finite number of seconds > 0")
+    check_fixed_workers(shuffler, "fit_torch_ddp")
     check_encryption(shuffler.addresses[0], plain_tcp)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, EpochPlanner, GivenSharding, Remainder, ShuffleSpec
-from dshuffle.planning.remainder import training_orders
+from dshuffle.planning.remainder import training_orders, workers_of
 
 WAYS = [
     Choices("global"),
@@ -55,6 +55,31 @@ def test_orders_are_those_of_a_session_that_began_with_epoch_0(choices: Choices)
         plan = planner.advance()
         for rank, order in enumerate(training_orders(spec, epoch)):
             np.testing.assert_array_equal(order, plan.for_worker(rank).order)
+
+
+@pytest.mark.parametrize("choices", WAYS, ids=lambda choices: choices.label)
+@pytest.mark.parametrize("first", [0, 2])
+def test_workers_of_samples(choices: Choices, first: int) -> None:
+    spec = ShuffleSpec(60, 3, choices, first_epoch=first)
+    samples = np.random.default_rng(0).permutation(60)[:40]
+    for epoch in range(4):
+        ranks = workers_of(spec, epoch, samples)
+        for rank, order in enumerate(training_orders(spec, epoch)):
+            np.testing.assert_array_equal(np.sort(samples[ranks == rank]), np.intersect1d(order, samples))
+
+
+@pytest.mark.parametrize("choices", WAYS, ids=lambda choices: choices.label)
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_worker_that_takes_a_rank_reads_what_the_one_before_held(choices: Choices, first: int) -> None:
+    spec = ShuffleSpec(60, 3, choices, first_epoch=first)
+    planner = EpochPlanner(spec)
+    planner.load()
+    for epoch in range(first + 1, first + 4):
+        planned, loaded = planner.advance(), EpochPlanner(spec).load(epoch)
+        for rank in range(3):
+            one, other = planned.for_worker(rank), loaded.for_worker(rank)
+            np.testing.assert_array_equal(one.order, other.order)
+            np.testing.assert_array_equal(one.held, other.held)
 
 
 def test_the_same_number_of_workers_goes_on_in_the_same_order() -> None:

@@ -251,13 +251,23 @@ def test_an_elastic_session_is_resumed(labelled, checked):
 
 
 def test_an_adaptive_cluster(labelled, checked):
-    """Workers come and go as Dask's heuristics will have it."""
-    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
-        cluster.adapt(minimum=2, maximum=5, interval="100ms", wait_count=2, target_duration="1s")
-        counts = set()
+    """Other tasks make the cluster grow, and it shrinks when workers are idle."""
+    with (
+        LocalCluster(n_workers=2, processes=False, memory_limit="4 GiB", **OPTIONS) as cluster,
+        Client(cluster) as client,
+    ):
+        cluster.adapt(minimum=2, maximum=5, interval="50ms", wait_count=2, target_duration="100ms")
+        counts = []
         with Shuffler(client, labelled, elastic=True) as shuffler:
-            for epoch in shuffler.epochs(60):
-                samples = client.gather(epoch.map(checked, 0.4 if epoch.number % 20 < 8 else 0.01))
+            for epoch in shuffler.epochs(100):
+                futures = epoch.map(checked, 0.02)
+                if epoch.number % 40 == 10:
+                    others = client.map(lambda number: time.sleep(0.05), range(60), pure=False)
+                samples = client.gather(futures)
                 assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
-                counts.add(shuffler.n_workers)
-        assert len(counts) > 1
+                counts.append(shuffler.n_workers)
+                if epoch.number % 40 == 30:
+                    client.gather(others)
+                    time.sleep(0.5)  # as if a model was validated: the workers are idle
+        assert max(counts) > 2
+        assert min(counts[counts.index(max(counts)) :]) < max(counts), "it never shrinks"

@@ -8,7 +8,7 @@ from distributed import Client, LocalCluster
 from sklearn.linear_model import SGDClassifier
 
 import dshuffle
-from dshuffle.errors import CheckpointError, ClusterError
+from dshuffle.errors import CheckpointError, ClusterError, InvalidParameter
 from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries
 from dshuffle.training import (
     EarlyStopping,
@@ -122,6 +122,35 @@ def test_a_fit_continues_on_another_number_of_workers(clients, tmp_path, fit, ur
     assert len(history.points) == EPOCHS
     assert history.points[:2] == saved[1].points
     assert not np.array_equal(numbers(history.weights), numbers(saved[1].model))
+
+
+@pytest.mark.parametrize(
+    ("fit", "url", "options", "numbers"), FITS[:4], ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_fit_on_workers_that_join_is_one_that_continues_on_them(clients, tmp_path, fit, url, options, numbers):
+    with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
+
+        def grow(point):
+            if point.epoch == 0:
+                cluster.scale(3)
+                client.wait_for_workers(3)
+
+        with dshuffle.Shuffler(client, url, elastic=True, **options) as shuffler:
+            elastic = fit(shuffler, on_epoch=grow)
+            counts = [record.n_workers for record in shuffler.records]
+    changed = counts.index(3)
+    assert counts == [2] * changed + [3] * (EPOCHS - changed)
+    turn, train = iter([clients[2], clients[3]]), interrupted(fit, changed + 1)
+    resumed = dshuffle.retrying(train, lambda: next(turn), url, checkpoint=tmp_path / "run.json", **options)
+    np.testing.assert_array_equal(numbers(elastic.weights), numbers(resumed.weights))
+
+
+def test_a_fit_with_one_server_for_all_epochs_needs_the_same_workers(clients):
+    with (
+        dshuffle.Shuffler(clients[2], BLOBS, on_loss="shrink") as shuffler,
+        pytest.raises(InvalidParameter, match="fit_parameter_server needs the same number of workers in all epochs"),
+    ):
+        server(shuffler)
 
 
 def test_a_fit_that_had_ended_is_not_trained_further(clients, tmp_path):

@@ -432,9 +432,13 @@ class Coordinator:
             return
         if found is not None:
             self.joined(who, found)
-        elif not await self._candidates.may_come(self.addresses[who]):
+        elif self._may_adopt(who) or not await self._candidates.may_come(self.addresses[who]):
             logger.warning("dshuffle: no other worker can come for %s", self._who_is(who))
             self._perform(self.machine.not_replaced([who], self._loop.time()))
+
+    def _may_adopt(self, who: int) -> bool:
+        """Whether nobody need come for a rank, because its worker was retired, and others read its partition."""
+        return who in self._handed_over and self._spec.on_loss == "shrink"
 
     def _adopt(self, who: int) -> None:
         """Let the worker of another rank take a lost one, preferably a worker that has not adopted any."""

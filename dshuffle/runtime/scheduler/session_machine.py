@@ -379,10 +379,12 @@ class SessionMachine:
     def _told_state(self, who: int, reply: Mapping[str, Any], now: float) -> list[Instruction]:
         """Use a participant's description of its state: it may contain a vote, or show that it missed an order."""
         run = self.run
+        if who not in self._answers.owing:  # it has answered since
+            return []
         if not reply["open"]:
             opening = self.phase is Phase.OPENING or who in self._new
             return [] if opening else self.end(ClusterError(f"the session is no longer open on {self._who_is(who)}"))
-        if run is None or self.phase is not Phase.EXCHANGING or who not in self._answers.owing:
+        if run is None or self.phase is not Phase.EXCHANGING:
             return []
         if reply["run_id"] != run.run_id:
             return [self._tell("begin", who)]

@@ -259,6 +259,8 @@ class DShuffleWorker(WorkerPlugin):
                 logger.debug("dshuffle: the scheduler does not take this worker's partitions: %s", error)
                 return
             if holds:
+                if (heartbeat := worker.periodic_callbacks.get("heartbeat")) is not None:
+                    heartbeat.stop()  # the scheduler may have removed this worker, and would tell it to close
                 await asyncio.sleep(ASK_EVERY)
 
     def _reserve(self, spec: SessionSpec) -> SessionSpec:

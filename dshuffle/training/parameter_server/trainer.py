@@ -15,7 +15,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning import GivenSharding
 from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
-from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, checked_width, diverged
+from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, check_fixed_workers, checked_width, diverged
 from dshuffle.training.monitoring import WorkerSpeeds
 from dshuffle.training.parameter_server.asynchronous import ONCE, Asynchrony, MiniBatches
 from dshuffle.training.parameter_server.models import Model, Parameters, as_rows, check_labels
@@ -128,6 +128,7 @@ def fit_parameter_server(
     as_integer("epochs", epochs, 1)
     as_integer("servers", servers, 1)
     given = None if speeds is None else tuple(map(float, speeds))
+    check_fixed_workers(shuffler, "fit_parameter_server")
     sharing = Asynchrony(shuffler.n_workers, batch_size, step, pace, given, seed)
     sharing.warn_of_rounding()
     arrays = {"features": features, "target": target}

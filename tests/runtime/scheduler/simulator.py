@@ -157,7 +157,7 @@ class World:
     def find_replacement(self, who: int) -> None:
         """Another worker comes, or the old one goes on, or nobody comes."""
         lost = self.members[who]
-        if self.rng.random() < 0.1:
+        if self.rng.random() < 0.2:
             return
 
         def join() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dshuffle.errors import CacheBudgetError, ClusterError, ExchangeError, WorkerLost
+from dshuffle.errors import CacheBudgetError, ClusterError, ExchangeError, MembershipChanged, WorkerLost
 from dshuffle.runtime.scheduler.instructions import (
     ATTEMPTS,
+    Adopt,
     Committed,
     Ended,
     EpochFailed,
     GoesOnWithout,
+    Opened,
     Phase,
     Replace,
     Replaced,
@@ -23,8 +25,8 @@ from .simulator import FAULTS, HEARTBEAT, TIMEOUT, simulate
 
 def test_random_schedules() -> None:
     seen = simulate(range(2000))
-    expected = [*FAULTS, "committed", "ExchangeError", "WorkerLost", "replaced"]
-    assert min(seen[what] for what in expected) > 50, seen
+    expected = [*FAULTS, "committed", "ExchangeError", "WorkerLost", "replaced", "adopted", "MembershipChanged"]
+    assert min(seen[what] for what in expected) > 20, seen
 
 
 def now_telling(machine: SessionMachine, order: str, who: int, run_id: int) -> Tell:
@@ -155,7 +157,16 @@ def test_a_session_that_a_worker_has_forgotten_ends() -> None:
     assert "no longer open on rank 0" in str(ended.error)
 
 
-def replacing_machine(n_members: int, optional: tuple[int, ...] = ()) -> SessionMachine:
+def test_what_a_worker_said_before_it_had_opened_the_session_is_out_of_date() -> None:
+    machine = SessionMachine([0], first_epoch=0, heartbeat=HEARTBEAT, timeout=TIMEOUT, who_is="rank {}".format)
+    machine.open(0.0)
+    asked = now_telling(machine, "status", 0, 0)
+    assert machine.answered(now_telling(machine, "open", 0, 0), {}, 7.0) == [Opened()]
+    assert machine.answered(asked, {"open": False}, 8.0) == []
+    assert machine.phase is Phase.IDLE
+
+
+def replacing_machine(n_members: int, optional: tuple[int, ...] = (), *, shrinks: bool = False) -> SessionMachine:
     machine = SessionMachine(
         range(n_members),
         first_epoch=0,
@@ -165,6 +176,7 @@ def replacing_machine(n_members: int, optional: tuple[int, ...] = ()) -> Session
         replaceable=range(n_members),
         replacement_timeout=60.0,
         optional=optional,
+        shrinks=shrinks,
     )
     machine.open(0.0)
     for who in range(n_members):
@@ -226,6 +238,67 @@ def test_a_participant_that_is_optional_does_not_end_the_wait_for_others() -> No
     other.lost([1, 2], "has left", 0.0)
     [ended] = other.not_replaced([1], 1.0)
     assert "rank 1 has left; rank 2 has left" in str(ended.error)
+
+
+def committed_machine(n_members: int) -> SessionMachine:
+    """A machine in epoch 0, whose participants can adopt ranks."""
+    machine = replacing_machine(n_members, shrinks=True)
+    machine.advance(0.0)
+    for who in range(n_members):
+        machine.voted(1, who, vote(), 0.1)
+    for who in range(n_members):
+        machine.answered(now_telling(machine, "commit", who, 1), {"report": {}}, 0.2)
+    assert machine.epoch == 0
+    return machine
+
+
+def test_a_participant_adopts_a_rank_and_the_session_stays_on_its_epoch() -> None:
+    machine = committed_machine(3)
+    machine.begin(1.0)
+    machine.lost([2], "has left", 1.1)
+    for who in (0, 1):
+        instructions = machine.answered(now_telling(machine, "abort", who, 2), {}, 1.2)
+    assert instructions == [Replace((2,))]
+    assert machine.not_replaced([2], 2.0) == [Adopt((2,))]
+    assert machine.replaced(2, 2.0, adopted=True) == [Tell("restore", 2, 2)]
+    machine.answered(now_telling(machine, "restore", 2, 2), {}, 3.0)
+    machine.answered(now_telling(machine, "members", 0, 0), {}, 3.1)
+    # The exchange that was stopped does not begin again.
+    assert machine.answered(now_telling(machine, "members", 1, 0), {}, 3.1) == [Replaced((2,))]
+    assert machine.begin(4.0) == []
+    [failed] = machine.advance(5.0)
+    assert isinstance(failed.error, MembershipChanged)
+    # The worker that has adopted a rank may be lost as well.
+    assert machine.lost([1, 2], "has left", 6.0) == [Replace((1, 2))]
+    assert machine.replaced(1, 7.0) == []
+    assert machine.replaced(2, 7.0) == [Tell("restore", 1, 2), Tell("restore", 2, 2)]
+    assert not machine.adopted
+
+
+def test_a_client_that_waits_for_an_epoch_is_told_that_a_rank_was_adopted() -> None:
+    machine = committed_machine(2)
+    machine.advance(1.0)
+    machine.lost([1], "has left", 1.1)
+    machine.answered(now_telling(machine, "abort", 0, 2), {}, 1.2)
+    machine.not_replaced([1], 2.0)
+    machine.replaced(1, 2.0, adopted=True)
+    machine.answered(now_telling(machine, "restore", 1, 2), {}, 3.0)
+    told, failed = machine.answered(now_telling(machine, "members", 0, 0), {}, 3.1)
+    assert told == Replaced((1,))
+    assert isinstance(failed.error, MembershipChanged)
+
+
+def test_a_rank_that_nobody_can_adopt_ends_the_session() -> None:
+    machine = committed_machine(2)
+    machine.lost([1], "has left", 1.0)
+    for attempt in range(ATTEMPTS):
+        assert machine.not_replaced([1], 2.0 + attempt) == [Adopt((1,))]
+    [ended] = machine.not_replaced([1], 9.0)
+    assert isinstance(ended.error, WorkerLost)
+    early = replacing_machine(2, shrinks=True)  # before the first epoch there is nothing to adopt
+    early.lost([1], "has left", 1.0)
+    [ended] = early.not_replaced([1], 2.0)
+    assert isinstance(ended.error, WorkerLost)
 
 
 def test_if_all_are_lost_the_session_ends() -> None:

@@ -136,7 +136,7 @@ class SimulatedCluster:
             memory_manager=SimpleNamespace(memory_limit=0, memory_pause_fraction=False),
             monitor=SimpleNamespace(get_process_memory=lambda: 0),
             scheduler=Rpc(self, process, SCHEDULER), rpc=lambda target: Rpc(self, process, target),
-            _ongoing_background_tasks=Background(process),
+            _ongoing_background_tasks=Background(process), periodic_callbacks={},
         )  # fmt: skip
         self.scheduler.workers[address] = SimpleNamespace(
             address=address, name=name, nanny="", status=Status.running, resources={}

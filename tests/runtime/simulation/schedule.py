@@ -108,7 +108,7 @@ class World:
         self.truth = dataset.read_rows(np.arange(N_SAMPLES))
         self.over = False
         self.struck: Counter[str] = Counter()
-        self.leaving: list[asyncio.Future[None]] = []
+        self.changing: list[asyncio.Future[None]] = []
         self.trained: list[dict[int, list[int]]] = []
         way = WAYS[schedule.way]
         settings = Settings(message_bytes=200, window_bytes=1000, heartbeat=HEARTBEAT)
@@ -258,9 +258,9 @@ class World:
                 address = self.rng.choice(alive)
                 if address in self.cluster.scheduler.workers:
                     retiring = self.cluster.retire(address, asked=self.rng.random() < 0.5)
-                    self.leaving.append(asyncio.ensure_future(retiring))
+                    self.changing.append(asyncio.ensure_future(retiring))
             elif fault == "join" and len(alive) < 6:
-                await self.cluster.add(f"new-{self.struck[fault]}")
+                self.changing.append(asyncio.ensure_future(self.cluster.add(f"new-{self.struck[fault]}")))
             elif fault == "stop":
                 process = self.cluster.processes[self.rng.choice(alive)]
                 process.stopped_until = self.loop.time() + self.rng.choice([2, 5, 40])
