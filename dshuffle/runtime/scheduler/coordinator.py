@@ -353,8 +353,9 @@ class Coordinator:
         try:
             reply = await self._request(order, who, message)
             found = unwrap(reply, self._who_is(who))
-        except WorkerLost:  # it closes
-            self.lose(address)
+        except WorkerLost:  # it closes, or has lost its partition
+            if machine.is_due(tell):
+                self.lose(address)
         except DShuffleError as error:  # before OSError: some are both
             self._refused(tell, address, type(error)(f"{self._who_is(who)}: {error}"))
         except OSError as error:

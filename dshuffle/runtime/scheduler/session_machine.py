@@ -217,14 +217,14 @@ class SessionMachine:
         self._answers.reached(who)
         if tell.order == "status":
             return self._told_state(who, reply, now)
-        if not self._is_due(tell) or self.phase is Phase.EXCHANGING:
+        if not self.is_due(tell) or self.phase is Phase.EXCHANGING:
             return []
         self._answers.reply(who, reply)
         return [] if self._answers.owing else self._all_answered(now)
 
     def refused(self, tell: Tell, error: DShuffleError, now: float) -> list[Instruction]:
         """Record that a participant cannot carry out an order."""
-        if not self._is_due(tell):
+        if not self.is_due(tell):
             return []
         self._silence.hear(tell.who, now)
         if self.phase is Phase.EXCHANGING:
@@ -371,7 +371,7 @@ class SessionMachine:
         self._failure = error, again
         return self._order(Phase.ABORTING, now)
 
-    def _is_due(self, tell: Tell) -> bool:
+    def is_due(self, tell: Tell) -> bool:
         """Whether an order was given in this phase, and has not been answered."""
         current = self.phase in OWING and tell.turn == self.turn and tell.order == self.phase.value
         return current and tell.who in self._answers.owing
@@ -383,7 +383,7 @@ class SessionMachine:
             return []
         if not reply["open"]:
             opening = self.phase is Phase.OPENING or who in self._new
-            return [] if opening else self.end(ClusterError(f"the session is no longer open on {self._who_is(who)}"))
+            return [] if opening else self.lost([who], "no longer has the session open", now)
         if run is None or self.phase is not Phase.EXCHANGING:
             return []
         if reply["run_id"] != run.run_id:

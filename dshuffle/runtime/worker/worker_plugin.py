@@ -326,7 +326,7 @@ class DShuffleWorker(WorkerPlugin):
         try:
             return self.sessions[session_id]
         except KeyError:
-            raise ClusterError(f"session {session_id} is not open on this worker") from None
+            raise WorkerLost(f"session {session_id} is not open on this worker") from None
 
     def session_of_rank(self, session_id: str, rank: int) -> WorkerSession | None:
         """The session whose partition is that of a rank, if this worker has it or has adopted it."""

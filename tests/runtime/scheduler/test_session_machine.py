@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dshuffle.errors import CacheBudgetError, ClusterError, ExchangeError, MembershipChanged, WorkerLost
+from dshuffle.errors import CacheBudgetError, ExchangeError, MembershipChanged, WorkerLost
 from dshuffle.runtime.scheduler.instructions import (
     ATTEMPTS,
     Adopt,
@@ -149,12 +149,16 @@ def test_votes_and_answers_that_are_out_of_date_change_nothing() -> None:
     assert machine.phase is Phase.EXCHANGING
 
 
-def test_a_session_that_a_worker_has_forgotten_ends() -> None:
+def test_a_worker_that_has_forgotten_the_session_is_lost() -> None:
     machine = machine_of(1)
     machine.advance(0.0)
     [ended] = machine.answered(now_telling(machine, "status", 0, 1), {"open": False}, 6.0)
-    assert isinstance(ended.error, ClusterError)
-    assert "no longer open on rank 0" in str(ended.error)
+    assert isinstance(ended.error, WorkerLost)
+    assert "rank 0 no longer has the session open" in str(ended.error)
+    machine = replacing_machine(2)
+    machine.advance(0.0)
+    assert machine.answered(now_telling(machine, "status", 1, 1), {"open": False}, 6.0) == [Tell("abort", 0, 1)]
+    assert machine.answered(now_telling(machine, "abort", 0, 1), {}, 6.1) == [Replace((1,))]
 
 
 def test_what_a_worker_said_before_it_had_opened_the_session_is_out_of_date() -> None:

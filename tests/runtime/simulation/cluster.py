@@ -182,6 +182,8 @@ class SimulatedCluster:
             self.scheduler.workers[address].status = Status.closing_gracefully
             await asyncio.sleep(self.rng.uniform(0, 3))
             self._leave(address, "retire-workers-1")
+        elif address in self.scheduler.workers:
+            self.scheduler.workers[address].status = Status.closing
         worker = self.workers[address]
         worker.status = Status.closing
         if (plugin := worker.plugins.pop("dshuffle", None)) is not None:
