@@ -87,8 +87,10 @@ class Shuffler:
     on_loss
         What happens when a worker is lost. ``"replace"``: another worker takes the rank, for instance one that a nanny
         starts. It reads the partition from the dataset, and lost tasks of the current epoch run again there. If no
-        worker can, or none does within ``dshuffle.replacement-timeout``, :class:`WorkerLost` is raised. ``"raise"``:
-        :class:`WorkerLost` is raised at once. If nobody can replace a worker that only serves, peers send the rows.
+        worker can, or none does within ``dshuffle.replacement-timeout``, :class:`WorkerLost` is raised. ``"shrink"``:
+        in this case another member trains on its samples until the epoch ends, and the session goes on with fewer
+        workers. ``"raise"``: :class:`WorkerLost` is raised at once. By default ``"shrink"`` if the session is elastic,
+        else ``"replace"``. If nobody can replace a worker that only serves, peers send the rows.
     checkpoint
         File or object (a path, or a URL such as ``s3://bucket/run.json``) to which the state is written at the start of
         every epoch and after the last one, with the dataset's storage options if it is in the same store. If there is a

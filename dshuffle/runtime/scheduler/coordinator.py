@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
@@ -16,7 +15,7 @@ from distributed.scheduler import WorkerState
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
 from dshuffle.runtime.cluster_view import Members
-from dshuffle.runtime.replies import Reply, unwrap, within
+from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.scheduler.closing import Closing
 from dshuffle.runtime.scheduler.deliveries import EpochDeliveries
 from dshuffle.runtime.scheduler.instructions import (
@@ -35,6 +34,7 @@ from dshuffle.runtime.scheduler.instructions import (
     Tell,
 )
 from dshuffle.runtime.scheduler.metrics import count
+from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.scheduler.replacements import Candidates
 from dshuffle.runtime.scheduler.session_machine import SessionMachine
 from dshuffle.runtime.scheduler.snapshot import KEPT, EpochFigures
@@ -78,7 +78,7 @@ class Coordinator:
         self._scheduler = scheduler
         self._spec = members.spec
         self._ranks = range(self._spec.shuffle.n_workers)
-        self.addresses = dict(members.spec.addresses)
+        self._members = Participants(scheduler, members.spec, lambda: self.machine.adopted)
         self._candidates = Candidates(scheduler, self.addresses.values(), new_workers=self._spec.settings.new_workers)
         self._loop = asyncio.get_running_loop()
         dedicated = members.server_role == "dedicated"
@@ -88,13 +88,12 @@ class Coordinator:
             first_epoch=self._spec.shuffle.first_epoch,
             heartbeat=self._spec.settings.heartbeat,
             timeout=self._spec.settings.timeout,
-            who_is=self._who_is,
+            who_is=self._members.name_of,
             replaceable=() if self._spec.on_loss == "raise" else participants,
             replacement_timeout=self._spec.settings.replacement_timeout,
             optional=[SERVER],
             shrinks=self._spec.on_loss == "shrink",
         )
-        self._handed_over: dict[int, tuple[str, str]] = {}  # partitions of retiring workers, until they are taken
         self._deliveries = EpochDeliveries(deliveries, self._spec.shuffle.first_epoch)
         self._replaced = replaced
         self._rate: float | None = None
@@ -106,6 +105,11 @@ class Coordinator:
         self._closing = Closing(scheduler, self._spec, lambda: self.machine.turn)
         self._freed: asyncio.Task[None] | None = None
         self._finding: asyncio.Task[None] | None = None
+
+    @property
+    def addresses(self) -> dict[int, str]:
+        """Address of every rank, and of the server."""
+        return self._members.addresses
 
     @property
     def ended(self) -> bool:
@@ -182,8 +186,7 @@ class Coordinator:
         if retires:
             self._candidates.retire(address)
             if self.epoch >= self.machine.first_epoch and not self.ended:
-                held = [one for one in who if one not in (SERVER, *self.machine.unsettled)]
-                self._handed_over |= {one: (address, self._session_id(one)) for one in held}
+                self._members.retires(address, self.machine.settled)
         reason = "has left the cluster and its partition is lost"
         self._perform(self.machine.lost(who, reason, self._loop.time()))
 
@@ -191,21 +194,19 @@ class Coordinator:
         """Whether another worker still reads the partition of a worker that retires."""
         former = self._spec.former
         loads = former is not None and self.epoch < self.machine.first_epoch
-        holders = [*self._handed_over.values(), *(former.holders.values() if loads and former is not None else ())]
-        return not self.ended and address in {where for where, _ in holders}
+        loaded = {where for where, _ in former.holders.values()} if former is not None and loads else set()
+        return not self.ended and (address in loaded or self._members.is_read(address))
 
     def joined(self, who: int, worker: WorkerState, *, adopted: bool = False) -> None:
         """Let a worker take a lost rank; ``adopted`` if it has another one."""
         before = self.addresses[who]
         how = "answers again" if before == worker.address else f"is replaced by {worker.address}"
         if adopted:
-            how += f", which trains on the samples of {name_of(self._rank_of(worker.address))} as well in this epoch"
-        logger.warning("dshuffle: %s %s", self._who_is(who), how)
-        settled = set(self.machine.participants) - {who, *self.machine.missing}
-        others = {self.addresses[one] for one in settled}
-        if before in others:
+            how += f", which has {name_of(min(self._members.ranks_on(worker.address)))} as well in this epoch"
+        logger.warning("dshuffle: %s %s", self._members.name_of(who), how)
+        if before in {self.addresses[one] for one in self.machine.participants if one not in self.machine.missing}:
             self._spawn(self._closing.close_adopted(before, adopted_id(self._spec.session_id, who)))
-        elif before != worker.address and before not in {where for where, _ in self._handed_over.values()}:
+        elif before != worker.address and not self._members.is_read(before):
             self._give_up(before)
         self._closing.given_up.discard(worker.address)
         for one, where in self.addresses.items():
@@ -225,7 +226,7 @@ class Coordinator:
         async def of(rank: int) -> float:
             if rank in self.machine.unsettled:
                 return 0.0
-            return float((await self._call("training", rank))["training_seconds"])
+            return float((await self._members.call("training", rank))["training_seconds"])
 
         return await asyncio.gather(*map(of, self._ranks))
 
@@ -243,18 +244,15 @@ class Coordinator:
         async def of(rank: int) -> int:
             if rank in self.machine.unsettled:  # its task runs again
                 return 0
-            return int((await self._call("trained", rank, epoch=epoch))["trained"])
+            return int((await self._members.call("trained", rank, epoch=epoch))["trained"])
 
         counts = await asyncio.gather(*map(of, self._ranks))
         return {"epoch": epoch, "trained": list(counts)}
 
     def partitions(self) -> Former | None:
         """The partitions on the workers, for a session that takes over; None before the first epoch."""
-        if self.epoch < self._spec.shuffle.first_epoch:
-            return None
-        settled = sorted(set(self._ranks) - self.machine.unsettled)
-        holders = {rank: (self.addresses[rank], self._session_id(rank)) for rank in settled}
-        return Former(self.epoch, {**self._handed_over, **holders}, self._spec.shuffle)
+        begun = self.epoch >= self.machine.first_epoch
+        return self._members.partitions(self.epoch, self.machine.settled) if begun else None
 
     async def close(self) -> None:
         """Close the session on all participants that are still in the cluster."""
@@ -297,7 +295,7 @@ class Coordinator:
                         self._finding = self._loop.create_task(self._find_replacements())
                 case Replaced(ranks):
                     for rank in ranks:
-                        self._handed_over.pop(rank, None)
+                        self._members.handed_over.pop(rank, None)
                     self._replaced(self)
                 case Adopt(ranks):
                     for rank in ranks:
@@ -332,13 +330,8 @@ class Coordinator:
         machine, order, who, run_id = self.machine, tell.order, tell.who, tell.run_id
         message: dict[str, Any] = {}
         if order in ("open", "restore"):
-            spec = dataclasses.replace(self._spec, addresses=dict(self.addresses))
-            if order == "restore":
-                holder = self._handed_over.get(who)
-                spec = dataclasses.replace(spec, former=None if holder is None else Former(self.epoch, {who: holder}))
-            if who in machine.adopted:
-                spec = dataclasses.replace(spec, session_id=self._session_id(who), addresses={who: self.addresses[who]})
-            epoch = self.epoch if self.epoch >= self._spec.shuffle.first_epoch else None
+            epoch = self.epoch if self.epoch >= machine.first_epoch else None
+            spec = self._members.spec_of(who, epoch if order == "restore" else None)
             message = {"spec": ToPickle(spec), "number": tell.turn, "last_run": run_id, "epoch": epoch}
             message["restore"] = order == "restore"
         elif order == "members":
@@ -351,17 +344,17 @@ class Coordinator:
             message |= {"epoch": run.epoch, "delivery": self._deliveries.of_run(run), "rate": self._rate}
         address = self.addresses[who]
         try:
-            reply = await self._request(order, who, message)
-            found = unwrap(reply, self._who_is(who))
+            reply = await self._members.request(order, who, message)
+            found = unwrap(reply, self._members.name_of(who))
         except WorkerLost:  # it closes, or has lost its partition
             if machine.is_due(tell):
                 self.lose(address)
         except DShuffleError as error:  # before OSError: some are both
-            self._refused(tell, address, type(error)(f"{self._who_is(who)}: {error}"))
+            self._refused(tell, address, type(error)(f"{self._members.name_of(who)}: {error}"))
         except OSError as error:
             machine.unreachable(tell, f"{type(error).__name__}: {error}")
         except Exception as error:  # whatever it is, the session must not wait for an answer
-            self._refused(tell, address, ClusterError(f"{self._who_is(who)}: {type(error).__name__}: {error}"))
+            self._refused(tell, address, ClusterError(f"{self._members.name_of(who)}: {type(error).__name__}: {error}"))
         else:
             self._perform(machine.answered(tell, found, self._loop.time()))
 
@@ -370,20 +363,6 @@ class Coordinator:
             logger.warning("dshuffle: a worker cannot take a lost rank: %s", error)
             self._candidates.refuse(address)
         self._perform(self.machine.refused(tell, error, self._loop.time()))
-
-    async def _request(self, order: str, who: int, message: dict[str, Any]) -> Any:
-        if order not in ("open", "restore"):
-            message["session_id"] = self._session_id(who)
-        order = "open" if order == "restore" else order
-        return await getattr(self._scheduler.rpc(self.addresses[who]), f"dshuffle_{order}")(**message)
-
-    async def _call(self, order: str, who: int, **message: Any) -> Reply:
-        """Send an order that is not part of an epoch. It must be answered within a heartbeat."""
-        try:
-            reply = await within(self._spec.settings.heartbeat, self._request(order, who, message))
-        except OSError as error:
-            raise WorkerLost(f"{self._who_is(who)} cannot be reached ({type(error).__name__}: {error})") from error
-        return unwrap(reply, self._who_is(who))
 
     def _all_ready(self, run: Run) -> None:
         self._deliveries.observe(run)
@@ -394,7 +373,7 @@ class Coordinator:
 
     async def _plan_ahead(self, who: int, run_id: int, delivery: str) -> None:
         try:
-            await self._call("plan_ahead", who, run_id=run_id, delivery=delivery)
+            await self._members.call("plan_ahead", who, run_id=run_id, delivery=delivery)
         except DShuffleError as error:  # harmless: the next run plans its epoch if no plan exists
             logger.debug("dshuffle: planning ahead failed after run %d: %s", run_id, error)
 
@@ -412,7 +391,9 @@ class Coordinator:
             self._spawn(self._closing.close_given_up(address))
 
     def _go_on_without(self, who: int) -> None:
-        logger.warning("dshuffle: no other worker can replace %s; peers send the rows from now on", self._who_is(who))
+        logger.warning(
+            "dshuffle: no other worker can replace %s; peers send the rows from now on", self._members.name_of(who)
+        )
         self._deliveries.lose_server()
         self._give_up(self.addresses.pop(who))
 
@@ -434,12 +415,12 @@ class Coordinator:
         if found is not None:
             self.joined(who, found)
         elif self._may_adopt(who) or not await self._candidates.may_come(self.addresses[who]):
-            logger.warning("dshuffle: no other worker can come for %s", self._who_is(who))
+            logger.warning("dshuffle: no other worker can come for %s", self._members.name_of(who))
             self._perform(self.machine.not_replaced([who], self._loop.time()))
 
     def _may_adopt(self, who: int) -> bool:
         """Whether nobody need come for a rank, because its worker was retired, and others read its partition."""
-        return who in self._handed_over and self._spec.on_loss == "shrink"
+        return who in self._members.handed_over and self._spec.on_loss == "shrink"
 
     def _adopt(self, who: int) -> None:
         """Let the worker of another rank take a lost one, preferably a worker that has not adopted any."""
@@ -451,20 +432,8 @@ class Coordinator:
             address = min(able, key=lambda one: held[one])
             self.joined(who, self._scheduler.workers[address], adopted=True)
         else:
-            error = f"{self._who_is(who)} is lost, and no other worker can train on its samples. Make a new Shuffler"
-            self.end(WorkerLost(error))
-
-    def _session_id(self, who: int) -> str:
-        """Id of the session on the worker of a participant."""
-        adopted = who in self.machine.adopted
-        return adopted_id(self._spec.session_id, who) if adopted else self._spec.session_id
-
-    def _rank_of(self, address: str) -> int:
-        """The lowest rank of a worker."""
-        return min(one for one in self._ranks if self.addresses[one] == address)
-
-    def _who_is(self, who: int) -> str:
-        return f"{name_of(who)} ({self.addresses.get(who, 'gone')})"
+            lost = f"{self._members.name_of(who)} is lost, and no other worker can train on its samples"
+            self.end(WorkerLost(f"{lost}. Make a new Shuffler on the remaining workers"))
 
     def _measures(self, run: Run, replies: dict[int, Any]) -> dict[str, Any]:
         reports = combined_reports(replies, self.machine.participants)

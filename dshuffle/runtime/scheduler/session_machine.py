@@ -153,6 +153,11 @@ class SessionMachine:
         return frozenset(self._missing) | self._new
 
     @property
+    def settled(self) -> list[int]:
+        """Participants that hold their partitions, or serve."""
+        return [who for who in self.participants if who not in self.unsettled]
+
+    @property
     def missing(self) -> tuple[int, ...]:
         """Lost ranks that still wait for a replacement."""
         return tuple(sorted(self._missing)) if self.phase is Phase.WAITING else ()

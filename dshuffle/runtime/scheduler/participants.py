@@ -1,0 +1,93 @@
+"""Where the participants of a session are, what they hold, and how they are told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from distributed import Scheduler
+
+from dshuffle.errors import WorkerLost
+from dshuffle.planning import SERVER, name_of
+from dshuffle.runtime.replies import Reply, unwrap, within
+from dshuffle.runtime.session_spec import Former, SessionSpec, adopted_id
+
+
+class Participants:
+    """The workers of one session.
+
+    Parameters
+    ----------
+    scheduler
+        The Dask scheduler, used for its comms.
+    spec
+        The session, as it was opened.
+    adopted
+        Function that returns the ranks whose workers have another rank as well.
+    """
+
+    def __init__(self, scheduler: Scheduler, spec: SessionSpec, adopted: Callable[[], Collection[int]]) -> None:
+        self.addresses = dict(spec.addresses)
+        self.handed_over: dict[int, tuple[str, str]] = {}  # partitions of workers that retire, until they are taken
+        self._scheduler = scheduler
+        self._spec = spec
+        self._adopted = adopted
+
+    def name_of(self, who: int) -> str:
+        """Name and address of a participant."""
+        return f"{name_of(who)} ({self.addresses.get(who, 'gone')})"
+
+    def ranks_on(self, address: str) -> list[int]:
+        """Ranks that a worker has."""
+        return [who for who, where in self.addresses.items() if where == address and who != SERVER]
+
+    def session_id(self, who: int) -> str:
+        """Id of the session on the worker of a participant."""
+        return adopted_id(self._spec.session_id, who) if who in self._adopted() else self._spec.session_id
+
+    def retires(self, address: str, settled: Iterable[int]) -> None:
+        """Note that a worker closes, and that its partitions can be read for a while."""
+        held = set(self.ranks_on(address)) & set(settled)
+        self.handed_over |= {rank: (address, self.session_id(rank)) for rank in held}
+
+    def is_read(self, address: str) -> bool:
+        """Whether another worker is to read the partitions of a worker that closes."""
+        return address in {where for where, _ in self.handed_over.values()}
+
+    def partitions(self, epoch: int, settled: Iterable[int]) -> Former:
+        """The partitions of an epoch, for a session that takes over."""
+        holders = {rank: (self.addresses[rank], self.session_id(rank)) for rank in settled if rank != SERVER}
+        return Former(epoch, {**self.handed_over, **holders}, self._spec.shuffle)
+
+    def spec_of(self, who: int, epoch: int | None) -> SessionSpec:
+        """The session, as a participant opens it; one that takes a rank in the middle of the session has an epoch."""
+        spec = dataclasses.replace(self._spec, addresses=dict(self.addresses))
+        if epoch is not None:
+            holder = self.handed_over.get(who)
+            spec = dataclasses.replace(spec, former=None if holder is None else Former(epoch, {who: holder}))
+        if who in self._adopted():
+            alone = {who: self.addresses[who]}  # the participant takes part in no exchange
+            spec = dataclasses.replace(spec, session_id=self.session_id(who), addresses=alone)
+        return spec
+
+    async def request(self, order: str, who: int, message: dict[str, Any]) -> Any:
+        """Send an order, and return the answer."""
+        if order not in ("open", "restore"):
+            message["session_id"] = self.session_id(who)
+        order = "open" if order == "restore" else order
+        return await getattr(self._scheduler.rpc(self.addresses[who]), f"dshuffle_{order}")(**message)
+
+    async def call(self, order: str, who: int, **message: Any) -> Reply:
+        """Send an order that is not part of an epoch. It must be answered within a heartbeat.
+
+        Raises
+        ------
+        WorkerLost
+            If the participant cannot be reached.
+        """
+        try:
+            reply = await within(self._spec.settings.heartbeat, self.request(order, who, message))
+        except OSError as error:
+            raise WorkerLost(f"{self.name_of(who)} cannot be reached ({type(error).__name__}: {error})") from error
+        return unwrap(reply, self.name_of(who))
