@@ -64,8 +64,8 @@ def test_a_task_of_a_paused_worker_runs_when_it_goes_on(cluster_of, small, ids, 
             futures = epoch.map(ids)
             wait([futures[0], futures[2]])
             assert not futures[1].done()
-            assert "rank 1 (tcp://" in shuffler._session.waiting_for()
-            assert "is paused in Dask" in shuffler._session.waiting_for()
+            assert "rank 1 (tcp://" in shuffler._calls.waiting_for()
+            assert "is paused in Dask" in shuffler._calls.waiting_for()
             set_status(client, "1", Status.running, eventually)
             assert np.array_equal(np.sort(np.concatenate(client.gather(futures))), np.arange(1000))
 
@@ -123,9 +123,9 @@ def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, 
 def test_votes_of_strangers_are_refused(cluster_of, small, orders):
     with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
         vote = {"reason": "I do not like it", "again": False, "counts": {}}
-        message = {"session_id": shuffler._order.session_id, "participant": 1, "run_id": 1, "secret": "?", "vote": vote}
+        message = {"session_id": shuffler._calls.session_id, "participant": 1, "run_id": 1, "secret": "?", "vote": vote}
         with pytest.raises(ClusterError, match="refused a vote: it does not come from one of its workers"):
-            shuffler._session.ask("dshuffle_report", **message)
+            shuffler._calls.ask("dshuffle_report", **message)
         orders(shuffler, 2)
 
 
@@ -227,7 +227,7 @@ def test_a_client_that_is_connected_again_keeps_its_session(cluster_of, small, o
 
 def test_ctrl_c_while_the_next_epoch_is_prefetched_loses_no_epoch(threads, small, orders, monkeypatch):
     with Shuffler(threads, small) as shuffler:
-        session = shuffler._session.session
+        session = shuffler._calls.session
 
         def interrupted(op, **message):
             if op == "prefetch":
@@ -235,7 +235,7 @@ def test_ctrl_c_while_the_next_epoch_is_prefetched_loses_no_epoch(threads, small
                 raise KeyboardInterrupt
             return session(op, **message)
 
-        monkeypatch.setattr(shuffler._session, "session", interrupted)
+        monkeypatch.setattr(shuffler._calls, "session", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(shuffler.epochs(3))
         assert [epoch.number for epoch in shuffler.epochs(3)] == [0, 1, 2]

@@ -196,7 +196,7 @@ def test_a_worker_that_was_given_up_and_answers_again_gets_no_more_tasks(new_pro
         pid = kill(client, shuffler, 1, signal.SIGSTOP)
         epoch = within(40, lambda: next(epochs))
         futures = epoch.map(checked)
-        while lost in within(40, lambda: shuffler._session.session("members")["addresses"].values()):
+        while lost in within(40, lambda: shuffler._calls.session("members")["addresses"].values()):
             time.sleep(0.1)
         os.kill(pid, signal.SIGCONT)
         time.sleep(1.0)

@@ -63,7 +63,7 @@ def test_a_worker_is_killed_during_an_exchange(new_processes, tmp_path, within, 
         shuffler = Shuffler(client, dataset, delivery=delivery)
         for epoch in shuffler.epochs(1):
             client.gather(epoch.map(len))
-        client.sync(client.scheduler.dshuffle_prefetch, session_id=shuffler._order.session_id)
+        client.sync(client.scheduler.dshuffle_prefetch, session_id=shuffler._calls.session_id)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match=f"rank {rank}"):
             within(20, lambda: next(shuffler.epochs(1)))
