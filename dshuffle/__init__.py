@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.errors import DShuffleError as DShuffleError
     from dshuffle.errors import ExchangeError as ExchangeError
     from dshuffle.errors import InvalidParameter as InvalidParameter
+    from dshuffle.errors import MembershipChanged as MembershipChanged
     from dshuffle.errors import MixingWarning as MixingWarning
     from dshuffle.errors import PeerFailed as PeerFailed
     from dshuffle.errors import RunCancelled as RunCancelled
@@ -75,6 +76,7 @@ _MODULES = {
         "DatasetNotFound",
         "ExchangeError",
         "InvalidParameter",
+        "MembershipChanged",
         "MixingWarning",
         "PeerFailed",
         "RunCancelled",

@@ -240,7 +240,9 @@ def test_on_loss_raise_does_not_wait(cluster, small, checked, within):
 
 
 def test_what_on_loss_can_be(cluster, small):
-    with pytest.raises(InvalidParameter, match="on_loss='shrug' is not allowed; it must be one of 'replace', 'shrink', 'raise'"):
+    with pytest.raises(
+        InvalidParameter, match="on_loss='shrug' is not allowed; it must be one of 'replace', 'shrink', 'raise'"
+    ):
         Shuffler(cluster, small, on_loss="shrug")
 
 
