@@ -73,6 +73,20 @@ def small(tmp_path):
     return create_dataset(str(tmp_path / "small.zarr"), {"x": x, "y": np.arange(1000)}, chunk_rows=100)
 
 
+def task_that_checks(dataset):
+    """A task that returns its samples after it has compared their rows with the store's."""
+    truth = dataset.read_rows(np.arange(dataset.n_samples))
+
+    def checked(partition, seconds=0.0):
+        time.sleep(seconds)
+        sample_ids = partition.sample_ids.copy()
+        for name, rows in truth.items():
+            np.testing.assert_array_equal(partition[name], rows[sample_ids])
+        return sample_ids
+
+    return checked
+
+
 @pytest.fixture
 def ids():
     """A task function: the samples of the partition, which must be those that its rows are of."""

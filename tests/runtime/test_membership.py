@@ -16,7 +16,7 @@ from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.runtime.session_spec import SAMPLED_ROWS
 
-from .conftest import OPTIONS
+from .conftest import OPTIONS, task_that_checks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
@@ -41,17 +41,7 @@ def labelled(tmp_path):
 
 @pytest.fixture
 def checked(labelled):
-    """A task that returns its samples after it has compared their rows with the store's."""
-    truth = labelled.read_rows(np.arange(1000))
-
-    def checked(partition, seconds=0.0):
-        time.sleep(seconds)
-        sample_ids = partition.sample_ids.copy()
-        for name, rows in truth.items():
-            np.testing.assert_array_equal(partition[name], rows[sample_ids])
-        return sample_ids
-
-    return checked
+    return task_that_checks(labelled)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())) or "default")

@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter, WorkerLost
 
-from .conftest import HTTP, OPTIONS
+from .conftest import HTTP, OPTIONS, task_that_checks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 
@@ -37,17 +37,7 @@ def cluster():
 
 @pytest.fixture
 def checked(small):
-    """A task that returns its samples after it has compared their rows with the store's."""
-    truth = small.read_rows(np.arange(1000))
-
-    def checked(partition, seconds=0.0):
-        time.sleep(seconds)
-        sample_ids = partition.sample_ids.copy()
-        for name, rows in truth.items():
-            np.testing.assert_array_equal(partition[name], rows[sample_ids])
-        return sample_ids
-
-    return checked
+    return task_that_checks(small)
 
 
 WAYS = [
@@ -240,9 +230,7 @@ def test_on_loss_raise_does_not_wait(cluster, small, checked, within):
 
 
 def test_what_on_loss_can_be(cluster, small):
-    with pytest.raises(
-        InvalidParameter, match="on_loss='shrug' is not allowed; it must be one of 'replace', 'shrink', 'raise'"
-    ):
+    with pytest.raises(InvalidParameter, match=r"on_loss='shrug' .* one of 'replace', 'shrink', 'raise'"):
         Shuffler(cluster, small, on_loss="shrug")
 
 
