@@ -112,9 +112,9 @@ class FormerPartitions:
         return np.flatnonzero(left)
 
     def _requests(self, sample_ids: NDArray[np.int64]) -> list[Request]:
-        """Cut the samples into messages, one from each holder in turn, beginning with this worker."""
+        """Cut the samples into messages, one from each holder in turn."""
         former, settings = self._former, self._settings
-        holders = sorted(former.holders, key=lambda rank: (not self._is_here(rank), rank))
+        holders = sorted(former.holders)
         if former.shuffle is None:
             [rank] = holders
             places = {rank: np.arange(len(sample_ids))}
@@ -123,9 +123,10 @@ class FormerPartitions:
             order, offsets = group_by(ranks, former.shuffle.n_workers)
             places = {rank: order[offsets[rank] : offsets[rank + 1]] for rank in holders}
         at_most = rows_per_message(self._dataset.row_nbytes, settings.message_bytes)
-        # Another order on every worker, so that not all of them ask the same one first.
-        turn = zlib.crc32(self._worker.address.encode()) % max(1, len(holders))
-        holders = holders[turn:] + holders[:turn]
+        # Every worker begins with itself, or somewhere else, so that not all of them ask the same one first.
+        somewhere = zlib.crc32(self._worker.address.encode()) % max(1, len(holders))
+        first = next((place for place, rank in enumerate(holders) if self._is_here(rank)), somewhere)
+        holders = holders[first:] + holders[:first]
         waiting = [deque(_cut(places[rank], at_most)) for rank in holders]
         found: list[Request] = []
         while any(waiting):
@@ -153,7 +154,10 @@ class FormerPartitions:
                     reason = f"{type(error).__name__}: {error}"
                     logger.warning("dshuffle: rows of %s are read from the dataset (%s)", name_of(request.rank), reason)
 
-        await asyncio.gather(*(take() for _ in range(max(1, self._settings.window))))
+        ended = await asyncio.gather(*(take() for _ in range(max(1, self._settings.window))), return_exceptions=True)
+        for error in ended:  # raised when nobody writes to the slots any more
+            if error is not None:
+                raise error
 
     async def _ask(self, rank: int, sample_ids: NDArray[np.int64], stop: Callable[[], bool]) -> Reply:
         """Request rows of a rank. Ends soon after ``stop`` returns true."""
