@@ -110,6 +110,7 @@ def choose_members(
         cache_directory=order.cache_directory,
         former=former,
         elastic=order.elastic,
+        min_workers=order.min_workers,
     )
     return Members(spec, role)
 

@@ -1,15 +1,22 @@
 """The workers of a shuffler, which may change between epochs: one session follows another.
 
-While the workers train on an epoch, a new session opens on the workers that the cluster has now. Each reads the samples
-that it has in the next epoch from the partitions of the session before. So nothing that was drawn or exchanged in
-earlier epochs matters.
+At the beginning of an epoch, another session opens on the workers that the cluster has now. While the workers train on
+the epoch, it exchanges the samples of the next one: each worker reads them from the partitions of the session before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
-from dshuffle.errors import CacheBudgetError, DShuffleError, ExchangeError, MembershipChanged, WorkerLost
+from dshuffle.errors import (
+    CacheBudgetError,
+    DShuffleError,
+    ExchangeError,
+    InvalidParameter,
+    MembershipChanged,
+    WorkerLost,
+)
 from dshuffle.runtime.open_session import OpenSession
 from dshuffle.runtime.replies import Reply
 from dshuffle.runtime.waiting import wait_for_workers
@@ -26,19 +33,14 @@ class Membership:
     Parameters
     ----------
     session
-        The first one.
-    elastic
-        Whether workers that join or leave the cluster lead to another session. If not, only a worker that trains on the
-        samples of a lost one does.
-    min_workers
-        Fewest workers of a session that follows.
+        The first one. If it is elastic, another one follows when workers join or leave the cluster. Otherwise that only
+        happens when a worker trains on the samples of a lost one.
     """
 
-    def __init__(self, session: OpenSession, *, elastic: bool, min_workers: int) -> None:
+    def __init__(self, session: OpenSession) -> None:
         self.current = session
-        self._elastic = elastic
-        self.may_change = elastic or session.request.on_loss == "shrink"
-        self._min_workers = min_workers
+        self.may_change = session.request.on_loss == "shrink"
+        self._min_workers = session.request.min_workers
         self._following: OpenSession | None = None
         self._exchanging = False  # whether the current session exchanges for the next epoch
         self._refused: Reply = {}  # workers with which no session could be opened
@@ -57,12 +59,11 @@ class Membership:
         """
         if self.may_change and self._following is None:
             self._follow(epoch)
-        try:
-            if self._following is None:
-                reply: Reply = self.current.calls.session("advance", epoch=epoch)["epoch"]
-            else:
-                reply = self._take_over(epoch)
-        except MembershipChanged:  # while this call waited
+        reply: Reply | None = None
+        if self._following is None:
+            with contextlib.suppress(MembershipChanged):  # it may be raised while this call waits
+                reply = self.current.calls.session("advance", epoch=epoch)["epoch"]
+        if reply is None:
             reply = self._take_over(epoch)
         self._exchanging = False
         self.current.addresses = reply.pop("addresses")
@@ -87,17 +88,18 @@ class Membership:
         """Open the session of an epoch, if the workers have changed and there is memory for it."""
         found = self.current.calls.session("membership")
         leaving, joined = found["leaving"], found["joined"]
-        wanted = self._elastic and (leaving or (joined and not self._exchanging))
+        wanted = self.current.request.elastic and (leaving or (joined and not self._exchanging))
         if not (found["adopted"] or wanted) or found["there"] < self._min_workers or found == self._refused:
             return
         try:
             self._following = self.current.succeeded_by(epoch)
         except DShuffleError as error:
-            self._refused = found
+            if isinstance(error, CacheBudgetError | InvalidParameter):  # another attempt would fail as well
+                self._refused = found
             logger.warning("dshuffle: epoch %d keeps its workers: %s", epoch, error)
         else:
             before, now = self.current.n_workers, self._following.n_workers
-            logger.info("dshuffle: epoch %d is trained on by %d workers in place of %d", epoch, now, before)
+            logger.warning("dshuffle: epoch %d is trained on by %d workers in place of %d", epoch, now, before)
 
     def _take_over(self, epoch: int) -> Reply:
         """Let the following session take over, and free the partitions of the one before."""
@@ -126,7 +128,7 @@ class Membership:
     def _succeeded(self, epoch: int) -> OpenSession:
         """Open the session of an epoch, with enough workers; without the former partitions if they take the memory."""
         patience = self.current.request.settings.replacement_timeout
-        wait_for_workers(self.current.calls.client, self._min_workers, patience)
+        wait_for_workers(self.current.calls.client, self._min_workers, patience, limit="dshuffle.replacement-timeout")
         try:
             return self.current.succeeded_by(epoch)
         except CacheBudgetError:

@@ -39,8 +39,8 @@ class OpenSession:
         self.calls = SessionClient(client, request.session_id)
         try:
             opened = self.calls.ask("dshuffle_open", order=ToPickle(request))
-        except KeyboardInterrupt:  # the scheduler does not notice it and would keep the session
-            self.calls.session("close")
+        except BaseException:  # the scheduler does not notice Ctrl-C or a lost answer, and would keep the session
+            self.calls.close_soon()
             raise
         if opened["left_out"]:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened["left_out"]))
@@ -69,7 +69,12 @@ class OpenSession:
         Its workers read their partitions from those of this session.
         """
         request = dataclasses.replace(
-            self.request, session_id=new_id(), first_epoch=epoch, remainder=None, former=self.request.session_id
+            self.request,
+            session_id=new_id(),
+            first_epoch=epoch,
+            remainder=self.request.remainder if epoch == self.request.first_epoch else None,
+            server=self.request.server if SERVER in self.addresses else None,
+            former=self.request.session_id,
         )
         return OpenSession(self.calls.client, request)
 

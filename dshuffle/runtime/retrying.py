@@ -115,7 +115,8 @@ def retrying(
             if failed >= attempts:
                 raise
             reason = str(error).partition(". ")[0]  # what to do about it comes after this
-            logger.warning("dshuffle: training continues from the checkpoint (%s: %s)", type(error).__name__, reason)
+            what = "begins again" if now is None else "continues from the checkpoint"
+            logger.warning("dshuffle: training %s (%s: %s)", what, type(error).__name__, reason)
 
 
 def _client(made: Client | AbstractContextManager[Client]) -> AbstractContextManager[Client]:

@@ -25,7 +25,7 @@ def session_request(
     dataset: Dataset,
     choices: Choices,
     *,
-    on_loss: str,
+    on_loss: str | None,
     first_epoch: int,
     memory_limit: int | str | None,
     server: str | int | None,
@@ -33,6 +33,7 @@ def session_request(
     cache_directory: str | os.PathLike[str] | None,
     remainder: Remainder | None,
     elastic: bool,
+    min_workers: int,
 ) -> tuple[SessionRequest, Classes | None]:
     """Check the parameters of a :class:`dshuffle.Shuffler`, and read what its plans need from the dataset.
 
@@ -48,10 +49,16 @@ def session_request(
             "cluster", cluster, f"None with delivery={choices.delivery!r}", "Only delivery='auto' uses it."
         )
     choices = resolved(dataset, choices)
+    if not isinstance(elastic, bool):
+        raise InvalidParameter.of("elastic", elastic, "True or False")
+    if elastic and on_loss not in (None, "shrink"):
+        raise InvalidParameter.of("on_loss", on_loss, "'shrink', or left out, in an elastic session")
+    on_loss = on_loss or ("shrink" if elastic else "replace")
     sharding = choices.sharding
-    if elastic and isinstance(sharding, GivenSharding) and not sharding.name.startswith(STRATIFIED):
+    if on_loss == "shrink" and isinstance(sharding, GivenSharding) and not sharding.name.startswith(STRATIFIED):
         hint = "It is for one number of workers. Use 'random', 'contiguous', 'round-robin' or 'stratified:LABELS'."
-        raise InvalidParameter.because("elastic", f"the sharding {str(sharding)!r} was given", hint)
+        name = "elastic" if elastic else "on_loss='shrink'"
+        raise InvalidParameter.because(name, f"the sharding {str(sharding)!r} was given", hint)
     settings = Settings.from_config(adaptive=is_adaptive(client))
     server = None if server is None else str(server)
     deliveries = {choices.delivery: 0.0}
@@ -76,5 +83,6 @@ def session_request(
         remainder=remainder,
         cache_directory=None if cache_directory is None else os.fspath(cache_directory),
         elastic=elastic,
+        min_workers=as_integer("min_workers", min_workers, 1),
     )
     return request, classes

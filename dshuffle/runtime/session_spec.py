@@ -217,7 +217,8 @@ class SessionRequest:
     ``deliveries`` maps the deliveries to choose from in each epoch to the expected seconds of an exchange.
     ``remainder`` says what earlier sessions have trained on in the first epoch. ``cache_directory`` is the folder for
     rows on each worker. ``former`` is the id of an open session of the same client, from whose partitions the first
-    partitions are read. ``elastic`` says that Dask may retire the session's workers.
+    partitions are read. ``elastic`` says that Dask may retire the session's workers, but for
+    ``min_workers``.
     """
 
     session_id: str
@@ -234,6 +235,7 @@ class SessionRequest:
     cache_directory: str | None = None
     former: str | None = None
     elastic: bool = False
+    min_workers: int = 1
 
     def __post_init__(self) -> None:
         if self.on_loss not in ON_LOSS:
@@ -263,8 +265,8 @@ class SessionSpec:
         Folder for the rows on each worker, or ``"local"`` for the worker's own; None to keep them in memory.
     former
         Partitions from which the first partitions are read, as far as they have the samples.
-    elastic
-        Whether an adaptive cluster may retire the session's workers.
+    elastic, min_workers
+        Whether an adaptive cluster may retire the session's workers, and how many must stay.
     """
 
     session_id: str
@@ -280,6 +282,7 @@ class SessionSpec:
     cache_directory: str | None = None
     former: Former | None = None
     elastic: bool = False
+    min_workers: int = 1
 
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""

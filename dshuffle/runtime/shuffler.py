@@ -86,9 +86,9 @@ class Shuffler:
         that a session from epoch 0 has in this epoch.
     on_loss
         What happens when a worker is lost. ``"replace"``: another worker takes the rank, for instance one that a nanny
-        starts. It reads the partition from the dataset, and lost tasks of the current epoch run again there. If no
-        worker can, or none does within ``dshuffle.replacement-timeout``, :class:`WorkerLost` is raised. ``"shrink"``:
-        in this case another member trains on its samples until the epoch ends, and the session goes on with fewer
+        starts. It reads the partition again, and lost tasks of the current epoch run again there. If no worker can, or
+        none does within ``dshuffle.replacement-timeout``, :class:`WorkerLost` is raised. ``"shrink"``: in this case,
+        another member trains on the samples of the lost worker until the epoch ends, and the session goes on with fewer
         workers. ``"raise"``: :class:`WorkerLost` is raised at once. By default ``"shrink"`` if the session is elastic,
         else ``"replace"``. If nobody can replace a worker that only serves, peers send the rows.
     checkpoint
@@ -191,7 +191,7 @@ class Shuffler:
             client,
             self.dataset,
             choices,
-            on_loss=on_loss or ("shrink" if elastic else "replace"),
+            on_loss=on_loss,
             first_epoch=first_epoch,
             memory_limit=memory_limit,
             cache_directory=cache_directory,
@@ -199,8 +199,8 @@ class Shuffler:
             cluster=cluster,
             remainder=None if _resumed is None or not _resumed.next.trained else _resumed.next,
             elastic=elastic,
+            min_workers=min_workers,
         )
-        as_integer("min_workers", min_workers, 1)
         self._checkpoint = checkpoint
         if checkpoint is not None and _resumed is None:
             check_no_checkpoint(checkpoint, self.dataset)
@@ -212,8 +212,8 @@ class Shuffler:
         self._collectives = itertools.count(1)
         install_plugin(client)
         if min_workers > 1:
-            wait_for_workers(client, min_workers, request.settings.timeout)
-        self._members = Membership(OpenSession(client, request), elastic=elastic, min_workers=min_workers)
+            wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
+        self._members = Membership(OpenSession(client, request))
         self._closed = False
         self._recorder = EpochRecorder(self.dataset, self.choices)
         try:

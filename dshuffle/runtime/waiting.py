@@ -37,7 +37,12 @@ def as_seconds(name: str, value: str | float) -> float:
 
 
 def wait_for_workers(
-    client: Client, min_workers: int, patience: str | float, waiting: Callable[[int], None] | None = None
+    client: Client,
+    min_workers: int,
+    patience: str | float,
+    waiting: Callable[[int], None] | None = None,
+    *,
+    limit: str = "patience",
 ) -> None:
     """Wait until a cluster has a number of workers.
 
@@ -46,6 +51,8 @@ def wait_for_workers(
     waiting
         Called every two seconds with the number of connected workers. It may raise an error to end the wait. By default
         a line is logged, less and less often.
+    limit
+        Name of the parameter or setting that says how long to wait.
 
     Raises
     ------
@@ -64,8 +71,8 @@ def wait_for_workers(
             there, address = len(information["workers"]), information["address"]
             if waited >= seconds:
                 raise ClusterError(
-                    f"there are {there} workers after {seconds:g} s; min_workers={min_workers}. Start more, or wait "
-                    "longer (patience). If workers or their jobs run, look at their logs: they must reach the "
+                    f"only {there} of min_workers={min_workers} workers are there after {seconds:g} s. Start more, or "
+                    f"wait longer ({limit}). If workers or their jobs run, look at their logs: they must reach the "
                     f"scheduler at {address}"
                 ) from error
             if waiting is not None:

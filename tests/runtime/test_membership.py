@@ -13,7 +13,7 @@ import pytest
 from distributed import Client, LocalCluster, Status
 
 from dshuffle import Dataset, Shuffler, create_dataset
-from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.runtime.session_spec import SAMPLED_ROWS
 
 from .conftest import OPTIONS, task_that_checks
@@ -199,7 +199,7 @@ def test_too_few_workers(labelled):
         dask.config.set({"dshuffle.timeout": "1s"}),
         LocalCluster(n_workers=1, processes=False, memory_limit=0, **OPTIONS) as cluster,
         Client(cluster) as client,
-        pytest.raises(ClusterError, match="there are 1 workers after 1 s; min_workers=2"),
+        pytest.raises(ClusterError, match=r"only 1 of min_workers=2 workers .* 1 s\. .*\(dshuffle.timeout\)"),
     ):
         Shuffler(client, labelled, min_workers=2)
 
@@ -211,6 +211,12 @@ def test_values_that_are_not_allowed(labelled):
     ):
         with pytest.raises(InvalidParameter, match="elastic is not allowed: the sharding 'given' was given"):
             Shuffler(client, labelled, elastic=True, sharding=np.zeros(1000, int))
+        with pytest.raises(InvalidParameter, match="on_loss='shrink' is not allowed: the sharding 'given' was given"):
+            Shuffler(client, labelled, on_loss="shrink", sharding=np.zeros(1000, int))
+        with pytest.raises(InvalidParameter, match=r"on_loss='raise' .* must be 'shrink', or left out, in an elastic"):
+            Shuffler(client, labelled, elastic=True, on_loss="raise")
+        with pytest.raises(InvalidParameter, match="elastic='yes' is not allowed; it must be True or False"):
+            Shuffler(client, labelled, elastic="yes")
         with pytest.raises(InvalidParameter, match="min_workers=0"):
             Shuffler(client, labelled, min_workers=0)
         with pytest.raises(
@@ -238,6 +244,61 @@ def test_an_elastic_session_is_resumed(labelled, checked):
             [epoch] = shuffler.epochs(1)
             left = client.gather(epoch.map(checked))
             assert np.array_equal(np.sort(np.concatenate([*done, *left])), np.arange(1000))
+
+
+@pytest.mark.parametrize("when", ["before the first epoch", "in the first epoch"])
+def test_workers_join_a_session_that_was_resumed_in_the_middle_of_an_epoch(labelled, checked, when):
+    with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+
+        def grow(n_workers):
+            cluster.scale(n_workers)
+            client.wait_for_workers(n_workers)
+
+        with Shuffler(client, labelled) as shuffler:
+            [epoch] = shuffler.epochs(1)
+            done = client.gather(
+                epoch.map(lambda partition: (partition.mark_trained(90), partition.sample_ids[:90])[1])
+            )
+            state = shuffler.state_dict()
+        with Shuffler.resume(client, labelled, state, elastic=True) as shuffler:
+            if when == "before the first epoch":
+                grow(3)
+            for epoch in shuffler.epochs(3):
+                samples = client.gather(epoch.map(checked))
+                if epoch.number == 0:
+                    samples += done
+                    grow(4)
+                assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+            assert shuffler.n_workers == 4
+
+
+def test_a_session_that_has_ended_is_not_followed_by_another_one(lonely, labelled, checked, within):
+    """Samples of the lost worker may not have been trained on."""
+
+    def train(shuffler):
+        for epoch in shuffler.epochs(3):
+            epoch.map(checked, 0.5)
+            if epoch.number == 1:
+                kill(lonely, shuffler.addresses[2])
+
+    with (
+        Shuffler(lonely, labelled, on_loss="replace") as shuffler,
+        pytest.raises(WorkerLost, match="Make a new Shuffler"),
+    ):
+        within(40, lambda: train(shuffler))
+
+
+def test_an_adaptive_cluster_keeps_the_fewest_workers(labelled, checked, eventually):
+    def removable(dask_scheduler):
+        plugin = dask_scheduler.plugins["dshuffle"]
+        return len(plugin.valid_workers_downscaling(dask_scheduler, list(dask_scheduler.workers.values())))
+
+    with LocalCluster(n_workers=4, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        for options, count in [({"elastic": True, "min_workers": 3}, 1), ({"on_loss": "shrink"}, 0)]:
+            with Shuffler(client, labelled, **options) as shuffler:
+                epoch = next(shuffler.epochs(2))
+                client.gather(epoch.map(checked))
+                eventually(lambda count=count: client.run_on_scheduler(removable) == count)  # not during the exchange
 
 
 def test_an_adaptive_cluster(labelled, checked):

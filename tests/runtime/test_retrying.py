@@ -101,7 +101,11 @@ def test_errors_of_the_user_are_raised_at_once(threads, small, tmp_path):
         ({"attempts": 0}, InvalidParameter, "attempts=0"),
         ({"min_workers": 0}, InvalidParameter, "min_workers=0"),
         ({"patience": "5 minits"}, InvalidParameter, "patience='5 minits'"),
-        ({"min_workers": 50, "patience": "0.2s"}, ClusterError, "there are 5 workers after 0.2 s; min_workers=50"),
+        (
+            {"min_workers": 50, "patience": "0.2s"},
+            ClusterError,
+            "only 5 of min_workers=50 workers are there",
+        ),
     ],
 )
 def test_what_is_refused(threads, small, tmp_path, options, error, message):

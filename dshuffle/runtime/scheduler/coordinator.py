@@ -121,10 +121,12 @@ class Coordinator:
         """Whether lost workers are being replaced."""
         return bool(self.machine.unsettled)
 
-    @property
-    def may_shrink(self) -> bool:
-        """Whether an adaptive cluster may retire workers of the session now."""
-        return self._spec.elastic and self.machine.phase in (Phase.IDLE, Phase.READY) and not self.machine.adopted
+    def kept_workers(self) -> list[str]:
+        """Workers that an adaptive cluster must not remove now."""
+        idle = self.machine.phase in (Phase.IDLE, Phase.READY) and not self.machine.adopted
+        if not (self._spec.elastic and idle):
+            return list(self.addresses.values())
+        return [address for who, address in self.addresses.items() if who < self._spec.min_workers]
 
     @property
     def paused_timeout(self) -> float:
@@ -142,7 +144,7 @@ class Coordinator:
 
     async def begin(self) -> None:
         """Start the next epoch's exchange unless it has already started."""
-        self._check()
+        self.check()
         self._perform(self.machine.begin(self._loop.time()))
 
     async def advance(self, epoch: int) -> dict[str, Any]:
@@ -160,7 +162,7 @@ class Coordinator:
         ClusterError
             If the epoch is not the next one, or the session has ended.
         """
-        self._check()
+        self.check()
         if epoch == self.epoch:
             return dict(self.log[-1])
         if epoch != self.epoch + 1:
@@ -180,33 +182,37 @@ class Coordinator:
             )
         self._perform(self.machine.voted(run_id, participant, vote, self._loop.time()))
 
-    def lose(self, address: str, *, retires: bool = False) -> None:
-        """Replace a worker that has left the cluster, or end the session. A worker that retires can still send rows."""
+    def lose(
+        self, address: str, reason: str = "has left the cluster and its partition is lost", *, retires: bool = False
+    ) -> None:
+        """Replace a worker that is lost, or end the session. A worker that retires can still send rows."""
         who = [one for one in self.machine.participants if self.addresses[one] == address]
         if retires:
             self._candidates.retire(address)
             if self.epoch >= self.machine.first_epoch and not self.ended:
-                self._members.retires(address, self.machine.settled)
-        reason = "has left the cluster and its partition is lost"
+                self._members.retires(address, self.machine.settled, self._loop.time())
         self._perform(self.machine.lost(who, reason, self._loop.time()))
 
     def needs(self, address: str) -> bool:
-        """Whether another worker still reads the partition of a worker that retires."""
-        former = self._spec.former
-        loads = former is not None and self.epoch < self.machine.first_epoch
-        loaded = {where for where, _ in former.holders.values()} if former is not None and loads else set()
-        return not self.ended and (address in loaded or self._members.is_read(address))
+        """Whether another worker still reads the partition of a worker that retires, or may do so in a moment."""
+        former, machine = self._spec.former, self.machine
+        if self.ended:
+            return False
+        loads = self.epoch < machine.first_epoch and machine.phase not in (Phase.READY, Phase.COMMITTING)
+        if loads and former is not None and address in {where for where, _ in former.holders.values()}:
+            return True
+        return self._members.is_read(address, machine.missing, self._loop.time())
 
     def joined(self, who: int, worker: WorkerState, *, adopted: bool = False) -> None:
         """Let a worker take a lost rank; ``adopted`` if it has another one."""
         before = self.addresses[who]
         how = "answers again" if before == worker.address else f"is replaced by {worker.address}"
         if adopted:
-            how += f", which has {name_of(min(self._members.ranks_on(worker.address)))} as well in this epoch"
+            how += f" until the epoch ends, which has {name_of(min(self._members.ranks_on(worker.address)))} as well"
         logger.warning("dshuffle: %s %s", self._members.name_of(who), how)
         if before in {self.addresses[one] for one in self.machine.participants if one not in self.machine.missing}:
             self._spawn(self._closing.close_adopted(before, adopted_id(self._spec.session_id, who)))
-        elif before != worker.address and not self._members.is_read(before):
+        elif before != worker.address and before not in self._members.retired:
             self._give_up(before)
         self._closing.given_up.discard(worker.address)
         for one, where in self.addresses.items():
@@ -221,7 +227,7 @@ class Coordinator:
 
     async def training_seconds(self) -> list[float]:
         """Seconds of training since the last commit, by rank. A rank whose worker is lost counts 0."""
-        self._check()
+        self.check()
 
         async def of(rank: int) -> float:
             if rank in self.machine.unsettled:
@@ -238,7 +244,7 @@ class Coordinator:
         ClusterError
             If a worker does not answer.
         """
-        self._check()
+        self.check()
         epoch = self.epoch
 
         async def of(rank: int) -> int:
@@ -264,7 +270,8 @@ class Coordinator:
         if self._freed is not None:
             await asyncio.shield(self._freed)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise the error with which the session has ended."""
         if self.machine.error is not None:
             raise self.machine.error
 
@@ -346,9 +353,9 @@ class Coordinator:
         try:
             reply = await self._members.request(order, who, message)
             found = unwrap(reply, self._members.name_of(who))
-        except WorkerLost:  # it closes, or has lost its partition
+        except WorkerLost as error:  # it closes, or has lost its partition
             if machine.is_due(tell):
-                self.lose(address)
+                self.lose(address, f"is lost ({error})")
         except DShuffleError as error:  # before OSError: some are both
             self._refused(tell, address, type(error)(f"{self._members.name_of(who)}: {error}"))
         except OSError as error:
@@ -415,7 +422,8 @@ class Coordinator:
         if found is not None:
             self.joined(who, found)
         elif self._may_adopt(who) or not await self._candidates.may_come(self.addresses[who]):
-            logger.warning("dshuffle: no other worker can come for %s", self._members.name_of(who))
+            what = "has retired" if self._may_adopt(who) else "is lost, and no other worker can come"
+            logger.warning("dshuffle: %s %s", self._members.name_of(who), what)
             self._perform(self.machine.not_replaced([who], self._loop.time()))
 
     def _may_adopt(self, who: int) -> bool:
@@ -432,8 +440,7 @@ class Coordinator:
             address = min(able, key=lambda one: held[one])
             self.joined(who, self._scheduler.workers[address], adopted=True)
         else:
-            lost = f"{self._members.name_of(who)} is lost, and no other worker can train on its samples"
-            self.end(WorkerLost(f"{lost}. Make a new Shuffler on the remaining workers"))
+            self._perform(self.machine.not_adopted())
 
     def _measures(self, run: Run, replies: dict[int, Any]) -> dict[str, Any]:
         reports = combined_reports(replies, self.machine.participants)

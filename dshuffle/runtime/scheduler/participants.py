@@ -13,6 +13,9 @@ from dshuffle.planning import SERVER, name_of
 from dshuffle.runtime.replies import Reply, unwrap, within
 from dshuffle.runtime.session_spec import Former, SessionSpec, adopted_id
 
+CHOSEN_WITHIN = 3.0
+"""Seconds for which a worker that closes waits until another one is chosen to read its partition."""
+
 
 class Participants:
     """The workers of one session.
@@ -30,6 +33,7 @@ class Participants:
     def __init__(self, scheduler: Scheduler, spec: SessionSpec, adopted: Callable[[], Collection[int]]) -> None:
         self.addresses = dict(spec.addresses)
         self.handed_over: dict[int, tuple[str, str]] = {}  # partitions of workers that retire, until they are taken
+        self.retired: dict[str, float] = {}  # when workers have begun to close
         self._scheduler = scheduler
         self._spec = spec
         self._adopted = adopted
@@ -46,14 +50,24 @@ class Participants:
         """Id of the session on the worker of a participant."""
         return adopted_id(self._spec.session_id, who) if who in self._adopted() else self._spec.session_id
 
-    def retires(self, address: str, settled: Iterable[int]) -> None:
+    def retires(self, address: str, settled: Iterable[int], now: float) -> None:
         """Note that a worker closes, and that its partitions can be read for a while."""
+        self.retired.setdefault(address, now)
         held = set(self.ranks_on(address)) & set(settled)
         self.handed_over |= {rank: (address, self.session_id(rank)) for rank in held}
 
-    def is_read(self, address: str) -> bool:
-        """Whether another worker is to read the partitions of a worker that closes."""
-        return address in {where for where, _ in self.handed_over.values()}
+    def is_read(self, address: str, missing: Collection[int], now: float) -> bool:
+        """Whether another worker reads the partitions of a worker that closes; at first, whether one may do so.
+
+        If not, the worker does not wait any longer, and its partitions cannot be read.
+        """
+        held = [rank for rank, (where, _) in self.handed_over.items() if where == address]
+        chosen = any(rank not in missing for rank in held)
+        if held and (chosen or now < self.retired[address] + CHOSEN_WITHIN):
+            return True
+        for rank in held:
+            del self.handed_over[rank]
+        return False
 
     def partitions(self, epoch: int, settled: Iterable[int]) -> Former:
         """The partitions of an epoch, for a session that takes over."""

@@ -47,7 +47,7 @@ class Candidates:
         self._new_workers = new_workers
         self._known = {where: scheduler.workers[where] for where in members if where in scheduler.workers}
         self._refused: dict[str, float] = {}  # when workers could not take a rank
-        self._retiring: set[str] = set()
+        self._retiring: dict[str, WorkerState | None] = {}  # another worker may come at the same address
         self._refusals: Counter[str] = Counter()  # of connections to nannies, in a row
 
     def remember(self, worker: WorkerState) -> None:
@@ -56,13 +56,13 @@ class Candidates:
 
     def is_refused(self, address: str) -> bool:
         """Whether a worker retires, or could not take a rank a moment ago."""
-        if address in self._retiring:
+        if address in self._retiring and self._scheduler.workers.get(address) in (None, self._retiring[address]):
             return True
         return self._refused.get(address, -math.inf) > asyncio.get_running_loop().time() - UNFIT_FOR
 
     def retire(self, address: str) -> None:
         """Note that a worker closes."""
-        self._retiring.add(address)
+        self._retiring[address] = self._known.get(address)
 
     def refuse(self, address: str) -> None:
         """Note that a worker could not take a rank."""

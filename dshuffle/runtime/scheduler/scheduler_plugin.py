@@ -93,6 +93,7 @@ class DShuffleScheduler(SchedulerPlugin):
 
         async def membership(session_id: str) -> Reply:
             coordinator = self.coordinator(session_id)
+            coordinator.check()
             addresses = coordinator.addresses
             return {
                 "joined": joined(scheduler, addresses),
@@ -188,10 +189,9 @@ class DShuffleScheduler(SchedulerPlugin):
     def valid_workers_downscaling(self, scheduler: Scheduler, workers: list[WorkerState]) -> list[WorkerState]:
         """Workers that an adaptive cluster may remove: not members of open sessions, which hold partitions.
 
-        Members of elastic sessions may be removed while no rows are exchanged.
+        Members of elastic sessions may be removed while no rows are exchanged, but for the fewest that they need.
         """
-        keeping = [one for one in self.coordinators.values() if not (one.ended or one.may_shrink)]
-        members = {address for coordinator in keeping for address in coordinator.addresses.values()}
+        members = {address for one in self.coordinators.values() if not one.ended for address in one.kept_workers()}
         return [worker for worker in workers if worker.address not in members]
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:

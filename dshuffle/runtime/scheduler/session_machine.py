@@ -294,6 +294,10 @@ class SessionMachine:
         self._replacing_since = math.inf
         return without + self._go_on(now)
 
+    def not_adopted(self) -> list[Instruction]:
+        """End the session, because no participant can adopt the lost ranks."""
+        return self.end(worker_lost(self._missing.values(), tried=True))
+
     def end(self, error: DShuffleError) -> list[Instruction]:
         """End the session."""
         if self.phase is Phase.ENDED:

@@ -11,7 +11,6 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import numpy as np
 from distributed import Worker
@@ -22,7 +21,7 @@ from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import request_rows
 from dshuffle.exchange.endpoints import Meter
 from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.messages import rows_per_message
+from dshuffle.exchange.messages import MIB, rows_per_message
 from dshuffle.exchange.receiver import check_arrays
 from dshuffle.planning import name_of
 from dshuffle.planning.grouping import group_by
@@ -34,19 +33,20 @@ from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)
 
+MESSAGE_BYTES = 2 * MIB
+"""Longest message. Many workers may ask the same holder, and all of them must be answered in time."""
+
+SILENT_HEARTBEATS = 4
+"""Heartbeats within which a holder must answer a request."""
+
 LOOK_EVERY = 0.5
 """Seconds between looks at whether the rows are still wanted."""
 
+IN_FLIGHT = 2
+"""Messages that are requested from a holder at a time."""
+
 RowsHere = Callable[[str, int, NDArray[np.int64]], Awaitable[Reply]]
 """Returns rows of a session on this worker: its id, the epoch, and the samples."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
-    """Rows of one message: the rank that holds them, and their places among the samples that are wanted."""
-
-    rank: int
-    places: NDArray[np.int64]
 
 
 class FormerPartitions:
@@ -97,22 +97,41 @@ class FormerPartitions:
         ndarray of int64
             Places of the samples that no former partition could send.
         """
-        requests = await self._jobs.run(self._requests, sample_ids)
-        left = np.ones(len(sample_ids), np.bool_)
+        wanted = await self._jobs.run(self._messages, sample_ids)
+        window = asyncio.Semaphore(max(1, self._settings.window))
+        left, unable = np.ones(len(sample_ids), np.bool_), set[int]()
 
-        async def read(request: Request) -> None:
-            places = request.places
-            reply = await self._ask(request.rank, sample_ids[places], stop)
+        async def read(rank: int, places: NDArray[np.int64]) -> None:
+            reply = await self._ask(rank, sample_ids[places], stop)
             rows, checksums = reply["rows"], reply["checksums"]
             await self._jobs.run(cache.unpack, sample_ids[places], slots[places], rows, checksums, nbytes=rows.nbytes)
             left[places] = False
-            meter.received_bytes += 0 if self._is_here(request.rank) else rows.nbytes + checksums.nbytes
+            meter.received_bytes += 0 if self._is_here(rank) else rows.nbytes + checksums.nbytes
 
-        await self._read_all(requests, read, stop)
+        async def read_all(rank: int, messages: deque[NDArray[np.int64]]) -> None:
+            while True:
+                async with window:
+                    if not messages or stop():
+                        return
+                    places = messages.popleft()
+                    try:
+                        await read(rank, places)
+                    except (OSError, DShuffleError) as error:
+                        messages.clear()
+                        if rank not in unable and not stop():
+                            unable.add(rank)
+                            reason = f"{type(error).__name__}: {error}"
+                            logger.warning("dshuffle: rows of %s are read from the dataset (%s)", name_of(rank), reason)
+
+        # No holder that hangs takes the whole window, and none packs many messages at a time.
+        reading = [read_all(rank, messages) for _ in range(IN_FLIGHT) for rank, messages in wanted.items()]
+        for error in await asyncio.gather(*reading, return_exceptions=True):
+            if error is not None:  # raised when nobody writes to the slots any more
+                raise error
         return np.flatnonzero(left)
 
-    def _requests(self, sample_ids: NDArray[np.int64]) -> list[Request]:
-        """Cut the samples into messages, one from each holder in turn."""
+    def _messages(self, sample_ids: NDArray[np.int64]) -> dict[int, deque[NDArray[np.int64]]]:
+        """Holder -> places of the samples of each message. Every worker has another order of holders."""
         former, settings = self._former, self._settings
         holders = sorted(former.holders)
         if former.shuffle is None:
@@ -122,42 +141,12 @@ class FormerPartitions:
             ranks = workers_of(with_data(former.shuffle, self._dataset), former.epoch, sample_ids)
             order, offsets = group_by(ranks, former.shuffle.n_workers)
             places = {rank: order[offsets[rank] : offsets[rank + 1]] for rank in holders}
-        at_most = rows_per_message(self._dataset.row_nbytes, settings.message_bytes)
-        # Every worker begins with itself, or somewhere else, so that not all of them ask the same one first.
-        somewhere = zlib.crc32(self._worker.address.encode()) % max(1, len(holders))
-        first = next((place for place, rank in enumerate(holders) if self._is_here(rank)), somewhere)
-        holders = holders[first:] + holders[:first]
-        waiting = [deque(_cut(places[rank], at_most)) for rank in holders]
-        found: list[Request] = []
-        while any(waiting):
-            found += [Request(rank, each.popleft()) for rank, each in zip(holders, waiting, strict=True) if each]
-        return found
+        at_most = rows_per_message(self._dataset.row_nbytes, min(MESSAGE_BYTES, settings.message_bytes))
+        first = zlib.crc32(self._worker.address.encode()) % max(1, len(holders))
+        return {rank: deque(_cut(places[rank], at_most)) for rank in (*holders[first:], *holders[:first])}
 
     def _is_here(self, rank: int) -> bool:
         return self._former.holders[rank][0] == self._worker.address
-
-    async def _read_all(
-        self, requests: list[Request], read: Callable[[Request], Awaitable[None]], stop: Callable[[], bool]
-    ) -> None:
-        """Read the rows of all requests, a window of them at a time. A holder that fails once is not asked again."""
-        waiting, unable = deque(requests), set[int]()
-
-        async def take() -> None:
-            while waiting and not stop():
-                request = waiting.popleft()
-                if request.rank in unable:
-                    continue
-                try:
-                    await read(request)
-                except (OSError, DShuffleError) as error:
-                    unable.add(request.rank)
-                    reason = f"{type(error).__name__}: {error}"
-                    logger.warning("dshuffle: rows of %s are read from the dataset (%s)", name_of(request.rank), reason)
-
-        ended = await asyncio.gather(*(take() for _ in range(max(1, self._settings.window))), return_exceptions=True)
-        for error in ended:  # raised when nobody writes to the slots any more
-            if error is not None:
-                raise error
 
     async def _ask(self, rank: int, sample_ids: NDArray[np.int64], stop: Callable[[], bool]) -> Reply:
         """Request rows of a rank. Ends soon after ``stop`` returns true."""
@@ -165,12 +154,12 @@ class FormerPartitions:
         if self._is_here(rank):
             return await self._rows_here(session_id, former.epoch, sample_ids)
         request = request_rows(self._worker, address, session_id, former.epoch, sample_ids)
-        asking = asyncio.ensure_future(within(self._settings.timeout, request))
+        limit = min(self._settings.timeout, SILENT_HEARTBEATS * self._settings.heartbeat)
+        asking = asyncio.ensure_future(within(limit, request))
         try:
-            while not asking.done():
+            while not (await asyncio.wait([asking], timeout=LOOK_EVERY))[0]:
                 if stop():
                     raise ExchangeError("the rows are no longer wanted")
-                await asyncio.wait([asking], timeout=LOOK_EVERY)
         finally:
             asking.cancel()
         reply = unwrap(asking.result(), address)
