@@ -27,7 +27,9 @@ from dshuffle.runtime.memory import check_budget
 from dshuffle.runtime.session_spec import Settings
 from dshuffle.store import Dataset, dataset_of, describe, open_dataset
 
-OF_OTHERS = {"client", "dataset", "checkpoint", "first_epoch"} | {one.name for one in dataclasses.fields(Choices)}
+OF_OTHERS = {"min_workers", "client", "dataset", "checkpoint", "first_epoch"} | {
+    one.name for one in dataclasses.fields(Choices)
+}
 """Parameters of a shuffler that a pipeline sets itself."""
 
 SESSION = tuple(

@@ -246,6 +246,10 @@ def test_a_running_cluster_is_used_and_left_running():
             lambda: Pipeline(URL, LINEAR, session={"seed": 1}),
             "session='seed' is not allowed",
         ),
+        (
+            lambda: Pipeline(URL, LINEAR, session={"min_workers": 2}),  # a parameter of the cluster
+            "session='min_workers' is not allowed",
+        ),
         (lambda: Pipeline(URL, LINEAR, shuffle=["local", "global"], checkpoint="x"), "None with several ways"),
         (lambda: LocalWorkers(0), "n_workers=0 is not allowed"),
         (lambda: RunningScheduler("tcp://x", patience="soon"), "patience='soon' is not allowed"),

@@ -421,14 +421,15 @@ class Coordinator:
             return
         if found is not None:
             self.joined(who, found)
-        elif self._may_adopt(who) or not await self._candidates.may_come(self.addresses[who]):
-            what = "has retired" if self._may_adopt(who) else "is lost, and no other worker can come"
+        elif self._need_not_wait(who) or not await self._candidates.may_come(self.addresses[who]):
+            what = "has retired" if who in self._members.handed_over else "is lost, and no other worker can come"
             logger.warning("dshuffle: %s %s", self._members.name_of(who), what)
             self._perform(self.machine.not_replaced([who], self._loop.time()))
 
-    def _may_adopt(self, who: int) -> bool:
-        """Whether nobody need come for a rank, because its worker was retired, and others read its partition."""
-        return who in self._members.handed_over and self._spec.on_loss == "shrink"
+    def _need_not_wait(self, who: int) -> bool:
+        """Whether nobody need come for a rank: its worker was retired, or the client can open another session."""
+        opens_another = self._spec.former is not None and self.epoch < self.machine.first_epoch
+        return self._spec.on_loss == "shrink" and (who in self._members.handed_over or opens_another)
 
     def _adopt(self, who: int) -> None:
         """Let the worker of another rank take a lost one, preferably a worker that has not adopted any."""

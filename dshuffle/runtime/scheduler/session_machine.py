@@ -27,7 +27,7 @@ any other  refused                                        ended
 
 If lost workers are replaced, the participants that are left first come to an end: of the commit, if it has begun, else
 of the run, which is aborted. So all of them are on the same epoch. Then other workers take the lost ranks. Each reads
-the partition of its rank for that epoch from the store. If a participant has adopted a rank beside its own, the session
+the partition of its rank for that epoch again. If a participant has adopted a rank beside its own, the session
 stays on this epoch, and its client opens another one with fewer workers.
 
 Every wait for an answer has a limit. A participant that owes one is asked for its state every third of a heartbeat, in
