@@ -208,7 +208,8 @@ class Coordinator:
         before = self.addresses[who]
         how = "answers again" if before == worker.address else f"is replaced by {worker.address}"
         if adopted:
-            how += f" until the epoch ends, which has {name_of(min(self._members.ranks_on(worker.address)))} as well"
+            beside = name_of(min(self._members.ranks_on(worker.address)))
+            how = f"is taken by {worker.address}, which has {beside} as well, until the epoch ends"
         logger.warning("dshuffle: %s %s", self._members.name_of(who), how)
         if before in {self.addresses[one] for one in self.machine.participants if one not in self.machine.missing}:
             self._spawn(self._closing.close_adopted(before, adopted_id(self._spec.session_id, who)))
