@@ -55,8 +55,8 @@ class ArrivingRows:
     read_store
         Function that reads samples from the store into slots.
     read_former
-        Function that reads samples from former partitions into slots, and returns the places of those that it could not
-        read; None if there are no former partitions.
+        Function that reads samples from former partitions into slots. It returns the places of the samples that are
+        left. None if there are no former partitions.
     """
 
     def __init__(

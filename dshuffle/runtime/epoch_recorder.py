@@ -41,10 +41,6 @@ class EpochRecorder:
             "first_epoch": session.request.first_epoch,
         }
 
-    def drop(self) -> None:
-        """Do not record the current epoch."""
-        self._exchange = {}
-
     def end(self, training_seconds: list[float] | None) -> None:
         """Append the record of the current epoch, if it is not recorded yet.
 

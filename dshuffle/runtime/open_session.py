@@ -66,7 +66,7 @@ class OpenSession:
     def succeeded_by(self, epoch: int) -> OpenSession:
         """Open a session that goes on with an epoch, on the workers that the cluster has now.
 
-        Its workers read their partitions from those of this session.
+        Its workers read their first partitions from the workers of this session.
         """
         request = dataclasses.replace(
             self.request,

@@ -185,9 +185,14 @@ def _sampled_checksums(dataset: Dataset) -> tuple[int, ...]:
     return tuple(checksum_rows(rows, ids).tolist())
 
 
-def adopted_id(session_id: str, rank: int | str) -> str:
+def adopted_id(session_id: str, rank: int) -> str:
     """Id of a session on a worker that has adopted a rank beside its own."""
     return f"{session_id}+{rank}"
+
+
+def is_adopted_by(session_id: str, other: str) -> bool:
+    """Whether another id is one that :func:`adopted_id` made of the id of a session."""
+    return other.startswith(f"{session_id}+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ class Shuffler:
         install_plugin(client)
         if min_workers > 1:
             wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
-        self._members = Membership(OpenSession(client, request))
+        self._membership = Membership(OpenSession(client, request))
         self._closed = False
         self._recorder = EpochRecorder(self.dataset, self.choices)
         try:
@@ -341,12 +341,12 @@ class Shuffler:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses of the workers that train, in rank order."""
-        return self._members.current.ranks
+        return self._membership.current.ranks
 
     @property
     def n_workers(self) -> int:
         """Number of workers that train in the current epoch. It changes if the session is elastic."""
-        return self._members.current.n_workers
+        return self._membership.current.n_workers
 
     def __repr__(self) -> str:
         return in_words(self)
@@ -372,7 +372,7 @@ class Shuffler:
     @property
     def elastic(self) -> bool:
         """Whether the number of workers may change, with ``elastic=True`` or ``on_loss="shrink"``."""
-        return self._members.may_change
+        return self._membership.may_change
 
     @property
     def records(self) -> list[EpochRecord]:
@@ -382,7 +382,7 @@ class Shuffler:
     @property
     def choices(self) -> Choices:
         """The way of shuffling."""
-        return self._members.current.request.choices
+        return self._membership.current.request.choices
 
     def __enter__(self) -> Self:
         return self
@@ -401,7 +401,7 @@ class Shuffler:
         if not getattr(self, "_closed", True) and self._calls.connected:
             self._closed = True
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
-            self._members.close_soon()
+            self._membership.close_soon()
 
     def epochs(self, count: int) -> Iterator[Epoch]:
         """Iterate over the next ``count`` epochs.
@@ -438,7 +438,7 @@ class Shuffler:
             self._finish_epoch()
         finally:
             self._closed = True
-            self._members.close()
+            self._membership.close()
 
     def _epochs(self, count: int) -> Iterator[Epoch]:
         position = self._position
@@ -446,15 +446,15 @@ class Shuffler:
             if self._handed_out:
                 self._wait_for_tasks()
                 position.ended = True
-                reply = self._members.advance(position.next_epoch)
+                reply = self._membership.advance(position.next_epoch)
                 position.next_epoch += 1
                 self._recorder.end(reply.pop("training_seconds_before"))
-                self._recorder.begin(reply, self._members.current)
+                self._recorder.begin(reply, self._membership.current)
                 position.begin(EpochTasks(reply["epoch"]))
                 self._handed_out = False
             assert position.tasks is not None
             if left:
-                self._members.prefetch(position.next_epoch)
+                self._membership.prefetch(position.next_epoch)
             position.write(self._checkpoint)
             self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
             yield Epoch(self, position.tasks)
@@ -470,7 +470,7 @@ class Shuffler:
     @property
     def _calls(self) -> SessionClient:
         """Calls of the session that trains."""
-        return self._members.current.calls
+        return self._membership.current.calls
 
     def _finish_epoch(self) -> None:
         """Wait for the current epoch's tasks and record it."""
@@ -483,7 +483,7 @@ class Shuffler:
                 except DShuffleError as error:
                     # The session has ended, and says so itself.
                     logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
-                    self._recorder.drop()
+                    self._recorder.end(None)
                 else:
                     self._recorder.end(reply["training_seconds"])
 
@@ -512,7 +512,7 @@ class Shuffler:
 
     def look_up_members(self) -> bool:
         """Ask the scheduler for :attr:`addresses`; whether ranks have other workers than at the last look."""
-        return self._members.current.look_up_members()
+        return self._membership.current.look_up_members()
 
     def _new_collective(self) -> CollectiveId:
         return CollectiveId(self._calls.session_id, next(self._collectives), self.n_workers, self.addresses[0])

@@ -228,7 +228,7 @@ def test_results_come_in_rank_order_from_the_worker_of_the_rank(shuffler, thread
         time.sleep(0.02 * (5 - partition.rank))
         return partition.rank, get_worker().address
 
-    expected = [(rank, shuffler._members.current.addresses[rank]) for rank in range(5)]
+    expected = [(rank, shuffler._membership.current.addresses[rank]) for rank in range(5)]
     assert len({address for _, address in expected}) == 5
     for _ in range(3):
         assert run_once(shuffler, where) == expected

@@ -78,7 +78,7 @@ class Coordinator:
         self._scheduler = scheduler
         self._spec = members.spec
         self._ranks = range(self._spec.shuffle.n_workers)
-        self._members = Participants(scheduler, members.spec, lambda: self.machine.adopted)
+        self.participants = Participants(scheduler, members.spec, lambda: self.machine.adopted)
         self._candidates = Candidates(scheduler, self.addresses.values(), new_workers=self._spec.settings.new_workers)
         self._loop = asyncio.get_running_loop()
         dedicated = members.server_role == "dedicated"
@@ -88,7 +88,7 @@ class Coordinator:
             first_epoch=self._spec.shuffle.first_epoch,
             heartbeat=self._spec.settings.heartbeat,
             timeout=self._spec.settings.timeout,
-            who_is=self._members.name_of,
+            who_is=self.participants.name_of,
             replaceable=() if self._spec.on_loss == "raise" else participants,
             replacement_timeout=self._spec.settings.replacement_timeout,
             optional=[SERVER],
@@ -109,7 +109,7 @@ class Coordinator:
     @property
     def addresses(self) -> dict[int, str]:
         """Address of every rank, and of the server."""
-        return self._members.addresses
+        return self.participants.addresses
 
     @property
     def ended(self) -> bool:
@@ -190,7 +190,7 @@ class Coordinator:
         if retires:
             self._candidates.retire(address)
             if self.epoch >= self.machine.first_epoch and not self.ended:
-                self._members.retires(address, self.machine.settled, self._loop.time())
+                self.participants.retires(address, self.machine.settled, self._loop.time())
         self._perform(self.machine.lost(who, reason, self._loop.time()))
 
     def needs(self, address: str) -> bool:
@@ -201,19 +201,19 @@ class Coordinator:
         loads = self.epoch < machine.first_epoch and machine.phase not in (Phase.READY, Phase.COMMITTING)
         if loads and former is not None and address in {where for where, _ in former.holders.values()}:
             return True
-        return self._members.is_read(address, machine.missing, self._loop.time())
+        return self.participants.is_read(address, machine.missing, self._loop.time())
 
     def joined(self, who: int, worker: WorkerState, *, adopted: bool = False) -> None:
         """Let a worker take a lost rank; ``adopted`` if it has another one."""
         before = self.addresses[who]
         how = "answers again" if before == worker.address else f"is replaced by {worker.address}"
         if adopted:
-            beside = name_of(min(self._members.ranks_on(worker.address)))
+            beside = name_of(min(self.participants.ranks_on(worker.address)))
             how = f"is taken by {worker.address}, which has {beside} as well, until the epoch ends"
-        logger.warning("dshuffle: %s %s", self._members.name_of(who), how)
+        logger.warning("dshuffle: %s %s", self.participants.name_of(who), how)
         if before in {self.addresses[one] for one in self.machine.participants if one not in self.machine.missing}:
             self._spawn(self._closing.close_adopted(before, adopted_id(self._spec.session_id, who)))
-        elif before != worker.address and before not in self._members.retired:
+        elif before != worker.address and before not in self.participants.retired:
             self._give_up(before)
         self._closing.given_up.discard(worker.address)
         for one, where in self.addresses.items():
@@ -233,7 +233,7 @@ class Coordinator:
         async def of(rank: int) -> float:
             if rank in self.machine.unsettled:
                 return 0.0
-            return float((await self._members.call("training", rank))["training_seconds"])
+            return float((await self.participants.call("training", rank))["training_seconds"])
 
         return await asyncio.gather(*map(of, self._ranks))
 
@@ -251,7 +251,7 @@ class Coordinator:
         async def of(rank: int) -> int:
             if rank in self.machine.unsettled:  # its task runs again
                 return 0
-            return int((await self._members.call("trained", rank, epoch=epoch))["trained"])
+            return int((await self.participants.call("trained", rank, epoch=epoch))["trained"])
 
         counts = await asyncio.gather(*map(of, self._ranks))
         return {"epoch": epoch, "trained": list(counts)}
@@ -259,7 +259,7 @@ class Coordinator:
     def partitions(self) -> Former | None:
         """The partitions on the workers, for a session that takes over; None before the first epoch."""
         begun = self.epoch >= self.machine.first_epoch
-        return self._members.partitions(self.epoch, self.machine.settled) if begun else None
+        return self.participants.partitions(self.epoch, self.machine.settled) if begun else None
 
     async def close(self) -> None:
         """Close the session on all participants that are still in the cluster."""
@@ -303,7 +303,7 @@ class Coordinator:
                         self._finding = self._loop.create_task(self._find_replacements())
                 case Replaced(ranks):
                     for rank in ranks:
-                        self._members.handed_over.pop(rank, None)
+                        self.participants.handed_over.pop(rank, None)
                     self._replaced(self)
                 case Adopt(ranks):
                     for rank in ranks:
@@ -339,7 +339,7 @@ class Coordinator:
         message: dict[str, Any] = {}
         if order in ("open", "restore"):
             epoch = self.epoch if self.epoch >= machine.first_epoch else None
-            spec = self._members.spec_of(who, epoch if order == "restore" else None)
+            spec = self.participants.spec_of(who, epoch if order == "restore" else None)
             message = {"spec": ToPickle(spec), "number": tell.turn, "last_run": run_id, "epoch": epoch}
             message["restore"] = order == "restore"
         elif order == "members":
@@ -352,17 +352,19 @@ class Coordinator:
             message |= {"epoch": run.epoch, "delivery": self._deliveries.of_run(run), "rate": self._rate}
         address = self.addresses[who]
         try:
-            reply = await self._members.request(order, who, message)
-            found = unwrap(reply, self._members.name_of(who))
+            reply = await self.participants.request(order, who, message)
+            found = unwrap(reply, self.participants.name_of(who))
         except WorkerLost as error:  # it closes, or has lost its partition
             if machine.is_due(tell):
                 self.lose(address, f"is lost ({error})")
         except DShuffleError as error:  # before OSError: some are both
-            self._refused(tell, address, type(error)(f"{self._members.name_of(who)}: {error}"))
+            self._refused(tell, address, type(error)(f"{self.participants.name_of(who)}: {error}"))
         except OSError as error:
             machine.unreachable(tell, f"{type(error).__name__}: {error}")
         except Exception as error:  # whatever it is, the session must not wait for an answer
-            self._refused(tell, address, ClusterError(f"{self._members.name_of(who)}: {type(error).__name__}: {error}"))
+            self._refused(
+                tell, address, ClusterError(f"{self.participants.name_of(who)}: {type(error).__name__}: {error}")
+            )
         else:
             self._perform(machine.answered(tell, found, self._loop.time()))
 
@@ -381,7 +383,7 @@ class Coordinator:
 
     async def _plan_ahead(self, who: int, run_id: int, delivery: str) -> None:
         try:
-            await self._members.call("plan_ahead", who, run_id=run_id, delivery=delivery)
+            await self.participants.call("plan_ahead", who, run_id=run_id, delivery=delivery)
         except DShuffleError as error:  # harmless: the next run plans its epoch if no plan exists
             logger.debug("dshuffle: planning ahead failed after run %d: %s", run_id, error)
 
@@ -400,7 +402,7 @@ class Coordinator:
 
     def _go_on_without(self, who: int) -> None:
         logger.warning(
-            "dshuffle: no other worker can replace %s; peers send the rows from now on", self._members.name_of(who)
+            "dshuffle: no other worker can replace %s; peers send the rows from now on", self.participants.name_of(who)
         )
         self._deliveries.lose_server()
         self._give_up(self.addresses.pop(who))
@@ -423,14 +425,14 @@ class Coordinator:
         if found is not None:
             self.joined(who, found)
         elif self._need_not_wait(who) or not await self._candidates.may_come(self.addresses[who]):
-            what = "has retired" if who in self._members.handed_over else "is lost, and no other worker can come"
-            logger.warning("dshuffle: %s %s", self._members.name_of(who), what)
+            what = "has retired" if who in self.participants.handed_over else "is lost, and no other worker can come"
+            logger.warning("dshuffle: %s %s", self.participants.name_of(who), what)
             self._perform(self.machine.not_replaced([who], self._loop.time()))
 
     def _need_not_wait(self, who: int) -> bool:
         """Whether nobody need come for a rank: its worker was retired, or the client can open another session."""
         opens_another = self._spec.former is not None and self.epoch < self.machine.first_epoch
-        return self._spec.on_loss == "shrink" and (who in self._members.handed_over or opens_another)
+        return self._spec.on_loss == "shrink" and (who in self.participants.handed_over or opens_another)
 
     def _adopt(self, who: int) -> None:
         """Let the worker of another rank take a lost one, preferably a worker that has not adopted any."""

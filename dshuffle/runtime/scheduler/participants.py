@@ -57,17 +57,14 @@ class Participants:
         self.handed_over |= {rank: (address, self.session_id(rank)) for rank in held}
 
     def is_read(self, address: str, missing: Collection[int], now: float) -> bool:
-        """Whether another worker reads the partitions of a worker that closes; at first, whether one may do so.
-
-        If not, the worker does not wait any longer, and its partitions cannot be read.
-        """
+        """Whether another worker reads the partitions of a worker that closes; at first, whether one may do so."""
         held = [rank for rank, (where, _) in self.handed_over.items() if where == address]
         chosen = any(rank not in missing for rank in held)
-        if held and (chosen or now < self.retired[address] + CHOSEN_WITHIN):
-            return True
-        for rank in held:
-            del self.handed_over[rank]
-        return False
+        return bool(held) and (chosen or now < self.retired[address] + CHOSEN_WITHIN)
+
+    def forget(self, address: str) -> None:
+        """Note that the partitions of a worker that closes cannot be read any longer."""
+        self.handed_over = {rank: holder for rank, holder in self.handed_over.items() if holder[0] != address}
 
     def partitions(self, epoch: int, settled: Iterable[int]) -> Former:
         """The partitions of an epoch, for a session that takes over."""

@@ -24,8 +24,8 @@ from dshuffle.runtime.cluster_view import choose_members
 from dshuffle.runtime.replies import Reply, replying, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
-from dshuffle.runtime.scheduler.membership import LEAVING, joined, leaving, n_training
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
+from dshuffle.runtime.scheduler.training_workers import LEAVING, changes
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, Former, SessionRequest, Settings
 from dshuffle.runtime.task_keys import session_of_key
@@ -94,20 +94,19 @@ class DShuffleScheduler(SchedulerPlugin):
         async def membership(session_id: str) -> Reply:
             coordinator = self.coordinator(session_id)
             coordinator.check()
-            addresses = coordinator.addresses
-            return {
-                "joined": joined(scheduler, addresses),
-                "leaving": leaving(scheduler, addresses),
-                "adopted": sorted(coordinator.machine.adopted),
-                "there": n_training(scheduler),
-            }
+            adopted = sorted(coordinator.machine.adopted)
+            return {"adopted": adopted, **changes(scheduler, coordinator.addresses)}
 
         async def retiring(address: str) -> Reply:
             """Let other workers take the ranks of a worker that is closing; whether they still need its partitions."""
             for coordinator in self.coordinators.values():
                 if address in coordinator.addresses.values():
                     coordinator.lose(address, retires=True)
-            return {"needed": any(one.needs(address) for one in self.coordinators.values())}
+            needed = any(coordinator.needs(address) for coordinator in self.coordinators.values())
+            if not needed:  # the worker does not wait any longer
+                for coordinator in self.coordinators.values():
+                    coordinator.participants.forget(address)
+            return {"needed": needed}
 
         async def waiting(session_id: str) -> Reply:
             coordinator = self.coordinators.get(session_id)

@@ -1,6 +1,6 @@
 """Read a worker's first partition from the partitions of a former session, or of the worker that had the rank before.
 
-Whoever has a sample sends its row, with the checksum from when it was read. What cannot be had in this way is read from
+The worker that holds a sample sends its row, with the checksum from when the row was read. All other rows are read from
 the dataset, so nothing depends on the former partitions.
 """
 
@@ -11,6 +11,7 @@ import logging
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import numpy as np
 from distributed import Worker
@@ -44,6 +45,15 @@ LOOK_EVERY = 0.5
 
 IN_FLIGHT = 2
 """Messages that are requested from a holder at a time."""
+
+
+class Metered(Protocol):
+    """Whoever counts the bytes of the run that is under way."""
+
+    @property
+    def meter(self) -> Meter:
+        """The bytes of this run."""
+
 
 RowsHere = Callable[[str, int, NDArray[np.int64]], Awaitable[Reply]]
 """Returns rows of a session on this worker: its id, the epoch, and the samples."""
@@ -85,12 +95,12 @@ class FormerPartitions:
     async def read_into(
         self,
         cache: CachePartition,
-        meter: Meter,
+        receiver: Metered,
         sample_ids: NDArray[np.int64],
         slots: NDArray[np.int64],
         stop: Callable[[], bool],
     ) -> NDArray[np.int64]:
-        """Read rows into reserved slots of a cache.
+        """Read rows into reserved slots of a cache, and count their bytes as the receiver's.
 
         Returns
         -------
@@ -106,7 +116,8 @@ class FormerPartitions:
             rows, checksums = reply["rows"], reply["checksums"]
             await self._jobs.run(cache.unpack, sample_ids[places], slots[places], rows, checksums, nbytes=rows.nbytes)
             left[places] = False
-            meter.received_bytes += 0 if self._is_here(rank) else rows.nbytes + checksums.nbytes
+            if not self._is_here(rank):
+                receiver.meter.received_bytes += rows.nbytes + checksums.nbytes
 
         async def read_all(rank: int, messages: deque[NDArray[np.int64]]) -> None:
             while True:
@@ -159,7 +170,7 @@ class FormerPartitions:
         try:
             while not (await asyncio.wait([asking], timeout=LOOK_EVERY))[0]:
                 if stop():
-                    raise ExchangeError("the rows are no longer wanted")
+                    raise ExchangeError("reading was stopped: the run has ended")
         finally:
             asking.cancel()
         reply = unwrap(asking.result(), address)

@@ -326,7 +326,7 @@ class ExchangeRun:
     def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:
         training, dataset, former = self._parts.training, self._parts.dataset, self._parts.former
         assert training is not None
-        cache, meter = training.cache, training.receiver.meter
+        cache = training.cache
 
         def read_store(sample_ids: NDArray[np.int64], slots: NDArray[np.int64], stop: Callable[[], bool]) -> None:
             def ends() -> bool:  # called before every chunk
@@ -337,7 +337,10 @@ class ExchangeRun:
             dataset.check_unchanged()
             cache.add_checksums(sample_ids, slots)
 
-        read_former = None if former is None else functools.partial(former.read_into, cache, meter)
+        # Only the first partition: in later epochs, "storage" reads the dataset, and the former partitions are gone.
+        read_former = None
+        if former is not None and (self._delivery == RESTORE or self.epoch == self._parts.spec.shuffle.first_epoch):
+            read_former = functools.partial(former.read_into, cache, training.receiver)
         return exchange.sink(training.rank, cache, source.result(), read_store, read_former)
 
     def _prepare(self, exchange: MemberExchange) -> tuple[Swap, View]:

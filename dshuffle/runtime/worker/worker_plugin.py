@@ -30,7 +30,7 @@ from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.memory import WorkerMemory, row_file
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap, within
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec, adopted_id
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec, adopted_id, is_adopted_by
 from dshuffle.runtime.worker.session import WorkerSession
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class DShuffleWorker(WorkerPlugin):
     def __init__(self) -> None:
         self.sessions: dict[str, WorkerSession] = {}
         self.collectives: dict[str, Collective] = {}
-        self.closed = False
+        self.torn_down = False
         self._opening: dict[str, asyncio.Task[None]] = {}
         self._reserved: dict[str, int] = {}  # session -> bytes of its partition
         self._closed: dict[str, int] = {}  # session -> number of the order to close it
@@ -73,7 +73,7 @@ class DShuffleWorker(WorkerPlugin):
 
         def plugin() -> DShuffleWorker:
             found = worker.plugins.get(PLUGIN, this())  # Dask has removed it while a worker that closes sends rows
-            if not isinstance(found, DShuffleWorker) or found.closed:
+            if not isinstance(found, DShuffleWorker) or found.torn_down:
                 raise WorkerLost(f"worker {worker.address} closes, or no longer has the dshuffle plugin")
             return found
 
@@ -169,7 +169,7 @@ class DShuffleWorker(WorkerPlugin):
         for session_id in list(self.collectives):
             self.end_collective(session_id)
         await self._hand_over(worker)
-        self.closed = True
+        self.torn_down = True
         for session_id in [*self.sessions, *self._opening]:
             await self.close(session_id, sys.maxsize)
         if self._executor is not None:
@@ -233,8 +233,9 @@ class DShuffleWorker(WorkerPlugin):
             del self._closed[next(iter(self._closed))]
         self._closed[session_id] = number
         self.end_collective(session_id)
-        for adopted in [one for one in {*self.sessions, *self._opening} if one.startswith(adopted_id(session_id, ""))]:
-            await self.close(adopted, number)
+        for one in [*self.sessions, *self._opening]:
+            if is_adopted_by(session_id, one):
+                await self.close(one, number)
         opening = self._opening.pop(session_id, None)
         if opening is not None:
             opening.cancel()

@@ -25,8 +25,9 @@ from .simulator import FAULTS, HEARTBEAT, TIMEOUT, simulate
 
 def test_random_schedules() -> None:
     seen = simulate(range(2000))
-    expected = [*FAULTS, "committed", "ExchangeError", "WorkerLost", "replaced", "adopted", "MembershipChanged"]
-    assert min(seen[what] for what in expected) > 20, seen
+    expected = [*FAULTS, "committed", "ExchangeError", "WorkerLost", "replaced"]
+    assert min(seen[what] for what in expected) > 50, seen
+    assert min(seen[what] for what in ["adopted", "MembershipChanged"]) > 20, seen
 
 
 def now_telling(machine: SessionMachine, order: str, who: int, run_id: int) -> Tell:

@@ -63,18 +63,18 @@ class Holders:
             holders = {rank: (f"tcp://worker-{rank}", str(rank)) for rank in range(N) if rank not in missing}
             worker = SimpleNamespace(address=f"tcp://worker-{here}", rpc=self.rpc)
             settings = Settings(message_bytes=6 * self.dataset.row_nbytes, window_bytes=18 * self.dataset.row_nbytes)
-            former, jobs, meter = Former(EPOCH, holders, SPEC), JobQueue(2, "test"), Meter()
+            former, jobs, receiver = Former(EPOCH, holders, SPEC), JobQueue(2, "test"), SimpleNamespace(meter=Meter())
             reader = FormerPartitions(worker, former, self.dataset, settings, jobs, self.rows)
             cache = CachePartition(self.dataset.layout, capacity=Q, incoming=0)
             slots = cache.reserve(sample_ids)
             try:
-                left = await reader.read_into(cache, meter, sample_ids, slots, stop)
+                left = await reader.read_into(cache, receiver, sample_ids, slots, stop)
             finally:
                 jobs.close()
             read = np.setdiff1d(np.arange(len(sample_ids)), left)
             truth = self.truth.rows[self.truth.index.find(sample_ids[read])]
             np.testing.assert_array_equal(cache.rows[slots[read]], truth)
-            return sample_ids[left], meter.received_bytes
+            return sample_ids[left], receiver.meter.received_bytes
 
         return asyncio.run(main())
 
