@@ -16,6 +16,7 @@ from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter, WorkerLost
+from dshuffle.runtime.worker.session import WorkerSession
 
 from .conftest import HTTP, OPTIONS, task_that_checks
 
@@ -198,6 +199,41 @@ def test_a_worker_that_was_given_up_and_answers_again_gets_no_more_tasks(new_pro
         left = client.run(lambda dask_worker: len(dask_worker.plugins["dshuffle"].sessions))
         assert left[lost] == 0
         assert sum(left.values()) == 3
+
+
+@pytest.mark.parametrize("asks_for_members", [False, True])
+def test_a_task_waits_until_another_worker_holds_the_partition(monkeypatch, small, ids, within, asks_for_members):
+    """The worker that was given up answers, but has lost the session, and the new one still reads the partition."""
+    restore = WorkerSession.restore
+
+    async def slowly(self, epoch):
+        await asyncio.sleep(1.0)
+        await restore(self, epoch)
+
+    def lose(address, dask_scheduler):
+        [coordinator] = dask_scheduler.extensions["dshuffle"].coordinators.values()
+        coordinator._candidates.refuse(address)  # it does not answer at first
+        coordinator.lose(address)
+
+    monkeypatch.setattr(WorkerSession, "restore", slowly)
+    with (
+        LocalCluster(n_workers=3, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small) as shuffler,
+    ):
+        cluster.scale(4)
+        client.wait_for_workers(4)
+        epochs = shuffler.epochs(2)
+        client.gather(next(epochs).map(ids))
+        lost, epoch = shuffler.addresses[1], next(epochs)
+        client.run_on_scheduler(lose, lost)
+        while lost in shuffler._calls.session("members")["addresses"].values():
+            time.sleep(0.02)
+        time.sleep(0.2)  # the session has been closed on the worker that was given up
+        if asks_for_members:
+            assert shuffler.look_up_members()
+        samples = within(30, lambda: client.gather(epoch.map(ids)))
+        assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
 
 
 def test_without_a_replacement_the_error_comes_after_the_timeout(new_processes, small, checked, within):

@@ -61,8 +61,8 @@ class Coordinator:
         Client that owns the session.
     deliveries
         Chooses the delivery of each epoch.
-    replaced
-        Called with this coordinator when lost ranks have new workers.
+    move_tasks
+        Called with this coordinator when another worker takes a lost rank, and again when it holds the partition.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Coordinator:
         members: Members,
         client_id: str,
         deliveries: AutoDelivery,
-        replaced: Callable[[Coordinator], None] = lambda _: None,
+        move_tasks: Callable[[Coordinator], None] = lambda _: None,
     ) -> None:
         self.members = members
         self.client_id = client_id
@@ -95,7 +95,7 @@ class Coordinator:
             shrinks=self._spec.on_loss == "shrink",
         )
         self._deliveries = EpochDeliveries(deliveries, self._spec.shuffle.first_epoch)
-        self._replaced = replaced
+        self._move_tasks = move_tasks
         self._rate: float | None = None
         self.log: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._asked_at = 0.0
@@ -120,6 +120,11 @@ class Coordinator:
     def replacing(self) -> bool:
         """Whether lost workers are being replaced."""
         return bool(self.machine.unsettled)
+
+    @property
+    def new_ranks(self) -> frozenset[int]:
+        """Ranks whose new workers do not hold their partitions yet."""
+        return self.machine.new
 
     def kept_workers(self) -> list[str]:
         """Workers that an adaptive cluster must not remove now."""
@@ -221,6 +226,7 @@ class Coordinator:
                 self.addresses[one] = worker.address
         self._candidates.remember(worker)
         self._perform(self.machine.replaced(who, self._loop.time(), adopted=adopted))
+        self._move_tasks(self)
 
     def end(self, error: DShuffleError) -> None:
         """End the session, raise the error in all current and future calls, and free the workers that are left."""
@@ -304,7 +310,7 @@ class Coordinator:
                 case Replaced(ranks):
                     for rank in ranks:
                         self.participants.handed_over.pop(rank, None)
-                    self._replaced(self)
+                    self._move_tasks(self)
                 case Adopt(ranks):
                     for rank in ranks:
                         self._adopt(rank)

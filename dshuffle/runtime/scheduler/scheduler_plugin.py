@@ -162,7 +162,7 @@ class DShuffleScheduler(SchedulerPlugin):
             self._check_wanted(order)
             members = choose_members(self._scheduler, order, ready, self._former(order))
             deliveries = AutoDelivery(order.deliveries)
-            coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._pin_again)
+            coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._move_tasks)
             self.coordinators[order.session_id] = coordinator  # from here on it is told about lost workers and clients
             try:
                 await coordinator.open()
@@ -263,8 +263,8 @@ class DShuffleScheduler(SchedulerPlugin):
         session_id = session_of_key(key)
         return None if session_id is None else self.coordinators.get(session_id)
 
-    def _pin_again(self, coordinator: Coordinator) -> None:
-        """Let the tasks of lost ranks run on their new workers."""
+    def _move_tasks(self, coordinator: Coordinator) -> None:
+        """Let the tasks of lost ranks run on their new workers, once those hold the partitions."""
         assert self._scheduler is not None
         self._unrunnable.check(self._scheduler)
         for key in list(self._scheduler.tasks):

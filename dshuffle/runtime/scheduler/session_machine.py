@@ -131,7 +131,7 @@ class SessionMachine:
         self._adoptions: Counter[int] = Counter()  # how often other participants were to adopt a rank
         self.adopted: set[int] = set()  # ranks whose workers have another rank as well
         self._missing: dict[int, str] = {}  # lost ranks, and how they were lost
-        self._new: set[int] = set()  # replacements that do not hold their partition yet, or are not known to the others
+        self._new: set[int] = set()
         self._replacing_since = math.inf
         self._begin_again = False  # whether a run was aborted because of a lost worker
         self._runs = 0
@@ -151,6 +151,11 @@ class SessionMachine:
     def unsettled(self) -> frozenset[int]:
         """Participants that are lost and being replaced, or whose new workers do not hold their partitions yet."""
         return frozenset(self._missing) | self._new
+
+    @property
+    def new(self) -> frozenset[int]:
+        """Replacements that do not hold their partitions yet, or are not known to the others."""
+        return frozenset(self._new)
 
     @property
     def settled(self) -> list[int]:

@@ -1,14 +1,16 @@
-"""Partition tasks that no worker can run: their worker has left, or Dask has paused it.
+"""Partition tasks that no worker can run: their worker has left or is being replaced, or Dask has paused it.
 
 A partition task can run on one worker only. If that worker has left, Dask would let the task wait for it indefinitely.
-If the worker is paused, because its memory is nearly full, the task waits until the worker has freed memory.
+While another worker takes its rank, no worker can run the task: a worker that was only stopped may answer again, but
+has lost the session, and the new one does not hold the partition yet. If the worker is paused, because its memory is
+nearly full, the task waits until the worker has freed memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 WARN_AFTER = 10.0
 """Seconds after which the clients are told that a task waits for a paused worker."""
+
+NOBODY = "nobody"
+"""In place of a worker's address in the restrictions of a task that no worker can run yet."""
 
 
 class Session(Protocol):
@@ -39,6 +44,10 @@ class Session(Protocol):
     @property
     def replacing(self) -> bool:
         """Whether lost workers are being replaced."""
+
+    @property
+    def new_ranks(self) -> Collection[int]:
+        """Ranks whose new workers do not hold their partitions yet."""
 
     @property
     def paused_timeout(self) -> float:
@@ -78,14 +87,14 @@ class UnrunnableTasks:
             if task is None or task.state != "no-worker":
                 del self._waiting[key]
                 continue
-            session = None if waiting.session is None or waiting.session.ended else waiting.session
-            if session is not None and session.replacing:
+            session = waiting.session
+            if session is not None and session.replacing and not session.ended:
                 waiting.since = now
                 continue
             pinned_to = task.worker_restrictions or set()
             where = ", ".join(pinned_to) if session is None else session.addresses[rank_of_key(key)]
             worker = scheduler.workers.get(where)
-            if session is None or worker is None:
+            if session is None or session.ended or worker is None:
                 lost = f"the worker that owned rank {rank_of_key(key)} ({where}) has left the cluster"
                 _fail(task, scheduler, WorkerLost(f"{lost} and its partition is lost. Make a new Shuffler"))
             elif pinned_to != {where}:
@@ -117,9 +126,14 @@ class UnrunnableTasks:
 
 
 def move_to_rank(key: Any, scheduler: Scheduler, session: Session) -> None:
-    """Move a task that has not ended to the present worker of its rank, if it is pinned to another one."""
-    task, where = scheduler.tasks.get(key), session.addresses.get(rank_of_key(key))
-    if task is None or where not in scheduler.workers or task.worker_restrictions in (None, {where}):
+    """Move a task that has not ended to the present worker of its rank, if it is pinned to another one.
+
+    While that worker does not hold the partition, the task is not given to any worker.
+    """
+    task, rank = scheduler.tasks.get(key), rank_of_key(key)
+    is_new = rank in session.new_ranks and not session.ended
+    where = NOBODY if is_new else session.addresses.get(rank)
+    if task is None or not (is_new or where in scheduler.workers) or task.worker_restrictions in (None, {where}):
         return
     scheduler.set_restrictions({key: {where}})
     if task.state in ("no-worker", "processing"):
