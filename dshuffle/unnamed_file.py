@@ -24,14 +24,23 @@ def unnamed_file(folder: str, nbytes: int) -> BinaryIO:
     """
     if not os.path.isdir(folder):
         raise FileNotFoundError("there is no such folder")
-    file = None
+    file = cast(BinaryIO, tempfile.TemporaryFile(dir=folder, buffering=0))  # noqa: SIM115  # the caller closes it
+    reserve(file, nbytes, folder)
+    return file
+
+
+def reserve(file: BinaryIO, nbytes: int, folder: str) -> None:
+    """Reserve the disk space of a file in a folder, or close it.
+
+    Raises
+    ------
+    OSError
+        If the disk does not have enough room. The message says how much is free.
+    """
     try:
-        file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # the caller closes it
         if nbytes:
             os.posix_fallocate(file.fileno(), 0, nbytes)
     except OSError as error:
-        if file is not None:
-            file.close()
+        file.close()
         free = shutil.disk_usage(folder).free
         raise OSError(f"cannot hold {nbytes} bytes ({error}); {free} bytes are free there") from error
-    return cast(BinaryIO, file)

@@ -18,7 +18,7 @@ from dshuffle.exchange.acknowledgements import Acknowledgements
 from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.messages import MessageId
 
-_ARRAYS = ("rows", "checksums")
+_ARRAYS = ("rows", "checksums", "found")
 """What a reply holds beside a few words."""
 
 _LINK_SECONDS = "link_seconds"

@@ -13,6 +13,7 @@ import mmap
 import os
 import threading
 import weakref
+from typing import BinaryIO
 
 import numba
 import numpy as np
@@ -49,7 +50,7 @@ def _read_ahead(start, row_nbytes, slots):  # type: ignore[no-untyped-def]
 
 
 class RowFile:
-    """A matrix of rows in a file without a name.
+    """A matrix of rows in a file.
 
     Parameters
     ----------
@@ -61,6 +62,8 @@ class RowFile:
         Folder on a local disk; created if it does not exist.
     memory_limit
         Memory limit of the process in bytes. None or 0 if there is none; then no pages are given back.
+    file
+        An open file in this folder that has room for the rows, which is closed; None to make one without a name.
 
     Raises
     ------
@@ -78,12 +81,20 @@ class RowFile:
     ((3, 8), [0, 7, 0], [])
     """
 
-    def __init__(self, layout: RowLayout, n_rows: int, directory: str, memory_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        layout: RowLayout,
+        n_rows: int,
+        directory: str,
+        memory_limit: int | None = None,
+        *,
+        file: BinaryIO | None = None,
+    ) -> None:
         nbytes = max(1, n_rows * layout.nbytes)
         try:
             os.makedirs(directory, exist_ok=True)
-            with unnamed_file(directory, nbytes) as file:
-                self._map = mmap.mmap(file.fileno(), nbytes)
+            with unnamed_file(directory, nbytes) if file is None else file as opened:
+                self._map = mmap.mmap(opened.fileno(), nbytes)
         except OSError as error:
             raise CacheBudgetError(
                 f"a partition does not fit into cache_directory={directory!r}: {error}. Use another folder, more "

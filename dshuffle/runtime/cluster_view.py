@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from distributed import Client, Scheduler
@@ -12,6 +13,7 @@ from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import SERVER, ShuffleSpec, get_delivery
+from dshuffle.runtime.kept_choice import Found, choose_kept
 from dshuffle.runtime.session_spec import Former, SessionRequest, SessionSpec
 
 
@@ -66,11 +68,17 @@ class Members:
 
 
 def choose_members(
-    scheduler: Scheduler, order: SessionRequest, ready: Collection[str], former: Former | None = None
+    scheduler: Scheduler,
+    order: SessionRequest,
+    ready: Collection[str],
+    former: Former | None = None,
+    kept: Found = MappingProxyType({}),
 ) -> Members:
     """Assign ranks in the order of worker names, so that the same cluster always gets the same ranks.
 
     Only the workers whose addresses are in ``ready`` take part. Their first partitions are read from ``former`` ones.
+    If there are none, they are read from those that were ``kept`` on the workers' disks. Workers then get the ranks
+    whose partitions they have.
 
     Raises
     ------
@@ -91,6 +99,9 @@ def choose_members(
         )
     choices = dataclasses.replace(order.choices, delivery=max(order.deliveries, key=_demands))
     plan = ShuffleSpec(order.dataset.n_samples, len(training), choices, first_epoch=order.first_epoch)
+    if former is None and (choice := choose_kept(kept, order.kept_as, plan, [one.address for one in training])):
+        former, ranks = choice
+        training = [scheduler.workers[address] for address in ranks]
     addresses = {rank: worker.address for rank, worker in enumerate(training)}
     role = ""
     if any(get_delivery(name).needs_server for name in order.deliveries):
@@ -108,6 +119,7 @@ def choose_members(
         addresses,
         remainder=order.remainder,
         cache_directory=order.cache_directory,
+        kept_as=order.kept_as,
         former=former,
         elastic=order.elastic,
         min_workers=order.min_workers,

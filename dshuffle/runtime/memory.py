@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dask.utils import parse_bytes
-from distributed import Worker
 
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.row_file import RowFile
 from dshuffle.planning import ShuffleSpec, get_delivery
 from dshuffle.planning.own_part import plans_own_parts
 from dshuffle.planning.plan_memory import plan_nbytes
@@ -71,25 +69,6 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, 
         f"{layout.nbytes} bytes and room for {shuffle.max_incoming} incoming ones{relayed}{planning}); memory_limit "
         f"allows {limit} bytes. {way_out}"
     )
-
-
-LOCAL = "local"
-"""Value of ``cache_directory`` for the local directory of each Dask worker."""
-
-
-def row_file(worker: Worker, spec: SessionSpec, layout: RowLayout) -> RowFile | None:
-    """Make the file for the rows of a session on a worker that trains; None if they are in memory.
-
-    Raises
-    ------
-    CacheBudgetError
-        If the folder cannot be used, or the disk does not have enough room.
-    """
-    if spec.cache_directory is None:
-        return None
-    folder = str(worker.local_directory) if spec.cache_directory == LOCAL else spec.cache_directory
-    n_slots = spec.shuffle.capacity + spec.shuffle.max_incoming
-    return RowFile(layout, n_slots, folder, worker.memory_manager.memory_limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from dshuffle.runtime.dataset_inputs import STRATIFIED, resolved
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.memory import parse_memory_limit
 from dshuffle.runtime.open_session import new_id
-from dshuffle.runtime.session_spec import DatasetReference, SessionRequest, Settings
+from dshuffle.runtime.session_spec import LOCAL, DatasetReference, SessionRequest, Settings
+from dshuffle.runtime.session_state import shuffle_digest
 from dshuffle.store import Dataset
 
 
@@ -31,6 +32,7 @@ def session_request(
     server: str | int | None,
     cluster: Cluster | None,
     cache_directory: str | os.PathLike[str] | None,
+    keep_cache: bool,
     remainder: Remainder | None,
     elastic: bool,
     min_workers: int,
@@ -59,6 +61,12 @@ def session_request(
         hint = "It is for one number of workers. Use 'random', 'contiguous', 'round-robin' or 'stratified:LABELS'."
         name = "elastic" if elastic else "on_loss='shrink'"
         raise InvalidParameter.because(name, f"the sharding {str(sharding)!r} was given", hint)
+    directory = None if cache_directory is None else os.fspath(cache_directory)
+    if not isinstance(keep_cache, bool):
+        raise InvalidParameter.of("keep_cache", keep_cache, "True or False")
+    if keep_cache and directory in (None, LOCAL):
+        hint = "Give a folder on a local disk that is still there when the next job runs."
+        raise InvalidParameter.because("keep_cache=True", f"cache_directory={directory!r} does not outlive a job", hint)
     settings = Settings.from_config(adaptive=is_adaptive(client))
     server = None if server is None else str(server)
     deliveries = {choices.delivery: 0.0}
@@ -81,7 +89,8 @@ def session_request(
         on_loss=on_loss,
         first_epoch=as_integer("first_epoch", first_epoch, 0),
         remainder=remainder,
-        cache_directory=None if cache_directory is None else os.fspath(cache_directory),
+        cache_directory=directory,
+        kept_as=shuffle_digest(dataset, choices) if keep_cache else None,
         elastic=elastic,
         min_workers=as_integer("min_workers", min_workers, 1),
     )

@@ -104,13 +104,16 @@ class Settings:
         return self.window_bytes // self.message_bytes
 
 
+LOCAL = "local"
+"""Value of ``cache_directory`` for the local directory of each Dask worker."""
+
 ON_LOSS = ("replace", "shrink", "raise")
 """What a session can do when a worker is lost."""
 
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 14
+PROTOCOL = 15
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -208,11 +211,15 @@ class Former:
         whose workers are lost are missing.
     shuffle
         What tells which rank has a sample; None if all samples are in one partition.
+    kept
+        Whether the partitions are kept on disks, from sessions that have ended. Instead of the id of a session, each
+        has the name of its folder.
     """
 
     epoch: int
     holders: dict[int, tuple[str, str]]
     shuffle: ShuffleSpec | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +230,8 @@ class SessionRequest:
     ``remainder`` says what earlier sessions have trained on in the first epoch. ``cache_directory`` is the folder for
     rows on each worker. ``former`` is the id of an open session of the same client, from whose partitions the first
     partitions are read. ``elastic`` says that Dask may retire the session's workers, but for
-    ``min_workers``.
+    ``min_workers``. ``kept_as`` is a digest of all that decides who trains on what, but for the number of workers, if
+    partitions are to outlive the session.
     """
 
     session_id: str
@@ -238,6 +246,7 @@ class SessionRequest:
     first_epoch: int = 0
     remainder: Remainder | None = None
     cache_directory: str | None = None
+    kept_as: str | None = None
     former: str | None = None
     elastic: bool = False
     min_workers: int = 1
@@ -268,6 +277,8 @@ class SessionSpec:
         What earlier sessions have trained on in the first epoch, if this session goes on in the middle of it.
     cache_directory
         Folder for the rows on each worker, or ``"local"`` for the worker's own; None to keep them in memory.
+    kept_as
+        Digest of what partitions that outlive the session are of; None if they do not.
     former
         Partitions from which the first partitions are read, as far as they have the samples.
     elastic, min_workers
@@ -285,6 +296,7 @@ class SessionSpec:
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     remainder: Remainder | None = None
     cache_directory: str | None = None
+    kept_as: str | None = None
     former: Former | None = None
     elastic: bool = False
     min_workers: int = 1
@@ -292,6 +304,10 @@ class SessionSpec:
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""
         return dataclasses.replace(self, shuffle=shuffle)
+
+    def with_former(self, former: Former) -> SessionSpec:
+        """The same session with partitions from which the first partition is read."""
+        return dataclasses.replace(self, former=former)
 
     def with_memory_limit(self, memory_limit: int) -> SessionSpec:
         """The same session with another byte budget (derived from the worker's own limit if the user gave none)."""

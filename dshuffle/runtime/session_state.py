@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import operator
 import os
@@ -44,6 +45,14 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "trained": list,
     "attached": (str, type(None)),
 }
+
+
+def shuffle_digest(dataset: Dataset, choices: Choices) -> str:
+    """Digest of all that decides who trains on what in an epoch, but for the number of workers, and of the rows."""
+    state = SessionState.of(dataset, choices, Remainder(0, ())).to_dict()
+    others = {name: value for name, value in state["choices"].items() if name not in ("delivery", "relay")}
+    text = json.dumps([{**state, "choices": others}, repr(dataset.layout)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

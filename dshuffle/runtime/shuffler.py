@@ -102,6 +102,10 @@ class Shuffler:
         Folder on a local disk of every worker, for partitions that are larger than memory; ``"local"`` for the
         ``local_directory`` of each Dask worker. Rows are then in a file without a name, and only their index counts as
         memory. See docs/settings.md.
+    keep_cache
+        Whether the partitions in ``cache_directory`` outlive the session. A later session on the same dataset, with the
+        same way of shuffling and seed, reads its first partitions from those that it finds there. It removes them when
+        it has partitions of its own.
     server
         Address or name of the worker that serves, for ``"server"`` and coded deliveries. By default a worker with the
         Dask resource ``dshuffle-server``. This worker does not train. If there is none, rank 0 trains and serves.
@@ -167,6 +171,7 @@ class Shuffler:
         checkpoint: str | os.PathLike[str] | None = None,
         memory_limit: int | str | None = None,
         cache_directory: str | os.PathLike[str] | None = None,
+        keep_cache: bool = False,
         server: str | int | None = None,
         cluster: Cluster | None = None,
         elastic: bool = False,
@@ -195,6 +200,7 @@ class Shuffler:
             first_epoch=first_epoch,
             memory_limit=memory_limit,
             cache_directory=cache_directory,
+            keep_cache=keep_cache,
             server=server,
             cluster=cluster,
             remainder=None if _resumed is None or not _resumed.next.trained else _resumed.next,

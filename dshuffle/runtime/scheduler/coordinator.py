@@ -437,7 +437,8 @@ class Coordinator:
 
     def _need_not_wait(self, who: int) -> bool:
         """Whether nobody need come for a rank: its worker was retired, or the client can open another session."""
-        opens_another = self._spec.former is not None and self.epoch < self.machine.first_epoch
+        follows = self._spec.former is not None and not self._spec.former.kept
+        opens_another = follows and self.epoch < self.machine.first_epoch
         return self._spec.on_loss == "shrink" and (who in self.participants.handed_over or opens_another)
 
     def _adopt(self, who: int) -> None:

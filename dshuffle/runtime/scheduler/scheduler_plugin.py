@@ -19,8 +19,10 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import AutoDelivery
 from dshuffle.runtime.cluster_view import choose_members
+from dshuffle.runtime.kept_choice import Found
 from dshuffle.runtime.replies import Reply, replying, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
@@ -160,7 +162,8 @@ class DShuffleScheduler(SchedulerPlugin):
             ended = [*self.coordinators.values(), *self._freeing]
             await asyncio.gather(*(coordinator.freed() for coordinator in ended))
             self._check_wanted(order)
-            members = choose_members(self._scheduler, order, ready, self._former(order))
+            kept = await self._kept(order, ready)
+            members = choose_members(self._scheduler, order, ready, self._former(order), kept)
             deliveries = AutoDelivery(order.deliveries)
             coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._move_tasks)
             self.coordinators[order.session_id] = coordinator  # from here on it is told about lost workers and clients
@@ -251,6 +254,15 @@ class DShuffleScheduler(SchedulerPlugin):
         """Partitions of the session that the ordered one takes over from, unless it has ended."""
         coordinator = None if order.former is None else self.coordinators.get(order.former)
         return None if coordinator is None or coordinator.ended else coordinator.partitions()
+
+    async def _kept(self, order: SessionRequest, ready: set[str]) -> Found:
+        """The partitions that earlier sessions have kept on the disks of the workers."""
+        if order.kept_as is None or order.former is not None:
+            return {}
+        message = {"op": "dshuffle_kept", "directory": order.cache_directory, "dataset": order.dataset.identity}
+        replies = await self._ask_all(message, sorted(ready), order.settings)
+        there = {address: reply["kept"] for address, reply in replies.items() if isinstance(reply, dict)}
+        return {address: [Listed.from_dict(one) for one in kept] for address, kept in there.items()}
 
     def _check_wanted(self, order: SessionRequest) -> None:
         """Refuse to open a session whose client has left, or has closed it in the meantime."""

@@ -132,7 +132,7 @@ def move_to_rank(key: Any, scheduler: Scheduler, session: Session) -> None:
     """
     task, rank = scheduler.tasks.get(key), rank_of_key(key)
     is_new = rank in session.new_ranks and not session.ended
-    where = NOBODY if is_new else session.addresses.get(rank)
+    where = NOBODY if is_new else session.addresses.get(rank, "")
     if task is None or not (is_new or where in scheduler.workers) or task.worker_restrictions in (None, {where}):
         return
     scheduler.set_restrictions({key: {where}})

@@ -1,7 +1,8 @@
 """Read a worker's first partition from the partitions of a former session, or of the worker that had the rank before.
 
-The worker that holds a sample sends its row, with the checksum from when the row was read. All other rows are read from
-the dataset, so nothing depends on the former partitions.
+The former session may still be open, or have kept its partitions on disks. The worker that holds a sample sends its
+row, with the checksum from when the row was read. All other rows are read from the dataset, so nothing depends on the
+former partitions.
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ class FormerPartitions:
 
         async def read(rank: int, places: NDArray[np.int64]) -> None:
             reply = await self._ask(rank, sample_ids[places], stop)
-            rows, checksums = reply["rows"], reply["checksums"]
+            rows, checksums, found = reply["rows"], reply["checksums"], reply.get("found")
+            if found is not None and not found.all():  # a kept partition may lack some
+                places, rows, checksums = places[found], rows[found], checksums[found]
             await self._jobs.run(cache.unpack, sample_ids[places], slots[places], rows, checksums, nbytes=rows.nbytes)
             left[places] = False
             if not self._is_here(rank):

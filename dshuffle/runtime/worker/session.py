@@ -26,13 +26,13 @@ from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId, rows_per_message
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.exchange.receiver import Receiver
-from dshuffle.exchange.row_file import RowFile
 from dshuffle.exchange.sender import Sender
 from dshuffle.planning import SERVER, STORE, name_of
 from dshuffle.runtime.memory import for_partition, partition_nbytes
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.session_spec import SessionSpec
+from dshuffle.runtime.worker.disk import PartitionOnDisk
 from dshuffle.runtime.worker.epoch_lock import EpochLock
 from dshuffle.runtime.worker.former_partitions import FormerPartitions, RowsHere
 from dshuffle.runtime.worker.plans import Plans
@@ -61,8 +61,8 @@ class WorkerSession:
         The session's dataset, open in this process.
     rank
         Rank of this worker, or ``None`` if it only serves.
-    file
-        File for the rows; ``None`` to keep them in memory.
+    disk
+        Where the rows are on the worker's disk; ``None`` to keep them in memory.
     rows_here
         Returns rows of other sessions on this worker; needed if the first partition is read from former ones.
     """
@@ -73,7 +73,7 @@ class WorkerSession:
         spec: SessionSpec,
         dataset: Dataset,
         rank: int | None,
-        file: RowFile | None = None,
+        disk: PartitionOnDisk | None = None,
         rows_here: RowsHere | None = None,
     ) -> None:
         self.spec = spec
@@ -81,6 +81,7 @@ class WorkerSession:
         self.epoch = spec.shuffle.first_epoch - 1
         self.number = -1  # of the last order that set the members
         self._worker = worker
+        self._disk = disk
         self._loop = asyncio.get_running_loop()
         # Each session has threads of its own, so that none waits for the reads of another one.
         self._jobs = JobQueue(2, "dshuffle")
@@ -113,7 +114,7 @@ class WorkerSession:
                 capacity=spec.shuffle.capacity,
                 incoming=spec.shuffle.max_incoming,
                 budget=budget,
-                file=file,
+                file=None if disk is None else disk.file,
             )
             receiver = Receiver(
                 Inbox(rank, window=settings.window),
@@ -281,6 +282,8 @@ class WorkerSession:
             report = {"measures": measures.to_dict(), "training_seconds": self.take_training_seconds()}
             self._committed = run_id, {"report": report}
             run.forget()
+            if self._disk is not None and parts.training is not None:
+                self._disk.keep(run.epoch, parts.training.cache, self._jobs)
         return self._committed[1]
 
     async def abort(self, run_id: int) -> None:
@@ -314,6 +317,9 @@ class WorkerSession:
         parts.plans.close()
         if parts.training is not None:
             parts.training.cache.close()
+        if self._disk is not None:
+            await self._disk.settle()
+            self._disk.close()
         self._jobs.close()
         self._reading.close()
         if parts.server_rows is not None:

@@ -22,15 +22,17 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import sent
+from dshuffle.exchange.kept_partition import Listed
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning import SERVER
 from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.dataset_inputs import with_data
-from dshuffle.runtime.memory import WorkerMemory, row_file
+from dshuffle.runtime.memory import WorkerMemory
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap, within
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec, adopted_id, is_adopted_by
+from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
 from dshuffle.runtime.worker.session import WorkerSession
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class DShuffleWorker(WorkerPlugin):
     def __init__(self) -> None:
         self.sessions: dict[str, WorkerSession] = {}
         self.collectives: dict[str, Collective] = {}
+        self.kept = KeptPartitions()
         self.torn_down = False
         self._opening: dict[str, asyncio.Task[None]] = {}
         self._reserved: dict[str, int] = {}  # session -> bytes of its partition
@@ -91,7 +94,10 @@ class DShuffleWorker(WorkerPlugin):
             return {"open": False} if session is None else session.status()
 
         async def commit(session_id: str, run_id: int) -> Reply:
-            return await plugin().session(session_id).commit(run_id)
+            found = plugin()
+            reply = await found.session(session_id).commit(run_id)
+            found.kept.close(session_id)  # all members have their first partitions
+            return reply
 
         async def plan_ahead(session_id: str, run_id: int, delivery: str) -> None:
             plugin().session(session_id).plan_ahead(run_id, delivery)
@@ -117,6 +123,11 @@ class DShuffleWorker(WorkerPlugin):
             for arrived in acknowledged:
                 session.acknowledge(MessageId(*arrived))
             return await sent(worker, await session.serve(MessageId(*message)))
+
+        async def kept(directory: str, dataset: str) -> Reply:
+            loop, executor = asyncio.get_running_loop(), plugin()._executor
+            found = await loop.run_in_executor(executor, Listed.all_in, directory, dataset)
+            return {"kept": [one.to_dict() for one in found]}
 
         async def rows(session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> Reply:
             return await sent(worker, await plugin().rows(session_id, epoch, sample_ids))
@@ -146,6 +157,7 @@ class DShuffleWorker(WorkerPlugin):
             "dshuffle_close": replying(close_session),
             "dshuffle_mean": replying(meet),
             "dshuffle_end_collective": replying(end_collective),
+            "dshuffle_kept": replying(kept),
             "dshuffle_rows": replying(rows),
             "dshuffle_fetch": fetch,
             "dshuffle_acknowledge": acknowledge,
@@ -246,6 +258,7 @@ class DShuffleWorker(WorkerPlugin):
                 await session.close()
         finally:
             self._reserved.pop(session_id, None)
+            self.kept.close(session_id)
 
     async def _hand_over(self, worker: Worker) -> None:
         """While this worker closes, wait until nobody reads its partitions any more."""
@@ -297,18 +310,22 @@ class DShuffleWorker(WorkerPlugin):
     async def _open(self, spec: SessionSpec, number: int, last_run: int, epoch: int | None) -> None:
         assert self._worker is not None
         loop = asyncio.get_running_loop()
-        rank, file = self._rank(spec), None
+        rank, disk = self._rank(spec), None
         try:
             dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
             spec = spec.with_shuffle(await loop.run_in_executor(self._executor, with_data, spec.shuffle, dataset))
             await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle)
-            if rank is not None:
-                file = await loop.run_in_executor(self._executor, row_file, self._worker, spec, dataset.layout)
-            session = WorkerSession(self._worker, spec, dataset, rank, file, self.rows)
+            if rank is not None and epoch is not None:
+                spec = await loop.run_in_executor(self._executor, kept_here, self._worker, spec, rank, epoch)
+            await loop.run_in_executor(self._executor, self.kept.open, self._worker, spec)
+            if rank is not None and spec.cache_directory is not None:
+                disk = await loop.run_in_executor(self._executor, PartitionOnDisk, self._worker, spec, rank)
+            session = WorkerSession(self._worker, spec, dataset, rank, disk, self.rows)
             session.number = number
             try:
                 if epoch is not None:
                     await session.restore(epoch)
+                    self.kept.close(spec.session_id)
                 await session.abort(last_run)
             except BaseException:
                 await session.close()
@@ -316,8 +333,9 @@ class DShuffleWorker(WorkerPlugin):
             self.sessions[spec.session_id] = session
         except BaseException:
             self._reserved.pop(spec.session_id, None)
-            if file is not None:
-                file.close()
+            self.kept.close(spec.session_id)
+            if disk is not None:
+                disk.close()
             raise
         finally:
             self._opening.pop(spec.session_id, None)
@@ -337,7 +355,11 @@ class DShuffleWorker(WorkerPlugin):
         return None
 
     async def rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> Reply:
-        """Rows of a partition on this worker."""
+        """Rows of a partition on this worker; ``session_id`` may name a kept one."""
+        if session_id in self.kept:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._executor, self.kept.rows, session_id, sample_ids
+            )
         return await self.session(session_id).rows_of(epoch, sample_ids)
 
     def collective(self, session_id: str, number: int) -> Collective:

@@ -1,0 +1,316 @@
+"""Partitions that stay on a local disk when their session has ended, for a later session on the same machine.
+
+Each partition has a folder with its rows and an index. The index names the dataset, the way of shuffling, the rank and
+the epoch, and has the sample, slot and checksum of every row. It is replaced after each epoch, while the next rows
+arrive in other slots. So if a process is killed, the index is that of the last epoch, or of the one before it, of which
+some rows may have been overwritten. Every row is compared with its checksum when it is read.
+
+A process holds a lock on the rows that it uses. A folder without a lock may be read by any session, and removed by the
+next session on the same dataset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import logging
+import os
+import shutil
+import tempfile
+import weakref
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import ExchangeError
+from dshuffle.exchange.cache_partition import EMPTY, Index
+from dshuffle.exchange.row_file import RowFile
+from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows, gather_rows
+from dshuffle.unnamed_file import reserve
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Version of the format of an index. Others are ignored."""
+
+PREFIX = "dshuffle-partition-"
+"""Beginning of the names of the folders."""
+
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+"""Errors of an index that is damaged, or is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLabel:
+    """What a kept partition is of.
+
+    Parameters
+    ----------
+    dataset
+        Identity of the dataset.
+    shuffle
+        Digest of all that decides who trains on what, but for the number of workers.
+    row_nbytes, n_slots
+        Shape of the file of rows.
+    n_workers, rank, epoch
+        Number of workers of its session, its rank, and its epoch; -1 if it has no rows yet.
+    """
+
+    dataset: str
+    shuffle: str
+    row_nbytes: int
+    n_slots: int
+    n_workers: int
+    rank: int
+    epoch: int = -1
+
+
+class PartitionFolder:
+    """The folder of a partition, as the session that fills it uses it.
+
+    Parameters
+    ----------
+    directory
+        Folder on a local disk in which to make it; created if it does not exist.
+    label
+        What the partition is of.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be made.
+    """
+
+    def __init__(self, directory: str, label: KeptLabel) -> None:
+        os.makedirs(directory, exist_ok=True)
+        self._directory, self._label = directory, label
+        new = tempfile.mkdtemp(prefix="dshuffle-new-", dir=directory)
+        self.path = os.path.join(directory, PREFIX + os.path.basename(new).removeprefix("dshuffle-new-"))
+        self._lock = open(os.path.join(new, "rows"), "w+b")  # noqa: SIM115  # closed with the session
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(new, self.path)  # only now others see it: they would remove a folder without a lock
+        # A session may end while a thread still makes its folder, which nobody closes then.
+        self._remove = weakref.finalize(self, _removed, self.path, self._lock)
+        self._write(label.epoch, EMPTY, np.empty(0, np.uint32))
+
+    def open_rows(self) -> BinaryIO:
+        """Open the file of rows, with all of its disk space reserved.
+
+        Raises
+        ------
+        OSError
+            If the disk does not have enough room.
+        """
+        file = open(os.path.join(self.path, "rows"), "r+b", buffering=0)  # noqa: SIM115  # the caller closes it
+        reserve(file, max(1, self._label.n_slots * self._label.row_nbytes), self._directory)
+        return file
+
+    def write(self, epoch: int, index: Index, checksums: NDArray[np.uint32]) -> None:
+        """Replace the index by that of another epoch, then remove the folders that nobody uses.
+
+        Parameters
+        ----------
+        epoch
+            The epoch.
+        index
+            Its samples and their slots.
+        checksums
+            Checksum of the row in each slot.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written. The index before is still there.
+        """
+        self._write(epoch, index, checksums[index.slots])
+        self._remove.detach()
+        remove_unused(self._directory, self._label.dataset)
+
+    def _write(self, epoch: int, index: Index, checksums: NDArray[np.uint32]) -> None:
+        label = dataclasses.replace(self._label, epoch=epoch)
+        header = json.dumps({"format": FORMAT, **dataclasses.asdict(label)})
+        new = os.path.join(self.path, "index.new")
+        with open(new, "wb") as file:
+            text = np.array(header)
+            np.savez(file, header=text, sample_ids=index.sample_ids, slots=index.slots, checksums=checksums)
+        os.replace(new, os.path.join(self.path, "index.npz"))
+
+    def close(self) -> None:
+        """Leave the partition to later sessions, or remove it if it has no rows yet."""
+        self._remove()
+        self._lock.close()
+
+
+class KeptPartition:
+    """A partition of a session that has ended, as another session reads it. It is not removed meanwhile.
+
+    Parameters
+    ----------
+    path
+        Its folder.
+    layout
+        Layout of a row.
+    memory_limit
+        Memory limit of the process in bytes, as for :class:`~dshuffle.exchange.row_file.RowFile`.
+
+    Raises
+    ------
+    ExchangeError
+        If the folder is gone, damaged, or used by another session.
+    """
+
+    def __init__(self, path: str, layout: RowLayout, memory_limit: int | None = None) -> None:
+        try:
+            self._lock = _locked(path, fcntl.LOCK_SH)
+        except OSError as error:
+            raise ExchangeError(f"the kept partition {path} is gone, or another session uses it ({error})") from error
+        try:
+            with _index(path) as found:
+                label = _label(found)
+                self._index = Index(found["sample_ids"], found["slots"])
+                self._checksums: NDArray[np.uint32] = found["checksums"]
+            self._check(label, layout)
+            with open(os.path.join(path, "rows"), "r+b", buffering=0) as file:
+                self._file = RowFile(layout, label.n_slots, path, memory_limit, file=file)
+        except UNREADABLE as error:
+            self._lock.close()
+            raise ExchangeError(f"the kept partition {path} is damaged ({type(error).__name__}: {error})") from error
+        self._layout = layout
+
+    def read(self, sample_ids: NDArray[np.int64]) -> tuple[ByteMatrix, NDArray[np.uint32], NDArray[np.bool_]]:
+        """Read rows of samples.
+
+        Returns
+        -------
+        rows, checksums
+            The rows and their checksums.
+        found
+            Which of the samples are here with their bytes. What the others have in ``rows`` means nothing.
+        """
+        rows = self._layout.empty(len(sample_ids))
+        if not len(self._index.sample_ids):
+            return rows, np.zeros(len(sample_ids), np.uint32), np.zeros(len(sample_ids), np.bool_)
+        places = np.minimum(np.searchsorted(self._index.sample_ids, sample_ids), len(self._index.sample_ids) - 1)
+        slots = self._index.slots[places]
+        self._file.will_need(slots)
+        gather_rows(self._file.rows, slots, rows)
+        self._file.relieve()
+        checksums = self._checksums[places]
+        found: NDArray[np.bool_] = self._index.sample_ids[places] == sample_ids
+        found &= checksum_rows(rows, sample_ids) == checksums
+        return rows, checksums, found
+
+    def close(self) -> None:
+        """Let other sessions remove the partition."""
+        self._file.close()
+        self._lock.close()
+
+    def _check(self, label: KeptLabel, layout: RowLayout) -> None:
+        """Refuse an index that does not describe rows."""
+        ids, slots, checksums = self._index.sample_ids, self._index.slots, self._checksums
+        if label.row_nbytes != layout.nbytes:
+            raise ValueError(f"its rows have {label.row_nbytes} bytes, and not {layout.nbytes}")
+        if [one.dtype.str for one in (ids, slots, checksums)] != ["<i8", "<i8", "<u4"]:
+            raise ValueError("its index has other types")
+        if not len(ids) == len(slots) == len(checksums) or np.any(ids[1:] <= ids[:-1]):
+            raise ValueError("its index is not one of rows")
+        if len(slots) and not 0 <= slots.min() <= slots.max() < label.n_slots:
+            raise ValueError("its index has slots that do not exist")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A partition that was kept in a directory: the name of its folder, and what it is of."""
+
+    name: str
+    label: KeptLabel
+
+    @classmethod
+    def all_in(cls, directory: str, dataset: str) -> list[Self]:
+        """The partitions of a dataset that have rows and that nobody fills. Whatever else is there is ignored."""
+        found = [(name, label) for name, label in _labels(directory) if label is not None]
+        return [cls(name, label) for name, label in found if label.dataset == dataset and label.epoch >= 0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, as a message can hold them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """What :meth:`to_dict` returned."""
+        return cls(fields["name"], KeptLabel(**fields["label"]))
+
+
+def remove_unused(directory: str, dataset: str) -> int:
+    """Remove the kept partitions of a dataset that nobody uses, and those that cannot be read; return how many."""
+    removed = 0
+    for name, label in _labels(directory):
+        if label is None or label.dataset == dataset:
+            path = os.path.join(directory, name)
+            with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
+                shutil.rmtree(path, ignore_errors=True)
+                removed += 1
+    return removed
+
+
+def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:
+    """The folders in a directory that nobody fills, and their labels; None if they cannot be read."""
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.startswith(PREFIX))
+    except OSError:
+        return
+    for name in names:
+        path = os.path.join(directory, name)
+        try:
+            _locked(path, fcntl.LOCK_SH).close()
+        except OSError:  # a session fills it, or it has just been removed
+            continue
+        try:
+            with _index(path) as found:
+                label = _label(found)
+        except UNREADABLE as error:
+            logger.debug("dshuffle: the kept partition %s cannot be read: %s", path, error)
+            label = None
+        yield name, label
+
+
+@contextlib.contextmanager
+def _index(path: str) -> Iterator[np.lib.npyio.NpzFile]:
+    # NumPy leaves a file open that it cannot read, if it has opened it.
+    with open(os.path.join(path, "index.npz"), "rb") as file, np.load(file, allow_pickle=False) as found:
+        yield found
+
+
+def _label(found: np.lib.npyio.NpzFile) -> KeptLabel:
+    header = json.loads(str(found["header"]))
+    if header.pop("format") != FORMAT:
+        raise ValueError("another release of dshuffle wrote it")
+    return KeptLabel(**header)
+
+
+def _removed(path: str, lock: BinaryIO) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    lock.close()
+
+
+def _locked(path: str, how: int) -> BinaryIO:
+    """The rows of a kept partition, with a lock on them until they are closed.
+
+    Raises
+    ------
+    OSError
+        If there are no rows, or another process has a lock that excludes this one.
+    """
+    rows = open(os.path.join(path, "rows"), "r+b", buffering=0)  # noqa: SIM115  # the caller closes it
+    try:
+        fcntl.flock(rows, how | fcntl.LOCK_NB)
+    except OSError:
+        rows.close()
+        raise
+    return rows

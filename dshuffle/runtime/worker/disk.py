@@ -1,0 +1,156 @@
+"""The rows of a worker's partition on its local disk, and partitions that earlier sessions have kept there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import BinaryIO
+
+import numpy as np
+from distributed import Worker
+from numpy.typing import NDArray
+
+from dshuffle.errors import CacheBudgetError, DShuffleError
+from dshuffle.exchange.cache_partition import CachePartition, Index
+from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.kept_partition import KeptLabel, KeptPartition, Listed, PartitionFolder, remove_unused
+from dshuffle.exchange.row_file import RowFile
+from dshuffle.runtime.replies import Reply
+from dshuffle.runtime.session_spec import LOCAL, Former, SessionSpec
+
+logger = logging.getLogger(__name__)
+
+ROOM_WITHIN = 1.0
+"""Seconds in which the workers of a machine make room on its disk."""
+
+
+class PartitionOnDisk:
+    """The file of a partition, and the folder in which it stays if it is to outlive the session.
+
+    Parameters
+    ----------
+    worker
+        The Dask worker.
+    spec
+        A session with a ``cache_directory``.
+    rank
+        The worker's rank.
+
+    Raises
+    ------
+    CacheBudgetError
+        If the directory cannot be used, or the disk does not have enough room.
+    """
+
+    def __init__(self, worker: Worker, spec: SessionSpec, rank: int) -> None:
+        assert spec.cache_directory is not None
+        directory = str(worker.local_directory) if spec.cache_directory == LOCAL else spec.cache_directory
+        layout, shuffle = spec.dataset.layout, spec.shuffle
+        n_slots, limit = shuffle.capacity + shuffle.max_incoming, worker.memory_manager.memory_limit
+        self._folder: PartitionFolder | None = None
+        self._latest: tuple[int, Index, NDArray[np.uint32]] | None = None
+        self._writing: asyncio.Task[None] | None = None
+        if spec.kept_as is None:
+            self.file = RowFile(layout, n_slots, directory, limit)
+            return
+        label = KeptLabel(spec.dataset.identity, spec.kept_as, layout.nbytes, n_slots, shuffle.n_workers, rank)
+        try:
+            self._folder = PartitionFolder(directory, label)
+            self.file = RowFile(layout, n_slots, directory, limit, file=_room_for(self._folder, directory, label))
+        except OSError as error:
+            if self._folder is not None:
+                self._folder.close()
+            raise CacheBudgetError(
+                f"a partition does not fit into cache_directory={directory!r}: {error}. Use another folder, more "
+                "workers, or a lower cache_fraction"
+            ) from error
+
+    def keep(self, epoch: int, cache: CachePartition, jobs: JobQueue) -> None:
+        """Write the index of an epoch that has just begun, if the partition is to outlive the session.
+
+        If epochs are shorter than writing takes, some of them are left out.
+        """
+        if self._folder is not None:
+            self._latest = epoch, cache.index, cache.checksums
+            if self._writing is None or self._writing.done():
+                self._writing = asyncio.create_task(self._write(self._folder, jobs))
+
+    async def settle(self) -> None:
+        """Wait until the index of the last epoch is written."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    def close(self) -> None:
+        """Leave a kept partition to later sessions, and free any other one."""
+        self.file.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    async def _write(self, folder: PartitionFolder, jobs: JobQueue) -> None:
+        while self._latest is not None:
+            latest, self._latest = self._latest, None
+            try:
+                await jobs.run(folder.write, *latest)
+            except OSError as error:  # the partition itself has its room
+                logger.warning("dshuffle: the partition of epoch %d cannot be kept: %s", latest[0], error)
+
+
+def _room_for(folder: PartitionFolder, directory: str, label: KeptLabel) -> BinaryIO:
+    """The file of a kept partition. If the disk is full, those of earlier sessions are removed."""
+    deadline = time.monotonic() + ROOM_WITHIN
+    while True:
+        try:
+            return folder.open_rows()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            if remove_unused(directory, label.dataset):
+                logger.warning("dshuffle: kept partitions in %s were removed to make room for a new one", directory)
+            time.sleep(0.1)  # another worker of this machine may be removing some
+
+
+class KeptPartitions:
+    """Kept partitions that this worker reads, for itself and for others, while a session reads its first partitions."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[str, KeptPartition]] = {}
+
+    def open(self, worker: Worker, spec: SessionSpec) -> None:
+        """Open those that a session counts on. If one cannot be used any more, its rows come from the dataset."""
+        if spec.former is None or not spec.former.kept or spec.cache_directory is None:
+            return
+        for address, name in spec.former.holders.values():
+            if address == worker.address:
+                path, limit = os.path.join(spec.cache_directory, name), worker.memory_manager.memory_limit
+                try:
+                    self._open[name] = spec.session_id, KeptPartition(path, spec.dataset.layout, limit)
+                except DShuffleError as error:
+                    logger.warning("dshuffle: %s", error)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._open
+
+    def rows(self, name: str, sample_ids: NDArray[np.int64]) -> Reply:
+        """Rows of a partition, and which of the samples it has."""
+        rows, checksums, found = self._open[name][1].read(sample_ids)
+        return {"rows": rows, "checksums": checksums, "found": found}
+
+    def close(self, session_id: str) -> None:
+        """Let go of the partitions of a session, which has read them."""
+        for name, (session, partition) in list(self._open.items()):
+            if session == session_id:
+                del self._open[name]
+                partition.close()
+
+
+def kept_here(worker: Worker, spec: SessionSpec, rank: int, epoch: int) -> SessionSpec:
+    """The session of a worker that takes a rank, with the partition that the lost worker may have left on this disk."""
+    if spec.kept_as is None or spec.former is not None or spec.cache_directory is None:
+        return spec
+    wanted = spec.kept_as, spec.shuffle.n_workers, rank, epoch
+    for one in Listed.all_in(spec.cache_directory, spec.dataset.identity):
+        if (one.label.shuffle, one.label.n_workers, one.label.rank, one.label.epoch) == wanted:
+            return spec.with_former(Former(epoch, {rank: (worker.address, one.name)}, kept=True))
+    return spec

@@ -1,0 +1,225 @@
+"""Partitions that outlive their session: read as they were, never while somebody fills them, never wrong rows."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dshuffle.errors import ExchangeError
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.kept_partition import KeptLabel, KeptPartition, Listed, PartitionFolder, remove_unused
+from dshuffle.exchange.row_file import RowFile
+from dshuffle.rows import RowLayout
+
+LAYOUT = RowLayout.of({"x": (np.dtype("f8"), (3,))})
+LABEL = KeptLabel("data", "global", LAYOUT.nbytes, n_slots=12, n_workers=2, rank=1)
+HELD = np.array([3, 4, 9, 20])
+
+
+def filled(directory, held=HELD, label=LABEL, epoch=5):
+    """A folder with rows whose numbers are those of their samples, and the cache that has them."""
+    folder = PartitionFolder(str(directory), label)
+    file = RowFile(LAYOUT, label.n_slots, str(directory), file=folder.open_rows())
+    cache = CachePartition(LAYOUT, capacity=8, incoming=4, file=file)
+    load(cache, held)
+    folder.write(epoch, cache.index, cache.checksums)
+    return folder, cache
+
+
+def load(cache, held, keep=()):
+    slots = cache.reserve(np.asarray(held))
+    LAYOUT.column(cache.rows, "x")[slots] = np.asarray(held)[:, np.newaxis]
+    cache.add_checksums(np.asarray(held), slots)
+    cache.commit(cache.prepare(np.union1d(held, keep).astype(np.int64)))
+
+
+def kept(directory):
+    """A partition that its session has left."""
+    folder, _ = filled(directory)
+    folder.close()
+    return folder.path
+
+
+def test_the_rows_are_those_of_the_session(tmp_path):
+    partition = KeptPartition(kept(tmp_path), LAYOUT)
+    rows, checksums, found = partition.read(np.array([20, 5, 3, 0, 99]))
+    assert found.tolist() == [True, False, True, False, False]
+    assert LAYOUT.column(rows[found], "x").tolist() == [[20] * 3, [3] * 3]
+    cache = CachePartition(LAYOUT, capacity=8, incoming=0)
+    cache.unpack(np.array([20, 3]), cache.reserve(np.array([20, 3])), rows[found], checksums[found])
+    partition.close()
+
+
+def test_what_is_there_is_listed_for_its_dataset_alone(tmp_path):
+    path = kept(tmp_path)
+    [one] = Listed.all_in(str(tmp_path), "data")
+    assert (one.name, one.label.epoch, one.label.rank) == (os.path.basename(path), 5, 1)
+    assert Listed.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    assert Listed.all_in(str(tmp_path), "other") == []
+    assert Listed.all_in(str(tmp_path / "none"), "data") == []
+
+
+def test_a_partition_that_a_session_fills_is_not_touched(tmp_path):
+    folder, _ = filled(tmp_path)
+    assert Listed.all_in(str(tmp_path), "data") == []
+    assert remove_unused(str(tmp_path), "data") == 0
+    with pytest.raises(ExchangeError, match="another session uses it"):
+        KeptPartition(folder.path, LAYOUT)
+    folder.close()
+    assert len(Listed.all_in(str(tmp_path), "data")) == 1
+
+
+def test_a_partition_is_not_removed_while_it_is_read(tmp_path):
+    path = kept(tmp_path)
+    readers = [KeptPartition(path, LAYOUT), KeptPartition(path, LAYOUT)]
+    assert remove_unused(str(tmp_path), "data") == 0
+    readers[0].close()
+    assert remove_unused(str(tmp_path), "data") == 0
+    assert readers[1].read(HELD)[2].all()
+    readers[1].close()
+    assert remove_unused(str(tmp_path), "other") == 0
+    assert remove_unused(str(tmp_path), "data") == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_next_session_removes_what_nobody_uses(tmp_path):
+    old = kept(tmp_path)
+    (tmp_path / "of-somebody-else").mkdir()
+    folder, cache = filled(tmp_path)
+    assert not os.path.exists(old)
+    again = kept(tmp_path)
+    folder.write(6, cache.index, cache.checksums)
+    assert not os.path.exists(again)
+    assert os.path.exists(folder.path)
+    assert (tmp_path / "of-somebody-else").exists()
+    folder.close()
+
+
+def test_a_session_without_rows_leaves_nothing(tmp_path):
+    folder = PartitionFolder(str(tmp_path / "new" / "folder"), LABEL)
+    folder.close()
+    assert os.listdir(tmp_path / "new" / "folder") == []
+
+
+def test_a_folder_that_is_dropped_without_closing_leaves_nothing(tmp_path):
+    """As when a session ends while a thread still makes its folder."""
+    folder = PartitionFolder(str(tmp_path), LABEL)
+    assert len(os.listdir(tmp_path)) == 1
+    del folder
+    gc.collect()
+    assert os.listdir(tmp_path) == []
+
+
+def test_rows_that_were_overwritten_after_the_index_was_written_are_not_found(tmp_path):
+    """As when a process is killed while rows of the next epoch but one arrive in the slots of evicted rows."""
+    folder, cache = filled(tmp_path)
+    load(cache, [30, 31], keep=[3, 4])  # evicts 9 and 20
+    load(cache, [40, 41, 42, 43], keep=[3, 4])
+    load(cache, [50, 51, 52, 53], keep=[3, 4])
+    folder.close()
+    partition = KeptPartition(folder.path, LAYOUT)
+    rows, _, found = partition.read(HELD)
+    assert found.tolist() == [True, True, False, False]
+    assert LAYOUT.column(rows[found], "x")[:, 0].tolist() == [3, 4]
+    partition.close()
+
+
+def test_a_row_that_changed_on_the_disk_is_not_found(tmp_path):
+    path = kept(tmp_path)
+    with open(os.path.join(path, "rows"), "r+b") as file:
+        file.write(b"\x01")  # the first slot
+    partition = KeptPartition(path, LAYOUT)
+    assert partition.read(HELD)[2].sum() == 3
+    partition.close()
+
+
+def index_of(path, **changes):
+    """Write an index with other contents."""
+    with np.load(os.path.join(path, "index.npz")) as found:
+        arrays = {name: found[name] for name in found.files}
+    header = json.loads(str(arrays["header"]))
+    for name, value in changes.items():
+        if name in arrays:
+            arrays[name] = value
+        else:
+            header[name] = value
+    arrays["header"] = np.array(json.dumps({key: value for key, value in header.items() if value is not None}))
+    np.savez(os.path.join(path, "index.npz"), **arrays)
+
+
+@pytest.mark.parametrize(
+    ("changes", "listed"),
+    [
+        ({"format": 2}, False),
+        ({"rank": None}, False),
+        ({"something": "new"}, False),
+        ({"slots": np.array([0, 1, 2, 12])}, True),
+        ({"slots": np.array([0, 1])}, True),
+        ({"slots": np.array([0.5, 1, 2, 3])}, True),
+        ({"sample_ids": np.array([4, 3, 9, 20])}, True),
+        ({"checksums": np.array(["a", "b", "c", "d"])}, True),
+        ({"row_nbytes": 8}, True),
+        ({"n_slots": 1000}, True),
+    ],
+    ids=str,
+)
+def test_an_index_that_describes_no_rows_is_ignored(tmp_path, changes, listed):
+    path = kept(tmp_path)
+    index_of(path, **changes)
+    assert len(Listed.all_in(str(tmp_path), "data")) == listed
+    with pytest.raises(ExchangeError, match="is damaged"):
+        KeptPartition(path, LAYOUT)
+    assert remove_unused(str(tmp_path), "data") == 1  # whoever tried to read it has let go of it
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "gone", "pickle"])
+def test_a_damaged_index_is_ignored_and_removed(tmp_path, damage):
+    path = Path(kept(tmp_path))
+    index = path / "index.npz"
+    whole = index.read_bytes()
+    if damage == "gone":
+        index.unlink()
+    elif damage == "pickle":
+        np.savez(index, header=np.array({"format": 1}, dtype=object))
+    elif damage == "flipped":
+        at = whole.index(HELD.astype("<i8").tobytes())
+        index.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    else:
+        index.write_bytes(whole[: len(whole) // 2] if damage == "truncated" else b"")
+    with pytest.raises(ExchangeError, match="is damaged"):
+        KeptPartition(str(path), LAYOUT)
+    if damage != "flipped":  # of which only the header is read
+        assert Listed.all_in(str(tmp_path), "data") == []
+    assert remove_unused(str(tmp_path), "data") == 1
+
+
+def test_a_process_that_is_killed_leaves_its_partition(tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.exchange.test_kept_partition import filled
+folder, cache = filled({str(tmp_path)!r})
+print("filled", flush=True)
+import time
+time.sleep(100)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"filled\n"
+        assert Listed.all_in(str(tmp_path), "data") == []
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+    deadline = time.monotonic() + 10
+    while not (found := Listed.all_in(str(tmp_path), "data")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    partition = KeptPartition(str(tmp_path / found[0].name), LAYOUT)
+    assert partition.read(HELD)[2].all()
+    partition.close()

@@ -1,0 +1,319 @@
+"""Partitions that outlive their session (``keep_cache``): a later session reads them, and nothing wrong or foreign."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import dshuffle
+from dshuffle import Shuffler
+from dshuffle.errors import CacheBudgetError, InvalidParameter
+from dshuffle.exchange.kept_partition import Listed
+from dshuffle.runtime.worker import worker_plugin
+from dshuffle.store import Dataset
+
+from .conftest import OPTIONS, task_that_checks
+
+WAYS = [
+    {"assignment": "global"},
+    {"assignment": "partial:0.3"},
+    {"assignment": "local"},
+    {"assignment": "chunks"},
+    {"delivery": "storage"},
+    {"delivery": "server"},
+    {"cache_fraction": 0.6, "delivery": "clique"},
+    {"assignment": "aligned", "delivery": "leftover"},
+    {"balance": "label", "sharding": "stratified:label"},
+]
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    x = np.random.default_rng(0).random((1000, 7))
+    arrays = {"x": x, "y": np.arange(1000), "label": np.arange(1000) % 3}
+    return dshuffle.create_dataset(tmp_path / "labelled.zarr", arrays, chunk_rows=100)
+
+
+@pytest.fixture
+def workers():
+    """A client of a new cluster of some workers, in this process."""
+    return lambda n_workers: LocalCluster(n_workers=n_workers, processes=False, memory_limit=0, **OPTIONS)
+
+
+def one_epoch(shuffler, task, client):
+    """Train on one epoch, and return the samples of every rank, and the record."""
+    for epoch in shuffler.epochs(1):
+        samples = client.gather(epoch.map(task))
+    return samples, shuffler.records[0]
+
+
+def first_record(shuffler, ids, client):
+    """Train on all samples, and return the record."""
+    samples, record = one_epoch(shuffler, ids, client)
+    assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+    return record
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+def test_a_session_that_resumes_reads_nothing_from_the_store(threads, workers, labelled, ids, tmp_path, way):
+    """The workers of the new cluster have other addresses. Its ranks train on what is left of the epoch."""
+    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
+
+    def some(partition):
+        partition.mark_trained(10)
+        return partition.sample_ids[:10].copy()
+
+    with Shuffler(threads, labelled, seed=4, **way, **kept) as shuffler:
+        epochs = shuffler.epochs(9)
+        for _ in range(3):
+            epoch = next(epochs)
+        seen = threads.gather(epoch.map(some))
+        order = threads.gather(epoch.map(ids))
+        state = shuffler.state_dict()
+    with (
+        workers(5) as cluster,
+        Client(cluster) as client,
+        Shuffler.resume(client, labelled, state, delivery=way.get("delivery", "peer"), **kept) as shuffler,
+    ):
+        samples, record = one_epoch(shuffler, ids, client)
+    for then, before, now in zip(order, seen, samples, strict=True):
+        assert np.array_equal(then, np.concatenate([before, now]))
+    if way.get("delivery") not in ("clique", "leftover"):  # their server reads what it will send
+        assert record.store_delivered_bytes == 0  # labels are read, but no rows
+    if "cache_fraction" not in way:  # rows beyond a share come from the workers that train on them
+        assert sum(record.wire_received_bytes) == 0  # every worker got the rank whose partition it has
+
+
+@pytest.mark.parametrize("n_workers", [2, 7])
+def test_another_number_of_workers_reads_from_those_that_have_a_row(threads, workers, small, ids, tmp_path, n_workers):
+    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
+    with Shuffler(threads, small, **kept) as shuffler:
+        for epoch in shuffler.epochs(2):
+            threads.gather(epoch.map(ids))
+    with workers(n_workers) as cluster, Client(cluster) as client, Shuffler(client, small, **kept) as shuffler:
+        record = first_record(shuffler, ids, client)
+        assert record.store_bytes == 0
+        assert sum(record.wire_received_bytes) > 0
+        one_epoch(shuffler, ids, client)  # nobody reads the former partitions any more
+    assert len(os.listdir(tmp_path / "rows")) == n_workers
+
+
+@pytest.mark.parametrize("change", ["seed", "dataset", "part", "arrays"])
+def test_what_is_of_something_else_is_not_used(threads, small, ids, tmp_path, change):
+    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
+    with Shuffler(threads, small, **kept) as shuffler:
+        first_record(shuffler, ids, threads)
+    before, options = small, {}
+    if change == "seed":
+        options = {"seed": 1}
+    elif change == "dataset":
+        x = np.random.default_rng(0).random((1000, 7))
+        small = dshuffle.create_dataset(small.url, {"x": x, "y": np.arange(1000)}, chunk_rows=100, overwrite=True)
+    elif change == "part":
+        small = small.select(np.arange(1000))
+    else:
+        small = dshuffle.open_dataset(small.url, arrays=["y"])
+    with Shuffler(threads, small, **kept, **options) as shuffler:
+        assert first_record(shuffler, ids, threads).store_bytes > 0
+    same = {label.dataset for label in (one.label for one in Listed.all_in(str(tmp_path / "rows"), before.identity))}
+    assert same == ({before.identity} if small.identity != before.identity or change in ("seed", "arrays") else set())
+
+
+def test_a_directory_that_another_session_uses(threads, small, ids, tmp_path):
+    """Each has partitions of its own, and neither removes those of the other."""
+    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
+    with Shuffler(threads, small, **kept) as one:
+        first_record(one, ids, threads)
+        with Shuffler(threads, small, **kept) as other:
+            assert first_record(other, ids, threads).store_bytes > 0
+            assert len(os.listdir(tmp_path / "rows")) == 10
+        for epoch in one.epochs(2):
+            threads.gather(epoch.map(ids))
+    assert len(os.listdir(tmp_path / "rows")) == 5
+
+
+@pytest.mark.parametrize("harm", ["gone", "rows", "index"])
+def test_what_is_damaged_is_read_from_the_store(threads, small, ids, tmp_path, harm, monkeypatch):
+    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
+    with Shuffler(threads, small, **kept) as shuffler:
+        first_record(shuffler, ids, threads)
+    folder = tmp_path / "rows" / min(os.listdir(tmp_path / "rows"))
+    if harm == "gone":  # after it was listed
+        all_in = Listed.all_in.__func__
+
+        def and_then_removed(cls, directory, dataset):
+            found = all_in(cls, directory, dataset)
+            (folder / "rows").unlink(missing_ok=True)
+            return found
+
+        monkeypatch.setattr(Listed, "all_in", classmethod(and_then_removed))
+    else:
+        path = folder / ("rows" if harm == "rows" else "index.npz")
+        path.write_bytes(bytes(path.stat().st_size))
+    with Shuffler(threads, small, **kept) as shuffler:
+        record = first_record(shuffler, ids, threads)
+    assert 0 < record.store_delivered_bytes <= 201 * small.row_nbytes  # one partition of five
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_partitions_survive_that_all_workers_are_killed(new_processes, small, tmp_path):
+    checked = task_that_checks(small)
+    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
+    url = str(tmp_path / "run.json")
+    with new_processes(3) as cluster, Client(cluster) as client:
+        shuffler = Shuffler(client, small, checkpoint=url, on_loss="raise", **kept)
+        epochs = shuffler.epochs(9)
+        for _ in range(3):
+            expected = client.gather(next(epochs).map(checked))
+        shuffler.save(url)
+        time.sleep(1.0)  # the exchange for the next epoch, and the index of this one
+        for pid in client.run(os.getpid).values():
+            os.kill(pid, signal.SIGKILL)
+        shuffler.close()
+    assert len(os.listdir(tmp_path / "rows")) == 3
+    with (
+        new_processes(3) as cluster,
+        Client(cluster) as client,
+        Shuffler.resume(client, small, url, **kept) as shuffler,
+    ):
+        samples, record = one_epoch(shuffler, checked, client)
+        assert record.store_bytes == 0
+        for now, then in zip(samples, expected, strict=True):
+            np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
+    workers, small, ids, within, tmp_path, monkeypatch, keeps
+):
+    directory = tmp_path / "rows"
+    read_rows, lock = [], threading.Lock()
+    read_into = Dataset.read_into
+
+    def counting(self, out, slots, sample_ids, **options):
+        with lock:
+            read_rows.append(len(sample_ids))
+        read_into(self, out, slots, sample_ids, **options)
+
+    kept_here = worker_plugin.kept_here
+
+    def later(*args):  # when the session is closed on the worker that was given up
+        deadline = time.monotonic() + 10
+        while keeps and not Listed.all_in(str(directory), small.identity) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return kept_here(*args)
+
+    def lose(address, dask_scheduler):
+        [coordinator] = dask_scheduler.extensions["dshuffle"].coordinators.values()
+        coordinator._candidates.refuse(address)
+        coordinator.lose(address)
+
+    monkeypatch.setattr(worker_plugin, "kept_here", later)
+    with (
+        workers(3) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small, cache_directory=directory, keep_cache=keeps) as shuffler,
+    ):
+        cluster.scale(4)
+        client.wait_for_workers(4)
+        epochs = shuffler.epochs(3)
+        next(epochs)
+        client.gather(next(epochs).map(ids))
+        monkeypatch.setattr(Dataset, "read_into", counting)
+        client.run_on_scheduler(lose, shuffler.addresses[1])
+        samples = within(40, lambda: client.gather(next(epochs).map(ids)))
+        assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+    assert max(read_rows) == (3 if keeps else 333)  # three rows tell whether a worker sees the same dataset
+
+
+def test_an_elastic_session_keeps_the_partitions_of_its_last_workers(workers, small, ids, tmp_path, eventually):
+    directory = tmp_path / "rows"
+    with (
+        workers(2) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small, cache_directory=directory, keep_cache=True, elastic=True) as shuffler,
+    ):
+        epochs = shuffler.epochs(6)
+        client.gather(next(epochs).map(ids))
+        cluster.scale(3)
+        client.wait_for_workers(3)
+        for epoch in epochs:
+            client.gather(epoch.map(ids))
+        assert shuffler.n_workers == 3
+    assert sorted(one.label.rank for one in Listed.all_in(str(directory), small.identity)) == [0, 1, 2]
+    assert len(os.listdir(directory)) == 3
+
+
+def test_kept_partitions_make_room_for_new_ones(threads, small, ids, tmp_path, monkeypatch, caplog, eventually):
+    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
+    with Shuffler(threads, small, **kept) as shuffler:
+        first_record(shuffler, ids, threads)
+    fallocate = os.posix_fallocate
+
+    def full(fd, offset, length):
+        if len(os.listdir(tmp_path / "rows")) > 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fallocate(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with Shuffler(threads, small, seed=1, **kept) as shuffler:
+        first_record(shuffler, ids, threads)
+    assert "were removed to make room" in caplog.text
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    with pytest.raises(CacheBudgetError, match=r"does not fit into cache_directory=.* are free there"):
+        Shuffler(threads, small, seed=2, **kept)
+    eventually(lambda: os.listdir(tmp_path / "rows") == [])
+
+
+def no_space(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_index_that_cannot_be_written_does_not_end_the_session(
+    threads, small, orders, tmp_path, monkeypatch, caplog
+):
+    directory = tmp_path / "rows"
+    with Shuffler(threads, small, cache_directory=directory, keep_cache=True) as shuffler:
+        orders(shuffler, 1)
+        monkeypatch.setattr(os, "replace", no_space)
+        orders(shuffler, 2)
+    assert "cannot be kept" in caplog.text
+    monkeypatch.undo()
+    assert {one.label.epoch for one in Listed.all_in(str(directory), small.identity)} == {0}
+
+
+def test_indexes_that_take_longer_than_epochs_are_left_out(threads, small, orders, tmp_path, monkeypatch):
+    """The last one is written before the session is closed."""
+    replace = os.replace
+
+    def slowly(*args):
+        time.sleep(0.3)
+        replace(*args)
+
+    monkeypatch.setattr(os, "replace", slowly)
+    directory = tmp_path / "rows"
+    with Shuffler(threads, small, cache_directory=directory, keep_cache=True) as shuffler:
+        orders(shuffler, 6)
+    assert {one.label.epoch for one in Listed.all_in(str(directory), small.identity)} == {5}
+
+
+@pytest.mark.parametrize("directory", [None, "local"])
+def test_a_cache_that_cannot_outlive_the_job_is_refused(threads, small, directory):
+    with pytest.raises(InvalidParameter, match=r"keep_cache=True.*does not outlive a job"):
+        Shuffler(threads, small, cache_directory=directory, keep_cache=True)
+    with pytest.raises(InvalidParameter, match="keep_cache='yes'"):
+        Shuffler(threads, small, cache_directory="/tmp/rows", keep_cache="yes")
+
+
+def test_nothing_is_left_without_keep_cache(threads, small, orders, tmp_path):
+    with Shuffler(threads, small, cache_directory=tmp_path / "rows") as shuffler:
+        orders(shuffler, 2)
+    assert os.listdir(tmp_path / "rows") == []
