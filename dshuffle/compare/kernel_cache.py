@@ -12,7 +12,7 @@ from dshuffle.planning import Aligned, Choices, Global, Partial, ShuffleSpec, ge
 from dshuffle.planning.delivery import Excess
 from dshuffle.planning.mixing import planned_quality
 from dshuffle.planning.small_plan import compile_planner
-from dshuffle.store.reader import scatter_rows
+from dshuffle.store.reader import scatter_patches, scatter_rows
 from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
 
@@ -41,4 +41,6 @@ def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
     for writeable in (True, False):  # like decoded and stored blocks
         block = np.zeros((1, 1), np.uint8)
         block.flags.writeable = writeable
-        scatter_rows(block, np.zeros(1, np.int64), 0, np.zeros(1, np.uint8), np.zeros(1, np.int64))
+        one = np.zeros(1, np.int64)
+        scatter_rows(block, one, 0, np.zeros(1, np.uint8), one)
+        scatter_patches(block, one, 0, np.zeros(1, np.uint8), one, one, one, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.errors import CorruptChunk, DatasetChanged, DatasetError, InvalidParameter
+from dshuffle.errors import CorruptChunk, DatasetChanged, DatasetError
 from dshuffle.notebook import html_summary
 from dshuffle.records import StoreTraffic
 from dshuffle.redaction import hide_secrets
@@ -23,17 +24,15 @@ from dshuffle.store.backends.metered import Meter, MeteredStore
 from dshuffle.store.checked import check_memory_budget, checked_indices, checked_slots
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.store.view import View
-from dshuffle.store.windows import Offsets, Windows
+from dshuffle.store.views import Views
 from dshuffle.units import human_bytes, human_count
 
 if TYPE_CHECKING:
     from dshuffle.store.open import Opening
 
-WHOLE = "Make windows of the whole dataset first, and parts of them afterwards."
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Dataset:
+class Dataset(Views):
     """Arrays in a store that share a dimension of samples, from :func:`open_dataset` or :func:`create_dataset`.
 
     A dataset may be used from several threads at once. Its pickle holds the URL and the storage options, and
@@ -78,7 +77,7 @@ class Dataset:
 
     @property
     def is_view(self) -> bool:
-        """Whether its samples differ from those of the stored dataset; see :meth:`select` and :meth:`windows`."""
+        """Whether its samples differ from those of the stored dataset: a part of them, windows, or patches."""
         return not self._view.is_whole
 
     @property
@@ -147,10 +146,10 @@ class Dataset:
         samples = checked_indices("ids", ids, self.n_samples, "samples")
         rows, sinks = {}, []
         for name, source in self._sources.items():
-            window = self._view.window(name)
-            rows[name] = np.empty((samples.size, len(window) * source.row_nbytes), np.uint8)
+            n_items = math.prod(self.arrays[name].shape)
+            rows[name] = np.empty((samples.size, n_items * source.dtype.itemsize), np.uint8)
             if rows[name].size:
-                sinks.append(reader.Sink(source, rows[name], 0, window))
+                sinks.append(self._sink(source, rows[name], 0))
         self._read(sinks, samples, np.arange(samples.size), memory_budget)
         return {name: self._sources[name].values(matrix, self.arrays[name].shape) for name, matrix in rows.items()}
 
@@ -194,9 +193,7 @@ class Dataset:
         places = checked_slots(rows, slots, samples.size, self.row_nbytes)
         fields = self.layout.dtype.fields
         assert fields is not None
-        sinks = [
-            reader.Sink(one, rows, fields[name][1], self._view.window(name)) for name, one in self._sources.items()
-        ]
+        sinks = [self._sink(one, rows, fields[name][1]) for name, one in self._sources.items()]
         self._read(sinks, samples, places, memory_budget, stop)
 
     def slabs(self, nbytes: int) -> Iterator[NDArray[np.int64]]:
@@ -220,140 +217,19 @@ class Dataset:
         >>> [ids.tolist() for ids in dataset.slabs(60)]
         [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9]]
         """
-        n_rows = nbytes // max(1, self.row_nbytes)
-        unit = self._widest.info.chunk_rows
-        unit = max([unit, *(one.chunk_rows for one in self.arrays.values() if one.chunk_rows <= n_rows)])
-        step = max(1, n_rows // unit) * unit
-        for begin in range(0, self._view.n_rows, step):
+        most = nbytes // max(1, self.row_nbytes)
+        unit = self.arrays[self._widest.name].chunk_rows
+        unit = max([unit, *(one.chunk_rows for one in self.arrays.values() if one.chunk_rows <= most)])
+        step = max(1, most // unit) * unit
+        for begin in range(0, self._view.n_items, step):
             if len(ids := self._view.within(begin, begin + step)):
                 yield ids
 
-    @property
-    def _widest(self) -> StoredArray:
-        """The array with the widest rows, and among equals with the largest chunks."""
-        return max(self._sources.values(), key=lambda source: (source.row_nbytes, source.info.chunk_rows))
-
-    def select(self, samples: ArrayLike) -> Dataset:
-        """Return a part of the dataset, as a dataset of its own. Nothing is read or copied.
-
-        Parameters
-        ----------
-        samples
-            ``(q,)`` mask, or distinct ids of samples.
-
-        Returns
-        -------
-        Dataset
-            The samples in ascending order. Their ids are 0 to n - 1. Its identity depends on the selection. Its pickle
-            has one bit for each stored sample.
-
-        Raises
-        ------
-        InvalidParameter
-            If it is neither a mask for all samples nor distinct ids, or selects nothing.
-
-        Examples
-        --------
-        >>> from dshuffle.store import create_dataset
-        >>> dataset = create_dataset("memory://doc-select", {"x": np.arange(10) ** 2}, overwrite=True)
-        >>> dataset.select(dataset.read_rows(np.arange(10))["x"] > 30).read_rows([0, 1])
-        {'x': array([36, 49])}
-        """
-        return self._seen_as(self._view.select(samples))
-
-    def split(self, fraction: float, *, by: str = "sample", seed: int = 0) -> tuple[Dataset, Dataset]:
-        """Divide the dataset at random into two parts, for example for training and validation.
-
-        Parameters
-        ----------
-        fraction
-            Fraction of the samples in the first part, in (0, 1).
-        by
-            What stays together: single samples (``"sample"``), chunks of the largest array (``"chunk"``, so that no
-            chunk is read for both parts), or all samples with the same value of an array, by its name. Groups of very
-            different sizes make the fraction inexact. Windows overlap, so single windows cannot be drawn, and windows
-            that share a row with the first part are left out of the second.
-        seed
-            Random seed.
-
-        Returns
-        -------
-        tuple
-            Both parts.
-
-        Raises
-        ------
-        InvalidParameter
-            If a part would be empty, or the array does not exist or has more than one value per sample.
-
-        Examples
-        --------
-        >>> from dshuffle.store import create_dataset
-        >>> arrays = {"x": np.arange(6), "patient": np.array([1, 1, 2, 2, 3, 3])}
-        >>> dataset = create_dataset("memory://doc-split", arrays, overwrite=True)
-        >>> train, test = dataset.split(0.67, by="patient")
-        >>> sorted(test.read_rows([0, 1])["patient"].tolist()), train.n_samples
-        ([2, 2], 4)
-        """
-        groups: NDArray[Any] | None = None
-        if by == "chunk":
-            rows = self._widest.info.chunk_rows
-            groups = self._view.anchors(np.arange(self.n_samples)) // rows
-            if groups[0] == groups[-1]:
-                hint = "Split by an array, or write the dataset with fewer samples per chunk."
-                raise InvalidParameter.because("by", f"all samples are in one chunk of {rows}", hint)
-        elif by != "sample":
-            if by not in self.scalars:
-                raise InvalidParameter.of(
-                    "by", by, f"'sample', 'chunk', or one of the arrays {', '.join(self.scalars)}"
-                )
-            part = dataclasses.replace(self, _sources={by: self._sources[by]})
-            groups = part.read_rows(np.arange(self.n_samples))[by]
-        elif self._view.windows is not None:
-            raise InvalidParameter.of("by", by, "'chunk' or the name of an array, because windows overlap")
-        first, second = self._view.split(fraction, groups, seed)
-        return self._seen_as(first), self._seen_as(second)
-
-    def windows(self, offsets: Offsets | Mapping[str, Offsets]) -> Dataset:
-        """Make samples of several consecutive rows, such as steps of time. Nothing is read or copied.
-
-        Parameters
-        ----------
-        offsets
-            Distances of the rows of a sample from its anchor, for all arrays or by name: ``(-1, 0, 1)`` gives an array
-            an axis of length 3 in front, and ``1`` gives it the next row in its own shape. Arrays that are not named
-            keep the row of the anchor.
-
-        Returns
-        -------
-        Dataset
-            A sample for each row whose windows lie within the arrays, in their order. Its identity depends on the
-            offsets. Workers hold and exchange whole windows, so a row that is in k windows is held and sent k times.
-
-        Raises
-        ------
-        InvalidParameter
-            If an array or an offset is not allowed, no window fits, or this is a part of a dataset. Make windows first
-            and parts of them afterwards.
-
-        Examples
-        --------
-        >>> from dshuffle.store import create_dataset
-        >>> dataset = create_dataset("memory://doc-windows", {"t": np.arange(5) * 10}, overwrite=True)
-        >>> dataset.windows((-1, 0, 1)).read_rows([0, 2])
-        {'t': array([[ 0, 10, 20],
-               [20, 30, 40]])}
-        """
-        if self.is_view:
-            raise InvalidParameter.because("offsets", "this is a part of a dataset, or has windows already", WHOLE)
-        return self._seen_as(View(self.n_samples, Windows.of(offsets, self.arrays)))
+    def _only(self, name: str) -> Dataset:
+        return dataclasses.replace(self, _sources={name: self._sources[name]})
 
     def _seen_as(self, view: View) -> Dataset:
-        """Other samples of the stored arrays."""
-        infos = {
-            name: one.info if view.windows is None else view.windows.info(name, one.info)
-            for name, one in self._sources.items()
-        }
+        infos = {name: view.info(name, one) for name, one in self._sources.items()}
         items = {name: (source.dtype, infos[name].shape) for name, source in self._sources.items()}
         return dataclasses.replace(
             self,
@@ -387,6 +263,9 @@ class Dataset:
                 "new Shuffler"
             )
 
+    def _sink(self, source: StoredArray, rows: ByteMatrix, offset: int) -> reader.Sink:
+        return reader.Sink(source, rows, offset, self._view.window(source.name), self._view.cut(source))
+
     def _read(
         self,
         sinks: list[reader.Sink],
@@ -398,7 +277,7 @@ class Dataset:
         check_memory_budget(memory_budget)
         start = time.perf_counter()
         try:
-            reader.read_rows(sinks, self._view.anchors(ids), slots, memory_budget=memory_budget, stop=stop)
+            reader.read_rows(sinks, self._view.items(ids), slots, memory_budget=memory_budget, stop=stop)
         except CorruptChunk:
             if self._cache is not None:
                 self._cache.forget()

@@ -23,13 +23,16 @@ def describe(dataset: Dataset) -> str | dict[str, Any]:
 
     Storage options, which may be secrets, are left out.
     """
-    opening, windows, selection = dataset._opening, dataset._view.windows, dataset._view.selection
+    opening, view = dataset._opening, dataset._view
+    windows, patches, selection = view.windows, view.patches, view.selection
     plain = Opening(opening.url, Wanted(), None, 0)
     chosen = {**dataclasses.asdict(opening.wanted), "chunk_cache": opening.chunk_cache}
     defaults = {**dataclasses.asdict(plain.wanted), "chunk_cache": plain.chunk_cache}
     fields = {name: value for name, value in chosen.items() if value != defaults[name]}
     if windows is not None:
         fields["windows"] = dict(windows.offsets)
+    if patches is not None:
+        fields["patches"] = {one.name: [one.size, one.stride] for one in patches.dims}
     if selection is not None:
         packed = base64.b64encode(zlib.compress(selection.bits.tobytes())).decode()
         fields |= {"stored_samples": selection.n_stored, "selected": packed}
@@ -60,13 +63,16 @@ def dataset_of(fields: Mapping[str, Any]) -> Dataset:
     """
     options = dict(fields)
     packed, n_stored = options.pop("selected", None), options.pop("stored_samples", None)
-    windows = options.pop("windows", None)
+    windows, patches = options.pop("windows", None), options.pop("patches", None)
     try:
         opened = open_dataset(options.pop("url", ""), **options)
     except TypeError as error:  # an unknown name
         raise InvalidParameter.because("dataset", f"its description is not one that to_dict wrote: {error}") from error
     if windows is not None:
         opened = opened.windows(windows)
+    if patches is not None:
+        strides = {name: stride for name, (_, stride) in patches.items()}
+        opened = opened.patches(stride=strides, **{name: size for name, (size, _) in patches.items()})
     if packed is None:
         return opened
     if n_stored != opened.n_samples:

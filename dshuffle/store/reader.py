@@ -20,6 +20,7 @@ from zarr.core.sync import sync
 from dshuffle.errors import DatasetError
 from dshuffle.rows import ByteMatrix
 from dshuffle.store.direct_read import DirectArray, Indexes
+from dshuffle.store.patches import Box, Cut, box_items
 from dshuffle.store.stored_array import StoredArray
 
 #: Default number of bytes in flight at a time.
@@ -43,23 +44,56 @@ class Sink:
     """Target of one array's rows in one call: the bytes from ``offset`` in the rows of a contiguous byte matrix.
 
     With ``window``, a row of the matrix gets the stored rows at these distances from a sample, one after the other.
+    With ``cut``, it gets patches of them. Stored rows and patches are both called items here.
     """
 
     source: StoredArray
     matrix: ByteMatrix
     offset: int
     window: tuple[int, ...] = (0,)
+    cut: Cut | None = None
     indexes: Indexes = field(default_factory=dict)
 
+    @property
+    def n_patches(self) -> int:
+        """Number of items in a stored row."""
+        return 1 if self.cut is None else self.cut.n_patches
+
+    @property
+    def band_items(self) -> int:
+        """Number of items in a band."""
+        return self.source.info.chunk_rows * self.n_patches
+
+    @property
+    def item_nbytes(self) -> int:
+        """Bytes of an item."""
+        return self.source.row_nbytes if self.cut is None else self.source.dtype.itemsize * self.cut.n_items
+
     def places(self, ids: NDArray[np.int64], slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Stored rows in ascending order, and the byte of the matrix at which each begins; ``ids`` are ascending."""
+        """Items in ascending order, and the byte of the matrix at which each begins; ``ids`` are ascending."""
         places = slots * self.matrix.shape[1] + self.offset
         if self.window == (0,):
             return ids, places
-        ids = (ids[:, None] + np.array(self.window)).reshape(-1)
-        places = (places[:, None] + np.arange(len(self.window)) * self.source.row_nbytes).reshape(-1)
+        ids = (ids[:, None] + np.array(self.window) * self.n_patches).reshape(-1)
+        places = (places[:, None] + np.arange(len(self.window)) * self.item_nbytes).reshape(-1)
         order = np.argsort(ids)
         return ids[order], places[order]
+
+    def fill(
+        self,
+        block: NDArray[np.uint8],
+        ids: NDArray[np.int64],
+        start: int,
+        places: NDArray[np.int64],
+        box: Box | None = None,
+    ) -> None:
+        """Copy items out of a block of rows, or of a box of these rows. The block begins with item ``start``."""
+        target = self.matrix.reshape(-1)
+        if self.cut is None:
+            scatter_rows(block, ids, start, target, places)
+            return
+        offsets, nbytes, begins = self.cut.runs(self.source.dtype.itemsize, box or self.cut.whole)
+        scatter_patches(block, ids, start, target, places, begins, offsets, nbytes)
 
 
 def read_rows(
@@ -132,23 +166,29 @@ async def run_bounded(jobs: Iterable[Job], budget: int) -> None:
 
 
 def _jobs(sink: Sink, ids: NDArray[np.int64], places: NDArray[np.int64], span_nbytes: int) -> Iterator[Job]:
-    source, chunk_rows, direct = sink.source, sink.source.info.chunk_rows, sink.source.direct
+    source, band_items, direct = sink.source, sink.band_items, sink.source.direct
     if source.row_nbytes == 0 or ids.size == 0:
         return
     max_bands = max(1, span_nbytes // source.band_nbytes)
     if direct is None:
-        for start, stop, first, last in spans(ids, chunk_rows, max_bands):
-            nbytes = (stop - start) // chunk_rows * source.band_nbytes
-            yield cost(nbytes), partial(_read_span, sink, start, stop, ids[first:last], places[first:last])
+        for start, stop, first, last in spans(ids, band_items, max_bands):
+            items, starts = ids[first:last], places[first:last]
+            if sink.cut is None:
+                nbytes = (stop - start) // band_items * source.band_nbytes
+                yield cost(nbytes), partial(_read_span, sink, start, stop, items, starts)
+                continue
+            for box, which in sink.cut.boxes(items):
+                nbytes = (stop - start) // sink.n_patches * source.dtype.itemsize * box_items(box)
+                yield cost(nbytes), partial(_read_span, sink, start, stop, items[which], starts[which], box)
     elif direct.shard_chunks:
         if direct.cached:
             max_bands = 1  # the chunks wanted together differ between epochs
-        for start, stop, first, last in spans(ids, chunk_rows, max_bands, direct.shard_chunks):
-            chunks = list(range(start // chunk_rows, stop // chunk_rows))
+        for start, stop, first, last in spans(ids, band_items, max_bands, direct.shard_chunks):
+            chunks = list(range(start // band_items, stop // band_items))
             read = partial(_read_chunks, sink, direct, chunks, ids[first:last], places[first:last])
             yield cost(len(chunks) * source.band_nbytes), read
     else:
-        bands = ids // chunk_rows
+        bands = ids // band_items
         firsts = np.flatnonzero(np.diff(bands, prepend=-1))
         ends = np.append(firsts[1:], ids.size)
         step = min(max_bands, max(1, source.batch_nbytes // source.band_nbytes))
@@ -160,26 +200,26 @@ def _jobs(sink: Sink, ids: NDArray[np.int64], places: NDArray[np.int64], span_nb
 
 
 def spans(
-    ids: NDArray[np.int64], chunk_rows: int, max_bands: int, shard_bands: int = 0
+    ids: NDArray[np.int64], band_items: int, max_bands: int, shard_bands: int = 0
 ) -> list[tuple[int, int, int, int]]:
     """Group sorted ids into spans that are read in one call; with ``shard_bands`` a span stays within one shard.
 
     Returns
     -------
     list of (start, stop, first, last)
-        Rows ``start`` to ``stop`` contain ``ids[first:last]``. They are at most ``max_bands`` consecutive bands, and
+        Items ``start`` to ``stop`` contain ``ids[first:last]``. They are at most ``max_bands`` consecutive bands, and
         each band contains at least one id.
 
     Examples
     --------
-    >>> spans(np.array([0, 1, 4, 9, 9]), chunk_rows=2, max_bands=4)
+    >>> spans(np.array([0, 1, 4, 9, 9]), band_items=2, max_bands=4)
     [(0, 2, 0, 2), (4, 6, 2, 3), (8, 10, 3, 5)]
-    >>> spans(np.array([0, 3, 5]), chunk_rows=2, max_bands=2)
+    >>> spans(np.array([0, 3, 5]), band_items=2, max_bands=2)
     [(0, 4, 0, 2), (4, 6, 2, 3)]
-    >>> spans(np.array([0, 3, 5]), chunk_rows=2, max_bands=9, shard_bands=2)
+    >>> spans(np.array([0, 3, 5]), band_items=2, max_bands=9, shard_bands=2)
     [(0, 4, 0, 2), (4, 6, 2, 3)]
     """
-    bands = ids // chunk_rows
+    bands = ids // band_items
     firsts = np.flatnonzero(np.diff(bands, prepend=-1))
     bands = bands[firsts]
     at = np.arange(bands.size)
@@ -191,8 +231,8 @@ def spans(
     ends = np.append(begins[1:], bands.size)
     return list(
         zip(
-            (bands[begins] * chunk_rows).tolist(),
-            ((bands[ends - 1] + 1) * chunk_rows).tolist(),
+            (bands[begins] * band_items).tolist(),
+            ((bands[ends - 1] + 1) * band_items).tolist(),
             firsts[begins].tolist(),
             np.append(firsts, ids.size)[ends].tolist(),
             strict=True,
@@ -200,13 +240,19 @@ def spans(
     )
 
 
-async def _read_span(sink: Sink, start: int, stop: int, ids: NDArray[np.int64], places: NDArray[np.int64]) -> None:
-    block = await sink.source.read_rows(start, stop)
-    arguments = block, ids, start, sink.matrix.reshape(-1), places
-    if ids.size * block.shape[1] < _THREAD_NBYTES:
-        scatter_rows(*arguments)
+async def _read_span(
+    sink: Sink,
+    start: int,
+    stop: int,
+    ids: NDArray[np.int64],
+    places: NDArray[np.int64],
+    box: Box | None = None,
+) -> None:
+    block = await sink.source.read_rows(start // sink.n_patches, stop // sink.n_patches, box or ())
+    if ids.size * sink.item_nbytes < _THREAD_NBYTES:
+        sink.fill(block, ids, start, places, box)
     else:
-        await asyncio.to_thread(scatter_rows, *arguments)
+        await asyncio.to_thread(sink.fill, block, ids, start, places, box)
 
 
 async def _read_chunks(
@@ -236,12 +282,11 @@ async def _one_by_one(
     sink: Sink, direct: DirectArray | None, chunks: list[int], ids: NDArray[np.int64], places: NDArray[np.int64]
 ) -> None:
     """Read chunks one by one; if ``direct`` is ``None``, through zarr, which fills in missing chunks."""
-    chunk_rows = sink.source.info.chunk_rows
     for chunk in chunks:
-        start = chunk * chunk_rows
-        some = slice(*np.searchsorted(ids, (start, start + chunk_rows)))
+        start, stop = chunk * sink.band_items, (chunk + 1) * sink.band_items
+        some = slice(*np.searchsorted(ids, (start, stop)))
         if direct is None:
-            await _read_span(sink, start, start + chunk_rows, ids[some], places[some])
+            await _read_span(sink, start, stop, ids[some], places[some])
         else:
             await _read_chunks(sink, direct, [chunk], ids[some], places[some])
 
@@ -255,7 +300,7 @@ def _unpack(
     places: NDArray[np.int64],
 ) -> None:
     source, chunk_rows = sink.source, sink.source.info.chunk_rows
-    ends = np.searchsorted(ids, (np.asarray(chunks) + 1) * chunk_rows).tolist()
+    ends = np.searchsorted(ids, (np.asarray(chunks) + 1) * sink.band_items).tolist()
     begin = 0
     for chunk, data, end in zip(chunks, stored, ends, strict=True):
         try:
@@ -264,7 +309,7 @@ def _unpack(
             raise
         except Exception as exc:
             raise source.corrupt(_index(source, chunk), exc) from exc
-        scatter_rows(block, ids[begin:end], chunk * chunk_rows, sink.matrix.reshape(-1), places[begin:end])
+        sink.fill(block, ids[begin:end], chunk * sink.band_items, places[begin:end])
         begin = end
 
 
@@ -284,3 +329,18 @@ def scatter_rows(block, ids, start, target, places):  # type: ignore[no-untyped-
         row = target[places[i] : places[i] + width]
         for b in range(width):
             row[b] = source[b]
+
+
+@numba.njit(nogil=True, cache=True)
+def scatter_patches(block, ids, start, target, places, begins, offsets, nbytes):  # type: ignore[no-untyped-def]
+    """Copy patches of the rows of a block to ``target``: runs of bytes that follow each other there."""
+    n_patches = begins.size
+    for i in range(ids.size):
+        item = ids[i] - start
+        source, begin, place = block[item // n_patches], begins[item % n_patches], places[i]
+        for offset in offsets:
+            run = source[begin + offset : begin + offset + nbytes]
+            row = target[place : place + nbytes]
+            for b in range(nbytes):
+                row[b] = run[b]
+            place += nbytes

@@ -16,6 +16,7 @@ from dshuffle.encodings import Encoding
 from dshuffle.errors import CorruptChunk, DatasetError
 from dshuffle.store.backends.chunk_cache import ChunkCache
 from dshuffle.store.direct_read import DirectArray
+from dshuffle.store.sample_arrays import dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,19 @@ class StoredArray:
         """Number of chunks along each axis."""
         return tuple(math.ceil(size / chunk) for size, chunk in zip(self._shape, self._chunks, strict=True))
 
-    async def read_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Read the stored numbers of samples as a contiguous ``(stop - start, row_nbytes)`` matrix of bytes.
+    @property
+    def dims(self) -> tuple[str | None, ...]:
+        """Names of the dimensions of a sample, as far as they have names."""
+        names = dimensions(self.array) or (None,) * len(self._shape)
+        return names[: self.axis] + names[self.axis + 1 :]
+
+    @property
+    def chunks_across(self) -> tuple[int, ...]:
+        """Shape of a chunk along the axes of a sample."""
+        return self._chunks[: self.axis] + self._chunks[self.axis + 1 :]
+
+    async def read_rows(self, start: int, stop: int, box: tuple[slice, ...] = ()) -> NDArray[np.uint8]:
+        """Read the stored numbers of samples, or of a box of them, as a contiguous matrix with the bytes of one a row.
 
         Raises
         ------
@@ -133,7 +145,10 @@ class StoredArray:
             If a chunk cannot be decoded. The chunks are read again, one at a time, to find out which.
         """
         try:
-            answer = await self.array.async_array.getitem((*[slice(None)] * self.axis, slice(start, stop)))
+            across = box or (slice(None),) * len(self.info.shape)
+            answer = await self.array.async_array.getitem(
+                (*across[: self.axis], slice(start, stop), *across[self.axis :])
+            )
         except (DatasetError, MemoryError):
             raise
         except Exception as exc:

@@ -1,4 +1,7 @@
-"""Which rows of stored arrays are the samples of a dataset: all of them, windows of rows, or a selection of either."""
+"""What the samples of a dataset are: the rows of its stored arrays, windows or patches of rows, or some of these.
+
+Samples are numbered before the selection. With patches, every row has ``n_patches`` of these numbers: its items.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.store.patches import Cut, Patches
 from dshuffle.store.selection import Selection, split_samples, wanted_samples
+from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.store.windows import Windows
 
 
@@ -23,12 +28,15 @@ class View:
         Length of the stored arrays.
     windows
         The rows of a sample around its anchor; None if each row is a sample.
+    patches
+        The parts of rows that are samples; None if they are not divided.
     selection
-        Some of the windows, or of the rows; None for all.
+        Some of these samples; None for all.
     """
 
     n_rows: int
     windows: Windows | None = None
+    patches: Patches | None = None
     selection: Selection | None = None
     _ids: NDArray[np.int64] | None = field(init=False)
 
@@ -36,17 +44,33 @@ class View:
         object.__setattr__(self, "_ids", None if self.selection is None else self.selection.ids)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return View, (self.n_rows, self.windows, self.selection)  # without the ids, which are 64 times as long
+        return View, (
+            self.n_rows,
+            self.windows,
+            self.patches,
+            self.selection,
+        )  # without the ids, which are 64 times as long
 
     @property
     def is_whole(self) -> bool:
         """Whether the samples are all stored rows."""
-        return self.windows is None and self.selection is None
+        return self.windows is None and self.patches is None and self.selection is None
+
+    @property
+    def n_patches(self) -> int:
+        """Number of samples that a row is divided into."""
+        return 1 if self.patches is None else self.patches.n_patches
+
+    @property
+    def n_items(self) -> int:
+        """Number of items of all rows."""
+        return self.n_rows * self.n_patches
 
     @property
     def n_whole(self) -> int:
         """Number of samples before the selection."""
-        return self.n_rows if self.windows is None else self.windows.n_anchors(self.n_rows)
+        n_anchors = self.n_rows if self.windows is None else self.windows.n_anchors(self.n_rows)
+        return n_anchors * self.n_patches
 
     @property
     def n_samples(self) -> int:
@@ -56,21 +80,39 @@ class View:
     def identity(self, stored: str) -> str:
         """Identity of the samples, from that of the stored dataset."""
         whole = stored if self.windows is None else self.windows.identity(stored)
+        whole = whole if self.patches is None else self.patches.identity(whole)
         return whole if self.selection is None else self.selection.identity(whole)
 
     def window(self, name: str) -> tuple[int, ...]:
         """Distances of the rows of an array from the anchor of a sample."""
         return (0,) if self.windows is None else self.windows.of_array(name)
 
-    def anchors(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Stored rows of samples, or of the anchors of their windows."""
-        rows = samples if self._ids is None else self._ids[samples]
-        return rows if self.windows is None else rows + self.windows.before
+    @property
+    def overlapping(self) -> str:
+        """What overlaps, so that single samples cannot be divided; empty if nothing does."""
+        if self.windows is not None:
+            return "windows"
+        return "patches" if self.patches is not None and self.patches.overlap else ""
+
+    def info(self, name: str, source: StoredArray) -> ArrayInfo:
+        """Dtype, shape and chunks of an array, as one of samples."""
+        info = source.info if self.patches is None else self.patches.info(source.info, source.dims)
+        return info if self.windows is None else self.windows.info(name, info)
+
+    def cut(self, source: StoredArray) -> Cut | None:
+        """How the rows of an array are divided; None if they are not."""
+        if self.patches is None:
+            return None
+        return self.patches.cut(source.dims, source.info.shape, source.chunks_across)
+
+    def items(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Items of samples, or of the anchors of their windows."""
+        items = samples if self._ids is None else self._ids[samples]
+        return items + self._before
 
     def within(self, first: int, last: int) -> NDArray[np.int64]:
-        """The samples whose stored rows, or anchors, are from ``first`` to ``last`` (exclusive)."""
-        before = 0 if self.windows is None else self.windows.before
-        first, last = (min(max(0, row - before), self.n_whole) for row in (first, last))
+        """The samples whose items, or those of their anchors, are from ``first`` to ``last`` (exclusive)."""
+        first, last = (min(max(0, item - self._before), self.n_whole) for item in (first, last))
         if self._ids is not None:
             first, last = np.searchsorted(self._ids, [first, last]).tolist()
         return np.arange(first, last)
@@ -84,7 +126,8 @@ class View:
             If it is neither, or selects nothing.
         """
         ids = wanted_samples(samples, self.n_samples)
-        return View(self.n_rows, self.windows, Selection.of(self.n_whole, ids if self._ids is None else self._ids[ids]))
+        selection = Selection.of(self.n_whole, ids if self._ids is None else self._ids[ids])
+        return View(self.n_rows, self.windows, self.patches, selection)
 
     def split(self, fraction: float, groups: NDArray[np.int64] | None, seed: int) -> tuple[View, View]:
         """Divide the samples at random; see :func:`.split_samples`. Windows of both parts have no row in common.
@@ -96,9 +139,15 @@ class View:
         """
         first, second = split_samples(self.n_samples, fraction, groups, seed)
         if self.windows is not None:
-            apart = self.windows.disjoint(self.anchors(second), self.anchors(first), self.n_rows)
+            anchors, others = (self.items(part) // self.n_patches for part in (second, first))
+            apart = self.windows.disjoint(anchors, others, self.n_rows)
             if not apart.any():
                 hint = "Keep larger groups together, or use smaller windows."
                 raise InvalidParameter.because("by", "every window of the second part overlaps with the first", hint)
             second = second[apart]
         return self.select(first), self.select(second)
+
+    @property
+    def _before(self) -> int:
+        """Items of the rows before the first anchor."""
+        return 0 if self.windows is None else self.windows.before * self.n_patches

@@ -1,0 +1,222 @@
+"""Other samples of a dataset: some of them, windows of rows, and patches of rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.store.patches import Patches
+from dshuffle.store.stored_array import ArrayInfo, StoredArray
+from dshuffle.store.view import View
+from dshuffle.store.windows import Offsets, Windows
+
+ORDER = "Make windows of the whole dataset first, then patches, and parts of them afterwards."
+
+
+class Views(ABC):
+    """The methods of a dataset that return it with other samples. Nothing is read or copied."""
+
+    __slots__ = ()
+
+    n_samples: int
+    arrays: Mapping[str, ArrayInfo]
+    _sources: Mapping[str, StoredArray]
+    _view: View
+
+    @abstractmethod
+    def _seen_as(self, view: View) -> Self:
+        """The dataset with other samples of the stored arrays."""
+
+    @property
+    @abstractmethod
+    def scalars(self) -> list[str]:
+        """Names of the arrays with one value for each sample."""
+
+    @abstractmethod
+    def read_rows(self, ids: ArrayLike) -> dict[str, NDArray[Any]]:
+        """Read samples."""
+
+    @abstractmethod
+    def _only(self, name: str) -> Self:
+        """The dataset without other arrays than one."""
+
+    @property
+    def _widest(self) -> StoredArray:
+        """The array with the widest rows, and among equals with the largest chunks."""
+        return max(self._sources.values(), key=lambda source: (source.row_nbytes, source.info.chunk_rows))
+
+    def select(self, samples: ArrayLike) -> Self:
+        """Return a part of the dataset, as a dataset of its own. Nothing is read or copied.
+
+        Parameters
+        ----------
+        samples
+            ``(q,)`` mask, or distinct ids of samples.
+
+        Returns
+        -------
+        Dataset
+            The samples in ascending order. Their ids are 0 to n - 1. Its identity depends on the selection. Its pickle
+            has one bit for each stored sample.
+
+        Raises
+        ------
+        InvalidParameter
+            If it is neither a mask for all samples nor distinct ids, or selects nothing.
+
+        Examples
+        --------
+        >>> from dshuffle.store import create_dataset
+        >>> dataset = create_dataset("memory://doc-select", {"x": np.arange(10) ** 2}, overwrite=True)
+        >>> dataset.select(dataset.read_rows(np.arange(10))["x"] > 30).read_rows([0, 1])
+        {'x': array([36, 49])}
+        """
+        return self._seen_as(self._view.select(samples))
+
+    def split(self, fraction: float, *, by: str = "sample", seed: int = 0) -> tuple[Self, Self]:
+        """Divide the dataset at random into two parts, for example for training and validation.
+
+        Parameters
+        ----------
+        fraction
+            Fraction of the samples in the first part, in (0, 1).
+        by
+            What stays together: single samples (``"sample"``), chunks of the largest array (``"chunk"``, so that no
+            chunk is read for both parts), or all samples with the same value of an array, by its name. Groups of very
+            different sizes make the fraction inexact. Windows overlap, so single windows cannot be drawn, and windows
+            that share a row with the first part are left out of the second. Single patches can be drawn if they do not
+            overlap.
+        seed
+            Random seed.
+
+        Returns
+        -------
+        tuple
+            Both parts.
+
+        Raises
+        ------
+        InvalidParameter
+            If a part would be empty, or the array does not exist or has more than one value per sample.
+
+        Examples
+        --------
+        >>> from dshuffle.store import create_dataset
+        >>> arrays = {"x": np.arange(6), "patient": np.array([1, 1, 2, 2, 3, 3])}
+        >>> dataset = create_dataset("memory://doc-split", arrays, overwrite=True)
+        >>> train, test = dataset.split(0.67, by="patient")
+        >>> sorted(test.read_rows([0, 1])["patient"].tolist()), train.n_samples
+        ([2, 2], 4)
+        """
+        groups: NDArray[Any] | None = None
+        if by == "chunk":
+            rows = self.arrays[self._widest.name].chunk_rows
+            groups = self._view.items(np.arange(self.n_samples)) // rows
+            if groups[0] == groups[-1]:
+                hint = "Split by an array, or write the dataset with fewer samples per chunk."
+                raise InvalidParameter.because("by", f"all samples are in one chunk of {rows}", hint)
+        elif by != "sample":
+            if by not in self.scalars:
+                raise InvalidParameter.of(
+                    "by", by, f"'sample', 'chunk', or one of the arrays {', '.join(self.scalars)}"
+                )
+            groups = self._only(by).read_rows(np.arange(self.n_samples))[by]
+        elif overlapping := self._view.overlapping:
+            raise InvalidParameter.of("by", by, f"'chunk' or the name of an array, because {overlapping} overlap")
+        first, second = self._view.split(fraction, groups, seed)
+        return self._seen_as(first), self._seen_as(second)
+
+    def windows(self, offsets: Offsets | Mapping[str, Offsets]) -> Self:
+        """Make samples of several consecutive rows, such as steps of time. Nothing is read or copied.
+
+        Parameters
+        ----------
+        offsets
+            Distances of the rows of a sample from its anchor, for all arrays or by name: ``(-1, 0, 1)`` gives an array
+            an axis of length 3 in front, and ``1`` gives it the next row in its own shape. Arrays that are not named
+            keep the row of the anchor.
+
+        Returns
+        -------
+        Dataset
+            A sample for each row whose windows lie within the arrays, in their order. Its identity depends on the
+            offsets. Workers hold and exchange whole windows, so a row that is in k windows is held and sent k times.
+
+        Raises
+        ------
+        InvalidParameter
+            If an array or an offset is not allowed, no window fits, or these are not the samples of the whole dataset.
+            Make windows first, then patches, and parts of them afterwards.
+
+        Examples
+        --------
+        >>> from dshuffle.store import create_dataset
+        >>> dataset = create_dataset("memory://doc-windows", {"t": np.arange(5) * 10}, overwrite=True)
+        >>> dataset.windows((-1, 0, 1)).read_rows([0, 2])
+        {'t': array([[ 0, 10, 20],
+               [20, 30, 40]])}
+        """
+        if not self._view.is_whole:
+            reason = "this is a part of a dataset, or has windows or patches already"
+            raise InvalidParameter.because("offsets", reason, ORDER)
+        return self._seen_as(View(self.n_samples, Windows.of(offsets, self.arrays)))
+
+    def patches(self, *, stride: int | Mapping[str, int] | None = None, **sizes: int) -> Self:
+        """Make samples of boxes of rows, such as regions of a map or tiles of an image. Nothing is read or copied.
+
+        Parameters
+        ----------
+        stride
+            Distance between the beginnings of neighbouring patches, for all dimensions or by name. By default the
+            length of a patch, so that patches touch and do not overlap.
+        **sizes
+            Length of a patch along each dimension that is cut, by the name of the dimension (``dimension_names``, or
+            ``_ARRAY_DIMENSIONS`` as xarray writes it).
+
+        Returns
+        -------
+        Dataset
+            The patches of the first sample, then those of the second, and so on. Those of a sample are in the order of
+            the dimensions that are given, the last one fastest. Patches that would reach beyond the array are left out.
+            Arrays without any of the dimensions are the same in all patches of a sample. The identity depends on the
+            sizes and strides.
+
+        Raises
+        ------
+        InvalidParameter
+            If a dimension, a size or a stride is not allowed, the dimensions have no names, or this is a part of a
+            dataset. Make patches first, and parts of them afterwards.
+
+        Notes
+        -----
+        A chunk that spans all dimensions of a row is read once for all its patches. Of other chunks, those that patches
+        of the same chunks need are read together, so a chunk that patches share with different neighbours is read more
+        than once. Workers hold and exchange whole patches: with a stride below the length, bytes in several patches are
+        held several times.
+
+        Examples
+        --------
+        >>> import tempfile, zarr
+        >>> from dshuffle.store import open_dataset
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     group, maps = zarr.open_group(folder, mode="w"), np.arange(16).reshape(1, 4, 4)
+        ...     _ = group.create_array("t", data=maps, dimension_names=("time", "lat", "lon"))
+        ...     patches = open_dataset(folder).patches(lat=2, lon=2)
+        ...     patches.n_samples, patches.read_rows([1])["t"].tolist()
+        (4, [[[2, 3], [6, 7]]])
+        """
+        if self._view.patches is not None or self._view.selection is not None:
+            raise InvalidParameter.because("patches", "this is a part of a dataset, or has patches already", ORDER)
+        lengths: dict[str, int] = {}
+        for one in self._sources.values():
+            for name, length in zip(one.dims, one.info.shape, strict=True):
+                if name is not None and lengths.setdefault(name, length) != length:
+                    raise DatasetError(
+                        f"dimension {name} has length {lengths[name]} in one array, and {length} in {one.name}"
+                    )
+        return self._seen_as(View(self._view.n_rows, self._view.windows, Patches.of(sizes, stride, lengths)))
