@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -68,8 +68,17 @@ class Network(Protocol):
 
 
 @dataclass(slots=True)
+class LinkMeter:
+    """What came from one sender, between the first request (``begun``) and the last answer (``ended``)."""
+
+    begun: float
+    ended: float = 0.0
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
 class Meter:
-    """Bytes and seconds of one run on one participant."""
+    """Bytes and seconds of one run on one participant; ``links`` by sender, without those in the same process."""
 
     sent_bytes: int = 0
     sent_checksum_bytes: int = 0
@@ -79,6 +88,7 @@ class Meter:
     scatter_seconds: float = 0.0
     rows: int = 0
     recovered_rows: int = 0
+    links: dict[int, LinkMeter] = field(default_factory=dict)
 
 
 async def given(future: asyncio.Future[T]) -> T:

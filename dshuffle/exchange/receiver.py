@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dshuffle.errors import ChecksumMismatch, DatasetError, ExchangeError
-from dshuffle.exchange.endpoints import Meter, Network, Reply, RowSink, T, given, nothing_to_mend, timed
+from dshuffle.exchange.endpoints import LinkMeter, Meter, Network, Reply, RowSink, T, given, nothing_to_mend, timed
 from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReadInstead, ReportFailed, ReportReady
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
@@ -272,15 +272,20 @@ class Receiver:
 
     async def _ask(self, message: MessageId) -> Reply:
         """Request a message until its sender has it: a sender that still waits for its rows says so."""
+        asked = time.perf_counter()
         try:
             reply = await self._answered(message)
         finally:
             self._asking.pop(message, None)
-        self.meter.transfer_seconds = time.perf_counter() - self._started
+        answered = time.perf_counter()
+        self.meter.transfer_seconds = answered - self._started
         if reply["status"] == "OK":
             check_arrays(reply)
             if not self._network.is_local(message.sender):
-                self.meter.received_bytes += reply["rows"].nbytes + reply["checksums"].nbytes
+                nbytes = reply["rows"].nbytes + reply["checksums"].nbytes
+                self.meter.received_bytes += nbytes
+                link = self.meter.links.setdefault(message.sender, LinkMeter(asked))
+                link.ended, link.nbytes = answered, link.nbytes + nbytes
         return reply
 
     async def _answered(self, message: MessageId) -> Reply:

@@ -57,7 +57,7 @@ class Member:
             reply: dict[str, Any] = {"status": "OK"}
             if op == "dshuffle_commit":
                 measures = Measures(wire_sent_bytes=(ROWS,), wire_received_bytes=(ROWS,), transfer_seconds=1.0)
-                reply["report"] = {"measures": measures.to_dict(), "training_seconds": 1.0}
+                reply["report"] = {"measures": measures.to_dict(), "training_seconds": 1.0, "links": {}}
             return self._members.carried(reply)
 
         return answer

@@ -37,7 +37,7 @@ from dshuffle.runtime.scheduler.metrics import count
 from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.scheduler.replacements import Candidates
 from dshuffle.runtime.scheduler.session_machine import SessionMachine
-from dshuffle.runtime.scheduler.snapshot import KEPT, EpochFigures
+from dshuffle.runtime.scheduler.snapshot import KEPT, EpochFigures, LinkFigures, links_of
 from dshuffle.runtime.scheduler.votes import combined_reports, measurements_of, next_rate, rate_of
 from dshuffle.runtime.scheduler.waiters import Waiters
 from dshuffle.runtime.session_spec import Former, adopted_id
@@ -98,6 +98,7 @@ class Coordinator:
         self._move_tasks = move_tasks
         self._rate: float | None = None
         self.log: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.links: tuple[LinkFigures, ...] = ()  # of the last exchange
         self._asked_at = 0.0
         self._waiters = Waiters()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -455,6 +456,7 @@ class Coordinator:
 
     def _measures(self, run: Run, replies: dict[int, Any]) -> dict[str, Any]:
         reports = combined_reports(replies, self.machine.participants)
+        self.links = links_of(replies)
         delivery = self._deliveries.of_run(run)
         if not get_delivery(delivery).needs_server:  # a server's link is shared by all workers
             self._rate = next_rate(self._rate, rate_of(reports.measured, reports.measures.cpu_idle))

@@ -8,13 +8,15 @@ from typing import Any
 
 from bokeh.document import Document
 from bokeh.layouts import column, row
-from bokeh.models import BasicTicker, ColumnDataSource, DataRange1d, HoverTool
+from bokeh.models import BasicTicker, ColumnDataSource, DataRange1d, FactorRange, HoverTool, LinearColorMapper
+from bokeh.models.annotations import ColorBar
 from bokeh.models.widgets.markups import Div
+from bokeh.palettes import Blues256
 from bokeh.plotting import figure
 from bokeh.transform import dodge
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
-from dshuffle.runtime.scheduler.snapshot import EpochFigures, SessionSnapshot
+from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, SessionSnapshot
 from dshuffle.units import human_bytes, human_count, human_rate, human_seconds
 
 INTERVAL_MS = 500
@@ -76,6 +78,13 @@ class Section:
                 x=dodge("rank", shift), top=name, width=0.38, color=colour, source=self._bytes, legend_label=name
             )
         moved.xaxis.axis_label = "rank"
+        self._links = ColumnDataSource(_link_columns(()))
+        self._names = FactorRange(), FactorRange()  # senders, and receivers from above to below
+        pairs = [
+            _matrix("MB by pair of participants in the last exchange", "mb", self._links, self._names),
+            _matrix("MB/s of each link, from first request to last answer", "rate", self._links, self._names),
+        ]
+        self._pairs = row(*pairs, sizing_mode="stretch_width", visible=False)
         for plot in (times, moved):
             plot.xaxis.ticker = BasicTicker(min_interval=1, num_minor_ticks=0)  # epochs and ranks are whole numbers
             legend = plot.legend[0]
@@ -85,6 +94,7 @@ class Section:
             self._head,
             row(times, moved, sizing_mode="stretch_width"),
             self._workers,
+            self._pairs,
             sizing_mode="stretch_width",
         )
 
@@ -97,6 +107,29 @@ class Section:
         if columns != self._epochs.data:
             self._epochs.data = columns
             self._bytes.data = _byte_columns(shown)
+            names = [_short(one.name) for one in session.participants]
+            self._names[0].factors, self._names[1].factors = names, names[::-1]
+            self._links.data = _link_columns(session.links)
+            self._pairs.visible = bool(session.links)
+
+
+def _matrix(title: str, value: str, source: ColumnDataSource, names: tuple[FactorRange, FactorRange]) -> Any:
+    """A square for each link, whose colour is a value of it."""
+    look: dict[str, Any] = {"height": 300, "sizing_mode": "stretch_width", "toolbar_location": None, "tools": ""}
+    plot = figure(title=title, x_range=names[0], y_range=names[1], **look)
+    colours = LinearColorMapper(palette=Blues256[::-1], low=0)
+    squares = plot.rect(
+        "sender", "receiver", width=0.94, height=0.94, source=source, fill_color={"field": value, "transform": colours}
+    )
+    squares.glyph.line_color = None
+    plot.add_layout(ColorBar(color_mapper=colours, width=10, padding=4), "right")
+    plot.add_tools(HoverTool(renderers=[squares], tooltips="@words"))
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "sender", "receiver"
+    return plot
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("rank ").removeprefix("the ")
 
 
 def _heading(session: SessionSnapshot) -> str:
@@ -139,6 +172,20 @@ def _epoch_columns(epochs: Sequence[EpochFigures]) -> dict[str, list[Any]]:
             f"training {human_seconds(one.training_seconds)}, waiting {human_seconds(one.waited_seconds)}, exchange "
             f"{human_seconds(one.exchange_seconds)}"
             for one in epochs
+        ],
+    }
+
+
+def _link_columns(links: Sequence[LinkFigures]) -> dict[str, list[Any]]:
+    return {
+        "sender": [_short(one.sender) for one in links],
+        "receiver": [_short(one.receiver) for one in links],
+        "mb": [one.nbytes / 1e6 for one in links],
+        "rate": [one.rate / 1e6 for one in links],
+        "words": [
+            f"{one.receiver} from {one.sender}: {human_bytes(one.nbytes)} in {human_seconds(one.seconds)}, "
+            f"{human_rate(one.rate)}"
+            for one in links
         ],
     }
 

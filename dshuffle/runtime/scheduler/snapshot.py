@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +77,32 @@ class Participant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFigures:
+    """What one participant received from another one in an exchange, from its first request to the last answer."""
+
+    receiver: str
+    sender: str
+    nbytes: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.nbytes / self.seconds if self.seconds else 0.0
+
+
+def links_of(replies: Mapping[int, Mapping[str, Any]]) -> tuple[LinkFigures, ...]:
+    """The links of an exchange, from what participants reported with the commit."""
+    return tuple(
+        LinkFigures(receiver=name_of(who), sender=name_of(sender), nbytes=nbytes, seconds=seconds)
+        for who, reply in sorted(replies.items())
+        for sender, (nbytes, seconds) in sorted(reply["report"]["links"].items())
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSnapshot:
-    """A session at a moment."""
+    """A session at a moment. ``links`` are those of the last exchange, if there are not too many workers."""
 
     session_id: str
     way: str
@@ -89,6 +113,7 @@ class SessionSnapshot:
     waiting_for: str
     participants: tuple[Participant, ...]
     epochs: tuple[EpochFigures, ...]
+    links: tuple[LinkFigures, ...] = ()
 
     @classmethod
     def of(cls, session_id: str, coordinator: Coordinator) -> SessionSnapshot:
@@ -113,6 +138,7 @@ class SessionSnapshot:
                 for who, address in sorted(coordinator.addresses.items(), key=lambda one: (one[0] == SERVER, one[0]))
             ),
             epochs=_figures(tuple(coordinator.log)),
+            links=coordinator.links,
         )
 
 

@@ -39,6 +39,9 @@ PLAN_AFTER = 1.0
 and keeps all cores; a longer one mostly waits for the network."""
 
 
+MOST_LINKS = 64
+"""With more workers, they do not tell the scheduler what came from whom."""
+
 RESTORE = "restore"
 """In place of a delivery: read the whole partition from the store, for a rank whose worker was lost."""
 
@@ -228,6 +231,13 @@ class ExchangeRun:
             watched_seconds=self._watched_seconds,
             cpu_idle=self._cpu_idle,
         )
+
+    def links(self) -> dict[int, tuple[int, float]]:
+        """Sender -> bytes that came from it over the network, and seconds in which they came."""
+        training = self._parts.training
+        if training is None or self._parts.spec.shuffle.n_workers > MOST_LINKS:
+            return {}
+        return {who: (one.nbytes, one.ended - one.begun) for who, one in training.receiver.meter.links.items()}
 
     async def _start(self) -> None:
         parts, loop = self._parts, asyncio.get_running_loop()

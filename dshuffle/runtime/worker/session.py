@@ -280,7 +280,7 @@ class WorkerSession:
         if self._committed is None or self._committed[0] != run_id:  # else another call has waited, too
             measures = run.measures(time.perf_counter() - started)
             report = {"measures": measures.to_dict(), "training_seconds": self.take_training_seconds()}
-            self._committed = run_id, {"report": report}
+            self._committed = run_id, {"report": {**report, "links": run.links()}}
             run.forget()
             if self._disk is not None and parts.training is not None:
                 self._disk.keep(run.epoch, parts.training.cache, self._jobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 import shutil
@@ -15,14 +16,15 @@ import dask
 import numpy as np
 import pytest
 from bokeh.document import Document
-from bokeh.models import Div
+from bokeh.models import ColumnDataSource, Div, FactorRange
 from distributed import Client, LocalCluster
 from tornado.httpclient import AsyncHTTPClient, HTTPRequest
 from tornado.websocket import websocket_connect
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.runtime.scheduler.session_plots import fill
-from dshuffle.runtime.scheduler.snapshot import EpochFigures, Participant, SessionSnapshot
+from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, Participant, SessionSnapshot
+from dshuffle.runtime.worker import run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -53,6 +55,11 @@ SNAPSHOT = SessionSnapshot(
     epochs=(FIGURES,),
 )
 
+LINKS = (
+    LinkFigures(receiver="rank 0", sender="the server", nbytes=2_000_000, seconds=0.5),
+    LinkFigures(receiver="rank 1", sender="rank 0", nbytes=3_000_000, seconds=0.0),
+)
+
 
 def test_the_page_follows_the_sessions():
     sessions = []
@@ -76,6 +83,53 @@ def test_the_page_follows_the_sessions():
     update.callback()
     assert "No session is open" in texts_of(document)
     assert "global + server" not in texts_of(document)
+
+
+def test_the_links_of_the_last_exchange_are_shown():
+    document = Document()
+    fill(document, lambda: [dataclasses.replace(SNAPSHOT, links=LINKS)], {})
+    [source] = [one for one in document.select({"type": ColumnDataSource}) if "mb" in one.data]
+    assert source.data == {
+        "sender": ["server", "0"],
+        "receiver": ["0", "1"],
+        "mb": [2.0, 3.0],
+        "rate": [4.0, 0.0],
+        "words": [
+            "rank 0 from the server: 2.00 MB in 500 ms, 4.00 MB/s",
+            "rank 1 from rank 0: 3.00 MB in 0 s, 0 B/s",
+        ],
+    }
+    factors = [one.factors for one in document.select({"type": FactorRange})]
+    assert sorted(factors) == [["0", "1", "server"], ["server", "1", "0"]]
+
+
+@pytest.mark.parametrize("delivery", ["peer", "server", "storage"])
+def test_links_have_what_crossed_the_network(threads, small, ids, delivery):
+    port = threads.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.port)
+    with Shuffler(threads, small, delivery=delivery) as shuffler:
+        for epoch in shuffler.epochs(2):
+            threads.gather(epoch.map(ids))
+        [session] = json.loads(read(f"http://127.0.0.1:{port}/dshuffle.json"))
+    received = dict.fromkeys(range(5), 0)
+    for link in session["links"]:
+        received[int(link["receiver"].removeprefix("rank "))] += link["nbytes"]
+        assert link["seconds"] > 0
+    assert tuple(received.values()) == shuffler.records[-1].wire_received_bytes
+    senders = {link["sender"] for link in session["links"]}
+    assert (
+        senders == {"peer": {f"rank {rank}" for rank in range(5)}, "server": {"the server"}, "storage": set()}[delivery]
+    )
+
+
+def test_many_workers_do_not_report_their_links(threads, small, ids, monkeypatch):
+    monkeypatch.setattr(run, "MOST_LINKS", 4)
+    port = threads.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.port)
+    with Shuffler(threads, small) as shuffler:
+        for epoch in shuffler.epochs(2):
+            threads.gather(epoch.map(ids))
+        [session] = json.loads(read(f"http://127.0.0.1:{port}/dshuffle.json"))
+    assert session["links"] == []
+    assert sum(shuffler.records[-1].wire_received_bytes) > 0
 
 
 def texts_of(document):
@@ -216,7 +270,8 @@ def test_a_browser_shows_epochs_as_they_go_by(dashboard, small, tmp_path):
             async with aclosing(seen_in(browser, f"{url}/dshuffle")) as page:
                 async for seen in page:
                     epoch = re.search(r"epoch (\d+),", seen["text"])
-                    if epoch and seen["plots"] == 2 and epoch[1] not in found:
+                    n_plots = 2 if epoch is None or epoch[1] == "0" else 4  # with links, after the first exchange
+                    if epoch and seen["plots"] == n_plots and epoch[1] not in found:
                         found.append(epoch[1])
                     if len(found) == 3:
                         return
