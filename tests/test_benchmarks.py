@@ -2,11 +2,14 @@
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import dshuffle
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 
@@ -50,6 +53,38 @@ def test_the_reading_benchmark_runs():
     assert set(results) == {"64 KiB", "64 KiB, zstd"}
     for result in results.values():
         assert result["ratio"] == result["MB/s"]["ours"] / result["MB/s"]["bare"] > 0
+
+
+@pytest.mark.slow
+def test_two_revisions_are_compared(tmp_path):
+    """Each by its own package, although this one is installed."""
+    revisions = load("revisions")
+    copy = tmp_path / "dshuffle"
+    shutil.copytree(Path(dshuffle.__file__).parent, copy)
+    with (copy / "planning" / "own_part.py").open("a") as file:
+        file.write("OwnPlanner.plan = lambda self, epoch, delivery: __import__('time').sleep(0.3)\n")
+    here = [revisions.measure(Path(dshuffle.__file__).parents[1], ["plan: global", "kernels"]) for _ in range(2)]
+    there = [revisions.measure(tmp_path, ["plan: global", "kernels"]) for _ in range(2)]
+    assert min(one["plan: global"] for one in there) >= 0.3
+    [plan, *kernels] = revisions.compared(here, there)
+    assert plan[0] == "plan: global"
+    assert plan[-1] == "slower"
+    assert len(kernels) == 3
+
+
+def test_what_a_comparison_of_revisions_says():
+    revisions = load("revisions")
+    rounds = [1.0, 1.1, 0.9, 1.0, 1.05]
+    before = [{"plan": 1.0, "exchange": one, "tasks": 1.0} for one in rounds]
+    after = [{"plan": 0.5, "exchange": 1.0, "tasks": 1.2} for _ in rounds]
+    verdicts = {row[0]: row[-1] for row in revisions.compared(before, after)}
+    assert verdicts == {"plan": "faster", "exchange": "", "tasks": "slower"}
+
+
+@pytest.mark.slow
+def test_the_suite_measures_every_part():
+    suite = load("suite")
+    assert all(seconds > 0 for seconds in suite.main(sorted(suite.SUITE)).values())
 
 
 @pytest.mark.slow
