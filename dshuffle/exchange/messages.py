@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -92,7 +93,7 @@ def rows_per_message(row_nbytes: int, message_bytes: int) -> int:
 
 
 def flows_of_samples(
-    samples: Mapping[int, Places], *, at_most: int, whole: int | None = None
+    samples: Mapping[int, Places], *, at_most: int, at_most_from: Mapping[int, int] = MappingProxyType({})
 ) -> tuple[Places, dict[int, Flow]]:
     """Concatenate the samples exchanged with several participants, and cut them into flows.
 
@@ -102,8 +103,8 @@ def flows_of_samples(
         Participant -> samples.
     at_most
         Maximum number of samples in a message.
-    whole
-        Participant whose samples form a single message of any length.
+    at_most_from
+        The same for some of the participants.
 
     Returns
     -------
@@ -115,7 +116,7 @@ def flows_of_samples(
     flows = {}
     first = 0
     for other, ids in samples.items():
-        flows[other] = Flow.evenly(first, len(ids), at_most=max(1, len(ids)) if other == whole else at_most)
+        flows[other] = Flow.evenly(first, len(ids), at_most=at_most_from.get(other, at_most))
         first += len(ids)
     return np.concatenate([np.empty(0, np.int64), *samples.values()]), flows
 

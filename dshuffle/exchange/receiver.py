@@ -143,6 +143,12 @@ class Receiver:
         owed = {sender: flow.n_messages for sender, flow in flows.items()}
         self._perform(self._inbox.begin(run_id, owed, window=window, done=self._arrived))
 
+    @property
+    def arrived(self) -> float:
+        """Fraction of the run's items that have arrived."""
+        expected = sum(flow.n_items for flow in self._flows.values())
+        return self.meter.rows / expected if expected else 1.0
+
     def commit(self, run_id: int) -> None:
         """Mark the run as committed."""
         self._inbox.commit(run_id)

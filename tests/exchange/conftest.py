@@ -80,7 +80,9 @@ class Participant:
         )
 
     def begin(self, run_id: int, receives: dict[int, np.ndarray]) -> None:
-        samples, flows = flows_of_samples(receives, at_most=self.cluster.message_rows, whole=STORE)
+        samples, flows = flows_of_samples(
+            receives, at_most=self.cluster.message_rows, at_most_from={STORE: self.cluster.store_rows}
+        )
         slots = self.arriving[1] if self.cluster.resumed else self.cache.reserve(samples)
         self.arriving = samples, slots, flows
         sink = ArrivingRows(self.cache, samples, slots, lambda ids, slots, _: self.cluster.read_store(self, ids, slots))
@@ -125,6 +127,7 @@ class Cluster:
     ) -> None:
         self.rng = random.Random(seed)
         self.message_rows = message_rows
+        self.store_rows = 10
         self.server_at = server_at
         self.truth = Truth(n_samples, self.rng)
         self.jobs = JobQueue(3, "test")

@@ -343,6 +343,7 @@ def test_what_the_store_cannot_give_is_not_asked_for_again(new_cluster: Any, err
 
 def test_a_store_that_stumbles_is_read_again(new_cluster: Any) -> None:
     cluster = new_cluster(senders=(STORE,))
+    cluster.store_rows = 1000  # so that each reader reads once
     read_store = cluster.read_store
 
     def stumble(reader: Any, sample_ids: np.ndarray, slots: np.ndarray) -> None:

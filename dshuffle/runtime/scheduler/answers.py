@@ -15,6 +15,7 @@ class Answers:
     def __init__(self, told: Iterable[int] = ()) -> None:
         self.owing = set(told)
         self.replies: dict[int, Mapping[str, Any]] = {}
+        self.arrived: dict[int, float | None] = {}  # fraction of its rows that a participant has, as far as it is known
         self._unheard: dict[int, str] = {}  # why the order did not reach a participant
         self._busy: dict[int, str] = {}  # why a participant cannot carry out the order yet
         self._again: set[int] = set()  # participants that were busy and must be told again
@@ -49,8 +50,17 @@ class Answers:
         return f" ({self._unheard[who]})" if who in self._unheard else ""
 
     def in_words(self, who_is: Callable[[int], str]) -> str:
-        """Who owes an answer, and why; those with a reason first."""
-        first = sorted(self.owing, key=lambda who: (who not in self._busy, who))[:MOST_NAMES]
-        names = [who_is(who) + (f": {self._busy[who]}" if who in self._busy else "") for who in first]
+        """Who owes an answer, and why; first those with a reason, and those that have fewest of their rows."""
+
+        def urgency(who: int) -> tuple[bool, float, int]:
+            arrived = self.arrived.get(who)
+            return who not in self._busy, 1.0 if arrived is None else arrived, who
+
+        def in_words(who: int) -> str:
+            arrived = self.arrived.get(who)
+            why = f": {self._busy[who]}" if who in self._busy else "" if arrived is None else f" has {arrived:.0%}"
+            return who_is(who) + why
+
+        names = [in_words(who) for who in sorted(self.owing, key=urgency)[:MOST_NAMES]]
         more = len(self.owing) - len(names)
         return ", ".join(names) + (f" and {more} more" if more else "")

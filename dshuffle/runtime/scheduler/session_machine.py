@@ -402,6 +402,7 @@ class SessionMachine:
             return []
         if reply["run_id"] != run.run_id:
             return [self._tell("begin", who)]
+        self._answers.arrived[who] = reply.get("arrived")
         return [] if reply["vote"] is None else self.voted(run.run_id, who, reply["vote"], now)
 
     def _all_answered(self, now: float) -> list[Instruction]:

@@ -8,7 +8,9 @@ former partitions.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import threading
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -25,7 +27,7 @@ from dshuffle.exchange.endpoints import Meter
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MIB, rows_per_message
 from dshuffle.exchange.receiver import check_arrays
-from dshuffle.planning import name_of
+from dshuffle.planning import ShuffleSpec, name_of
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.remainder import workers_of
 from dshuffle.runtime.dataset_inputs import with_data
@@ -92,6 +94,10 @@ class FormerPartitions:
         self._settings = settings
         self._jobs = jobs
         self._rows_here = rows_here
+        self._window = asyncio.Semaphore(max(1, settings.window))
+        self._unable: set[int] = set()  # holders that are not asked any more
+        self._ranks_of: Callable[[NDArray[np.int64]], NDArray[np.int32]] | None = None
+        self._looking_up = threading.Lock()
 
     async def read_into(
         self,
@@ -109,8 +115,7 @@ class FormerPartitions:
             Places of the samples that no former partition could send.
         """
         wanted = await self._jobs.run(self._messages, sample_ids)
-        window = asyncio.Semaphore(max(1, self._settings.window))
-        left, unable = np.ones(len(sample_ids), np.bool_), set[int]()
+        left = np.ones(len(sample_ids), np.bool_)
 
         async def read(rank: int, places: NDArray[np.int64]) -> None:
             reply = await self._ask(rank, sample_ids[places], stop)
@@ -124,16 +129,15 @@ class FormerPartitions:
 
         async def read_all(rank: int, messages: deque[NDArray[np.int64]]) -> None:
             while True:
-                async with window:
-                    if not messages or stop():
+                async with self._window:
+                    if not messages or rank in self._unable or stop():
                         return
                     places = messages.popleft()
                     try:
                         await read(rank, places)
                     except (OSError, DShuffleError) as error:
-                        messages.clear()
-                        if rank not in unable and not stop():
-                            unable.add(rank)
+                        if rank not in self._unable and not stop():
+                            self._unable.add(rank)
                             reason = f"{type(error).__name__}: {error}"
                             logger.warning("dshuffle: rows of %s are read from the dataset (%s)", name_of(rank), reason)
 
@@ -152,12 +156,24 @@ class FormerPartitions:
             [rank] = holders
             places = {rank: np.arange(len(sample_ids))}
         else:
-            ranks = workers_of(with_data(former.shuffle, self._dataset), former.epoch, sample_ids)
+            ranks = self._look_up(former.shuffle)(sample_ids)
             order, offsets = group_by(ranks, former.shuffle.n_workers)
             places = {rank: order[offsets[rank] : offsets[rank + 1]] for rank in holders}
         at_most = rows_per_message(self._dataset.row_nbytes, min(MESSAGE_BYTES, settings.message_bytes))
         first = zlib.crc32(self._worker.address.encode()) % max(1, len(holders))
         return {rank: deque(_cut(places[rank], at_most)) for rank in (*holders[first:], *holders[:first])}
+
+    def _look_up(self, shuffle: ShuffleSpec) -> Callable[[NDArray[np.int64]], NDArray[np.int32]]:
+        """What tells the ranks of samples. If all of them have to be planned for that, this is done once."""
+        with self._looking_up:
+            if self._ranks_of is None:
+                shuffle = with_data(shuffle, self._dataset)
+                find = functools.partial(workers_of, shuffle, self._former.epoch)
+                if shuffle.blocks(self._former.epoch) is None:
+                    self._ranks_of = find(np.arange(shuffle.n_samples)).__getitem__
+                else:
+                    self._ranks_of = find
+            return self._ranks_of
 
     def _is_here(self, rank: int) -> bool:
         return self._former.holders[rank][0] == self._worker.address

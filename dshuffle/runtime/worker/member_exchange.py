@@ -29,6 +29,9 @@ from dshuffle.runtime.worker.server_rows import EncodedPackets, ServerRows
 UNACKNOWLEDGED_BYTES = MIB // 4
 """Messages up to this length are not acknowledged. An acknowledgement costs nearly as much as a short message."""
 
+STORE_BYTES = 256 * MIB
+"""Rows that are read from the store at a time. If reading fails, only these are read again."""
+
 Listed = tuple[NDArray[np.int64], dict[int, Flow]]
 ReadFormer = Callable[[NDArray[np.int64], NDArray[np.int64], Callable[[], bool]], Awaitable[NDArray[np.int64]]]
 ReadStore = Callable[[NDArray[np.int64], NDArray[np.int64], Callable[[], bool]], None]
@@ -219,10 +222,15 @@ def _uncoded_flows(parts: Mapping[int, WorkerPart], layout: RowLayout, settings:
         pacing = Pacing(settings.message_bytes, settings.window_bytes)
     at_most = rows_per_message(layout.nbytes, pacing.message_nbytes)
     sends = {who: flows_of_samples(part.sends, at_most=at_most) for who, part in parts.items()}
-    receives = {who: flows_of_samples(part.receives, at_most=at_most, whole=STORE) for who, part in parts.items()}
+    at_most_from = {STORE: rows_per_message(layout.nbytes, STORE_BYTES)}
+    receives = {
+        who: flows_of_samples(part.receives, at_most=at_most, at_most_from=at_most_from) for who, part in parts.items()
+    }
     leaving = _longest(sends) * layout.nbytes
     answered = max(1, settings.window_bytes // max(1, leaving))
     asked = pacing.asked(_longest(receives) * layout.nbytes)
+    if any(STORE in part.receives for part in parts.values()):
+        asked = max(asked, 2)  # one is read while another waits for the thread that reads
     # Nothing but the requests limits what unacknowledged messages take, so all of them together must fit the window.
     total = sum(len(items) for items, _ in sends.values()) * layout.nbytes
     acknowledged = served or leaving > UNACKNOWLEDGED_BYTES or total > settings.window_bytes

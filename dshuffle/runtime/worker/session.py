@@ -177,9 +177,10 @@ class WorkerSession:
         return 0 if training is None else training.lock.trained(epoch)
 
     def status(self) -> Reply:
-        """The current run, and its vote if that is known."""
-        run = self._run
-        return {"open": True, "run_id": self._last_run, "vote": None if run is None else run.vote}
+        """The current run, the fraction of its rows that have arrived, and its vote if that is known."""
+        run, training = self._run, None if self._parts is None else self._parts.training
+        arrived = None if run is None or training is None else training.receiver.arrived
+        return {"open": True, "run_id": self._last_run, "arrived": arrived, "vote": None if run is None else run.vote}
 
     async def restore(self, epoch: int) -> None:
         """Read the partition of an epoch from the store, in place of a worker that was lost.

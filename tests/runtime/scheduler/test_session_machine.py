@@ -75,6 +75,17 @@ def test_an_order_that_was_lost_is_repeated() -> None:
     ]
 
 
+def test_whom_a_session_waits_for_and_how_far_they_are() -> None:
+    machine = machine_of(5)
+    machine.advance(0.0)
+    for who, arrived in ((1, 0.5), (2, 0.25), (4, 1.0)):
+        status = {"open": True, "run_id": 1, "arrived": arrived, "vote": None}
+        assert machine.answered(now_telling(machine, "status", who, 1), status, 6.0) == []
+    machine.voted(1, 3, vote(), 6.0)
+    words = "waiting for the samples of epoch 0: rank 2 has 25%, rank 1 has 50%, rank 0 and 1 more"
+    assert machine.waiting_for() == words
+
+
 def test_silence_ends_a_session_after_a_heartbeat_and_names_who_is_silent() -> None:
     machine = machine_of(2)
     machine.advance(0.0)
