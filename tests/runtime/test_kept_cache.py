@@ -139,6 +139,20 @@ def test_a_directory_that_another_session_uses(threads, small, ids, tmp_path):
     assert len(os.listdir(tmp_path / "rows")) == 5
 
 
+def test_two_sessions_read_the_same_partitions(threads, small, ids, tmp_path):
+    kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
+    with Shuffler(threads, small, **kept) as shuffler:
+        first_record(shuffler, ids, threads)
+    with Shuffler(threads, small, **kept) as one, Shuffler(threads, small, **kept) as other:
+        for shuffler in (one, other):
+            assert first_record(shuffler, ids, threads).store_bytes == 0
+        for shuffler in (one, other):
+            one_epoch(shuffler, ids, threads)
+    assert len(os.listdir(tmp_path / "rows")) == 10
+    open_files = threads.run(lambda dask_worker: len(dask_worker.plugins["dshuffle"].kept._open))
+    assert set(open_files.values()) == {0}
+
+
 @pytest.mark.parametrize("harm", ["gone", "rows", "index"])
 def test_what_is_damaged_is_read_from_the_store(threads, small, ids, tmp_path, harm, monkeypatch):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}

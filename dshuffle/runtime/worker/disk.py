@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Iterable
+from concurrent.futures import Executor
 from typing import BinaryIO
 
 import numpy as np
@@ -115,34 +117,51 @@ class KeptPartitions:
     """Kept partitions that this worker reads, for itself and for others, while a session reads its first partitions."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[str, KeptPartition]] = {}
+        self._open: dict[str, KeptPartition] = {}
+        self._readers: dict[str, set[str]] = {}  # the sessions that read a partition
 
-    def open(self, worker: Worker, spec: SessionSpec) -> None:
+    async def open(self, worker: Worker, spec: SessionSpec, executor: Executor | None) -> None:
         """Open those that a session counts on. If one cannot be used any more, its rows come from the dataset."""
-        if spec.former is None or not spec.former.kept or spec.cache_directory is None:
+        if spec.former is None or not spec.former.kept:
             return
-        for address, name in spec.former.holders.values():
-            if address == worker.address:
-                path, limit = os.path.join(spec.cache_directory, name), worker.memory_manager.memory_limit
-                try:
-                    self._open[name] = spec.session_id, KeptPartition(path, spec.dataset.layout, limit)
-                except DShuffleError as error:
-                    logger.warning("dshuffle: %s", error)
+        here = [name for address, name in spec.former.holders.values() if address == worker.address]
+        new = [name for name in here if name not in self._open]
+        opened = await asyncio.get_running_loop().run_in_executor(executor, _opened, worker, spec, new)
+        for name, partition in opened.items():
+            if name in self._open:  # another session has opened it meanwhile
+                partition.close()
+            else:
+                self._open[name] = partition
+        for name in self._open.keys() & set(here):
+            self._readers.setdefault(name, set()).add(spec.session_id)
 
     def __contains__(self, name: str) -> bool:
         return name in self._open
 
-    def rows(self, name: str, sample_ids: NDArray[np.int64]) -> Reply:
+    async def rows(self, name: str, sample_ids: NDArray[np.int64], executor: Executor | None) -> Reply:
         """Rows of a partition, and which of the samples it has."""
-        rows, checksums, found = self._open[name][1].read(sample_ids)
+        read = self._open[name].read
+        rows, checksums, found = await asyncio.get_running_loop().run_in_executor(executor, read, sample_ids)
         return {"rows": rows, "checksums": checksums, "found": found}
 
     def close(self, session_id: str) -> None:
         """Let go of the partitions of a session, which has read them."""
-        for name, (session, partition) in list(self._open.items()):
-            if session == session_id:
-                del self._open[name]
-                partition.close()
+        for name, readers in list(self._readers.items()):
+            readers.discard(session_id)
+            if not readers:
+                del self._readers[name]
+                self._open.pop(name).close()
+
+
+def _opened(worker: Worker, spec: SessionSpec, names: Iterable[str]) -> dict[str, KeptPartition]:
+    found, limit = {}, worker.memory_manager.memory_limit
+    assert spec.cache_directory is not None
+    for name in names:
+        try:
+            found[name] = KeptPartition(os.path.join(spec.cache_directory, name), spec.dataset.layout, limit)
+        except DShuffleError as error:
+            logger.warning("dshuffle: %s", error)
+    return found
 
 
 def kept_here(worker: Worker, spec: SessionSpec, rank: int, epoch: int) -> SessionSpec:

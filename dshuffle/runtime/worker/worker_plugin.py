@@ -317,7 +317,7 @@ class DShuffleWorker(WorkerPlugin):
             await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle)
             if rank is not None and epoch is not None:
                 spec = await loop.run_in_executor(self._executor, kept_here, self._worker, spec, rank, epoch)
-            await loop.run_in_executor(self._executor, self.kept.open, self._worker, spec)
+            await self.kept.open(self._worker, spec, self._executor)
             if rank is not None and spec.cache_directory is not None:
                 disk = await loop.run_in_executor(self._executor, PartitionOnDisk, self._worker, spec, rank)
             session = WorkerSession(self._worker, spec, dataset, rank, disk, self.rows)
@@ -357,9 +357,7 @@ class DShuffleWorker(WorkerPlugin):
     async def rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> Reply:
         """Rows of a partition on this worker; ``session_id`` may name a kept one."""
         if session_id in self.kept:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._executor, self.kept.rows, session_id, sample_ids
-            )
+            return await self.kept.rows(session_id, sample_ids, self._executor)
         return await self.session(session_id).rows_of(epoch, sample_ids)
 
     def collective(self, session_id: str, number: int) -> Collective:
