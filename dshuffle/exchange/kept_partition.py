@@ -93,8 +93,12 @@ class PartitionFolder:
         new = tempfile.mkdtemp(prefix="dshuffle-new-", dir=directory)
         self.path = os.path.join(directory, PREFIX + os.path.basename(new).removeprefix("dshuffle-new-"))
         self._lock = open(os.path.join(new, "rows"), "w+b")  # noqa: SIM115  # closed with the session
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(new, self.path)  # only now others see it: they would remove a folder without a lock
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(new, self.path)  # only now others see it: they would remove a folder without a lock
+        except OSError:
+            _removed(new, self._lock)
+            raise
         # A session may end while a thread still makes its folder, which nobody closes then.
         self._remove = weakref.finalize(self, _removed, self.path, self._lock)
         self._write(label.epoch, EMPTY, np.empty(0, np.uint32))

@@ -49,6 +49,14 @@ def _read_ahead(start, row_nbytes, slots):  # type: ignore[no-untyped-def]
         _madvise(page, first + row_nbytes - page, _WILL_NEED)
 
 
+def does_not_fit(directory: str, error: OSError) -> CacheBudgetError:
+    """The error of a folder that cannot hold a partition."""
+    return CacheBudgetError(
+        f"a partition does not fit into cache_directory={directory!r}: {error}. Use another folder, more workers, or a "
+        "lower cache_fraction"
+    )
+
+
 class RowFile:
     """A matrix of rows in a file.
 
@@ -96,10 +104,7 @@ class RowFile:
             with unnamed_file(directory, nbytes) if file is None else file as opened:
                 self._map = mmap.mmap(opened.fileno(), nbytes)
         except OSError as error:
-            raise CacheBudgetError(
-                f"a partition does not fit into cache_directory={directory!r}: {error}. Use another folder, more "
-                "workers, or a lower cache_fraction"
-            ) from error
+            raise does_not_fit(directory, error) from error
         self._map.madvise(mmap.MADV_RANDOM)  # rows are read one by one: what is beside them is rarely needed
         self.rows: ByteMatrix = np.frombuffer(self._map, np.uint8)[: n_rows * layout.nbytes].reshape(n_rows, -1)
         self.will_need(np.empty(0, np.int64))  # compiles, which must not happen within an exchange

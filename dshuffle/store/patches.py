@@ -38,9 +38,8 @@ class PatchedDim:
     stride: int
 
     def __post_init__(self) -> None:
-        if as_integer(self.name, self.size, 1) > self.length:
+        if self.size > self.length:
             raise InvalidParameter.of(self.name, self.size, f"at most {self.length}, the length of this dimension")
-        as_integer(f"stride[{self.name!r}]", self.stride, 1)
 
     @property
     def begins(self) -> NDArray[np.int64]:
@@ -80,7 +79,11 @@ class Patches:
         strides = stride if isinstance(stride, Mapping) else {} if stride is None else dict.fromkeys(sizes, stride)
         if unknown := [name for name in strides if name not in sizes]:
             raise InvalidParameter.of("stride", unknown[0], f"one of the dimensions {', '.join(sizes)}")
-        dims = [PatchedDim(name, lengths[name], size, strides.get(name, size)) for name, size in sizes.items()]
+        dims = []
+        for name, wanted in sizes.items():
+            size = as_integer(name, wanted, 1)  # no NumPy integers, which are written differently
+            step = as_integer(f"stride[{name!r}]", strides.get(name, size), 1)
+            dims.append(PatchedDim(name, lengths[name], size, step))
         return cls(tuple(dims))
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import gc
 import json
 import os
@@ -108,6 +110,16 @@ def test_a_session_without_rows_leaves_nothing(tmp_path):
     folder = PartitionFolder(str(tmp_path / "new" / "folder"), LABEL)
     folder.close()
     assert os.listdir(tmp_path / "new" / "folder") == []
+
+
+def test_a_file_system_without_locks_is_an_error_that_leaves_nothing(tmp_path, monkeypatch):
+    def no_locks(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(OSError, match="No locks available"):
+        PartitionFolder(str(tmp_path), LABEL)
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_folder_that_is_dropped_without_closing_leaves_nothing(tmp_path):

@@ -121,6 +121,12 @@ def test_a_part_of_patches(dataset):
         np.testing.assert_array_equal(again.read_rows([9])["rain"], one.read_rows([9])["rain"])
 
 
+def test_numpy_integers_are_integers(dataset):
+    patches = dataset.patches(lat=np.int64(3), lon=np.uint8(5), stride=np.int32(2))
+    assert patches.identity == dataset.patches(lat=3, lon=5, stride=2).identity
+    assert dataset_of(json.loads(json.dumps(describe(patches)))).identity == patches.identity
+
+
 def test_slabs_of_patches_begin_with_chunks_of_rows(dataset):
     patches = dataset.patches(lat=4, lon=4)
     for view in (patches, patches.select(np.arange(0, patches.n_samples, 3))):

@@ -14,11 +14,11 @@ import numpy as np
 from distributed import Worker
 from numpy.typing import NDArray
 
-from dshuffle.errors import CacheBudgetError, DShuffleError
+from dshuffle.errors import DShuffleError
 from dshuffle.exchange.cache_partition import CachePartition, Index
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.kept_partition import KeptLabel, KeptPartition, Listed, PartitionFolder, remove_unused
-from dshuffle.exchange.row_file import RowFile
+from dshuffle.exchange.row_file import RowFile, does_not_fit
 from dshuffle.runtime.replies import Reply
 from dshuffle.runtime.session_spec import LOCAL, Former, SessionSpec
 
@@ -64,10 +64,7 @@ class PartitionOnDisk:
         except OSError as error:
             if self._folder is not None:
                 self._folder.close()
-            raise CacheBudgetError(
-                f"a partition does not fit into cache_directory={directory!r}: {error}. Use another folder, more "
-                "workers, or a lower cache_fraction"
-            ) from error
+            raise does_not_fit(directory, error) from error
 
     def keep(self, epoch: int, cache: CachePartition, jobs: JobQueue) -> None:
         """Write the index of an epoch that has just begun, if the partition is to outlive the session.
