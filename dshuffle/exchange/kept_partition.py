@@ -101,7 +101,11 @@ class PartitionFolder:
             raise
         # A session may end while a thread still makes its folder, which nobody closes then.
         self._remove = weakref.finalize(self, _removed, self.path, self._lock)
-        self._write(label.epoch, EMPTY, np.empty(0, np.uint32))
+        try:
+            self._write(label.epoch, EMPTY, np.empty(0, np.uint32))
+        except OSError:  # the disk is full
+            self.close()
+            raise
 
     def open_rows(self) -> BinaryIO:
         """Open the file of rows, with all of its disk space reserved.
@@ -261,6 +265,15 @@ def remove_unused(directory: str, dataset: str) -> int:
                 shutil.rmtree(path, ignore_errors=True)
                 removed += 1
     return removed
+
+
+def kept_nbytes(directory: str) -> int:
+    """Bytes on the disk of the kept partitions of all datasets in a directory that nobody fills."""
+    found = 0
+    for name, _ in _labels(directory):
+        with contextlib.suppress(OSError):
+            found += os.stat(os.path.join(directory, name, "rows")).st_blocks * 512
+    return found
 
 
 def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:

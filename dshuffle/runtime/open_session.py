@@ -9,7 +9,9 @@ import uuid
 from distributed import Client
 from distributed.protocol.serialize import ToPickle
 
+from dshuffle.errors import CacheBudgetError
 from dshuffle.planning import SERVER
+from dshuffle.runtime.replies import Reply
 from dshuffle.runtime.session_client import SessionClient
 from dshuffle.runtime.session_spec import SessionRequest
 
@@ -35,18 +37,29 @@ class OpenSession:
     """
 
     def __init__(self, client: Client, request: SessionRequest) -> None:
-        self.request = request
-        self.calls = SessionClient(client, request.session_id)
+        self.calls, self.request = SessionClient(client, request.session_id), request
         try:
-            opened = self.calls.ask("dshuffle_open", order=ToPickle(request))
-        except BaseException:  # the scheduler does not notice Ctrl-C or a lost answer, and would keep the session
-            self.calls.close_soon()
-            raise
+            opened = self._open()
+        except CacheBudgetError as error:
+            if request.kept_as is None or not request.reads_kept or request.former is not None:
+                raise
+            # Some workers read kept partitions whose room other workers of the same machine need.
+            logger.debug("dshuffle: the session does not read kept partitions, because they are in the way: %s", error)
+            self.request = dataclasses.replace(request, session_id=new_id(), reads_kept=False)
+            self.calls = SessionClient(client, self.request.session_id)
+            opened = self._open()
         if opened["left_out"]:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened["left_out"]))
         self.addresses: dict[int, str] = dict(opened["addresses"])
         self.n_workers = sum(who != SERVER for who in self.addresses)
         self._server_role: str = opened["server"]
+
+    def _open(self) -> Reply:
+        try:
+            return self.calls.ask("dshuffle_open", order=ToPickle(self.request))
+        except BaseException:  # the scheduler does not notice Ctrl-C or a lost answer, and would keep the session
+            self.calls.close_soon()
+            raise
 
     @property
     def server(self) -> str:
@@ -74,6 +87,7 @@ class OpenSession:
             first_epoch=epoch,
             remainder=self.request.remainder if epoch == self.request.first_epoch else None,
             server=self.request.server if SERVER in self.addresses else None,
+            reads_kept=True,
             former=self.request.session_id,
         )
         return OpenSession(self.calls.client, request)

@@ -231,7 +231,7 @@ class SessionRequest:
     rows on each worker. ``former`` is the id of an open session of the same client, from whose partitions the first
     partitions are read. ``elastic`` says that Dask may retire the session's workers, but for
     ``min_workers``. ``kept_as`` is a digest of all that decides who trains on what, but for the number of workers, if
-    partitions are to outlive the session.
+    partitions are to outlive the session. ``reads_kept`` says whether the first partitions are read from such ones.
     """
 
     session_id: str
@@ -247,6 +247,7 @@ class SessionRequest:
     remainder: Remainder | None = None
     cache_directory: str | None = None
     kept_as: str | None = None
+    reads_kept: bool = True
     former: str | None = None
     elastic: bool = False
     min_workers: int = 1

@@ -75,14 +75,16 @@ class Patches:
         if not sizes:
             raise InvalidParameter.of("patches", "()", f"the length of a patch along {known}")
         if unknown := [name for name in sizes if name not in lengths]:
-            raise InvalidParameter.of("patches", unknown[0], known)
+            raise InvalidParameter.of(
+                unknown[0], sizes[unknown[0]], f"left out, or the length of a patch along {known}"
+            )
         strides = stride if isinstance(stride, Mapping) else {} if stride is None else dict.fromkeys(sizes, stride)
         if unknown := [name for name in strides if name not in sizes]:
             raise InvalidParameter.of("stride", unknown[0], f"one of the dimensions {', '.join(sizes)}")
         dims = []
         for name, wanted in sizes.items():
-            size = as_integer(name, wanted, 1)  # no NumPy integers, which are written differently
-            step = as_integer(f"stride[{name!r}]", strides.get(name, size), 1)
+            size = int(as_integer(name, wanted, 1))  # no Booleans, which are integers as well
+            step = int(as_integer(f"stride[{name!r}]", strides.get(name, size), 1))
             dims.append(PatchedDim(name, lengths[name], size, step))
         return cls(tuple(dims))
 
@@ -94,7 +96,7 @@ class Patches:
     @property
     def overlap(self) -> bool:
         """Whether patches of a row have items in common."""
-        return any(one.stride < one.size for one in self.dims)
+        return any(one.stride < one.size and len(one.begins) > 1 for one in self.dims)
 
     def info(self, row: ArrayInfo, names: Sequence[str | None]) -> ArrayInfo:
         """An array whose samples are patches, from the array whose samples are rows with these dimensions."""

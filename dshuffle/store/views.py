@@ -166,7 +166,7 @@ class Views(ABC):
             raise InvalidParameter.because("offsets", reason, ORDER)
         return self._seen_as(View(self.n_samples, Windows.of(offsets, self.arrays)))
 
-    def patches(self, *, stride: int | Mapping[str, int] | None = None, **sizes: int) -> Self:
+    def patches(self, /, *, stride: int | Mapping[str, int] | None = None, **sizes: int) -> Self:
         """Make samples of boxes of rows, such as regions of a map or tiles of an image. Nothing is read or copied.
 
         Parameters
@@ -214,6 +214,8 @@ class Views(ABC):
             raise InvalidParameter.because("patches", "this is a part of a dataset, or has patches already", ORDER)
         lengths: dict[str, int] = {}
         for one in self._sources.values():
+            if repeated := [name for name in sizes if one.dims.count(name) > 1]:
+                raise InvalidParameter.because(repeated[0], f"{one.name} has this dimension twice")
             for name, length in zip(one.dims, one.info.shape, strict=True):
                 if name is not None and lengths.setdefault(name, length) != length:
                     raise DatasetError(

@@ -287,6 +287,55 @@ def test_kept_partitions_make_room_for_new_ones(threads, small, ids, tmp_path, m
     eventually(lambda: os.listdir(tmp_path / "rows") == [])
 
 
+@pytest.mark.parametrize("n_workers", [5, 3])
+def test_a_disk_without_room_for_two_sets_gives_up_the_first(
+    threads, workers, small, ids, tmp_path, monkeypatch, n_workers
+):
+    """The session could use the partitions, but they fill the disk. Its rows come from the dataset instead."""
+    directory = tmp_path / "rows"
+    kept = {"cache_directory": directory, "keep_cache": True}
+    with Shuffler(threads, small, **kept) as shuffler:
+        first_record(shuffler, ids, threads)
+    fallocate, most = os.posix_fallocate, 2400 * small.row_nbytes  # two slots for each sample, and a bit more
+
+    def full(fd, offset, length):
+        there = [path.stat().st_size for path in directory.glob("*/rows")]
+        if sum(there) + length > most:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fallocate(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with workers(n_workers) as cluster, Client(cluster) as client, Shuffler(client, small, **kept) as shuffler:
+        assert first_record(shuffler, ids, client).store_bytes > 0
+        one_epoch(shuffler, ids, client)
+    assert len(os.listdir(directory)) == n_workers
+
+
+def test_a_disk_that_others_fill_is_an_error_that_says_so(threads, small, ids, tmp_path, monkeypatch, eventually):
+    directory = tmp_path / "rows"
+    kept = {"cache_directory": directory, "keep_cache": True}
+    with Shuffler(threads, small, **kept) as shuffler:
+        first_record(shuffler, ids, threads)
+    other = dshuffle.create_dataset(tmp_path / "other.zarr", {"x": np.zeros((100, 3))})
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    with pytest.raises(CacheBudgetError, match=r"are free there; partitions of .* take [1-9]\d+ bytes there"):
+        Shuffler(threads, other, **kept)
+    eventually(lambda: len(os.listdir(directory)) == 5)
+
+
+@pytest.mark.parametrize("full", ["index", "file"])
+def test_a_folder_that_cannot_be_used_is_refused(threads, small, tmp_path, monkeypatch, within, eventually, full):
+    directory = tmp_path / "rows"
+    if full == "file":
+        directory.write_text("")
+    else:
+        monkeypatch.setattr(os, "replace", no_space)
+    with pytest.raises(CacheBudgetError, match="cache_directory="):
+        within(30, lambda: Shuffler(threads, small, cache_directory=directory, keep_cache=True))
+    if full == "index":
+        eventually(lambda: os.listdir(directory) == [])
+
+
 def no_space(*args):
     raise OSError(errno.ENOSPC, "No space left on device")
 

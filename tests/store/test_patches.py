@@ -122,6 +122,7 @@ def test_a_part_of_patches(dataset):
 
 
 def test_numpy_integers_are_integers(dataset):
+    assert dataset.patches(lat=True).arrays["t"].shape == (1, LON)
     patches = dataset.patches(lat=np.int64(3), lon=np.uint8(5), stride=np.int32(2))
     assert patches.identity == dataset.patches(lat=3, lon=5, stride=2).identity
     assert dataset_of(json.loads(json.dumps(describe(patches)))).identity == patches.identity
@@ -182,6 +183,7 @@ def test_patches_that_overlap_are_not_divided_one_by_one(dataset):
         patches.split(0.5)
     first, second = patches.split(0.5, by="chunk")
     assert first.n_samples + second.n_samples == patches.n_samples
+    dataset.patches(lat=LAT, stride=2).split(0.5)  # a single patch of each row
     windows = dataset.windows({"t": (0, 1)}).patches(lat=3)
     with pytest.raises(InvalidParameter, match="because windows overlap"):
         windows.split(0.5)
@@ -196,8 +198,8 @@ def test_patches_that_overlap_are_not_divided_one_by_one(dataset):
     ("sizes", "stride", "words"),
     [
         ({}, None, r"one of the dimensions lat, level, lon, station"),
-        ({"height": 3}, None, "patches='height'.*one of the dimensions"),
-        ({"time": 3}, None, "patches='time'"),
+        ({"height": 3}, None, "height=3.*one of the dimensions"),
+        ({"time": 3}, None, "time=3.*left out"),
         ({"lat": 0}, None, "lat=0.*>= 1"),
         ({"lat": 10}, None, "lat=10.*at most 9, the length"),
         ({"lat": 2.5}, None, "lat=2.5"),
@@ -224,6 +226,10 @@ def test_what_cannot_be_cut(dataset, tmp_path):
     group = zarr.open_group(tmp_path / "d.zarr", mode="w")
     for name, length in (("a", 4), ("b", 6)):
         group.create_array(name, shape=(5, length), dtype="f4", dimension_names=("time", "lat"))
+    square = zarr.open_group(tmp_path / "square.zarr", mode="w")
+    square.create_array("x", shape=(5, 4, 4), dtype="f4", dimension_names=("time", "self", "self"))
+    with pytest.raises(InvalidParameter, match="self is not allowed: x has this dimension twice"):
+        open_dataset(tmp_path / "square.zarr").patches(**{"self": 2})
     with pytest.raises(DatasetError, match="dimension lat has length 4 in one array, and 6 in b"):
         open_dataset(tmp_path / "d.zarr").patches(lat=2)
 

@@ -18,12 +18,12 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import WorkerState
 
-from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import AutoDelivery
 from dshuffle.runtime.cluster_view import choose_members
 from dshuffle.runtime.kept_choice import Found
-from dshuffle.runtime.replies import Reply, replying, within
+from dshuffle.runtime.replies import Reply, replying, unwrap, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
@@ -257,12 +257,19 @@ class DShuffleScheduler(SchedulerPlugin):
 
     async def _kept(self, order: SessionRequest, ready: set[str]) -> Found:
         """The partitions that earlier sessions have kept on the disks of the workers."""
-        if order.kept_as is None or order.former is not None:
+        if order.kept_as is None or order.former is not None or not order.reads_kept:
             return {}
         message = {"op": "dshuffle_kept", "directory": order.cache_directory, "dataset": order.dataset.identity}
         replies = await self._ask_all(message, sorted(ready), order.settings)
-        there = {address: reply["kept"] for address, reply in replies.items() if isinstance(reply, dict)}
-        return {address: [Listed.from_dict(one) for one in kept] for address, kept in there.items()}
+        found = {}
+        for address, reply in replies.items():
+            try:
+                kept = unwrap(reply, address)["kept"]
+            except DShuffleError as error:  # its rows come from the dataset
+                logger.warning("dshuffle: kept partitions on %s are not used: %s", address, error)
+            else:
+                found[address] = [Listed.from_dict(one) for one in kept]
+        return found
 
     def _check_wanted(self, order: SessionRequest) -> None:
         """Refuse to open a session whose client has left, or has closed it in the meantime."""

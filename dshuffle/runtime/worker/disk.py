@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -17,12 +18,22 @@ from numpy.typing import NDArray
 from dshuffle.errors import DShuffleError
 from dshuffle.exchange.cache_partition import CachePartition, Index
 from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.kept_partition import KeptLabel, KeptPartition, Listed, PartitionFolder, remove_unused
+from dshuffle.exchange.kept_partition import (
+    KeptLabel,
+    KeptPartition,
+    Listed,
+    PartitionFolder,
+    kept_nbytes,
+    remove_unused,
+)
 from dshuffle.exchange.row_file import RowFile, does_not_fit
 from dshuffle.runtime.replies import Reply
 from dshuffle.runtime.session_spec import LOCAL, Former, SessionSpec
 
 logger = logging.getLogger(__name__)
+
+BAD_FOLDER = (errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of a folder that no room would mend."""
 
 ROOM_WITHIN = 1.0
 """Seconds in which the workers of a machine make room on its disk."""
@@ -59,11 +70,9 @@ class PartitionOnDisk:
             return
         label = KeptLabel(spec.dataset.identity, spec.kept_as, layout.nbytes, n_slots, shuffle.n_workers, rank)
         try:
-            self._folder = PartitionFolder(directory, label)
-            self.file = RowFile(layout, n_slots, directory, limit, file=_room_for(self._folder, directory, label))
+            self._folder, rows = _room_for(directory, label)
+            self.file = RowFile(layout, n_slots, directory, limit, file=rows)
         except OSError as error:
-            if self._folder is not None:
-                self._folder.close()
             raise does_not_fit(directory, error) from error
 
     def keep(self, epoch: int, cache: CachePartition, jobs: JobQueue) -> None:
@@ -96,14 +105,23 @@ class PartitionOnDisk:
                 logger.warning("dshuffle: the partition of epoch %d cannot be kept: %s", latest[0], error)
 
 
-def _room_for(folder: PartitionFolder, directory: str, label: KeptLabel) -> BinaryIO:
-    """The file of a kept partition. If the disk is full, those of earlier sessions are removed."""
+def _room_for(directory: str, label: KeptLabel) -> tuple[PartitionFolder, BinaryIO]:
+    """The folder and the file of a partition to keep. If the disk is full, those of earlier sessions are removed."""
     deadline = time.monotonic() + ROOM_WITHIN
     while True:
+        folder: PartitionFolder | None = None
         try:
-            return folder.open_rows()
-        except OSError:
+            folder = PartitionFolder(directory, label)
+            return folder, folder.open_rows()
+        except OSError as error:
+            if folder is not None:
+                folder.close()
+            if error.errno in BAD_FOLDER:
+                raise
             if time.monotonic() > deadline:
+                if others := kept_nbytes(directory):
+                    hint = f"partitions of other datasets or sessions (dshuffle-partition-*) take {others} bytes there"
+                    raise OSError(f"{error}; {hint}") from error
                 raise
             if remove_unused(directory, label.dataset):
                 logger.warning("dshuffle: kept partitions in %s were removed to make room for a new one", directory)

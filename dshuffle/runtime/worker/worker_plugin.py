@@ -20,9 +20,9 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.serialize import to_serialize
 from numpy.typing import NDArray
 
-from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import sent
-from dshuffle.exchange.kept_partition import Listed
+from dshuffle.exchange.kept_partition import PREFIX, Listed
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning import SERVER
@@ -317,9 +317,10 @@ class DShuffleWorker(WorkerPlugin):
             await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle)
             if rank is not None and epoch is not None:
                 spec = await loop.run_in_executor(self._executor, kept_here, self._worker, spec, rank, epoch)
-            await self.kept.open(self._worker, spec, self._executor)
             if rank is not None and spec.cache_directory is not None:
                 disk = await loop.run_in_executor(self._executor, PartitionOnDisk, self._worker, spec, rank)
+            # Not earlier: what is open is not removed if there is no room on the disk for both.
+            await self.kept.open(self._worker, spec, self._executor)
             session = WorkerSession(self._worker, spec, dataset, rank, disk, self.rows)
             session.number = number
             try:
@@ -358,6 +359,8 @@ class DShuffleWorker(WorkerPlugin):
         """Rows of a partition on this worker; ``session_id`` may name a kept one."""
         if session_id in self.kept:
             return await self.kept.rows(session_id, sample_ids, self._executor)
+        if session_id.startswith(PREFIX):
+            raise ExchangeError(f"the kept partition {session_id} is gone or damaged")
         return await self.session(session_id).rows_of(epoch, sample_ids)
 
     def collective(self, session_id: str, number: int) -> Collective:
