@@ -17,7 +17,7 @@ def as_integer(name: str, value: object, minimum: int | None = None, hint: str =
     """Return ``value`` as an int, or raise :class:`InvalidParameter` if it is not an integer >= ``minimum``."""
     allowed = "an integer" if minimum is None else f"an integer >= {minimum}"
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = int(operator.index(value))  # type: ignore[arg-type]  # the index of True is True
     except TypeError:
         raise InvalidParameter.of(name, value, allowed, hint) from None
     if minimum is not None and number < minimum:

@@ -1,4 +1,4 @@
-"""Files without a name on a local disk: nothing is left behind, however the process ends."""
+"""Room on a local disk: reserved for a file, or for a file without a name, of which nothing is left behind."""
 
 from __future__ import annotations
 

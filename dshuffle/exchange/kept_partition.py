@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.errors import ExchangeError
+from dshuffle.errors import CacheBudgetError, ExchangeError
 from dshuffle.exchange.cache_partition import EMPTY, Index
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows, gather_rows
@@ -42,8 +42,11 @@ FORMAT = 1
 PREFIX = "dshuffle-partition-"
 """Beginning of the names of the folders."""
 
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
-"""Errors of an index that is damaged, or is none."""
+UNFINISHED = "dshuffle-new-"
+"""The same, until the folder has a lock."""
+
+UNREADABLE = (CacheBudgetError, OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+"""Errors of a folder that is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,11 @@ class KeptLabel:
     dataset
         Identity of the dataset.
     shuffle
-        Digest of all that decides who trains on what, but for the number of workers.
+        Digest of what decides who trains on what, except the number of workers.
     row_nbytes, n_slots
         Shape of the file of rows.
     n_workers, rank, epoch
-        Number of workers of its session, its rank, and its epoch; -1 if it has no rows yet.
+        Number of workers of the session, rank, and epoch (-1 until there are rows).
     """
 
     dataset: str
@@ -90,8 +93,8 @@ class PartitionFolder:
     def __init__(self, directory: str, label: KeptLabel) -> None:
         os.makedirs(directory, exist_ok=True)
         self._directory, self._label = directory, label
-        new = tempfile.mkdtemp(prefix="dshuffle-new-", dir=directory)
-        self.path = os.path.join(directory, PREFIX + os.path.basename(new).removeprefix("dshuffle-new-"))
+        new = tempfile.mkdtemp(prefix=UNFINISHED, dir=directory)
+        self.path = os.path.join(directory, PREFIX + os.path.basename(new).removeprefix(UNFINISHED))
         self._lock = open(os.path.join(new, "rows"), "w+b")  # noqa: SIM115  # closed with the session
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,7 +153,7 @@ class PartitionFolder:
         os.replace(new, os.path.join(self.path, "index.npz"))
 
     def close(self) -> None:
-        """Leave the partition to later sessions, or remove it if it has no rows yet."""
+        """Leave the partition to later sessions. It is removed if it does not have any rows yet."""
         self._remove()
         self._lock.close()
 
@@ -256,7 +259,13 @@ class Listed:
 
 
 def remove_unused(directory: str, dataset: str) -> int:
-    """Remove the kept partitions of a dataset that nobody uses, and those that cannot be read; return how many."""
+    """Remove kept partitions that nobody uses: those of a dataset, and those that cannot be read.
+
+    Returns
+    -------
+    int
+        How many were removed.
+    """
     removed = 0
     for name, label in _labels(directory):
         if label is None or label.dataset == dataset:
@@ -317,12 +326,12 @@ def _removed(path: str, lock: BinaryIO) -> None:
 
 
 def _locked(path: str, how: int) -> BinaryIO:
-    """The rows of a kept partition, with a lock on them until they are closed.
+    """Open the file of rows of a kept partition, and lock it until it is closed.
 
     Raises
     ------
     OSError
-        If there are no rows, or another process has a lock that excludes this one.
+        If the file does not exist, or another lock excludes this one.
     """
     rows = open(os.path.join(path, "rows"), "r+b", buffering=0)  # noqa: SIM115  # the caller closes it
     try:

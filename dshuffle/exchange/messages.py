@@ -104,7 +104,7 @@ def flows_of_samples(
     at_most
         Maximum number of samples in a message.
     at_most_from
-        The same for some of the participants.
+        The maximum for single participants, in place of ``at_most``.
 
     Returns
     -------

@@ -77,8 +77,8 @@ def choose_members(
     """Assign ranks in the order of worker names, so that the same cluster always gets the same ranks.
 
     Only the workers whose addresses are in ``ready`` take part. Their first partitions are read from ``former`` ones.
-    If there are none, they are read from those that were ``kept`` on the workers' disks. Workers then get the ranks
-    whose partitions they have.
+    Otherwise they are read from partitions that were ``kept`` on the workers' disks, if there are any. Workers then get
+    the ranks whose partitions they have.
 
     Raises
     ------

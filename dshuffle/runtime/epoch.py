@@ -23,7 +23,7 @@ from dshuffle.runtime.collective import run_together
 from dshuffle.runtime.session_client import PATIENCE, SessionClient
 from dshuffle.runtime.session_spec import PerRank
 from dshuffle.runtime.task_keys import rank_of_key, task_key, task_name
-from dshuffle.runtime.worker.worker_plugin import run_on_partition
+from dshuffle.runtime.worker.partition_task import run_on_partition
 
 if TYPE_CHECKING:
     from dshuffle.runtime.shuffler import Shuffler

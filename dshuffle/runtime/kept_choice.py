@@ -20,8 +20,8 @@ def choose_kept(
 ) -> tuple[Former, list[str]] | None:
     """Choose kept partitions, and the worker of each rank.
 
-    The partitions are those of one epoch of one number of workers: of the epoch that has most of the samples; if there
-    are several, of one with as many workers as there are now.
+    All chosen partitions belong to the same epoch and the same number of workers. The group with the largest part of
+    the samples is chosen. Among equals, a group with the present number of workers comes first, then the latest epoch.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ def choose_kept(
     Returns
     -------
     former, workers
-        The partitions, and the workers by rank. A worker that has the partition of a rank gets this rank, if the number
-        of workers is the same. None if there are no partitions of use.
+        The partitions, and the workers by rank. If the number of workers is the same, a worker gets a rank whose
+        partition it has. None if no partition can be used.
 
     Examples
     --------
@@ -81,11 +81,13 @@ def choose_kept(
 
 
 def _placed(partitions: Mapping[int, Mapping[str, str]], workers: Sequence[str]) -> list[str]:
-    """The workers by rank: those that have a partition get its rank, the others what is left, in their order."""
+    """The workers by rank. Those that have partitions get their ranks, and the others get what is left, in order."""
     ranks: dict[int, str] = {}
+    placed: set[str] = set()
     for rank in sorted(partitions, key=lambda rank: (len(partitions[rank]), rank)):
-        free = [address for address in workers if address in partitions[rank] and address not in ranks.values()]
-        if free:
-            ranks[rank] = free[0]
-    others = (address for address in workers if address not in ranks.values())
+        free = next((address for address in partitions[rank] if address not in placed), None)
+        if free is not None:
+            ranks[rank] = free
+            placed.add(free)
+    others = (address for address in workers if address not in placed)
     return [ranks[rank] if rank in ranks else next(others) for rank in range(len(workers))]

@@ -41,7 +41,7 @@ class OpenSession:
         try:
             opened = self._open()
         except CacheBudgetError as error:
-            if request.kept_as is None or not request.reads_kept or request.former is not None:
+            if request.kept_as is None or request.former is not None:
                 raise
             # Some workers read kept partitions whose room other workers of the same machine need.
             logger.debug("dshuffle: the session does not read kept partitions, because they are in the way: %s", error)
@@ -87,7 +87,6 @@ class OpenSession:
             first_epoch=epoch,
             remainder=self.request.remainder if epoch == self.request.first_epoch else None,
             server=self.request.server if SERVER in self.addresses else None,
-            reads_kept=True,
             former=self.request.session_id,
         )
         return OpenSession(self.calls.client, request)

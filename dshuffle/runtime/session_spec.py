@@ -230,8 +230,9 @@ class SessionRequest:
     ``remainder`` says what earlier sessions have trained on in the first epoch. ``cache_directory`` is the folder for
     rows on each worker. ``former`` is the id of an open session of the same client, from whose partitions the first
     partitions are read. ``elastic`` says that Dask may retire the session's workers, but for
-    ``min_workers``. ``kept_as`` is a digest of all that decides who trains on what, but for the number of workers, if
-    partitions are to outlive the session. ``reads_kept`` says whether the first partitions are read from such ones.
+    ``min_workers``. If partitions are to outlive the session, ``kept_as`` says what they are of: a digest of what
+    decides who trains on what, except the number of workers. ``reads_kept`` says whether first partitions are read from
+    partitions that earlier sessions have kept.
     """
 
     session_id: str
@@ -279,7 +280,7 @@ class SessionSpec:
     cache_directory
         Folder for the rows on each worker, or ``"local"`` for the worker's own; None to keep them in memory.
     kept_as
-        Digest of what partitions that outlive the session are of; None if they do not.
+        What partitions are of, if they outlive the session (a digest); otherwise None.
     former
         Partitions from which the first partitions are read, as far as they have the samples.
     elastic, min_workers

@@ -48,7 +48,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 
 
 def shuffle_digest(dataset: Dataset, choices: Choices) -> str:
-    """Digest of all that decides who trains on what in an epoch, but for the number of workers, and of the rows."""
+    """Digest of the layout of rows, and of what decides who trains on what, except the number of workers."""
     state = SessionState.of(dataset, choices, Remainder(0, ())).to_dict()
     others = {name: value for name, value in state["choices"].items() if name not in ("delivery", "relay")}
     text = json.dumps([{**state, "choices": others}, repr(dataset.layout)], sort_keys=True)

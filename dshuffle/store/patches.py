@@ -71,20 +71,18 @@ class Patches:
         if not lengths:
             hint = "Give their arrays dimension_names, or write the dataset from xarray."
             raise InvalidParameter.because("patches", "the dimensions of samples have no names", hint)
-        known = f"one of the dimensions {', '.join(sorted(lengths))}"
+        allowed = f"the length of a patch along one of the dimensions {', '.join(sorted(lengths))}"
         if not sizes:
-            raise InvalidParameter.of("patches", "()", f"the length of a patch along {known}")
-        if unknown := [name for name in sizes if name not in lengths]:
-            raise InvalidParameter.of(
-                unknown[0], sizes[unknown[0]], f"left out, or the length of a patch along {known}"
-            )
+            raise InvalidParameter.of("patches", "()", allowed)
+        if unknown := next((name for name in sizes if name not in lengths), None):
+            raise InvalidParameter.of(unknown, sizes[unknown], f"left out, or {allowed}")
         strides = stride if isinstance(stride, Mapping) else {} if stride is None else dict.fromkeys(sizes, stride)
-        if unknown := [name for name in strides if name not in sizes]:
-            raise InvalidParameter.of("stride", unknown[0], f"one of the dimensions {', '.join(sizes)}")
+        if unknown := next((name for name in strides if name not in sizes), None):
+            raise InvalidParameter.of("stride", unknown, f"one of the dimensions {', '.join(sizes)}")
         dims = []
         for name, wanted in sizes.items():
-            size = int(as_integer(name, wanted, 1))  # no Booleans, which are integers as well
-            step = int(as_integer(f"stride[{name!r}]", strides.get(name, size), 1))
+            size = as_integer(name, wanted, 1)
+            step = as_integer(f"stride[{name!r}]", strides.get(name, size), 1)
             dims.append(PatchedDim(name, lengths[name], size, step))
         return cls(tuple(dims))
 

@@ -44,12 +44,8 @@ class View:
         object.__setattr__(self, "_ids", None if self.selection is None else self.selection.ids)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return View, (
-            self.n_rows,
-            self.windows,
-            self.patches,
-            self.selection,
-        )  # without the ids, which are 64 times as long
+        # Without the ids, which are 64 times as long as the selection.
+        return View, (self.n_rows, self.windows, self.patches, self.selection)
 
     @property
     def is_whole(self) -> bool:

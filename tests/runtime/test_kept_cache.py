@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -143,12 +144,15 @@ def test_two_sessions_read_the_same_partitions(threads, small, ids, tmp_path):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
         first_record(shuffler, ids, threads)
+    former = set(os.listdir(tmp_path / "rows"))
     with Shuffler(threads, small, **kept) as one, Shuffler(threads, small, **kept) as other:
         for shuffler in (one, other):
             assert first_record(shuffler, ids, threads).store_bytes == 0
         for shuffler in (one, other):
             one_epoch(shuffler, ids, threads)
-    assert len(os.listdir(tmp_path / "rows")) == 10
+    left = set(os.listdir(tmp_path / "rows"))
+    assert not left & former
+    assert len(left) >= 5  # the session that closes last may remove what the other one has left
     open_files = threads.run(lambda dask_worker: len(dask_worker.plugins["dshuffle"].kept._open))
     assert set(open_files.values()) == {0}
 
@@ -299,8 +303,11 @@ def test_a_disk_without_room_for_two_sets_gives_up_the_first(
     fallocate, most = os.posix_fallocate, 2400 * small.row_nbytes  # two slots for each sample, and a bit more
 
     def full(fd, offset, length):
-        there = [path.stat().st_size for path in directory.glob("*/rows")]
-        if sum(there) + length > most:
+        used = 0
+        for path in directory.glob("*/rows"):
+            with contextlib.suppress(FileNotFoundError):  # another worker removes it
+                used += path.stat().st_size
+        if used + length > most:
             raise OSError(errno.ENOSPC, "No space left on device")
         fallocate(fd, offset, length)
 

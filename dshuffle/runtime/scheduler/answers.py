@@ -50,7 +50,7 @@ class Answers:
         return f" ({self._unheard[who]})" if who in self._unheard else ""
 
     def in_words(self, who_is: Callable[[int], str]) -> str:
-        """Who owes an answer, and why; first those with a reason, and those that have fewest of their rows."""
+        """Who owes an answer, and why. Those with a reason come first, then those with the fewest of their rows."""
 
         def urgency(who: int) -> tuple[bool, float, int]:
             arrived = self.arrived.get(who)

@@ -280,8 +280,12 @@ class WorkerSession:
             raise ExchangeError(f"run {run_id} cannot be committed: the session was closed")
         if self._committed is None or self._committed[0] != run_id:  # else another call has waited, too
             measures = run.measures(time.perf_counter() - started)
-            report = {"measures": measures.to_dict(), "training_seconds": self.take_training_seconds()}
-            self._committed = run_id, {"report": {**report, "links": run.links()}}
+            report = {
+                "measures": measures.to_dict(),
+                "training_seconds": self.take_training_seconds(),
+                "links": run.links(),
+            }
+            self._committed = run_id, {"report": report}
             run.forget()
             if self._disk is not None and parts.training is not None:
                 self._disk.keep(run.epoch, parts.training.cache, self._jobs)

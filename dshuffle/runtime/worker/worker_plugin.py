@@ -10,17 +10,17 @@ import asyncio
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from distributed import Worker, get_worker
+from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.serialize import to_serialize
 from numpy.typing import NDArray
 
-from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import sent
 from dshuffle.exchange.kept_partition import PREFIX, Listed
 from dshuffle.exchange.messages import MessageId
@@ -29,7 +29,6 @@ from dshuffle.planning import SERVER
 from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.memory import WorkerMemory
-from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import Reply, replying, unwrap, within
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec, adopted_id, is_adopted_by
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
@@ -379,35 +378,3 @@ class DShuffleWorker(WorkerPlugin):
         collective = self.collectives.pop(session_id, None)
         if collective is not None:
             collective.fail("the session has moved on to another call of Epoch.together, or was closed")
-
-
-def run_on_partition(
-    session_id: str,
-    rank: int,
-    epoch: int,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Call ``fn`` on the partition of this worker; the Dask task behind :meth:`dshuffle.Epoch.map`."""
-    plugin = get_worker().plugins.get(PLUGIN)
-    session = plugin.session_of_rank(session_id, rank) if isinstance(plugin, DShuffleWorker) else None
-    if session is None:
-        raise WorkerLost(
-            f"worker {get_worker().address} does not hold rank {rank} of session {session_id}: the session was closed, "
-            "or another worker has taken the rank. If the session has ended, make a new Shuffler"
-        )
-    with session.partition(epoch) as partition:
-        try:
-            result = fn(partition, *args, **kwargs)
-        except AssertionError as error:
-            if "daemonic processes" not in str(error):
-                raise
-            raise InvalidParameter.because(
-                getattr(fn, "__name__", "fn"),
-                "a Dask worker cannot start processes of its own, such as those of a DataLoader",
-                "Use num_workers=0: the rows are in this process's memory already.",
-            ) from error
-    if isinstance(result, Partition):
-        raise TypeError("a Partition cannot be sent to another process; return arrays instead")
-    return result
