@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from dshuffle.errors import CacheBudgetError, ExchangeError
 from dshuffle.exchange.cache_partition import EMPTY, Index
 from dshuffle.exchange.row_file import RowFile
+from dshuffle.planning import WorkerHistory
 from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows, gather_rows
 from dshuffle.unnamed_file import reserve
 
@@ -59,19 +60,27 @@ class KeptLabel:
         Identity of the dataset.
     shuffle
         Digest of what decides who trains on what, except the number of workers.
+    session
+        The session that fills it.
     row_nbytes, n_slots
         Shape of the file of rows.
-    n_workers, rank, epoch
-        Number of workers of the session, rank, and epoch (-1 until there are rows).
+    history, rank, epoch
+        Workers of the session, rank, and epoch (-1 until there are rows).
     """
 
     dataset: str
     shuffle: str
+    session: str
     row_nbytes: int
     n_slots: int
-    n_workers: int
+    history: WorkerHistory
     rank: int
     epoch: int = -1
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """The label of which :func:`dataclasses.asdict` made a dictionary."""
+        return cls(**{**fields, "history": WorkerHistory.from_dict(fields["history"])})
 
 
 class PartitionFolder:
@@ -123,7 +132,7 @@ class PartitionFolder:
         return file
 
     def write(self, epoch: int, index: Index, checksums: NDArray[np.uint32]) -> None:
-        """Replace the index by that of another epoch, then remove the folders that nobody uses.
+        """Replace the index by that of another epoch, then remove the folders of earlier sessions that nobody uses.
 
         Parameters
         ----------
@@ -141,7 +150,7 @@ class PartitionFolder:
         """
         self._write(epoch, index, checksums[index.slots])
         self._remove.detach()
-        remove_unused(self._directory, self._label.dataset)
+        remove_unused(self._directory, self._label)
 
     def _write(self, epoch: int, index: Index, checksums: NDArray[np.uint32]) -> None:
         label = dataclasses.replace(self._label, epoch=epoch)
@@ -255,11 +264,13 @@ class Listed:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         """What :meth:`to_dict` returned."""
-        return cls(fields["name"], KeptLabel(**fields["label"]))
+        return cls(fields["name"], KeptLabel.from_dict(fields["label"]))
 
 
-def remove_unused(directory: str, dataset: str) -> int:
-    """Remove kept partitions that nobody uses: those of a dataset, and those that cannot be read.
+def remove_unused(directory: str, label: KeptLabel) -> int:
+    """Remove partitions that nobody uses: those of other sessions on the same dataset, and those that cannot be read.
+
+    Those of other ranks of the same session stay, because some of its workers may have closed already.
 
     Returns
     -------
@@ -267,8 +278,9 @@ def remove_unused(directory: str, dataset: str) -> int:
         How many were removed.
     """
     removed = 0
-    for name, label in _labels(directory):
-        if label is None or label.dataset == dataset:
+    for name, found in _labels(directory):
+        is_wanted = found is not None and found.session == label.session and found.rank != label.rank
+        if found is None or (found.dataset == label.dataset and not is_wanted):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
                 shutil.rmtree(path, ignore_errors=True)
@@ -317,7 +329,7 @@ def _label(found: np.lib.npyio.NpzFile) -> KeptLabel:
     header = json.loads(str(found["header"]))
     if header.pop("format") != FORMAT:
         raise ValueError("another release of dshuffle wrote it")
-    return KeptLabel(**header)
+    return KeptLabel.from_dict(header)
 
 
 def _removed(path: str, lock: BinaryIO) -> None:

@@ -15,6 +15,7 @@ from dshuffle.planning.assignment import (
 )
 from dshuffle.planning.assignment.balance import Classes
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
+from dshuffle.planning.assignment.worker_change import NEW, WorkerHistory
 from dshuffle.planning.caching import CACHINGS
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import DELIVERIES, Delivery, get_delivery
@@ -44,6 +45,7 @@ __all__ = [
     "GivenSharding",
     "Global",
     "Local",
+    "NEW",
     "Packets",
     "Partial",
     "RELAYS",
@@ -52,6 +54,7 @@ __all__ = [
     "SHARDINGS",
     "STORE",
     "ShuffleSpec",
+    "WorkerHistory",
     "WorkerPart",
     "first_ranks",
     "get_delivery",

@@ -27,9 +27,9 @@ from dshuffle.planning.types import Ranks, Samples
 def plans_own_parts(spec: ShuffleSpec, delivery: str) -> bool:
     """Whether every worker can plan its own part of each epoch."""
     found = get_delivery(delivery)
-    if spec.has_excess or found.needs_server or spec.blocks(0) is None:
+    if spec.has_excess or found.needs_server:
         return False
-    return spec.blocks(1) is not None or spec.slots() is not None
+    return spec.slots() is not None or (spec.blocks(0) is not None and spec.blocks(1) is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,8 +143,7 @@ class OwnPlanner:
 
     def shares(self, epoch: int) -> tuple[int, int]:
         """Smallest and largest number of samples that a worker trains on."""
-        # Exchanges between slots leave the sizes of shares as they are.
-        return self._blocks(epoch if self._slots is None else 0).shares
+        return self._blocks(epoch).shares if self._slots is None else self._slots.shares
 
     def _own(self, epoch: int) -> Samples:
         if self._slots is None:
@@ -166,8 +165,8 @@ class OwnPlanner:
 
     def _moves_of_slots(self, slots: Slots, epoch: int) -> Moves:
         rank, before = self.rank, self._samples_in(slots, epoch - 1)
-        exchange, rounds = slots.exchange(epoch), np.arange(slots.count)
-        here = np.full(slots.count, rank)
+        exchange, rounds = slots.exchange(epoch), np.arange(slots.last.count)
+        here = np.full(len(rounds), rank)
         emptied = exchange.emptied(here, rounds)
         sources, destinations = exchange.sources(here, rounds), exchange.destinations(here, rounds)
         arriving = slots.samples_at(sources, exchange.emptied(sources, rounds), epoch - 1)

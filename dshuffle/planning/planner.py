@@ -59,7 +59,7 @@ class EpochPlanner:
     def load(self, epoch: int | None = None) -> EpochPlan:
         """Plan the first epoch: every worker reads its share and its excess from the store, in ascending order.
 
-        If that is not epoch 0, and ranks depend on the epochs before, these are drawn first.
+        If ranks depend on earlier epochs of the same workers, these are drawn first.
 
         Parameters
         ----------
@@ -72,7 +72,7 @@ class EpochPlanner:
             drawn = spec.draw(drawn, first)
         holders = self._policy.first(drawn.ranks)
         if assignment.moves and not assignment.forgets:
-            for earlier in range(1, first + 1):
+            for earlier in range(spec.history.epoch + 1, first + 1):
                 drawn = spec.draw(drawn, earlier, holders)
                 holders = self._policy.evolve(holders, drawn.ranks, earlier)
         epoch = first if epoch is None else epoch

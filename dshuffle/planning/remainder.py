@@ -69,7 +69,8 @@ class Remainder:
         rank
             One of its ranks.
         spec_for
-            Returns the specification for another number of workers; needed if the first assignment depends on data.
+            Returns the specification for another number of workers, for ranks that do not depend on earlier workers;
+            needed if the first assignment depends on data.
 
         Returns
         -------
@@ -100,9 +101,15 @@ class Remainder:
 
     def _left_samples(self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec]) -> NDArray[np.bool_]:
         """``(q,)``, whether a sample is left."""
+        sessions: list[ShuffleSpec] = []
+        for counts in reversed(self.trained):
+            if len(counts) != spec.n_workers:
+                changed = spec.changes and spec.history.epoch == self.epoch
+                spec = spec.with_history(spec.history.before, self.epoch) if changed else spec_for(len(counts))
+            sessions.append(spec)
         left = np.ones(spec.n_samples, dtype=np.bool_)
-        for counts in self.trained:
-            for count, order in zip(counts, training_orders(spec_for(len(counts)), self.epoch), strict=True):
+        for counts, session in zip(self.trained, reversed(sessions), strict=True):
+            for count, order in zip(counts, training_orders(session, self.epoch), strict=True):
                 if count:  # no other rank of the session has these samples
                     left[order[left[order]][:count]] = False
         return left
@@ -111,8 +118,8 @@ class Remainder:
 def workers_of(spec: ShuffleSpec, epoch: int, samples: Samples) -> Ranks:
     """``(k,)`` int32, the workers that train on the ``(k,)`` samples in an epoch.
 
-    Takes O(k) time where ranks are functions of the epoch alone, and O(q) time and memory otherwise. Any worker is
-    named for samples that all of them train on.
+    Takes time and memory for all samples where :meth:`ShuffleSpec.ranks_of` does not say it. Any worker is named for
+    samples that all of them train on.
 
     Examples
     --------
@@ -120,9 +127,9 @@ def workers_of(spec: ShuffleSpec, epoch: int, samples: Samples) -> Ranks:
     >>> workers_of(ShuffleSpec(10, 3, Choices("local", sharding="contiguous")), 7, np.array([9, 0, 5]))
     array([2, 0, 1], dtype=int32)
     """
-    blocks = spec.blocks(epoch)
-    if blocks is not None:
-        return blocks.ranks_of(samples)
+    found = spec.ranks_of(samples, epoch)
+    if found is not None:
+        return found
     ranks = np.empty(spec.n_samples, np.int32)
     for rank, order in enumerate(training_orders(spec, epoch)):
         ranks[order] = rank

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment import Drawn, check_balance, draw_ranks
@@ -13,12 +15,13 @@ from dshuffle.planning.assignment.balance import draw_classes
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
 from dshuffle.planning.assignment.slots import Slots
+from dshuffle.planning.assignment.worker_change import WorkerChange, WorkerHistory
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.caching import CACHINGS, CachingPolicy, Shares
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import check_delivery
 from dshuffle.planning.holders import cache_capacity, largest_share
-from dshuffle.planning.types import Holders, Ranks
+from dshuffle.planning.types import Holders, Ranks, Samples
 
 MOST_REPLAYED = 10**5
 """Largest epoch of an assignment that depends on the epochs before."""
@@ -39,6 +42,8 @@ class ShuffleSpec:
         Version of the random draws, so that no release reorders samples silently.
     first_epoch
         Epoch with which the shuffle begins: workers read their shares of it from the store.
+    changes
+        How the workers changed before, for assignments with which workers that stay keep their samples.
 
     Raises
     ------
@@ -57,6 +62,7 @@ class ShuffleSpec:
     choices: Choices
     draw_version: int = DRAW_VERSION
     first_epoch: int = 0
+    changes: tuple[WorkerChange, ...] = ()
 
     def __post_init__(self) -> None:
         if self.draw_version != DRAW_VERSION:
@@ -67,6 +73,7 @@ class ShuffleSpec:
         if self.n_samples >= 2**63:
             raise InvalidParameter.of("n_samples", self.n_samples, "below 2**63: sample numbers have 64 bits")
         self.check_epoch("first_epoch", self.first_epoch)
+        as_integer("first_epoch", self.first_epoch, self.history.epoch, "The workers change in this epoch.")
         sharding, balance = self.choices.sharding, self.choices.balance
         if isinstance(sharding, GivenSharding):
             sharding.check(self.n_samples, self.n_workers)
@@ -94,6 +101,24 @@ class ShuffleSpec:
     def with_choices(self, **changes: Any) -> ShuffleSpec:
         """The same job with other choices."""
         return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))
+
+    @property
+    def history(self) -> WorkerHistory:
+        """How many workers there are, and how they have changed."""
+        return WorkerHistory(self.n_workers, self.changes)
+
+    def with_history(self, history: WorkerHistory, first_epoch: int) -> ShuffleSpec:
+        """The same job from an epoch on, with other workers."""
+        return dataclasses.replace(self, n_workers=history.n_workers, changes=history.changes, first_epoch=first_epoch)
+
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether workers that stay keep their samples when others join or leave.
+
+        Otherwise ranks do not depend on the workers of earlier epochs, or they are drawn for all samples at once. Then
+        they are what they would be if there had always been as many workers as now.
+        """
+        return self.slots() is not None
 
     @property
     def n_broadcast(self) -> int:
@@ -174,22 +199,42 @@ class ShuffleSpec:
 
     def blocks(self, epoch: int) -> Blocks | None:
         """The ranks of an epoch as a function; None if they depend on the epochs before, on labels, or are given."""
-        choices = self.choices
-        if choices.balance is not None or self.n_broadcast:
+        if self.changes:
             return None
-        if epoch == 0 or not choices.assignment.moves:
-            return choices.assignment.first_blocks(choices.sharding, self.n_samples, self.n_workers, choices.seed)
-        return choices.assignment.blocks(self.n_samples, self.n_workers, choices.seed, epoch)
+        if epoch == 0 or not self.choices.assignment.moves:
+            return self._first_blocks()
+        if self.choices.balance is not None or self.n_broadcast:
+            return None
+        return self.choices.assignment.blocks(self.n_samples, self.n_workers, self.choices.seed, epoch)
 
     def slots(self) -> Slots | None:
         """The samples in all slots as a function; None without slots, or if the first ranks are not a function."""
-        first = self.blocks(0)
-        return None if first is None else self.choices.assignment.slots(first, self.choices.seed)
+        first, choices = self._first_blocks(), self.choices
+        return None if first is None else choices.assignment.slots(first, choices.seed, self.changes)
+
+    def ranks_of(self, samples: Samples, epoch: int) -> Ranks | None:
+        """``(k,)`` int32, the workers that train on ``(k,)`` samples; None if all samples have to be drawn for that."""
+        if (blocks := self.blocks(epoch)) is not None:
+            return blocks.ranks_of(samples)
+        slots = self.slots()
+        return None if slots is None else slots.ranks_of(samples, epoch)
 
     def draw_first(self) -> Drawn:
-        """Draw the ranks of epoch 0 for all samples."""
-        slots = self.slots()
-        return Drawn(self.first_ranks(), slots=None if slots is None else slots.first_samples())
+        """Draw the ranks of all samples in epoch 0, or in the first epoch of the present workers."""
+        slots = self.slots() if self.choices.assignment.moves or self.changes else None
+        if slots is None:
+            return Drawn(self.first_ranks())
+        samples = slots.all_samples(self.history.epoch)
+        ranks = np.empty(self.n_samples, np.int32)
+        ranks[samples] = np.repeat(np.arange(self.n_workers, dtype=np.int32), slots.last.sizes)
+        return Drawn(ranks, slots=samples)
+
+    def _first_blocks(self) -> Blocks | None:
+        """The ranks of epoch 0 as a function; None if they depend on labels, or are given."""
+        choices, n_workers = self.choices, self.history.first_n_workers
+        if choices.balance is not None or self.n_broadcast:
+            return None
+        return choices.assignment.first_blocks(choices.sharding, self.n_samples, n_workers, choices.seed)
 
     def draw(self, before: Drawn, epoch: int, holders: Holders | None = None) -> Drawn:
         """Draw the ranks of all samples for an epoch, given what was drawn for the previous one."""

@@ -99,6 +99,8 @@ def choose_members(
         )
     choices = dataclasses.replace(order.choices, delivery=max(order.deliveries, key=_demands))
     plan = ShuffleSpec(order.dataset.n_samples, len(training), choices, first_epoch=order.first_epoch)
+    if order.carried is not None:
+        plan = order.carried.onto(plan, [one.address for one in training])
     if former is None and (choice := choose_kept(kept, order.kept_as, plan, [one.address for one in training])):
         former, ranks = choice
         training = [scheduler.workers[address] for address in ranks]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.exchange.kept_partition import Listed
-from dshuffle.planning import ShuffleSpec
+from dshuffle.planning import ShuffleSpec, WorkerHistory
 from dshuffle.runtime.session_spec import Former
 
 Found = Mapping[str, Sequence[Listed]]
@@ -37,40 +36,40 @@ def choose_kept(
     Returns
     -------
     former, workers
-        The partitions, and the workers by rank. If the number of workers is the same, a worker gets a rank whose
-        partition it has. None if no partition can be used.
+        The partitions, and the workers by rank. A worker gets a rank whose partition it has, if it has one. None if no
+        partition can be used.
 
     Examples
     --------
     >>> from dshuffle.exchange.kept_partition import KeptLabel
     >>> from dshuffle.planning import Choices
     >>> def kept(rank):
-    ...     return Listed(f"folder-{rank}", KeptLabel("data", "global", 8, 5, n_workers=2, rank=rank, epoch=7))
+    ...     return Listed(f"folder-{rank}", KeptLabel("data", "global", "1", 8, 5, WorkerHistory(2), rank, epoch=7))
     >>> found = {"tcp://a": [kept(1)], "tcp://b": [kept(0)]}
     >>> former, workers = choose_kept(found, "global", ShuffleSpec(10, 2, Choices()), ["tcp://a", "tcp://b"])
     >>> former.epoch, workers
     (7, ['tcp://b', 'tcp://a'])
     """
-    groups: dict[tuple[int, int], dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    groups: dict[tuple[WorkerHistory, int], dict[int, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for address in workers:
         for one in found.get(address, ()):
             label = one.label
-            if label.shuffle == shuffle and label.rank < label.n_workers:
-                groups[label.n_workers, label.epoch][label.rank][address] = one.name
+            if label.shuffle == shuffle and label.rank < label.history.n_workers:
+                groups[label.history, label.epoch][label.rank][address] = one.name
     if not groups:
         return None
 
-    def merit(group: tuple[int, int]) -> tuple[float, bool, int]:
-        n_workers, epoch = group
-        return len(groups[group]) / n_workers, n_workers == len(workers), epoch
+    def merit(group: tuple[WorkerHistory, int]) -> tuple[float, bool, int]:
+        history, epoch = group
+        return len(groups[group]) / history.n_workers, history.n_workers == len(workers), epoch
 
-    n_workers, epoch = max(groups, key=merit)
+    history, epoch = max(groups, key=merit)
     try:
-        former = dataclasses.replace(plan, n_workers=n_workers)
+        former = plan.with_history(history, epoch)
     except InvalidParameter:  # the sharding was given for the present number of workers
         return None
-    partitions = groups[n_workers, epoch]
-    ranks = _placed(partitions, workers) if n_workers == len(workers) else list(workers)
+    partitions = groups[history, epoch]
+    ranks = _placed(partitions, workers)
     holders, asked = {}, defaultdict[str, int](int)
     for rank, where in partitions.items():
         here = rank < len(ranks) and ranks[rank] in where
@@ -84,7 +83,8 @@ def _placed(partitions: Mapping[int, Mapping[str, str]], workers: Sequence[str])
     """The workers by rank. Those that have partitions get their ranks, and the others get what is left, in order."""
     ranks: dict[int, str] = {}
     placed: set[str] = set()
-    for rank in sorted(partitions, key=lambda rank: (len(partitions[rank]), rank)):
+    here = [rank for rank in partitions if rank < len(workers)]
+    for rank in sorted(here, key=lambda rank: (len(partitions[rank]), rank)):
         free = next((address for address in partitions[rank] if address not in placed), None)
         if free is not None:
             ranks[rank] = free

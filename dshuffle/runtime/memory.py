@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from dask.utils import parse_bytes
 
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.planning import ShuffleSpec, get_delivery
+from dshuffle.planning import ShuffleSpec, WorkerHistory, get_delivery
 from dshuffle.planning.own_part import plans_own_parts
 from dshuffle.planning.plan_memory import plan_nbytes
 from dshuffle.rows import RowLayout
@@ -182,7 +181,8 @@ def _workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> in
 
     def fits(n_workers: int) -> bool:
         try:
-            return member_nbytes(dataclasses.replace(shuffle, n_workers=n_workers), layout) <= limit
+            others = shuffle.with_history(WorkerHistory(n_workers), shuffle.first_epoch)
+            return member_nbytes(others, layout) <= limit
         except InvalidParameter:  # too few workers: the cache fraction must be at least 1/n
             return False
 

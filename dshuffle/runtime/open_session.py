@@ -10,10 +10,10 @@ from distributed import Client
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import CacheBudgetError
-from dshuffle.planning import SERVER
+from dshuffle.planning import SERVER, WorkerHistory
 from dshuffle.runtime.replies import Reply
 from dshuffle.runtime.session_client import SessionClient
-from dshuffle.runtime.session_spec import SessionRequest
+from dshuffle.runtime.session_spec import Carried, SessionRequest
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ class OpenSession:
         if opened["left_out"]:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened["left_out"]))
         self.addresses: dict[int, str] = dict(opened["addresses"])
-        self.n_workers = sum(who != SERVER for who in self.addresses)
+        self.history = WorkerHistory.from_dict(opened["history"])
+        self.n_workers = self.history.n_workers
         self._server_role: str = opened["server"]
 
     def _open(self) -> Reply:
@@ -81,15 +82,23 @@ class OpenSession:
 
         Its workers read their first partitions from the workers of this session.
         """
+        begins = epoch == self.request.first_epoch  # nobody has trained in this session
         request = dataclasses.replace(
             self.request,
             session_id=new_id(),
             first_epoch=epoch,
-            remainder=self.request.remainder if epoch == self.request.first_epoch else None,
+            remainder=self.request.remainder if begins else None,
             server=self.request.server if SERVER in self.addresses else None,
             former=self.request.session_id,
+            carried=self.request.carried if begins else self._carried(epoch - 1),
         )
         return OpenSession(self.calls.client, request)
+
+    def _carried(self, epoch: int) -> Carried:
+        """The workers of this session, with the epoch that they have trained on."""
+        # A worker that also has the rank of a lost one goes on with its own.
+        places = {address: who for who, address in sorted(self.addresses.items(), reverse=True) if who != SERVER}
+        return Carried(self.history, epoch, places)
 
     def close(self) -> None:
         """Free the partitions on all workers."""

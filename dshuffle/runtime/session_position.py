@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
-from dshuffle.planning import Choices, Remainder
+from dshuffle.planning import Choices, Remainder, WorkerHistory
 from dshuffle.runtime.epoch import EpochTasks
 from dshuffle.runtime.session_state import SessionState, pickled, unpickled, write_checkpoint
 from dshuffle.store import Dataset
@@ -20,18 +21,29 @@ class SessionPosition:
         The session's dataset and way of shuffling.
     start
         The first epoch, and what earlier sessions have trained on in it.
-    attached
-        Text that :func:`~dshuffle.runtime.session_state.pickled` made of the value that the earlier session attached.
+    history
+        Returns the workers of the session.
+    resumed
+        State of the session that this one continues, if any.
     """
 
-    def __init__(self, dataset: Dataset, choices: Choices, start: Remainder, attached: str | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        choices: Choices,
+        start: Remainder,
+        history: Callable[[], WorkerHistory],
+        resumed: SessionState | None = None,
+    ) -> None:
         self._dataset = dataset
         self._choices = choices
         self._start = start
+        self._history = history
+        self._earlier = None if resumed is None else resumed.history
         self.tasks: EpochTasks | None = None  # of the current epoch
         self.ended = False  # whether the current epoch has ended, and the next one has not begun
         self.next_epoch = start.epoch
-        self._pickled = attached
+        self._pickled = None if resumed is None else resumed.attached
         self._attached: Any = None
 
     def begin(self, tasks: EpochTasks) -> None:
@@ -60,7 +72,10 @@ class SessionPosition:
         text = self._pickled
         if text is None and self._attached is not None:
             text = pickled(self._attached)  # every time, since it may have been changed in place
-        return SessionState.of(self._dataset, self._choices, self._remainder(counts), text).to_dict()
+        remainder = self._remainder(counts)
+        # Workers that have not trained leave the samples where they were.
+        history = self._earlier if self._earlier is not None and remainder == self._start else self._history()
+        return SessionState.of(self._dataset, self._choices, history, remainder, text).to_dict()
 
     def write(self, checkpoint: str | os.PathLike[str] | None) -> None:
         """Write a checkpoint, if one is wanted. Nothing was trained on since the last epoch began or ended."""

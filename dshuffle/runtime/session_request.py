@@ -16,7 +16,7 @@ from dshuffle.runtime.dataset_inputs import STRATIFIED, resolved
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.memory import parse_memory_limit
 from dshuffle.runtime.open_session import new_id
-from dshuffle.runtime.session_spec import LOCAL, DatasetReference, SessionRequest, Settings
+from dshuffle.runtime.session_spec import LOCAL, Carried, DatasetReference, SessionRequest, Settings
 from dshuffle.runtime.session_state import shuffle_digest
 from dshuffle.store import Dataset
 
@@ -34,6 +34,7 @@ def session_request(
     cache_directory: str | os.PathLike[str] | None,
     keep_cache: bool,
     remainder: Remainder | None,
+    carried: Carried | None,
     elastic: bool,
     min_workers: int,
 ) -> tuple[SessionRequest, Classes | None]:
@@ -89,6 +90,7 @@ def session_request(
         on_loss=on_loss,
         first_epoch=as_integer("first_epoch", first_epoch, 0),
         remainder=remainder,
+        carried=carried,
         cache_directory=directory,
         kept_as=shuffle_digest(dataset, choices) if keep_cache else None,
         elastic=elastic,

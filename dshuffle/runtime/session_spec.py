@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import dask
 import numpy as np
@@ -18,7 +18,7 @@ from dask.utils import parse_bytes, parse_timedelta
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError, DatasetChanged, InvalidParameter
-from dshuffle.planning import Choices, Remainder, ShuffleSpec
+from dshuffle.planning import NEW, Choices, GivenSharding, Remainder, ShuffleSpec, WorkerHistory
 from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
 from dshuffle.rows import RowLayout, checksum_rows
 from dshuffle.store import Dataset
@@ -223,16 +223,54 @@ class Former:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """The workers of an earlier session, whose samples stay where they are as far as possible.
+
+    Parameters
+    ----------
+    history
+        These workers, and those before them.
+    epoch
+        The last epoch in which they trained.
+    places
+        Rank of every worker, by address. None if the workers have other addresses now, as in another job. Then
+        rank 0 goes on with the samples of rank 0, and so on.
+    """
+
+    history: WorkerHistory
+    epoch: int
+    places: Mapping[str, int] | None = None
+
+    @classmethod
+    def of(cls, history: WorkerHistory, remainder: Remainder) -> Self | None:
+        """What is carried into an epoch, of which a part may be left; None if nobody has trained before."""
+        epoch = remainder.epoch
+        before = epoch if remainder.trained or history.epoch == epoch > 0 else epoch - 1
+        return None if before < 0 else cls(history, before)
+
+    def onto(self, shuffle: ShuffleSpec, addresses: Sequence[str]) -> ShuffleSpec:
+        """Return the specification for the workers with these addresses, by rank."""
+        if isinstance(shuffle.choices.sharding, GivenSharding) or not shuffle.keeps_samples:
+            return shuffle
+        if self.places is None:
+            former = [rank if rank < self.history.n_workers else NEW for rank in range(len(addresses))]
+        else:
+            former = [self.places.get(address, NEW) for address in addresses]
+        first_epoch = shuffle.first_epoch
+        return shuffle.with_history(self.history.changed(former, epoch=first_epoch, carried=self.epoch), first_epoch)
+
+
+@dataclass(frozen=True, slots=True)
 class SessionRequest:
     """Request of a client for a session, before ranks are assigned.
 
     ``deliveries`` maps the deliveries to choose from in each epoch to the expected seconds of an exchange.
     ``remainder`` says what earlier sessions have trained on in the first epoch. ``cache_directory`` is the folder for
     rows on each worker. ``former`` is the id of an open session of the same client, from whose partitions the first
-    partitions are read. ``elastic`` says that Dask may retire the session's workers, but for
-    ``min_workers``. If partitions are to outlive the session, ``kept_as`` says what they are of: a digest of what
-    decides who trains on what, except the number of workers. ``reads_kept`` says whether first partitions are read from
-    partitions that earlier sessions have kept.
+    partitions are read. ``carried`` has the workers of the session that this one goes on from. ``elastic`` says that
+    Dask may retire the session's workers, but for ``min_workers``. If partitions are to outlive the session,
+    ``kept_as`` says what they are of: a digest of what decides who trains on what, except the number of workers.
+    ``reads_kept`` says whether first partitions are read from partitions that earlier sessions have kept.
     """
 
     session_id: str
@@ -250,6 +288,7 @@ class SessionRequest:
     kept_as: str | None = None
     reads_kept: bool = True
     former: str | None = None
+    carried: Carried | None = None
     elastic: bool = False
     min_workers: int = 1
 

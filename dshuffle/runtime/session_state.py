@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import CheckpointError, DatasetError, InvalidParameter
-from dshuffle.planning import Choices, GivenSharding, Remainder
+from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.runtime.dataset_inputs import wanted_sharding
 from dshuffle.store import Dataset
 from dshuffle.store.backends import canonical_url
 from dshuffle.store.small_objects import read_object, write_object
 
-FORMAT = 1
+FORMAT = 2
 """Version of the format of states and checkpoints."""
 
 BUCKETS = {"s3", "gs", "gcs", "az", "abfs"}
@@ -41,6 +41,8 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "choices": dict,
     "sharding_checksum": (int, type(None)),
     "n_broadcast": int,
+    "n_workers": int,
+    "changes": list,
     "epoch": int,
     "trained": list,
     "attached": (str, type(None)),
@@ -49,7 +51,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 
 def shuffle_digest(dataset: Dataset, choices: Choices) -> str:
     """Digest of the layout of rows, and of what decides who trains on what, except the number of workers."""
-    state = SessionState.of(dataset, choices, Remainder(0, ())).to_dict()
+    state = SessionState.of(dataset, choices, WorkerHistory(1), Remainder(0, ())).to_dict()
     others = {name: value for name, value in state["choices"].items() if name not in ("delivery", "relay")}
     text = json.dumps([{**state, "choices": others}, repr(dataset.layout)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -67,6 +69,8 @@ class SessionState:
         Its way of shuffling. A sharding that was given is known by name alone.
     sharding_checksum, n_broadcast
         Checksum of the ranks of such a sharding, and the number of samples that all workers train on.
+    history
+        Its workers, and those before them.
     remainder
         The epoch, and how far the ranks have come in it.
     attached
@@ -78,16 +82,25 @@ class SessionState:
     choices: Choices
     sharding_checksum: int | None
     n_broadcast: int
+    history: WorkerHistory
     remainder: Remainder
     attached: str | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, dataset: Dataset, choices: Choices, remainder: Remainder, attached: str | None = None) -> Self:
+    def of(
+        cls,
+        dataset: Dataset,
+        choices: Choices,
+        history: WorkerHistory,
+        remainder: Remainder,
+        attached: str | None = None,
+    ) -> Self:
         """The state of a session on a dataset."""
         checksum, n_broadcast = None, 0
         if isinstance(choices.sharding, GivenSharding):
             checksum, n_broadcast = choices.sharding.checksum, choices.sharding.n_broadcast
-        return cls(dataset.identity, dataset.n_samples, choices.by_name(), checksum, n_broadcast, remainder, attached)
+        names = choices.by_name()
+        return cls(dataset.identity, dataset.n_samples, names, checksum, n_broadcast, history, remainder, attached)
 
     def to_dict(self) -> dict[str, Any]:
         """The state as JSON can hold it."""
@@ -99,6 +112,7 @@ class SessionState:
             "choices": self.choices.to_dict(),
             "sharding_checksum": self.sharding_checksum,
             "n_broadcast": self.n_broadcast,
+            **self.history.to_dict(),
             "epoch": self.remainder.epoch,
             "trained": [list(counts) for counts in self.remainder.trained],
             "attached": self.attached,
@@ -139,6 +153,7 @@ class SessionState:
         try:
             remainder = Remainder(state["epoch"], tuple(tuple(map(operator.index, each)) for each in state["trained"]))
             choices = Choices.from_dict(state["choices"])
+            history = WorkerHistory.from_dict(state)
         except (InvalidParameter, TypeError, ValueError, KeyError) as error:
             raise CheckpointError(f"the state is damaged: {error}") from error
         found = cls(
@@ -147,20 +162,23 @@ class SessionState:
             choices,
             state["sharding_checksum"],
             state["n_broadcast"],
+            history,
             remainder,
-            state.get("attached"),  # earlier releases did not write it
+            state["attached"],
         )
         if remainder.epoch < 0 or remainder.total > found.n_trained_in_an_epoch:
             raise CheckpointError(
                 f"the state is damaged: {remainder.total} samples were trained on in epoch {remainder.epoch}"
             )
+        ranks = len(remainder.trained[-1]) if remainder.trained else history.n_workers
+        if ranks != history.n_workers or history.epoch > remainder.epoch:
+            raise CheckpointError(f"the state is damaged: n_workers={history.n_workers} does not fit the rest")
         return found
 
     @property
     def n_trained_in_an_epoch(self) -> int:
         """Number of samples of an epoch. A sample that all workers train on counts once for each worker."""
-        n_workers = len(self.remainder.trained[-1]) if self.remainder.trained else 1
-        return self.n_samples + (n_workers - 1) * self.n_broadcast
+        return self.n_samples + (self.history.n_workers - 1) * self.n_broadcast
 
     @property
     def next(self) -> Remainder:

@@ -29,6 +29,7 @@ from dshuffle.runtime.open_session import OpenSession
 from dshuffle.runtime.session_client import SessionClient, install_plugin
 from dshuffle.runtime.session_position import SessionPosition
 from dshuffle.runtime.session_request import session_request
+from dshuffle.runtime.session_spec import Carried
 from dshuffle.runtime.session_state import SessionState, check_no_checkpoint, read_checkpoint, write_checkpoint
 from dshuffle.runtime.shuffler_summary import in_html, in_words
 from dshuffle.runtime.waiting import wait_for_workers
@@ -204,6 +205,7 @@ class Shuffler:
             server=server,
             cluster=cluster,
             remainder=None if _resumed is None or not _resumed.next.trained else _resumed.next,
+            carried=None if _resumed is None else Carried.of(_resumed.history, _resumed.next),
             elastic=elastic,
             min_workers=min_workers,
         )
@@ -211,15 +213,15 @@ class Shuffler:
         if checkpoint is not None and _resumed is None:
             check_no_checkpoint(checkpoint, self.dataset)
         start = Remainder(request.first_epoch, ()) if _resumed is None else _resumed.next
-        self._position = SessionPosition(
-            self.dataset, request.choices, start, None if _resumed is None else _resumed.attached
-        )
         self._handed_out = True  # whether the current epoch has been yielded
         self._collectives = itertools.count(1)
         install_plugin(client)
         if min_workers > 1:
             wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
         self._membership = Membership(OpenSession(client, request))
+        self._position = SessionPosition(
+            self.dataset, request.choices, start, lambda: self._membership.current.history, _resumed
+        )
         self._closed = False
         self._recorder = EpochRecorder(self.dataset, self.choices)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import fcntl
 import gc
@@ -20,10 +21,13 @@ from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.kept_partition import KeptLabel, KeptPartition, Listed, PartitionFolder, remove_unused
 from dshuffle.exchange.row_file import RowFile
+from dshuffle.planning import WorkerHistory
 from dshuffle.rows import RowLayout
 
 LAYOUT = RowLayout.of({"x": (np.dtype("f8"), (3,))})
-LABEL = KeptLabel("data", "global", LAYOUT.nbytes, n_slots=12, n_workers=2, rank=1)
+LABEL = KeptLabel("data", "global", "first", LAYOUT.nbytes, n_slots=12, history=WorkerHistory(2), rank=1)
+NEXT = dataclasses.replace(LABEL, session="next")
+OTHER = dataclasses.replace(NEXT, dataset="other")
 HELD = np.array([3, 4, 9, 20])
 
 
@@ -73,7 +77,7 @@ def test_what_is_there_is_listed_for_its_dataset_alone(tmp_path):
 def test_a_partition_that_a_session_fills_is_not_touched(tmp_path):
     folder, _ = filled(tmp_path)
     assert Listed.all_in(str(tmp_path), "data") == []
-    assert remove_unused(str(tmp_path), "data") == 0
+    assert remove_unused(str(tmp_path), NEXT) == 0
     with pytest.raises(ExchangeError, match="another session uses it"):
         KeptPartition(folder.path, LAYOUT)
     folder.close()
@@ -83,20 +87,20 @@ def test_a_partition_that_a_session_fills_is_not_touched(tmp_path):
 def test_a_partition_is_not_removed_while_it_is_read(tmp_path):
     path = kept(tmp_path)
     readers = [KeptPartition(path, LAYOUT), KeptPartition(path, LAYOUT)]
-    assert remove_unused(str(tmp_path), "data") == 0
+    assert remove_unused(str(tmp_path), NEXT) == 0
     readers[0].close()
-    assert remove_unused(str(tmp_path), "data") == 0
+    assert remove_unused(str(tmp_path), NEXT) == 0
     assert readers[1].read(HELD)[2].all()
     readers[1].close()
-    assert remove_unused(str(tmp_path), "other") == 0
-    assert remove_unused(str(tmp_path), "data") == 1
+    assert remove_unused(str(tmp_path), OTHER) == 0
+    assert remove_unused(str(tmp_path), NEXT) == 1
     assert os.listdir(tmp_path) == []
 
 
 def test_the_next_session_removes_what_nobody_uses(tmp_path):
     old = kept(tmp_path)
     (tmp_path / "of-somebody-else").mkdir()
-    folder, cache = filled(tmp_path)
+    folder, cache = filled(tmp_path, label=NEXT)
     assert not os.path.exists(old)
     again = kept(tmp_path)
     folder.write(6, cache.index, cache.checksums)
@@ -104,6 +108,17 @@ def test_the_next_session_removes_what_nobody_uses(tmp_path):
     assert os.path.exists(folder.path)
     assert (tmp_path / "of-somebody-else").exists()
     folder.close()
+
+
+def test_a_session_leaves_the_partitions_of_its_workers_that_have_closed(tmp_path):
+    first = kept(tmp_path)
+    folder, _ = filled(tmp_path, label=dataclasses.replace(LABEL, rank=0))
+    assert os.path.exists(first)
+    folder.close()
+    folder, _ = filled(tmp_path)  # another worker has taken rank 1
+    assert not os.path.exists(first)
+    folder.close()
+    assert len(os.listdir(tmp_path)) == 2
 
 
 def test_a_session_without_rows_leaves_nothing(tmp_path):
@@ -190,7 +205,7 @@ def test_an_index_that_describes_no_rows_is_ignored(tmp_path, changes, listed):
     assert len(Listed.all_in(str(tmp_path), "data")) == listed
     with pytest.raises(ExchangeError, match="is damaged"):
         KeptPartition(path, LAYOUT)
-    assert remove_unused(str(tmp_path), "data") == 1  # whoever tried to read it has let go of it
+    assert remove_unused(str(tmp_path), NEXT) == 1  # whoever tried to read it has let go of it
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "gone", "pickle"])
@@ -211,7 +226,7 @@ def test_a_damaged_index_is_ignored_and_removed(tmp_path, damage):
         KeptPartition(str(path), LAYOUT)
     if damage != "flipped":  # of which only the header is read
         assert Listed.all_in(str(tmp_path), "data") == []
-    assert remove_unused(str(tmp_path), "data") == 1
+    assert remove_unused(str(tmp_path), NEXT) == 1
 
 
 def test_a_process_that_is_killed_leaves_its_partition(tmp_path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from dshuffle.exchange.kept_partition import KeptLabel, Listed
-from dshuffle.planning import Choices, GivenSharding, ShuffleSpec
+from dshuffle.planning import Choices, GivenSharding, ShuffleSpec, WorkerHistory
 from dshuffle.runtime.kept_choice import choose_kept
 
 PLAN = ShuffleSpec(100, 4, Choices())
@@ -14,7 +16,7 @@ WORKERS = ["a", "b", "c", "d"]
 
 
 def kept(rank, *, n_workers=4, epoch=7, shuffle="global", name=""):
-    label = KeptLabel("data", shuffle, 8, 5, n_workers=n_workers, rank=rank, epoch=epoch)
+    label = KeptLabel("data", shuffle, "1", 8, 5, WorkerHistory(n_workers), rank, epoch)
     return Listed(f"{name}{n_workers}-{epoch}-{rank}", label)
 
 
@@ -23,7 +25,7 @@ def test_workers_get_the_ranks_whose_partitions_they_have():
     former, ranks = choose_kept(found, "global", PLAN, WORKERS)
     assert ranks == ["b", "d", "a", "c"]
     assert former.holders == {0: ("b", "4-7-0"), 1: ("d", "4-7-1"), 2: ("a", "4-7-2"), 3: ("c", "4-7-3")}
-    assert (former.epoch, former.kept, former.shuffle) == (7, True, PLAN)
+    assert (former.epoch, former.kept, former.shuffle) == (7, True, dataclasses.replace(PLAN, first_epoch=7))
 
 
 def test_a_worker_without_a_partition_gets_what_is_left():

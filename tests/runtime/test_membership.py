@@ -66,11 +66,52 @@ def test_workers_join_and_retire(labelled, checked, way):
         assert counts[3:6] == [4, 4, 4]
         assert counts[7:] == [3, 3]
         assert [record.n_workers for record in shuffler.records] == counts
+        if way.get("assignment") in ("local", "partial:0.3"):  # see the next test
+            return
         # The samples are those of a session that always had three workers.
         with Shuffler(client, labelled, seed=4, first_epoch=7, **way) as shuffler:
             for epoch in shuffler.epochs(2):
                 for one, other in zip(client.gather(epoch.map(checked)), seen[epoch.number], strict=True):
                     np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("assignment", ["local", "partial:0.1"])
+@pytest.mark.parametrize("way", [{}, {"delivery": "server"}, {"sharding": "contiguous"}], ids=str)
+def test_workers_that_stay_keep_their_samples(tmp_path, assignment, way):
+    """From 6 to 8 workers and back, no more rows move than a rebalance needs."""
+    q, row_nbytes = 1200, 8192
+    rows = np.random.default_rng(0).integers(0, 256, (q, row_nbytes), dtype=np.uint8)
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": rows}, chunk_rows=50)
+    checked = task_that_checks(dataset)
+    with LocalCluster(n_workers=6, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        where, counts = [], []
+        with Shuffler(client, dataset, elastic=True, assignment=assignment, **way) as shuffler:
+            for epoch in shuffler.epochs(8):
+                samples = client.gather(epoch.map(checked))
+                assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(q))
+                where.append(np.empty(q, object))
+                for address, ids in zip(shuffler.addresses, samples, strict=True):
+                    where[-1][ids] = address
+                counts.append(shuffler.n_workers)
+                if epoch.number == 1:
+                    cluster.scale(8)
+                    client.wait_for_workers(8)
+                elif epoch.number == 4:
+                    client.retire_workers([shuffler.addresses[0], shuffler.addresses[3]])
+    changes = [epoch for epoch in range(1, 8) if counts[epoch] != counts[epoch - 1]]
+    assert [counts[epoch] for epoch in changes] == [8, 6]
+    records = {record.epoch: record for record in shuffler.records}
+    for epoch in range(1, 8):
+        moved = int((where[epoch] != where[epoch - 1]).sum())
+        if epoch not in changes:
+            exchanged = 0 if assignment == "local" else q // 10
+            assert moved == exchanged
+            continue
+        assert moved == q // 4  # two of eight workers' shares
+        if epoch in records:  # not if a worker left before the epoch was measured
+            received = sum(records[epoch].wire_received_bytes)
+            assert moved * row_nbytes <= received <= 1.01 * moved * row_nbytes
+            assert records[epoch].store_bytes == 0
 
 
 def test_rows_come_from_the_workers_that_have_them(labelled, checked):
@@ -291,9 +332,10 @@ def test_values_that_are_not_allowed(labelled):
             Shuffler(client, labelled, on_loss="never")
 
 
-def test_an_elastic_session_is_resumed(labelled, checked):
+@pytest.mark.parametrize("assignment", ["global", "local", "partial:0.3"])
+def test_an_elastic_session_is_resumed(labelled, checked, assignment):
     with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
-        with Shuffler(client, labelled, elastic=True) as shuffler:
+        with Shuffler(client, labelled, elastic=True, assignment=assignment) as shuffler:
             for epoch in shuffler.epochs(3):
                 futures = epoch.map(checked)
                 client.gather(futures)
@@ -305,22 +347,27 @@ def test_an_elastic_session_is_resumed(labelled, checked):
             done = client.gather(epoch.map(lambda partition: (partition.mark_trained(7), partition.sample_ids[:7])[1]))
             state = shuffler.state_dict()
         assert state["trained"] == [[7, 7, 7]]
+        assert len(state["changes"]) == (assignment != "global")
         cluster.scale(2)
         with Shuffler.resume(client, labelled, state, elastic=True) as shuffler:
+            assert shuffler.state_dict() == state
             [epoch] = shuffler.epochs(1)
             left = client.gather(epoch.map(checked))
             assert np.array_equal(np.sort(np.concatenate([*done, *left])), np.arange(1000))
+            [epoch] = shuffler.epochs(1)
+            assert np.array_equal(np.sort(np.concatenate(client.gather(epoch.map(checked)))), np.arange(1000))
 
 
+@pytest.mark.parametrize("assignment", ["global", "partial:0.3"])
 @pytest.mark.parametrize("when", ["before the first epoch", "in the first epoch"])
-def test_workers_join_a_session_that_was_resumed_in_the_middle_of_an_epoch(labelled, checked, when):
+def test_workers_join_a_session_that_was_resumed_in_the_middle_of_an_epoch(labelled, checked, when, assignment):
     with LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
 
         def grow(n_workers):
             cluster.scale(n_workers)
             client.wait_for_workers(n_workers)
 
-        with Shuffler(client, labelled) as shuffler:
+        with Shuffler(client, labelled, assignment=assignment) as shuffler:
             [epoch] = shuffler.epochs(1)
             done = client.gather(
                 epoch.map(lambda partition: (partition.mark_trained(90), partition.sample_ids[:90])[1])
@@ -373,7 +420,7 @@ def test_an_adaptive_cluster(labelled, checked):
         LocalCluster(n_workers=2, processes=False, memory_limit="4 GiB", **OPTIONS) as cluster,
         Client(cluster) as client,
     ):
-        cluster.adapt(minimum=2, maximum=5, interval="50ms", wait_count=2, target_duration="100ms")
+        cluster.adapt(minimum=2, maximum=6, interval="50ms", wait_count=2, target_duration="100ms")
         counts = []
         with Shuffler(client, labelled, elastic=True) as shuffler:
             for epoch in shuffler.epochs(100):

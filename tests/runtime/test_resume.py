@@ -17,6 +17,8 @@ from distributed import Client, LocalCluster
 import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import CheckpointError, ClusterError, DShuffleError, InvalidParameter
+from dshuffle.planning import NEW, Choices, ShuffleSpec, WorkerHistory
+from dshuffle.planning.remainder import training_orders
 from dshuffle.runtime.session_state import SessionState
 from dshuffle.sharding import Sharding
 
@@ -83,8 +85,16 @@ def test_what_was_left_is_trained_on_once(clusters, labelled, way, before, after
         seen = trained(clusters[before], epoch, [rng.randrange(12) for _ in range(before)])
         state = json.loads(json.dumps(shuffler.state_dict()))
     assert state["epoch"] == stop
-    with Shuffler(clusters[after], labelled, seed=5, first_epoch=stop + 1, **way) as shuffler:
-        expected = [trained(clusters[after], epoch, [None] * after) for epoch in shuffler.epochs(2)]
+    if way["assignment"] not in ("local", "partial:0.3") or "sharding" in way:
+        with Shuffler(clusters[after], labelled, seed=5, first_epoch=stop + 1, **way) as shuffler:
+            expected = [trained(clusters[after], epoch, [None] * after) for epoch in shuffler.epochs(2)]
+    else:  # rank 0 goes on with the samples of rank 0, and so on
+        carried = stop if state["trained"] else stop - 1
+        former = [rank if rank < before else NEW for rank in range(after)]
+        spec = ShuffleSpec(700, after, Choices(seed=5, **way), first_epoch=stop)
+        if carried >= 0:
+            spec = spec.with_history(WorkerHistory(before).changed(former, epoch=stop, carried=carried), stop)
+        expected = [[ids.tolist() for ids in training_orders(spec, stop + later)] for later in (1, 2)]
     with Shuffler.resume(clusters[after], labelled, state) as shuffler:
         first, *later = [trained(clusters[after], epoch, [None] * after) for epoch in shuffler.epochs(3)]
     assert sorted(itertools.chain(*seen, *first)) == list(range(700))
@@ -114,6 +124,23 @@ def test_a_second_stop_in_the_same_epoch(clusters, labelled):
     assert sorted(itertools.chain(*seen)) == list(range(700))
     with Shuffler.resume(clusters[4], labelled, state) as shuffler:  # nothing is left of the epoch
         assert next(shuffler.epochs(1)).number == 1
+
+
+def test_workers_that_have_not_trained_leave_samples_where_they_are(clusters, labelled):
+    """A partial exchange that stops in mid-epoch with three workers, waits with four, and goes on with three."""
+    with Shuffler(clusters[3], labelled, assignment="partial:0.3") as shuffler:
+        epochs = shuffler.epochs(2)
+        trained(clusters[3], next(epochs), [None] * 3)
+        epoch = next(epochs)
+        order = clusters[3].gather(epoch.map(lambda partition: partition.sample_ids.tolist()))
+        trained(clusters[3], epoch, [5] * 3)
+        state = shuffler.state_dict()
+    with Shuffler.resume(clusters[4], labelled, state) as shuffler:
+        assert len(clusters[4].gather(next(shuffler.epochs(1)).map(len))) == 4
+        assert shuffler.state_dict() == state
+    with Shuffler.resume(clusters[3], labelled, state) as shuffler:
+        left = trained(clusters[3], next(shuffler.epochs(1)), [None] * 3)
+    assert left == [samples[32:] for samples in order]
 
 
 def test_a_state_before_the_first_epoch_and_without_marks(clusters, labelled):
@@ -217,7 +244,7 @@ def test_a_damaged_checkpoint(clusters, labelled, written, damage, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "format 2; this release of dshuffle reads format 1"),
+        ({"format": 1}, "format 1; this release of dshuffle reads format 2"),
         ({"draw_version": 1}, "draw version 1, and this release of dshuffle draws with version"),
         ({"dataset": "another"}, "belongs to another dataset"),
         ({"n_samples": 699}, "belongs to another dataset"),
@@ -229,6 +256,11 @@ def test_a_damaged_checkpoint(clusters, labelled, written, damage, message):
         ({"trained": [3]}, "damaged: "),
         ({"choices": {}}, "damaged: "),
         ({"choices": None}, "damaged: choices=None"),
+        ({"n_workers": 4}, "damaged: n_workers=4 does not fit the rest"),
+        ({"n_workers": 0}, "damaged: n_workers=0 is not allowed"),
+        ({"changes": [1]}, "damaged: "),
+        ({"changes": [{"epoch": 0, "carried": 0, "n_before": 2, "former": [0, 1]}]}, "damaged: n_workers=3"),
+        ({"changes": [{"epoch": 5, "carried": 5, "n_before": 2, "former": [0, 1, -1]}]}, "n_workers=3 does not fit"),
     ],
     ids=str,
 )
@@ -241,13 +273,6 @@ def test_a_state_that_cannot_be_resumed(clusters, labelled, written, changes, me
             Shuffler.resume(
                 clusters[3], labelled, {key: value for key, value in state.items() if key != name} | {"x": 1}
             )
-
-
-def test_a_state_of_a_release_without_attached_values(clusters, labelled, written):
-    state = json.loads(written.read_text())["state"]
-    del state["attached"]
-    with Shuffler.resume(clusters[3], labelled, state) as shuffler:
-        assert shuffler.attached is None
 
 
 def test_an_attached_value_may_be_changed_in_place(clusters, labelled, tmp_path):

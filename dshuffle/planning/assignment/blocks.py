@@ -104,10 +104,21 @@ class Blocks:
 
     def samples_at(self, workers: NDArray[np.int64], places: NDArray[np.int64]) -> Samples:
         """``(k,)`` int64, the samples at the given ``(k,)`` places of the workers' blocks, if units are samples."""
+        positions = self._starts[workers] + places
+        return positions if self.bijection is None else self.bijection.inverse(positions)
+
+    def places_of(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Workers and places of the given ``(k,)`` samples, ``(k,)`` int64 each, if units are samples."""
+        positions = samples if self.bijection is None else self.bijection.forward(samples)
+        workers = self.ranks_of(samples).astype(np.int64)
+        return workers, positions - self._starts[workers]
+
+    @property
+    def _starts(self) -> NDArray[np.int64]:
+        """``(n_workers,)`` int64, the position at which each worker's block begins."""
         starts = np.empty(self.n_workers, np.int64)
         starts[self.names] = np.cumsum(self.sizes[self.names]) - self.sizes[self.names]
-        positions = starts[workers] + places
-        return positions if self.bijection is None else self.bijection.inverse(positions)
+        return starts
 
     def all_ranks(self) -> Ranks:
         """``(n_samples,)`` int32, the worker of every sample."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
+from dshuffle.planning.assignment.slots import Slots
+from dshuffle.planning.assignment.worker_change import WorkerChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,10 @@ class Local(Assignment):
     def draw(self, draw: Draw) -> Drawn:
         """See :class:`Assignment`."""
         return Drawn(draw.previous.copy())
+
+    def slots(self, first: Blocks, seed: int, changes: Sequence[WorkerChange] = ()) -> Slots:
+        """See :class:`Assignment`."""
+        return Slots.of(first, changes, lambda n_workers: 0, fixed_points=False, seed=seed)
 
     @property
     def shuffled_fraction(self) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar, Self
@@ -14,6 +16,7 @@ from dshuffle.planning.assignment.balance import exchange_in_classes
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
 from dshuffle.planning.assignment.slots import SlotExchange, Slots, path_of
+from dshuffle.planning.assignment.worker_change import WorkerChange
 from dshuffle.planning.grouping import count_keys, group_by
 
 FIXED_POINTS = ":fixed-points"
@@ -97,9 +100,10 @@ class Partial(Assignment):
         ranks[slots] = np.repeat(np.arange(draw.n_workers, dtype=np.int32), sizes)
         return Drawn(ranks, slots=slots)
 
-    def slots(self, first: Blocks, seed: int) -> Slots:
+    def slots(self, first: Blocks, seed: int, changes: Sequence[WorkerChange] = ()) -> Slots:
         """See :class:`Assignment`."""
-        return Slots(first, self.n_exchanged(first.n_samples, first.n_workers), self.fixed_points, seed)
+        count = functools.partial(self.n_exchanged, first.n_samples)
+        return Slots.of(first, changes, count, fixed_points=self.fixed_points, seed=seed)
 
     @property
     def shuffled_fraction(self) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from dshuffle.planning.assignment.balance import Classes
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.slots import Slots
+from dshuffle.planning.assignment.worker_change import WorkerChange
 from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Holders, Ranks, Samples
 
@@ -108,8 +110,11 @@ class Assignment(ABC):
         """The ranks of an epoch from 1 as a function; None if they depend on the epoch before."""
         return None
 
-    def slots(self, first: Blocks, seed: int) -> Slots | None:
-        """The samples in all slots as a function, from the ranks of epoch 0; None for rules without slots."""
+    def slots(self, first: Blocks, seed: int, changes: Sequence[WorkerChange] = ()) -> Slots | None:
+        """The samples in all slots as a function, from the ranks of epoch 0; None for rules without slots.
+
+        Workers that stay keep their samples when workers change.
+        """
         return None
 
     def first_blocks(self, sharding: object, n_samples: int, n_workers: int, seed: int) -> Blocks | None:

@@ -177,7 +177,12 @@ class DShuffleScheduler(SchedulerPlugin):
             self._opening.discard(order.session_id)
         there = self._scheduler.workers
         left_out = sorted(where for where in there if where not in ready and there[where].status == Status.paused)
-        return {"addresses": members.spec.addresses, "server": members.server_role, "left_out": left_out}
+        return {
+            "addresses": members.spec.addresses,
+            "server": members.server_role,
+            "left_out": left_out,
+            "history": members.spec.shuffle.history.to_dict(),
+        }
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
         """Replace a worker that has left the cluster in all its sessions, or end the sessions."""

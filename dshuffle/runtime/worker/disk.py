@@ -68,7 +68,9 @@ class PartitionOnDisk:
         if spec.kept_as is None:
             self.file = RowFile(layout, n_slots, directory, limit)
             return
-        label = KeptLabel(spec.dataset.identity, spec.kept_as, layout.nbytes, n_slots, shuffle.n_workers, rank)
+        label = KeptLabel(
+            spec.dataset.identity, spec.kept_as, spec.session_id, layout.nbytes, n_slots, shuffle.history, rank
+        )
         try:
             self._folder, rows = _room_for(directory, label)
             self.file = RowFile(layout, n_slots, directory, limit, file=rows)
@@ -123,7 +125,7 @@ def _room_for(directory: str, label: KeptLabel) -> tuple[PartitionFolder, Binary
                     hint = f"partitions of other datasets or sessions (dshuffle-partition-*) take {others} bytes there"
                     raise OSError(f"{error}; {hint}") from error
                 raise
-            if remove_unused(directory, label.dataset):
+            if remove_unused(directory, label):
                 logger.warning("dshuffle: kept partitions in %s were removed to make room for a new one", directory)
             time.sleep(0.1)  # another worker of this machine may be removing some
 
@@ -183,8 +185,8 @@ def kept_here(worker: Worker, spec: SessionSpec, rank: int, epoch: int) -> Sessi
     """The session of a worker that takes a rank, with the partition that the lost worker may have left on this disk."""
     if spec.kept_as is None or spec.former is not None or spec.cache_directory is None:
         return spec
-    wanted = spec.kept_as, spec.shuffle.n_workers, rank, epoch
+    wanted = spec.kept_as, spec.shuffle.history, rank, epoch
     for one in Listed.all_in(spec.cache_directory, spec.dataset.identity):
-        if (one.label.shuffle, one.label.n_workers, one.label.rank, one.label.epoch) == wanted:
+        if (one.label.shuffle, one.label.history, one.label.rank, one.label.epoch) == wanted:
             return spec.with_former(Former(epoch, {rank: (worker.address, one.name)}, kept=True))
     return spec

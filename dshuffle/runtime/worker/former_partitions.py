@@ -169,7 +169,7 @@ class FormerPartitions:
             if self._ranks_of is None:
                 shuffle = with_data(shuffle, self._dataset)
                 find = functools.partial(workers_of, shuffle, self._former.epoch)
-                if shuffle.blocks(self._former.epoch) is None:
+                if shuffle.ranks_of(np.empty(0, np.int64), self._former.epoch) is None:
                     self._ranks_of = find(np.arange(shuffle.n_samples)).__getitem__
                 else:
                     self._ranks_of = find

@@ -104,7 +104,7 @@ class MemberExchange:
             "expected": expected,
             "arriving": expected - len(own.part.receives.get(STORE, ())),
             "leaving": own.n_sent,
-            "digest": zlib.crc32(f"{DRAW_VERSION} {spec.n_samples} {spec.n_workers} {spec.choices} {epoch}".encode()),
+            "digest": zlib.crc32(f"{DRAW_VERSION} {spec.n_samples} {spec.history} {spec.choices} {epoch}".encode()),
         }
         seconds = time.perf_counter() - started
         return cls(None, None, {rank: own.part}, None, summary, seconds, own.shares, own.part.own[:0])

@@ -37,7 +37,7 @@ def simulated(slots, epochs):
     for epoch in range(1, epochs):
         exchange = slots.exchange(epoch)
         sent = {}
-        for i in range(slots.count):
+        for i in range(slots.last.count):
             for worker in range(first.n_workers):
                 place = int(exchange.emptied(np.array([worker]), np.array([i]))[0])
                 receiver = int(exchange.destinations(np.array([worker]), np.array([i]))[0])
@@ -71,7 +71,7 @@ def test_large_shares_are_traced_through_networks():
     after = [slots.samples_of(worker, 8) for worker in range(n)]
     assert np.sort(np.concatenate(after)).tolist() == list(range(q))
     for worker in range(n):
-        assert len(np.setdiff1d(after[worker], before[worker])) == slots.count == -(-q // (4 * n))
+        assert len(np.setdiff1d(after[worker], before[worker])) == slots.last.count == -(-q // (4 * n))
 
 
 def leaving_pairs(size, offset, rounds, draws=400, **options):

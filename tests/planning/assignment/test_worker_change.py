@@ -1,0 +1,205 @@
+"""Changes of workers: everybody keeps what fits, nothing else moves, and every sample stays somewhere."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning import NEW, Choices, EpochPlanner, Remainder, ShuffleSpec, WorkerHistory
+from dshuffle.planning.assignment.worker_change import Handover, WorkerChange, sizes_after
+from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.planning.remainder import training_orders, workers_of
+
+KEEPING = [Choices("local"), Choices("local", sharding="contiguous"), Choices("partial:0.3"), Choices("partial:1")]
+
+
+def drawn_change(data, n_before, epoch=1, carried=0):
+    """Some of the workers stay, with other ranks, and some join."""
+    stay = data.draw(st.lists(st.integers(0, n_before - 1), unique=True, max_size=n_before))
+    join = data.draw(st.integers(0 if stay else 1, 4))
+    former = data.draw(st.permutations(stay + [NEW] * join))
+    return WorkerChange(epoch, carried, n_before, tuple(former))
+
+
+def fewest_moves(before, former):
+    """The fewest samples that change workers, over all ways to give out shares that differ by at most one."""
+    each, extra = divmod(sum(before), len(former))
+    had = [0 if rank == NEW else before[rank] for rank in former]
+    # A larger share saves a move only where more than the smaller one was held.
+    kept = sum(min(size, each) for size in had) + min(extra, sum(size > each for size in had))
+    return sum(before) - kept
+
+
+@given(st.data())
+def test_a_handover_is_a_bijection_with_the_fewest_moves(data):
+    n_before = data.draw(st.integers(1, 6))
+    q = data.draw(st.integers(10, 80))
+    each, extra = divmod(q, n_before)
+    before = np.array(data.draw(st.permutations([each + 1] * extra + [each] * (n_before - extra))))
+    change = drawn_change(data, n_before)
+    after = sizes_after(change, before)
+    assert after.sum() == q
+    assert after.max() - after.min() <= 1
+    handover = Handover.drawn(change, before, after, "test", data.draw(st.integers(0, 99)))
+    workers, slots = np.repeat(np.arange(n_before), before), np.concatenate([np.arange(m) for m in before])
+    there, places = workers.copy(), slots.copy()
+    handover.trace(there, places)
+    assert sorted(zip(there, places, strict=True)) == [(w, s) for w, m in enumerate(after) for s in range(m)]
+    assert sum(change.former[new] != old for new, old in zip(there, workers, strict=True)) == fewest_moves(
+        before.tolist(), change.former
+    )
+    handover.trace_back(there, places)
+    assert there.tolist() == workers.tolist()
+    assert places.tolist() == slots.tolist()
+
+
+def drawn_history(data, epochs):
+    """A history, and the workers of each epoch by name: (first epoch, names by rank)."""
+    history = WorkerHistory(data.draw(st.integers(1, 5)))
+    names, unused = [list(range(history.n_workers))], history.n_workers
+    for epoch in range(1, epochs):
+        names.append(names[-1])
+        if data.draw(st.booleans()):
+            change = drawn_change(data, history.n_workers)
+            changed = history.changed(change.former, epoch=epoch, carried=epoch - 1)
+            if changed != history:
+                names[-1] = [names[-1][rank] if rank != NEW else (unused := unused + 1) for rank in change.former]
+            history = changed
+    return history, names
+
+
+def history_at(history, epoch):
+    """The history as it was in an earlier epoch."""
+    while history.epoch > epoch:
+        history = history.before
+    return history
+
+
+@pytest.mark.parametrize("choices", KEEPING, ids=lambda choices: f"{choices.label}-{choices.sharding}")
+@given(data=st.data())
+def test_every_epoch_follows_from_the_one_before(choices, data):
+    """As few samples as possible move in a change, as many as the assignment says otherwise, and all are somewhere."""
+    q, epochs = 120, 7
+    history, names = drawn_history(data, epochs)
+    before = None
+    for epoch in range(epochs):
+        now = history_at(history, epoch)
+        spec = ShuffleSpec(q, now.n_workers, choices, first_epoch=epoch, changes=now.changes)
+        ranks = workers_of(spec, epoch, np.arange(q))
+        for rank in range(now.n_workers):
+            own = OwnPlanner(spec, rank).plan(epoch, "peer").part.own
+            assert own.tolist() == np.flatnonzero(ranks == rank).tolist()
+        sizes = np.bincount(ranks, minlength=now.n_workers)
+        assert sizes.max() - sizes.min() <= 1
+        where = np.array(names[epoch])[ranks]
+        if before is not None:
+            moved = int((where != before[0]).sum())
+            if names[epoch] == names[epoch - 1]:
+                count = 0 if str(choices.assignment) == "local" else choices.assignment.n_exchanged(q, now.n_workers)
+                assert moved == count * now.n_workers
+            else:
+                assert moved == fewest_moves(before[1], now.changes[-1].former)
+        before = where, sizes.tolist()
+
+
+@pytest.mark.parametrize("fraction", [None, 0.9])
+@pytest.mark.parametrize("assignment", ["local", "partial:0.3"])
+@given(data=st.data())
+def test_plans_of_all_samples_say_the_same(assignment, fraction, data):
+    """Excess needs plans of all samples, which begin with the present workers."""
+    history, _ = drawn_history(data, 4)
+    fraction = None if history.n_workers == 1 else fraction
+    spec = ShuffleSpec(
+        90, history.n_workers, Choices(assignment, cache_fraction=fraction), first_epoch=4, changes=history.changes
+    )
+    assert plans_own_parts(spec, "peer") == (not spec.has_excess)
+    planner = EpochPlanner(spec)
+    for plan in (planner.load(), planner.advance(), planner.advance()):
+        assert plan.ranks.tolist() == workers_of(spec, plan.epoch, np.arange(90)).tolist()
+        if not spec.has_excess:
+            own = OwnPlanner(spec, 0).plan(plan.epoch, "peer").part
+            mine = plan.for_worker(0)
+            assert own.order.tolist() == mine.order.tolist()
+            assert {who: ids.tolist() for who, ids in own.receives.items()} == {
+                who: ids.tolist() for who, ids in mine.receives.items()
+            }
+
+
+def test_what_moves_goes_anywhere():
+    """Where the samples of a worker that leaves go is uniform over the slots that are vacant."""
+    change = WorkerChange(1, 0, 3, (0, 2, NEW))
+    before = np.array([4, 4, 4])
+    found = collections.Counter()
+    for seed in range(4000):
+        handover = Handover.drawn(change, before, sizes_after(change, before), "test", seed)
+        workers, slots = np.full(4, 1), np.arange(4)
+        handover.trace(workers, slots)
+        assert set(workers) == {2}
+        found[tuple(slots)] += 1
+    assert len(found) == 24
+    assert scipy.stats.chisquare(list(found.values())).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("choices", KEEPING, ids=lambda choices: f"{choices.label}-{choices.sharding}")
+@given(data=st.data())
+def test_workers_that_change_in_the_middle_of_an_epoch(choices, data):
+    """Every sample of the epoch once, whoever goes on with it, and however often."""
+    q, epoch = 60, data.draw(st.integers(0, 3))
+    history, _ = drawn_history(data, epoch + 1)
+    trained: tuple[tuple[int, ...], ...] = ()
+    seen: list[int] = []
+    for attempt in range(data.draw(st.integers(1, 4))):
+        if attempt:
+            former = drawn_change(data, history.n_workers).former
+            if len(former) != history.n_workers:  # a resumed session with as many workers has the same ranks
+                history = history.changed(former, epoch=epoch, carried=epoch)
+        spec = ShuffleSpec(q, history.n_workers, choices, first_epoch=epoch, changes=history.changes)
+        orders = list(training_orders(spec, epoch))
+        left = [order[Remainder(epoch, trained).left(spec, rank)[0]] for rank, order in enumerate(orders)]
+        counts = tuple(data.draw(st.integers(0, len(samples))) for samples in left)
+        seen += [sample for samples, count in zip(left, counts, strict=True) for sample in samples[:count]]
+        trained += (counts,)
+    for rank, order in enumerate(orders):
+        seen += order[Remainder(epoch, trained).left(spec, rank)[0]].tolist()
+    assert sorted(seen) == list(range(q))
+
+
+def test_a_history_as_json():
+    history = WorkerHistory(3).changed([2, 0], epoch=4, carried=4).changed([0, NEW, 1, NEW], epoch=9, carried=8)
+    assert WorkerHistory.from_dict(history.to_dict()) == history
+    assert (history.first_n_workers, history.n_workers, history.epoch, history.before.n_workers) == (3, 4, 9, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epoch": 3}, "epoch=3 is not allowed; it must be 0 or 1"),
+        ({"carried": -1}, "carried=-1"),
+        ({"n_before": 0}, "n_before=0"),
+        ({"former": (0, 0)}, "each at most once, or -1"),
+        ({"former": (2,)}, "ranks below n_before=2"),
+        ({"former": (-2,)}, "former=-2"),
+        ({"former": ()}, r"former=\(\)"),
+    ],
+)
+def test_a_change_that_cannot_be(changes, message):
+    change = WorkerChange(1, 0, 2, (1, NEW))
+    with pytest.raises(InvalidParameter, match=message):
+        dataclasses.replace(change, **changes)
+
+
+def test_a_history_that_cannot_be():
+    one = WorkerChange(3, 2, 2, (1,))
+    with pytest.raises(InvalidParameter, match="a change of 1 workers after epoch 3"):
+        WorkerHistory(1, (one, one))
+    with pytest.raises(InvalidParameter, match="n_workers=2 is not allowed; it must be 1, as after the last change"):
+        WorkerHistory(2, (one,))
+    with pytest.raises(InvalidParameter, match=r"first_epoch=2 is not allowed.*The workers change in this epoch"):
+        ShuffleSpec(10, 1, Choices("local"), first_epoch=2, changes=(one,))
