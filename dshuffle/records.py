@@ -226,6 +226,9 @@ class EpochRecord(Measures):
         Version of the random draws of the release that wrote the record.
     first_epoch
         First epoch of the session, which is read from the store.
+    trained_before
+        Number of samples on which earlier sessions trained in this epoch, by the state from which this session resumed.
+        It trains on all others, also on those that they trained on after the state was taken.
     """
 
     epoch: int
@@ -244,6 +247,7 @@ class EpochRecord(Measures):
     broadcast_samples: int = 0
     draw_version: int = DRAW_VERSION
     first_epoch: int = 0
+    trained_before: int = 0
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name} {value}" for name, value in self._figures().items())

@@ -34,8 +34,11 @@ class EpochRecorder:
 
     def begin(self, exchange: Mapping[str, Any], session: OpenSession) -> None:
         """Note what was measured of the exchange of an epoch that begins, and the session that trains in it."""
+        remainder = session.request.remainder
+        before = 0 if remainder is None or remainder.epoch != exchange["epoch"] else remainder.total
         self._exchange = {
             **exchange,
+            "trained_before": before,
             "n_workers": session.n_workers,
             "server": session.server,
             "first_epoch": session.request.first_epoch,

@@ -21,6 +21,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +29,10 @@ import numpy as np
 
 from dshuffle import Dataset, create_dataset
 from dshuffle.errors import DShuffleError, ExchangeError, MembershipChanged, StaleEpoch, WorkerLost
-from dshuffle.planning import SERVER, Choices
+from dshuffle.planning import SERVER, Choices, Remainder, ShuffleSpec, WorkerHistory
+from dshuffle.planning.remainder import training_orders
 from dshuffle.runtime.replies import unwrap
-from dshuffle.runtime.session_spec import DatasetReference, SessionRequest, Settings
+from dshuffle.runtime.session_spec import Carried, DatasetReference, SessionRequest, Settings
 
 from .cluster import SimulatedCluster, simulated
 
@@ -70,6 +72,7 @@ class Schedule:
     dedicated: bool = False  # a server that does not train, if one is needed
     spare: bool = False  # a worker that is not used at first
     elastic: bool = False  # other workers may go on with the next epoch
+    resumes: int = -1  # an epoch in whose middle the session ends, and another one goes on
 
     @classmethod
     def of(cls, seed: int) -> Schedule:
@@ -81,7 +84,8 @@ class Schedule:
         elastic = rng.random() < 0.4
         if elastic:
             faults |= {change for change in CHANGES if rng.random() < 0.7}
-        return cls(seed, way, n_workers, EPOCHS, faults, dedicated, spare, elastic)
+        resumes = rng.randrange(EPOCHS) if rng.random() < 0.3 else -1
+        return cls(seed, way, n_workers, EPOCHS, faults, dedicated, spare, elastic, resumes)
 
     def smaller(self) -> list[Schedule]:
         """Schedules with less in them, to look at in place of this one if they fail as well."""
@@ -90,11 +94,21 @@ class Schedule:
             fewer.append(dataclasses.replace(self, epochs=self.epochs - 1))
         if self.elastic:
             fewer.append(dataclasses.replace(self, elastic=False, faults=self.faults - set(CHANGES)))
+        if self.resumes >= 0:
+            fewer.append(dataclasses.replace(self, resumes=-1))
         if self.spare:
             fewer.append(dataclasses.replace(self, spare=False))
         if self.n_workers > 2 + self.dedicated:
             fewer.append(dataclasses.replace(self, n_workers=self.n_workers - 1))
         return fewer
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What each rank trained on in an epoch, and the workers until then."""
+
+    history: WorkerHistory
+    samples: dict[int, list[int]]
 
 
 class World:
@@ -109,7 +123,7 @@ class World:
         self.over = False
         self.struck: Counter[str] = Counter()
         self.changing: list[asyncio.Future[None]] = []
-        self.trained: list[dict[int, list[int]]] = []
+        self.trained: list[Trained | None] = []
         way = WAYS[schedule.way]
         settings = Settings(message_bytes=200, window_bytes=1000, heartbeat=HEARTBEAT)
         self.request = SessionRequest(
@@ -152,17 +166,59 @@ class World:
             return
         if self.schedule.spare:
             await self.cluster.add("spare")
-        self.ranks = [who for who in reply["addresses"] if who != SERVER]
+        self.opened(reply)
         for epoch in range(self.schedule.epochs):
             followed = self.schedule.elastic and epoch > 0 and await self.follow(epoch)
             if not followed:
                 await self.advance(epoch)
             if self.rng.random() < 0.7:
                 await self.call("prefetch", session_id=self.session_id)
-            trained = await asyncio.wait_for(asyncio.gather(*(self.train(who, epoch) for who in self.ranks)), LIMIT)
-            assert sorted(np.concatenate(trained).tolist()) == list(range(N_SAMPLES)), "lost or doubled"
-            self.trained.append({who: ids.tolist() for who, ids in zip(self.ranks, trained, strict=True)})
+            before: list[np.ndarray] = []
+            if epoch == self.schedule.resumes:
+                before = await self.resume(epoch)
+            trained = await self.train_all(epoch)
+            assert sorted(np.concatenate(before + trained).tolist()) == list(range(N_SAMPLES)), "lost or doubled"
+            ids = {who: samples.tolist() for who, samples in zip(self.ranks, trained, strict=True)}
+            self.trained.append(None if before else Trained(self.history, ids))
             self.seen["epochs"] += 1
+
+    def opened(self, reply: dict[str, Any]) -> None:
+        self.ranks = [who for who in reply["addresses"] if who != SERVER]
+        self.history = WorkerHistory.from_dict(reply["history"])
+
+    async def train_all(self, epoch: int, marks: Sequence[int] | None = None) -> list[np.ndarray]:
+        marks = marks or [0] * len(self.ranks)
+        tasks = (self.train(who, epoch, mark) for who, mark in zip(self.ranks, marks, strict=True))
+        return await asyncio.wait_for(asyncio.gather(*tasks), LIMIT)
+
+    async def resume(self, epoch: int) -> list[np.ndarray]:
+        """End the session in the middle of an epoch, and go on in another one; what was trained on before, by rank."""
+        orders = await self.train_all(epoch, [self.rng.randrange(N_SAMPLES // 5) for _ in self.ranks])
+        try:
+            counts = tuple((await self.call("trained", session_id=self.session_id))["trained"])
+        except DShuffleError as error:
+            self.seen[f"no state: {type(error).__name__}"] += 1
+            return []
+        await self.call("close", session_id=self.session_id)
+        remainder = Remainder(epoch, (counts,) if any(counts) else ())
+        carried = Carried.of(self.history, remainder)
+        for attempt in range(5):
+            self.session_id = f"resumed-{epoch}-{attempt}"
+            self.request = dataclasses.replace(
+                self.request, session_id=self.session_id, first_epoch=epoch, remainder=remainder, carried=carried
+            )
+            try:
+                self.opened(await self.call("open", order=self.request))
+            except DShuffleError as error:
+                self.seen[f"not resumed: {type(error).__name__}"] += 1
+                await asyncio.sleep(20)
+            else:
+                break
+        else:
+            raise WorkerLost("the session could not be resumed")
+        await self.advance(epoch)
+        self.seen["resumed"] += 1
+        return [order[:count] for order, count in zip(orders, counts, strict=True)] if any(counts) else []
 
     async def follow(self, epoch: int) -> bool:
         """Open another session if the workers have changed, and let it take over; whether it has done so."""
@@ -170,7 +226,17 @@ class World:
         if not (found["adopted"] or found["joined"] or found["leaving"]):
             return False
         former, following = self.session_id, f"{self.session_id}-{epoch}"
-        request = dataclasses.replace(self.request, session_id=following, first_epoch=epoch, former=former)
+        addresses = self.cluster.plugin.coordinators[former].addresses
+        places = {addresses[who]: who for who in reversed(self.ranks)}
+        begins = epoch == self.request.first_epoch
+        request = dataclasses.replace(
+            self.request,
+            session_id=following,
+            first_epoch=epoch,
+            former=former,
+            remainder=self.request.remainder if begins else None,
+            carried=self.request.carried if begins else Carried(self.history, epoch - 1, places),
+        )
         for _ in range(3):
             try:
                 reply = await self.call("open", order=request)
@@ -181,7 +247,7 @@ class World:
             else:
                 await self.call("close", session_id=former)
                 self.session_id = following
-                self.ranks = [who for who in reply["addresses"] if who != SERVER]
+                self.opened(reply)
                 self.seen["followed"] += 1
                 return True
         return False
@@ -215,7 +281,7 @@ class World:
     def waiting_for(self) -> str:
         return "; ".join(one.machine.waiting_for() for one in self.cluster.plugin.coordinators.values())
 
-    async def train(self, rank: int, epoch: int) -> np.ndarray:
+    async def train(self, rank: int, epoch: int, mark: int) -> np.ndarray:
         """A task: it runs on whichever worker has the rank, and again if that worker is lost before it ends."""
         started = self.loop.time()
         while True:
@@ -233,6 +299,8 @@ class World:
                         await asyncio.sleep(self.rng.choice([0, 0.1, 3]))
                         for name, rows in self.truth.items():  # nothing has changed while the task ran
                             np.testing.assert_array_equal(partition[name], rows[sample_ids])
+                        if mark:
+                            partition.mark_trained(min(mark, len(partition)))
                     if not process.dead and coordinator.addresses[rank] == address:
                         return sample_ids
                 except StaleEpoch:
@@ -294,8 +362,8 @@ class World:
         assert not self.cluster.main.tasks, f"tasks are left on the scheduler: {list(self.cluster.main.tasks)}"
 
 
-def run(schedule: Schedule, dataset: Dataset, seen: Counter[str]) -> list[dict[int, list[int]]]:
-    """Run one schedule. Returns what each rank trained on in each epoch."""
+def run(schedule: Schedule, dataset: Dataset, seen: Counter[str]) -> list[Trained | None]:
+    """Run one schedule. Returns what each rank trained on in each epoch; None for one that was interrupted."""
     with simulated(random.Random(schedule.seed)) as loop:
         world = World(loop, schedule, dataset, seen)
         try:
@@ -324,16 +392,27 @@ def simulate(seeds: range) -> Counter[str]:
         dataset = create_dataset(f"{folder}/d.zarr", rows, chunk_rows=10)
 
         @functools.cache
-        def without_faults(way: int, n_workers: int) -> list[dict[int, list[int]]]:
+        def without_faults(way: int, n_workers: int) -> list[Trained | None]:
             return run(Schedule(0, way, n_workers, EPOCHS, frozenset()), dataset, Counter())
+
+        def expected(way: int, epoch: int, found: Trained) -> dict[int, list[int]]:
+            # The number of workers may differ: one was lost before the session opened, or has joined or left.
+            if not found.history.changes:
+                usual = without_faults(way, found.history.n_workers)[epoch]
+                assert usual is not None
+                return usual.samples
+            spec = ShuffleSpec(N_SAMPLES, found.history.n_workers, Choices(**WAYS[way], seed=7))
+            orders = training_orders(spec.with_history(found.history, epoch), epoch)
+            return {who: ids.tolist() for who, ids in enumerate(orders)}
 
         for seed in seeds:
             schedule = Schedule.of(seed)
             try:
                 trained = run(schedule, dataset, seen)
-                # The number of workers may differ: one was lost before the session opened, or has joined or left.
-                expected = [without_faults(schedule.way, len(samples))[epoch] for epoch, samples in enumerate(trained)]
-                assert trained == expected, "other samples than without faults"
+                for epoch, found in enumerate(trained):
+                    if found is not None:
+                        usual = expected(schedule.way, epoch, found)
+                        assert found.samples == usual, "other samples than without faults"
             except Exception as error:
                 raise AssertionError(f"{schedule}, or {shrunk(schedule, dataset)}: {error}") from error
     return seen
