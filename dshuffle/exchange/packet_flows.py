@@ -285,6 +285,14 @@ def _have_unknown(offsets, unknown):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
+def _twice_as_long(values):  # type: ignore[no-untyped-def]
+    longer = np.empty(2 * values.size, dtype=np.int64)
+    for place in range(values.size):
+        longer[place] = values[place]
+    return longer
+
+
+@numba.njit(nogil=True, cache=True)
 def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
     """Return the items and the held rows whose XOR is the row of each joint item, each in CSR form.
 
@@ -297,7 +305,7 @@ def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
     n_members, n_held = 0, 0
     for j in range(joint.size):
         if n_members == members.size:
-            members = np.append(members, members)
+            members = _twice_as_long(members)
         members[n_members] = joint[j]
         n_members += 1
         at = n_members - 1
@@ -307,12 +315,12 @@ def _expand(joint, offsets, slots, items):  # type: ignore[no-untyped-def]
             for e in range(offsets[item], offsets[item + 1]):
                 if slots[e] >= 0:
                     if n_held == held.size:
-                        held = np.append(held, held)
+                        held = _twice_as_long(held)
                     held[n_held] = slots[e]
                     n_held += 1
                 else:
                     if n_members == members.size:
-                        members = np.append(members, members)
+                        members = _twice_as_long(members)
                     members[n_members] = items[e]
                     n_members += 1
             if at - member_offsets[j] > 16 * offsets.size:  # far more members than items: a circular dependency

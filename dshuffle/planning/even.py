@@ -106,8 +106,11 @@ def _toggle(holders, sample, worker):  # type: ignore[no-untyped-def]
 def _add_round(holders, order, capacity, n_workers, names, counters, state):  # type: ignore[no-untyped-def]
     """Give every sample one more holder: of a few random workers, the one that makes the rarest set."""
     room = capacity - count_held(holders, n_workers)
-    open_workers = np.flatnonzero(room > 0)
-    n_open = open_workers.size
+    open_workers, n_open = np.empty(n_workers, dtype=np.int64), 0
+    for worker in range(n_workers):
+        if room[worker] > 0:
+            open_workers[n_open] = worker
+            n_open += 1
     mask = np.uint64(counters.size - 1)
     for sample in order:
         name = _name(holders, sample, names)

@@ -114,7 +114,9 @@ def group_by(keys: NDArray[np.integer], n_keys: int) -> tuple[Samples, Samples]:
 def _counting_sort(keys, order, offsets):  # type: ignore[no-untyped-def]
     for index in range(keys.size):
         offsets[keys[index] + 1] += 1
-    offsets[:] = np.cumsum(offsets)
+    # A loop, because np.cumsum and the assignment of an array take three seconds to compile.
+    for key in range(offsets.size - 1):
+        offsets[key + 1] += offsets[key]
     place = offsets[:-1].copy()
     for index in range(keys.size):
         key = keys[index]

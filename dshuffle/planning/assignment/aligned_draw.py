@@ -293,7 +293,8 @@ def _choose(  # type: ignore[no-untyped-def]
                 break
         if gaps < fewest or (gaps == fewest and depth > most):
             best, fewest, most = destination, gaps, depth
-            best_givers[: workers.size] = givers[: workers.size]
+            for k in range(workers.size):
+                best_givers[k] = givers[k]
         n_perfect += gaps == 0
         if n_perfect == 8:
             break

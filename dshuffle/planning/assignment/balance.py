@@ -279,11 +279,13 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
         extra = size - place
         fewer = min(extra, n_workers - at)
         state = draw_front(names[at:], fewer, state)
-        drawn[place : place + fewer] = names[at : at + fewer]
+        for k in range(fewer):
+            drawn[place + k] = names[at + k]
         place += fewer
         if fewer < extra:  # all of names[at:] have got one, so all workers are even
             state = draw_front(names[:at], extra - fewer, state)
-            drawn[place : place + extra - fewer] = names[: extra - fewer]
+            for k in range(extra - fewer):
+                drawn[place + k] = names[k]
             at = extra - fewer
         else:
             at += fewer

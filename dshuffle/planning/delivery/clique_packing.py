@@ -226,7 +226,8 @@ def _grow(seed, sets, workers, weights, index, tries, scratch):  # type: ignore[
             attempt_worth += weights[popcount(sets[attempt[k]])]
         if attempt_worth > worth:
             size, worth = filled, attempt_worth
-            packet[kept:size] = attempt[kept:size]
+            for k in range(kept, size):
+                packet[k] = attempt[k]
     return size, worth
 
 

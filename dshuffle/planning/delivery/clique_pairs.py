@@ -104,7 +104,9 @@ def _lists(holders, workers, sizes, seeds, n_workers):  # type: ignore[no-untype
     counts = np.zeros(n_workers * n_workers + 1, dtype=np.int32)
     for fill in range(2):
         if fill:
-            starts = np.cumsum(counts).astype(np.int32)
+            starts = counts.copy()
+            for place in range(1, starts.size):
+                starts[place] += starts[place - 1]
             ends = starts[:-1].copy()
             lists = np.empty(starts[-1], dtype=np.int32)
         for sample in seeds:

@@ -98,7 +98,8 @@ def _carpool(  # type: ignore[no-untyped-def]
             place, end = layers[size + extra], layers[size + extra + 1]
             # A lookup costs about as much as skipping eight tables.
             by_scan = end - place < 8 * n_supersets
-            chosen[:extra] = np.arange(extra)
+            for k in range(extra):
+                chosen[k] = k
             chosen[extra] = n_others
             while short != 0 and place < end:
                 if by_scan:
