@@ -133,6 +133,11 @@ class CachePartition:
         return n_slots * (SLOT_OVERHEAD if on_disk else layout.nbytes + SLOT_OVERHEAD)
 
     @property
+    def on_disk(self) -> bool:
+        """Whether rows are in a file."""
+        return self._file is not None
+
+    @property
     def will_need(self) -> Callable[[NDArray[np.int64]], None] | None:
         """What to call with slots whose rows are needed soon; None if rows are in memory."""
         return None if self._file is None else self._file.will_need
@@ -152,11 +157,27 @@ class CachePartition:
         """Total number of slots."""
         return len(self.rows)
 
-    def reserve(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Reserve a free slot for each sample of one exchange, replacing any earlier reservation."""
+    def reserve(self, sample_ids: NDArray[np.int64], positions: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Reserve a free slot for each sample of one exchange, replacing any earlier reservation.
+
+        Parameters
+        ----------
+        sample_ids
+            ``(k,)`` samples, each once.
+        positions
+            ``(k,)`` positions of the samples in the order in which they will be read. Slots ascend in this order.
+
+        Returns
+        -------
+        ndarray of int64
+            ``(k,)`` slots.
+        """
         if len(sample_ids) > len(self._free):
             raise ExchangeError(f"{len(sample_ids)} incoming rows do not fit into {len(self._free)} free slots")
         slots = self._free[: len(sample_ids)]
+        if positions is not None:
+            ascending, slots = slots, np.empty_like(slots)
+            slots[np.argsort(positions)] = ascending
         order = np.argsort(sample_ids, kind="stable")
         self._incoming = Index(sample_ids[order], slots[order])
         return slots
@@ -202,9 +223,13 @@ class CachePartition:
                 f"a message has rows {rows.shape} and checksums {checksums.shape}; "
                 f"{len(slots)} rows of {self.layout.nbytes} bytes were expected"
             )
-        if self._file is not None:  # a page is read before a part of it is written
-            self._file.will_need(slots)
-        wrong = scatter_verified(self.rows, slots, rows, sample_ids, checksums)
+        if self._file is None:
+            wrong = scatter_verified(self.rows, slots, rows, sample_ids, checksums)
+        else:
+            failing = np.flatnonzero(checksum_rows(rows, sample_ids) != checksums)
+            wrong = int(failing[0]) if len(failing) else -1
+            if wrong < 0:
+                self._file.write(slots, rows)
         if wrong >= 0:
             raise ChecksumMismatch(f"the row of sample {int(sample_ids[wrong])} arrived corrupted")
         self.checksums[slots] = checksums

@@ -37,16 +37,35 @@ MARGIN = 64 * 2**20
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _madvise.restype = ctypes.c_int
+_pwrite = ctypes.CDLL(None).pwrite64
+_pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
+_pwrite.restype = ctypes.c_ssize_t
 _PAGE, _WILL_NEED = mmap.PAGESIZE, int(mmap.MADV_WILLNEED)
+
+# Numba cannot cache the code of functions that call C functions.
 
 
 @numba.njit(nogil=True)
 def _read_ahead(start, row_nbytes, slots):  # type: ignore[no-untyped-def]
-    """Call madvise for each row of a matrix that starts at an address. (Numba cannot cache a call of a C function.)"""
-    for i in range(slots.size):
+    """Call madvise for the rows of a matrix that starts at an address, once for each run of consecutive slots."""
+    i = 0
+    while i < slots.size:
+        end = i + 1
+        while end < slots.size and slots[end] == slots[end - 1] + 1:
+            end += 1
         first = start + slots[i] * row_nbytes
         page = first // _PAGE * _PAGE
-        _madvise(page, first + row_nbytes - page, _WILL_NEED)
+        _madvise(page, first + (end - i) * row_nbytes - page, _WILL_NEED)
+        i = end
+
+
+@numba.njit(nogil=True)
+def _write_rows(file, rows, row_nbytes, slots):  # type: ignore[no-untyped-def]
+    """Write the rows at an address to their slots in a file; the place of a row that could not be written, or -1."""
+    for i in range(slots.size):
+        if _pwrite(file, rows + i * row_nbytes, row_nbytes, slots[i] * row_nbytes) != row_nbytes:
+            return i
+    return -1
 
 
 def does_not_fit(directory: str, error: OSError) -> CacheBudgetError:
@@ -103,11 +122,15 @@ class RowFile:
             os.makedirs(directory, exist_ok=True)
             with unnamed_file(directory, nbytes) if file is None else file as opened:
                 self._map = mmap.mmap(opened.fileno(), nbytes)
+                self._file = os.dup(opened.fileno())
+                weakref.finalize(self, os.close, self._file)
         except OSError as error:
             raise does_not_fit(directory, error) from error
         self._map.madvise(mmap.MADV_RANDOM)  # rows are read one by one: what is beside them is rarely needed
         self.rows: ByteMatrix = np.frombuffer(self._map, np.uint8)[: n_rows * layout.nbytes].reshape(n_rows, -1)
-        self.will_need(np.empty(0, np.int64))  # compiles, which must not happen within an exchange
+        # These calls compile, which must not happen within an exchange.
+        self.will_need(np.empty(0, np.int64))
+        self.write(np.empty(0, np.int64), self.rows[:0])
         self._closed = threading.Event()
         self._process = psutil.Process()
         self._most: int | None = None
@@ -124,6 +147,20 @@ class RowFile:
         """Let the system read some rows ahead, many at a time. Without this, rows are read one after the other."""
         # A copy can be written, so that numba compiles for one type only.
         _read_ahead(self.rows.ctypes.data, self.rows.shape[1], slots.copy())
+
+    def write(self, slots: NDArray[np.int64], rows: ByteMatrix) -> None:
+        """Write contiguous rows to their slots. What was in the slots before is not read, if rows fill whole pages.
+
+        Raises
+        ------
+        OSError
+            If the disk fails.
+        """
+        if rows.shape[1] % _PAGE:
+            self.will_need(slots)  # a page is read before a part of it is written
+        failed = _write_rows(self._file, rows.ctypes.data, rows.shape[1], slots.copy())
+        if failed >= 0:
+            raise OSError(f"a row could not be written to slot {int(slots[failed])} of a partition on the disk")
 
     def relieve(self) -> None:
         """Give pages back if the process has grown too large. Called by whoever touches many rows."""

@@ -51,6 +51,15 @@ class WorkerPart:
         """``(own,)`` int64, the samples of ``own`` in training order."""
         return self.own[self.permutation]
 
+    def positions_of(self, samples: Samples) -> Samples:
+        """``(k,)`` int64, positions of ``(k,)`` samples in training order; ``len(own)`` if they are not trained on."""
+        positions = np.empty(len(self.own) + 1, np.int64)
+        positions[self.permutation] = np.arange(len(self.own))
+        positions[-1] = len(self.own)
+        places = np.searchsorted(self.own, samples)
+        found = np.append(self.own, -1)[places] == samples
+        return positions[np.where(found, places, len(self.own))]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochPlan:

@@ -205,7 +205,9 @@ class MemberExchange:
         """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
         arriving = self.messages.receives[rank][0]
         if self.hops is None:
-            return ArrivingRows(cache, arriving, cache.reserve(arriving), read_store, read_former)
+            # A disk reads rows faster in the order of their slots.
+            positions = self.parts[rank].positions_of(arriving) if cache.on_disk else None
+            return ArrivingRows(cache, arriving, cache.reserve(arriving, positions), read_store, read_former)
         assert self.epoch_plan is not None
         packets = self.epoch_plan.packets
         assert isinstance(source, PacketStore)
