@@ -227,8 +227,8 @@ class EpochRecord(Measures):
     first_epoch
         First epoch of the session, which is read from the store.
     trained_before
-        Number of samples on which earlier sessions trained in this epoch, by the state from which this session resumed.
-        It trains on all others, also on those that they trained on after the state was taken.
+        Number of samples on which earlier sessions trained in this epoch, according to the state from which this
+        session resumed. It trains on all others, also on those that they trained on after the state was taken.
     """
 
     epoch: int

@@ -59,7 +59,7 @@ class KeptLabel:
     dataset
         Identity of the dataset.
     shuffle
-        Digest of what decides who trains on what, except the number of workers.
+        Digest of what decides who trains on what, except the workers.
     session
         The session that fills it.
     row_nbytes, n_slots
@@ -267,10 +267,11 @@ class Listed:
         return cls(fields["name"], KeptLabel.from_dict(fields["label"]))
 
 
-def remove_unused(directory: str, label: KeptLabel) -> int:
+def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False) -> int:
     """Remove partitions that nobody uses: those of other sessions on the same dataset, and those that cannot be read.
 
-    Those of other ranks of the same session stay, because some of its workers may have closed already.
+    Those of other ranks of the same session stay, because some of its workers may have closed already; unless
+    ``of_session``, when a worker cannot go on without the room that lost workers have taken.
 
     Returns
     -------
@@ -280,6 +281,7 @@ def remove_unused(directory: str, label: KeptLabel) -> int:
     removed = 0
     for name, found in _labels(directory):
         is_wanted = found is not None and found.session == label.session and found.rank != label.rank
+        is_wanted &= not of_session
         if found is None or (found.dataset == label.dataset and not is_wanted):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.initial import GivenSharding
+from dshuffle.planning.order import epoch_order
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.shuffle_spec import ShuffleSpec
@@ -118,7 +119,7 @@ class Remainder:
 def workers_of(spec: ShuffleSpec, epoch: int, samples: Samples) -> Ranks:
     """``(k,)`` int32, the workers that train on the ``(k,)`` samples in an epoch.
 
-    Takes time and memory for all samples where :meth:`ShuffleSpec.ranks_of` does not say it. Any worker is named for
+    Where :meth:`ShuffleSpec.ranks_at` returns None, this takes time and memory for all samples. Any worker is named for
     samples that all of them train on.
 
     Examples
@@ -127,9 +128,9 @@ def workers_of(spec: ShuffleSpec, epoch: int, samples: Samples) -> Ranks:
     >>> workers_of(ShuffleSpec(10, 3, Choices("local", sharding="contiguous")), 7, np.array([9, 0, 5]))
     array([2, 0, 1], dtype=int32)
     """
-    found = spec.ranks_of(samples, epoch)
-    if found is not None:
-        return found
+    find = spec.ranks_at(epoch)
+    if find is not None:
+        return find(samples)
     ranks = np.empty(spec.n_samples, np.int32)
     for rank, order in enumerate(training_orders(spec, epoch)):
         ranks[order] = rank
@@ -146,6 +147,11 @@ def training_orders(spec: ShuffleSpec, epoch: int) -> Iterator[Samples]:
     [3, 3, 4]
     """
     spec = dataclasses.replace(spec, first_epoch=epoch)
+    if (slots := spec.slots()) is not None:
+        samples, ends = slots.all_samples(epoch), np.cumsum(slots.last.sizes)
+        for rank, own in enumerate(np.split(samples, ends[:-1])):
+            yield epoch_order(own, seed=spec.choices.seed, epoch=epoch, rank=rank)
+        return
     if plans_own_parts(spec, spec.choices.delivery):
         for rank in range(spec.n_workers):
             yield OwnPlanner(spec, rank).plan(epoch, spec.choices.delivery).part.order

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +75,8 @@ class ShuffleSpec:
         if self.n_samples >= 2**63:
             raise InvalidParameter.of("n_samples", self.n_samples, "below 2**63: sample numbers have 64 bits")
         self.check_epoch("first_epoch", self.first_epoch)
-        as_integer("first_epoch", self.first_epoch, self.history.epoch, "The workers change in this epoch.")
+        last = self.history.epoch
+        as_integer("first_epoch", self.first_epoch, last, f"The last change of workers is in epoch {last}.")
         sharding, balance = self.choices.sharding, self.choices.balance
         if isinstance(sharding, GivenSharding):
             sharding.check(self.n_samples, self.n_workers)
@@ -212,12 +215,12 @@ class ShuffleSpec:
         first, choices = self._first_blocks(), self.choices
         return None if first is None else choices.assignment.slots(first, choices.seed, self.changes)
 
-    def ranks_of(self, samples: Samples, epoch: int) -> Ranks | None:
-        """``(k,)`` int32, the workers that train on ``(k,)`` samples; None if all samples have to be drawn for that."""
+    def ranks_at(self, epoch: int) -> Callable[[Samples], Ranks] | None:
+        """What returns the workers of ``(k,)`` samples in an epoch; None if all samples have to be drawn for that."""
         if (blocks := self.blocks(epoch)) is not None:
-            return blocks.ranks_of(samples)
+            return blocks.ranks_of
         slots = self.slots()
-        return None if slots is None else slots.ranks_of(samples, epoch)
+        return None if slots is None else functools.partial(slots.ranks_of, epoch=epoch)
 
     def draw_first(self) -> Drawn:
         """Draw the ranks of all samples in epoch 0, or in the first epoch of the present workers."""

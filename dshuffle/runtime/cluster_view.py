@@ -99,11 +99,15 @@ def choose_members(
         )
     choices = dataclasses.replace(order.choices, delivery=max(order.deliveries, key=_demands))
     plan = ShuffleSpec(order.dataset.n_samples, len(training), choices, first_epoch=order.first_epoch)
-    if order.carried is not None:
-        plan = order.carried.onto(plan, [one.address for one in training])
-    if former is None and (choice := choose_kept(kept, order.kept_as, plan, [one.address for one in training])):
+    ranks, carried = [worker.address for worker in training], order.carried
+    history = None if carried is None else carried.history
+    if former is None and (choice := choose_kept(kept, order.kept_as, plan, ranks, history)):
         former, ranks = choice
         training = [scheduler.workers[address] for address in ranks]
+        if carried is not None:
+            carried = carried.placed(former, ranks)
+    if carried is not None:
+        plan = carried.onto(plan, ranks)
     addresses = {rank: worker.address for rank, worker in enumerate(training)}
     role = ""
     if any(get_delivery(name).needs_server for name in order.deliveries):

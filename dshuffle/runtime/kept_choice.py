@@ -15,12 +15,13 @@ Found = Mapping[str, Sequence[Listed]]
 
 
 def choose_kept(
-    found: Found, shuffle: str | None, plan: ShuffleSpec, workers: Sequence[str]
+    found: Found, shuffle: str | None, plan: ShuffleSpec, workers: Sequence[str], history: WorkerHistory | None = None
 ) -> tuple[Former, list[str]] | None:
     """Choose kept partitions, and the worker of each rank.
 
-    All chosen partitions belong to the same epoch and the same number of workers. The group with the largest part of
-    the samples is chosen. Among equals, a group with the present number of workers comes first, then the latest epoch.
+    All chosen partitions belong to the same epoch and the same history of workers. The group with the largest part of
+    the samples is chosen. Among equals, one with the wanted history comes first, then one with the present number of
+    workers, then the latest epoch.
 
     Parameters
     ----------
@@ -32,6 +33,8 @@ def choose_kept(
         What ranks depend on.
     workers
         Addresses of the workers that train, by rank.
+    history
+        The workers of the session that is resumed.
 
     Returns
     -------
@@ -59,16 +62,17 @@ def choose_kept(
     if not groups:
         return None
 
-    def merit(group: tuple[WorkerHistory, int]) -> tuple[float, bool, int]:
-        history, epoch = group
-        return len(groups[group]) / history.n_workers, history.n_workers == len(workers), epoch
+    def merit(group: tuple[WorkerHistory, int]) -> tuple[float, bool, bool, int]:
+        theirs, epoch = group
+        fraction = len(groups[group]) / theirs.n_workers
+        return fraction, theirs == history, theirs.n_workers == len(workers), epoch
 
-    history, epoch = max(groups, key=merit)
+    of, epoch = max(groups, key=merit)
     try:
-        former = plan.with_history(history, epoch)
+        former = plan.with_history(of, epoch)
     except InvalidParameter:  # the sharding was given for the present number of workers
         return None
-    partitions = groups[history, epoch]
+    partitions = groups[of, epoch]
     ranks = _placed(partitions, workers)
     holders, asked = {}, defaultdict[str, int](int)
     for rank, where in partitions.items():

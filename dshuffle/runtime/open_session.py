@@ -95,10 +95,8 @@ class OpenSession:
         return OpenSession(self.calls.client, request)
 
     def _carried(self, epoch: int) -> Carried:
-        """The workers of this session, with the epoch that they have trained on."""
-        # A worker that also has the rank of a lost one goes on with its own.
-        places = {address: who for who, address in sorted(self.addresses.items(), reverse=True) if who != SERVER}
-        return Carried(self.history, epoch, places)
+        """The workers of this session as they are known here, with the epoch that they have trained on."""
+        return Carried(self.history, epoch, {address: who for who, address in self.addresses.items() if who != SERVER})
 
     def close(self) -> None:
         """Free the partitions on all workers."""

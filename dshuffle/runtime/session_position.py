@@ -39,7 +39,6 @@ class SessionPosition:
         self._choices = choices
         self._start = start
         self._history = history
-        self._earlier = None if resumed is None else resumed.history
         self.tasks: EpochTasks | None = None  # of the current epoch
         self.ended = False  # whether the current epoch has ended, and the next one has not begun
         self.next_epoch = start.epoch
@@ -72,10 +71,7 @@ class SessionPosition:
         text = self._pickled
         if text is None and self._attached is not None:
             text = pickled(self._attached)  # every time, since it may have been changed in place
-        remainder = self._remainder(counts)
-        # Workers that have not trained leave the samples where they were.
-        history = self._earlier if self._earlier is not None and remainder == self._start else self._history()
-        return SessionState.of(self._dataset, self._choices, history, remainder, text).to_dict()
+        return SessionState.of(self._dataset, self._choices, self._history(), self._remainder(counts), text).to_dict()
 
     def write(self, checkpoint: str | os.PathLike[str] | None) -> None:
         """Write a checkpoint, if one is wanted. Nothing was trained on since the last epoch began or ended."""

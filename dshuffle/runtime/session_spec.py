@@ -113,7 +113,7 @@ ON_LOSS = ("replace", "shrink", "raise")
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 15
+PROTOCOL = 16
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -248,6 +248,17 @@ class Carried:
         before = epoch if remainder.trained or history.epoch == epoch > 0 else epoch - 1
         return None if before < 0 else cls(history, before)
 
+    def placed(self, kept: Former, addresses: Sequence[str]) -> Carried:
+        """The same, with the ranks of the partitions that fewer workers have kept; the others get the ranks left."""
+        if kept.shuffle is None or kept.shuffle.history != self.history or len(addresses) >= self.history.n_workers:
+            return self
+        places: dict[str, int] = {}
+        for rank, (address, _) in kept.holders.items():
+            places.setdefault(address, rank)
+        left = iter(sorted(set(range(self.history.n_workers)) - set(places.values())))
+        others = {address: next(left) for address in addresses if address not in places}
+        return dataclasses.replace(self, places=places | others)
+
     def onto(self, shuffle: ShuffleSpec, addresses: Sequence[str]) -> ShuffleSpec:
         """Return the specification for the workers with these addresses, by rank."""
         if isinstance(shuffle.choices.sharding, GivenSharding) or not shuffle.keeps_samples:
@@ -269,7 +280,7 @@ class SessionRequest:
     rows on each worker. ``former`` is the id of an open session of the same client, from whose partitions the first
     partitions are read. ``carried`` has the workers of the session that this one goes on from. ``elastic`` says that
     Dask may retire the session's workers, but for ``min_workers``. If partitions are to outlive the session,
-    ``kept_as`` says what they are of: a digest of what decides who trains on what, except the number of workers.
+    ``kept_as`` says what they are of: a digest of what decides who trains on what, except the workers.
     ``reads_kept`` says whether first partitions are read from partitions that earlier sessions have kept.
     """
 

@@ -50,7 +50,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 
 
 def shuffle_digest(dataset: Dataset, choices: Choices) -> str:
-    """Digest of the layout of rows, and of what decides who trains on what, except the number of workers."""
+    """Digest of the layout of rows, and of what decides who trains on what, except the workers."""
     state = SessionState.of(dataset, choices, WorkerHistory(1), Remainder(0, ())).to_dict()
     others = {name: value for name, value in state["choices"].items() if name not in ("delivery", "relay")}
     text = json.dumps([{**state, "choices": others}, repr(dataset.layout)], sort_keys=True)
@@ -154,6 +154,9 @@ class SessionState:
             remainder = Remainder(state["epoch"], tuple(tuple(map(operator.index, each)) for each in state["trained"]))
             choices = Choices.from_dict(state["choices"])
             history = WorkerHistory.from_dict(state)
+            if remainder.trained:
+                ranks = len(remainder.trained[-1])
+                history = history.trained_in(remainder.epoch, ranks) if history.changes else WorkerHistory(ranks)
         except (InvalidParameter, TypeError, ValueError, KeyError) as error:
             raise CheckpointError(f"the state is damaged: {error}") from error
         found = cls(
@@ -170,9 +173,12 @@ class SessionState:
             raise CheckpointError(
                 f"the state is damaged: {remainder.total} samples were trained on in epoch {remainder.epoch}"
             )
-        ranks = len(remainder.trained[-1]) if remainder.trained else history.n_workers
-        if ranks != history.n_workers or history.epoch > remainder.epoch:
-            raise CheckpointError(f"the state is damaged: n_workers={history.n_workers} does not fit the rest")
+        if history.epoch > remainder.epoch:
+            raise CheckpointError(f"the state is damaged: workers changed in epoch {history.epoch}, which comes later")
+        if remainder.trained and len(remainder.trained[-1]) != history.n_workers:
+            raise CheckpointError(
+                f"the state is damaged: n_workers={history.n_workers}, but {len(remainder.trained[-1])} ranks trained"
+            )
         return found
 
     @property

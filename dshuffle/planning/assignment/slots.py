@@ -167,7 +167,7 @@ class Slots:
     first
         Ranks of epoch 0. A worker's first slots have its samples in the order of their positions.
     eras
-        What comes after, with at least one era.
+        The eras in order, from epoch 0; at least one.
     fixed_points, seed
         Whether a worker may receive its own samples in an exchange, and the seed of the shuffle.
 

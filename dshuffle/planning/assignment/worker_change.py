@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.bijection import Bijection
+from dshuffle.planning.bijection_family import BijectionFamily
+from dshuffle.planning.randomness import random_words
 
 NEW = -1
 """Former rank of a worker that has joined."""
@@ -111,6 +113,22 @@ class WorkerHistory:
         """The history before the last change."""
         return WorkerHistory(self.changes[-1].n_before, self.changes[:-1])
 
+    def trained_in(self, epoch: int, n_workers: int) -> WorkerHistory:
+        """The history until the last of its workers who were so many and have trained in an epoch.
+
+        Workers who take over in the middle of an epoch, and do not train in it, leave the samples where they were.
+
+        Examples
+        --------
+        >>> history = WorkerHistory(3).changed([0, 1], epoch=5, carried=5)
+        >>> history.trained_in(5, 3), history.trained_in(5, 2) == history
+        (WorkerHistory(n_workers=3, changes=()), True)
+        """
+        history = self
+        while history.n_workers != n_workers and history.changes and history.changes[-1].carried == epoch:
+            history = history.before
+        return history
+
     def changed(self, former: Sequence[int], *, epoch: int, carried: int) -> WorkerHistory:
         """The history with one more change; the same history if ranks and workers are the same.
 
@@ -136,7 +154,8 @@ class WorkerHistory:
 class Handover:
     """Which slot of the new workers gets the sample of which slot of the workers before, point by point.
 
-    A worker that stays keeps its first slots. All other samples go to the slots that are left, in random order.
+    The samples of each worker before are put into random order. A worker that stays keeps as many of the first ones as
+    it has slots. All others go to the slots that are left, again in random order.
 
     Parameters
     ----------
@@ -147,6 +166,8 @@ class Handover:
         ``(n,)`` int64 each: how many slots of each worker keep their samples, before and after.
     surplus, vacant
         ``(n + 1,)`` int64 each: how many slots of all workers with a lower rank give up a sample, and get one.
+    within
+        From the slots of each worker before to their random order.
     order
         From slots that give up a sample to those that get one; None if there are none.
     """
@@ -157,6 +178,7 @@ class Handover:
     kept_after: NDArray[np.int64]
     surplus: NDArray[np.int64]
     vacant: NDArray[np.int64]
+    within: BijectionFamily
     order: Bijection | None
 
     @classmethod
@@ -183,7 +205,9 @@ class Handover:
         kept_before[former[stays]] = kept_after[stays]
         surplus, vacant = _starts(before - kept_before), _starts(after - kept_after)
         order = Bijection.of(int(surplus[-1]), *path) if surplus[-1] else None
-        return cls(former, later, kept_before, kept_after, surplus, vacant, order)
+        # Otherwise the same samples would come and go if workers often do.
+        within = BijectionFamily.of(before, random_words(1, "within", *path)[0])
+        return cls(former, later, kept_before, kept_after, surplus, vacant, within, order)
 
     def trace_back(self, workers: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Replace the ``(k,)`` places of samples after the change by the places before it."""
@@ -193,9 +217,11 @@ class Handover:
             numbers = self.order.inverse(numbers)
         workers[~moved] = self.former[workers[~moved]]
         workers[moved], slots[moved] = _placed(numbers, self.surplus, self.kept_before)
+        slots[:] = self.within.inverse(workers, slots)
 
     def trace(self, workers: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Replace the ``(k,)`` places of samples before the change by the places after it."""
+        slots[:] = self.within.forward(workers, slots)
         moved = slots >= self.kept_before[workers]
         numbers = self.surplus[workers[moved]] + slots[moved] - self.kept_before[workers[moved]]
         if self.order is not None:

@@ -268,6 +268,11 @@ class Coordinator:
         begun = self.epoch >= self.machine.first_epoch
         return self.participants.partitions(self.epoch, self.machine.settled) if begun else None
 
+    def places(self) -> dict[str, int]:
+        """Rank of every worker that trains, by address; of a worker with two ranks, its own one."""
+        own = [rank for rank in self._ranks if rank not in self.machine.adopted]
+        return {self.addresses[rank]: rank for rank in own}
+
     async def close(self) -> None:
         """Close the session on all participants that are still in the cluster."""
         self.end(ClusterError("this session has been closed"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -163,7 +164,7 @@ class DShuffleScheduler(SchedulerPlugin):
             await asyncio.gather(*(coordinator.freed() for coordinator in ended))
             self._check_wanted(order)
             kept = await self._kept(order, ready)
-            members = choose_members(self._scheduler, order, ready, self._former(order), kept)
+            members = choose_members(self._scheduler, self._placed(order), ready, self._former(order), kept)
             deliveries = AutoDelivery(order.deliveries)
             coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._move_tasks)
             self.coordinators[order.session_id] = coordinator  # from here on it is told about lost workers and clients
@@ -259,6 +260,14 @@ class DShuffleScheduler(SchedulerPlugin):
         """Partitions of the session that the ordered one takes over from, unless it has ended."""
         coordinator = None if order.former is None else self.coordinators.get(order.former)
         return None if coordinator is None or coordinator.ended else coordinator.partitions()
+
+    def _placed(self, order: SessionRequest) -> SessionRequest:
+        """The order, with the ranks that workers have now in the session that it takes over from."""
+        coordinator = None if order.former is None else self.coordinators.get(order.former)
+        if coordinator is None or order.carried is None or order.carried.places is None:
+            return order
+        carried = dataclasses.replace(order.carried, places=coordinator.places())
+        return dataclasses.replace(order, carried=carried)
 
     async def _kept(self, order: SessionRequest, ready: set[str]) -> Found:
         """The partitions that earlier sessions have kept on the disks of the workers."""

@@ -69,7 +69,13 @@ class PartitionOnDisk:
             self.file = RowFile(layout, n_slots, directory, limit)
             return
         label = KeptLabel(
-            spec.dataset.identity, spec.kept_as, spec.session_id, layout.nbytes, n_slots, shuffle.history, rank
+            spec.dataset.identity,
+            spec.kept_as,
+            spec.session_id.partition("+")[0],
+            layout.nbytes,
+            n_slots,
+            shuffle.history,
+            rank,
         )
         try:
             self._folder, rows = _room_for(directory, label)
@@ -125,7 +131,7 @@ def _room_for(directory: str, label: KeptLabel) -> tuple[PartitionFolder, Binary
                     hint = f"partitions of other datasets or sessions (dshuffle-partition-*) take {others} bytes there"
                     raise OSError(f"{error}; {hint}") from error
                 raise
-            if remove_unused(directory, label):
+            if remove_unused(directory, label) or remove_unused(directory, label, of_session=True):
                 logger.warning("dshuffle: kept partitions in %s were removed to make room for a new one", directory)
             time.sleep(0.1)  # another worker of this machine may be removing some
 

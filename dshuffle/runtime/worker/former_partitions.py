@@ -8,7 +8,6 @@ former partitions.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import threading
 import zlib
@@ -168,11 +167,10 @@ class FormerPartitions:
         with self._looking_up:
             if self._ranks_of is None:
                 shuffle = with_data(shuffle, self._dataset)
-                find = functools.partial(workers_of, shuffle, self._former.epoch)
-                if shuffle.ranks_of(np.empty(0, np.int64), self._former.epoch) is None:
-                    self._ranks_of = find(np.arange(shuffle.n_samples)).__getitem__
-                else:
-                    self._ranks_of = find
+                self._ranks_of = shuffle.ranks_at(self._former.epoch)
+            if self._ranks_of is None:
+                all_samples = np.arange(shuffle.n_samples)
+                self._ranks_of = workers_of(shuffle, self._former.epoch, all_samples).__getitem__
             return self._ranks_of
 
     def _is_here(self, rank: int) -> bool:
