@@ -205,8 +205,11 @@ class MemberExchange:
         """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
         arriving = self.messages.receives[rank][0]
         if self.hops is None:
-            # A disk reads rows faster in the order of their slots.
-            positions = self.parts[rank].positions_of(arriving) if cache.on_disk else None
+            # A disk reads rows faster in the order of their slots. Rows from the store come in its own order instead: they
+            # are written through the memory map, and pages beside each other share faults.
+            part = self.parts[rank]
+            sorts = cache.on_disk and STORE not in part.receives
+            positions = part.positions_of(arriving) if sorts else None
             return ArrivingRows(cache, arriving, cache.reserve(arriving, positions), read_store, read_former)
         assert self.epoch_plan is not None
         packets = self.epoch_plan.packets
