@@ -205,8 +205,8 @@ class MemberExchange:
         """Make the sink of the items that the rank receives; ``source`` is the source that it sends from."""
         arriving = self.messages.receives[rank][0]
         if self.hops is None:
-            # A disk reads rows faster in the order of their slots. Rows from the store come in its own order instead: they
-            # are written through the memory map, and pages beside each other share faults.
+            # A disk reads rows faster in the order of their slots. Rows from the store keep its order instead: they are
+            # written through the memory map, and pages beside each other share faults.
             part = self.parts[rank]
             sorts = cache.on_disk and STORE not in part.receives
             positions = part.positions_of(arriving) if sorts else None
