@@ -14,12 +14,22 @@ from distributed.protocol.serialize import to_serialize
 from numpy.typing import NDArray
 
 from dshuffle.emulated_links import emulated
+from dshuffle.errors import ExchangeError
 from dshuffle.exchange.acknowledgements import Acknowledgements
 from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.messages import MessageId
 
+WORD = 8
+"""Bytes of a word."""
+
+CHECKSUM_NBYTES = 4
+"""Bytes of a row's checksum."""
+
 _ARRAYS = ("rows", "checksums", "found")
 """What a reply holds beside a few words."""
+
+SHORT_NBYTES = 2**18
+"""Replies up to this length are sent as one string of bytes. Two arrays cost more to serialize, each as a frame."""
 
 _LINK_SECONDS = "link_seconds"
 """How long the arrays took to leave an emulated link."""
@@ -73,8 +83,7 @@ class DaskNetwork:
         except BaseException:  # the acknowledgements may be lost; sending them twice is harmless
             self._acknowledgements.add(message.sender, acknowledged)
             raise
-        await _received(self._worker, reply)
-        return reply
+        return await _received(self._worker, reply)
 
     async def acknowledge(self, message: MessageId) -> None:
         """Acknowledge a message with the next request to its sender, or with a one-way message if there is none."""
@@ -90,8 +99,7 @@ class DaskNetwork:
 
 async def probe(worker: Worker, address: str, nbytes: int) -> int:
     """Request ``nbytes`` from another worker, sent as messages are, and return the number of bytes received."""
-    reply = await worker.rpc(address).dshuffle_probe(nbytes=nbytes)
-    await _received(worker, reply)
+    reply = await _received(worker, await worker.rpc(address).dshuffle_probe(nbytes=nbytes))
     return int(reply["rows"].nbytes)
 
 
@@ -100,9 +108,8 @@ async def request_rows(
 ) -> Reply:
     """Request rows of samples from the partition of an epoch on another worker."""
     ids = to_serialize(sample_ids)
-    reply: Reply = await worker.rpc(address).dshuffle_rows(session_id=session_id, epoch=epoch, sample_ids=ids)
-    await _received(worker, reply)
-    return reply
+    asked = worker.rpc(address).dshuffle_rows(session_id=session_id, epoch=epoch, sample_ids=ids)
+    return await _received(worker, await asked)
 
 
 async def request_mean(worker: Worker, address: str, **message: Any) -> Reply:
@@ -118,15 +125,52 @@ async def end_collective(worker: Worker, address: str, **message: Any) -> None:
 
 
 async def sent(worker: Worker, reply: Reply) -> Reply:
-    """Return a reply to another worker as Dask sends it fastest: its arrays as frames, without pickling."""
+    """Return a reply to another worker as Dask sends it fastest: long arrays as frames, without pickling."""
+    nbytes = _nbytes(reply)
     if (link := emulated("links", f"out of {worker.address}")) is not None:
-        reply = {**reply, _LINK_SECONDS: await link.send(_nbytes(reply))}
+        reply = {**reply, _LINK_SECONDS: await link.send(nbytes)}
+    if 0 < nbytes <= SHORT_NBYTES and {"rows", "checksums"} == reply.keys() & set(_ARRAYS):
+        return packed(reply)
     return {key: to_serialize(value) if key in _ARRAYS else value for key, value in reply.items()}
 
 
-async def _received(worker: Worker, reply: Reply) -> None:
+def packed(reply: Reply) -> Reply:
+    """A reply with its rows and checksums as one string of bytes."""
+    rows, checksums = reply["rows"], reply["checksums"]
+    padding = bytes(-checksums.nbytes % WORD)  # rows are read by words
+    others = {key: value for key, value in reply.items() if key not in _ARRAYS}
+    return {**others, "packed": b"".join((checksums, padding, rows)), "shape": rows.shape}
+
+
+def unpacked(reply: Reply) -> Reply:
+    """The reply that was :func:`packed`; any other one is returned as it is.
+
+    Raises
+    ------
+    ExchangeError
+        If the bytes do not have the shape that the reply says.
+    """
+    if not isinstance(reply, dict) or "packed" not in reply:
+        return reply
+    others = {key: value for key, value in reply.items() if key not in ("packed", "shape")}
+    try:
+        n_rows, row_nbytes = reply["shape"]
+        buffer = bytearray(reply["packed"])  # kernels are compiled for arrays that can be written
+        first = n_rows * CHECKSUM_NBYTES + -n_rows * CHECKSUM_NBYTES % WORD
+        if len(buffer) != first + n_rows * row_nbytes:
+            raise ValueError(f"{len(buffer)} bytes")
+        checksums = np.frombuffer(buffer, np.uint32, n_rows)
+        rows = np.frombuffer(buffer, np.uint8, n_rows * row_nbytes, first).reshape(n_rows, row_nbytes)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ExchangeError(f"a message has rows of shape {reply.get('shape')}, but holds {error}") from error
+    return {**others, "rows": rows, "checksums": checksums}
+
+
+async def _received(worker: Worker, reply: Reply) -> Reply:
+    reply = unpacked(reply)
     if (link := emulated("links", f"into {worker.address}")) is not None:
         await link.receive(_nbytes(reply), reply.get(_LINK_SECONDS, 0.0))
+    return reply
 
 
 def _nbytes(reply: Reply) -> int:

@@ -218,9 +218,9 @@ class Shuffler:
         install_plugin(client)
         if min_workers > 1:
             wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
-        self._membership = Membership(OpenSession(client, request))
+        self._membership = membership = Membership(OpenSession(client, request))
         self._position = SessionPosition(
-            self.dataset, request.choices, start, lambda: self._membership.current.history, _resumed
+            self.dataset, request.choices, start, lambda: membership.current.history, _resumed
         )
         self._closed = False
         self._recorder = EpochRecorder(self.dataset, self.choices)

@@ -6,11 +6,15 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from distributed import Status
+from distributed.protocol import dumps, loads
 
-from dshuffle.exchange.comms import DaskNetwork
+from dshuffle.errors import ExchangeError
+from dshuffle.exchange.comms import DaskNetwork, packed, unpacked
 from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.receiver import check_arrays
 
 
 class FakeWorker:
@@ -52,6 +56,31 @@ def play(scenario: Any) -> list[tuple[str, list[tuple[int, ...]]]]:
 
 def message(sender: int, sequence: int) -> MessageId:
     return MessageId(1, sender, 0, sequence)
+
+
+@pytest.mark.parametrize(("n_rows", "row_nbytes"), [(1, 8), (3, 16), (5, 13), (16, 1024)])
+def test_short_replies_travel_as_bytes(n_rows: int, row_nbytes: int) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (n_rows, row_nbytes), np.uint8)
+    checksums = rng.integers(0, 2**32, n_rows, np.uint32)
+    reply = {"status": "OK", "rows": rows, "checksums": checksums, "acknowledge": False}
+    [frame] = map(bytes, dumps(packed(reply)))
+    found = unpacked(loads([frame]))
+    check_arrays(found)
+    assert found.keys() == reply.keys()
+    for name, value in reply.items():
+        np.testing.assert_array_equal(found[name], value)
+    assert found["rows"].ctypes.data % 8 == 0
+    assert found["rows"].flags.writeable
+
+
+@pytest.mark.parametrize(
+    "changes", [{"packed": b"short"}, {"packed": 7}, {"shape": (5,)}, {"shape": None}, {"shape": (-1, -8)}], ids=str
+)
+def test_malformed_short_replies(changes: dict[str, Any]) -> None:
+    reply = packed({"status": "OK", "rows": np.zeros((2, 8), np.uint8), "checksums": np.zeros(2, np.uint32)})
+    with pytest.raises(ExchangeError, match="a message has rows of shape"):
+        unpacked(reply | changes)
 
 
 def test_with_the_next_request_to_the_same_sender() -> None:

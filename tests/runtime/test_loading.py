@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import dask
 import numpy as np
@@ -74,6 +75,10 @@ def test_what_has_arrived_is_kept_if_a_piece_cannot_be_read(threads, small, ids,
 
     def fails(ids):
         if 500 in ids and away[0]:
+            end = time.monotonic() + 20
+            while len(seen) < 4 * PIECES + 1 and time.monotonic() < end:  # the other workers have begun all pieces
+                time.sleep(0.01)
+            time.sleep(0.3)
             raise OSError("the store is away")
 
     before[0] = fails
@@ -88,7 +93,9 @@ def test_what_has_arrived_is_kept_if_a_piece_cannot_be_read(threads, small, ids,
     assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
     again = np.concatenate(seen[first:])
     assert 500 in again
-    assert len(again) <= 200 // PIECES * 2  # the piece that failed, and the one that was waiting behind it
+    [failing] = [own for own in samples if 500 in own]
+    # On a busy machine, one of the others may have had a piece under way when the run ended.
+    assert len(np.setdiff1d(again, failing)) <= 200 // PIECES
 
 
 def test_a_chunk_that_is_damaged_is_not_read_again(threads, small, orders, pieces, reads):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
+import math
 import pickle
 import random
 import time
@@ -240,6 +241,10 @@ class SimulatedCluster:
         rows = found.get("rows")
         if isinstance(rows, np.ndarray) and rows.size and self.happens("corrupt"):
             rows.reshape(-1)[self.rng.randrange(rows.size)] ^= 1
+        if "packed" in found and self.happens("corrupt"):  # a short message: checksums, and then rows
+            packed = bytearray(found["packed"])
+            packed[-self.rng.randrange(1, math.prod(found["shape"]) + 1)] ^= 1
+            found["packed"] = bytes(packed)
         return found
 
     def happens(self, fault: str) -> bool:
