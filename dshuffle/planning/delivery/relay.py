@@ -21,8 +21,7 @@ from dshuffle.planning.types import Ranks, Samples
 BATCHES = 12
 """Minimum number of batches of a relay, so that little is left to pass on when the last batch arrives."""
 LEAST_BATCH_BYTES = 2**19
-"""Minimum size of a batch on fast links, below which the cost per message is noticeable. It takes precedence over
-``BATCHES``. On slow links batches are smaller, since a relay waits for a whole one before it passes it on."""
+"""Minimum size of a batch, below which the cost per message is noticeable. It takes precedence over ``BATCHES``."""
 MESSAGE_BYTES = 2**23
 WINDOW_BYTES = 2**25
 """Defaults for the size of a full message (``MESSAGE_BYTES``) and for the data in flight to a worker."""
@@ -85,12 +84,11 @@ def packets_per_batch(
     *,
     message_bytes: int = MESSAGE_BYTES,
     window_bytes: int = WINDOW_BYTES,
-    least_bytes: int = LEAST_BATCH_BYTES,
 ) -> int:
     """Return the maximum number of packets that a relay waits for before it passes them on.
 
-    They make one message, of ``least_bytes`` at least, where this fits the other limits. The window has room for one
-    such message from every other participant, so a worker can request one from each at any time.
+    They make one message. The window has room for one such message from every other participant, so a worker can
+    request one from each at any time.
 
     Examples
     --------
@@ -98,7 +96,7 @@ def packets_per_batch(
     (1000, 512, 4)
     """
     row = max(1, row_nbytes)
-    best = max(n_packets // (n_workers * BATCHES), least_bytes // row)
+    best = max(n_packets // (n_workers * BATCHES), LEAST_BATCH_BYTES // row)
     return max(1, min(best, message_bytes // row, max(1, window_bytes // row) // n_workers))
 
 

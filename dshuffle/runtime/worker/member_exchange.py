@@ -17,9 +17,9 @@ from dshuffle.exchange.endpoints import RowSink, RowSource
 from dshuffle.exchange.messages import MIB, Flow, flows_of_samples, rows_per_message
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
 from dshuffle.exchange.row_flows import ArrivingRows, LeavingRows
-from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, WorkerPart
+from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, Packets, ShuffleSpec, WorkerPart
 from dshuffle.planning.bijection import DRAW_VERSION
-from dshuffle.planning.delivery.relay import LEAST_BATCH_BYTES, Hops, packets_per_batch, route
+from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
 from dshuffle.planning.own_part import OwnPlanner
 from dshuffle.planning.pacing import Pacing
 from dshuffle.rows import RowLayout
@@ -69,11 +69,11 @@ class MemberExchange:
     ----------
     epoch_plan, hops
         The plan of the epoch, or None if this worker has planned its own part alone; and the routes of its packets if
-        it is coded, once there are messages.
+        it is coded.
     parts
         Participant of this process -> its part.
     flows
-        What the participants of this process send and receive, in which messages. Rows and packets are cut into
+        What the participants of this process send and receive, in which messages. Rows of an uncoded plan are cut into
         messages only when the exchange begins (:meth:`with_messages`).
     summary
         Values that participants report in their votes. The digest must be the same for all of them.
@@ -122,7 +122,15 @@ class MemberExchange:
         return cls(made, None, parts, None, {}, seconds, made.shares, made.broadcast)
 
     @classmethod
-    def make(cls, planner: EpochPlanner, epoch: int, participants: Sequence[int], delivery: str) -> MemberExchange:
+    def make(
+        cls,
+        planner: EpochPlanner,
+        epoch: int,
+        participants: Sequence[int],
+        layout: RowLayout,
+        settings: Settings,
+        delivery: str,
+    ) -> MemberExchange:
         """Plan the given epoch: the planner's next one, or one that it has just planned."""
         started = time.perf_counter()
         made = planner.current or planner.load()
@@ -141,29 +149,18 @@ class MemberExchange:
             "digest": made.digest(),
         }
         parts = {who: made.for_worker(who) for who in participants}
+        hops, flows = None, None
+        if packets.coded:
+            hops, flows = _coded_flows(packets, parts, planner.spec, layout, settings)
         seconds = time.perf_counter() - started
-        return cls(made, None, parts, None, summary, seconds, made.shares, made.broadcast)
+        return cls(made, hops, parts, flows, summary, seconds, made.shares, made.broadcast)
 
-    def with_messages(self, relay: str, layout: RowLayout, settings: Settings, rate: float | None) -> MemberExchange:
-        """The same exchange with its rows or packets cut into messages.
-
-        Parameters
-        ----------
-        relay
-            The relay of packets. They are routed here, because relays wait for whole messages.
-        layout, settings
-            Layout of a row, and settings of the session.
-        rate
-            Bytes per second into a worker; infinite if only processors limit it, None if unknown. All members must give
-            the same.
-        """
+    def with_messages(self, layout: RowLayout, settings: Settings, rate: float | None) -> MemberExchange:
+        """The same exchange with its rows cut into messages, for links of a rate (bytes per second into a worker)."""
+        if self.flows is not None:
+            return self
         pacing = Pacing.of(rate, message_bytes=settings.message_bytes, window_bytes=settings.window_bytes)
-        plan, hops = self.epoch_plan, None
-        if plan is not None and plan.packets.coded:
-            hops, flows = _coded_flows(plan, self.parts, relay, layout, settings, pacing)
-        else:
-            flows = _uncoded_flows(self.parts, layout, settings, pacing)
-        return dataclasses.replace(self, hops=hops, flows=flows)
+        return dataclasses.replace(self, flows=_uncoded_flows(self.parts, layout, settings, pacing))
 
     @property
     def messages(self) -> Flows:
@@ -246,9 +243,9 @@ def _uncoded_flows(parts: Mapping[int, WorkerPart], layout: RowLayout, settings:
 
 
 def _coded_flows(
-    plan: EpochPlan, parts: Mapping[int, WorkerPart], relay: str, layout: RowLayout, settings: Settings, pacing: Pacing
+    packets: Packets, parts: Mapping[int, WorkerPart], spec: ShuffleSpec, layout: RowLayout, settings: Settings
 ) -> tuple[Hops, Flows]:
-    packets, n_workers = plan.packets, plan.n_workers
+    n_workers = spec.n_workers
     fitting = rows_per_message(layout.nbytes, settings.window_bytes)
     at_most = packets_per_batch(
         packets.n_packets,
@@ -256,13 +253,12 @@ def _coded_flows(
         layout.nbytes,
         message_bytes=settings.message_bytes,
         window_bytes=settings.window_bytes,
-        least_bytes=min(LEAST_BATCH_BYTES, pacing.message_nbytes),
     )
     # At any time at least one message is requested from every other participant (see Inbox), or a few if they fit the
     # window.
     asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
     answered = max(settings.window, min(asked, 2 * n_workers))  # a relay answers two per worker
-    hops = route(relay, packets, n_workers, at_most)
+    hops = route(spec.choices.relay, packets, n_workers, at_most)
     coded = {who: CodedPart.of(packets, hops, who, at_most=at_most) for who in parts}
     sends = {who: (part.leaving, part.outgoing) for who, part in coded.items()}
     receives = {who: (part.arriving, part.incoming) for who, part in coded.items()}

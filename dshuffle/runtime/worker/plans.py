@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dshuffle.planning import EpochPlanner
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
+from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker.member_exchange import MemberExchange
 
@@ -19,14 +20,17 @@ class Plans:
     ----------
     spec
         The session.
+    layout
+        Layout of a row.
     rank
         Rank of this worker, or ``None`` if it only serves.
     participants
         All participants of this process.
     """
 
-    def __init__(self, spec: SessionSpec, rank: int | None, participants: Sequence[int]) -> None:
+    def __init__(self, spec: SessionSpec, layout: RowLayout, rank: int | None, participants: Sequence[int]) -> None:
         self._spec = spec
+        self._layout = layout
         self._participants = participants
         self._loop = asyncio.get_running_loop()
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="dshuffle-plan")
@@ -65,4 +69,4 @@ class Plans:
         planner = self._planner
         if isinstance(planner, OwnPlanner):
             return MemberExchange.alone(planner, epoch, delivery)
-        return MemberExchange.make(planner, epoch, self._participants, delivery)
+        return MemberExchange.make(planner, epoch, self._participants, self._layout, self._spec.settings, delivery)

@@ -248,9 +248,8 @@ class ExchangeRun:
                 planned = await parts.plans.restoring(self.epoch, training.rank)
             else:
                 planned = await parts.plans.plan(self.epoch, self._delivery)
-            relay, layout = parts.spec.shuffle.choices.relay, parts.dataset.layout
             self.exchange = await loop.run_in_executor(
-                None, planned.with_messages, relay, layout, parts.spec.settings, self._rate
+                None, planned.with_messages, parts.dataset.layout, parts.spec.settings, self._rate
             )
         else:
             self.exchange = before.exchange

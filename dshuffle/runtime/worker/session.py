@@ -143,7 +143,7 @@ class WorkerSession:
         former = None
         if spec.former is not None and rows_here is not None:
             former = FormerPartitions(worker, spec.former, dataset, settings, self._jobs, rows_here)
-        plans = Plans(spec, rank, list(senders))
+        plans = Plans(spec, layout, rank, list(senders))
         self._parts: MemberParts | None = MemberParts(spec, dataset, plans, senders, training, server_rows, former)
 
     @property

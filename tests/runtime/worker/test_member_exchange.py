@@ -24,8 +24,7 @@ def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,
     planner = EpochPlanner(spec, checks=False)
     planner.load()
     layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
-    made = MemberExchange.make(planner, 1, who, delivery)
-    return made.with_messages(spec.choices.relay, layout, settings, rate)
+    return MemberExchange.make(planner, 1, who, layout, settings, delivery).with_messages(layout, settings, rate)
 
 
 def longest(flows):
