@@ -1,10 +1,12 @@
 """How fast a global exchange is, against what users have today and against the bare network.
 
-    python tests/benchmarks/exchange.py [--samples 200000] [--row-bytes 1024] [--workers 4] [--skip array]
+    python tests/benchmarks/exchange.py [--samples 200000] [--row-bytes 1024] [--workers 4] [--skip array] [--with ray]
 
 One run measures all of them on the same cluster, so read the ratios. `bare` sends the same bytes between the same
 processes through Dask comms in 8 MiB messages, four at once from each, and does nothing with them. Both are timed on
-the scheduler, from the order to begin until the last worker has reported.
+the scheduler, from the order to begin until the last worker has reported. `Ray Data` is `random_shuffle` of the same
+rows in 64 blocks of its object store, with as many processes, after Dask's have ended and after one shuffle that is not
+counted (`pip install ray pyarrow`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import statistics
 import tempfile
 import time
@@ -133,6 +136,25 @@ def array_shuffle(client: Client, x: np.ndarray) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - started}
 
 
+def ray_data(x: np.ndarray, n_workers: int, repeats: int) -> dict[str, Any]:
+    """`random_shuffle` of the same rows from 64 blocks."""
+    import ray
+
+    ray.init(num_cpus=n_workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    try:
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        blocks = ray.data.from_numpy(np.array_split(x, 64)).materialize()
+        seconds = []
+        for repeat in range(repeats + 1):
+            started = time.perf_counter()
+            blocks.random_shuffle(seed=repeat).materialize()
+            seconds.append(time.perf_counter() - started)
+    finally:
+        ray.shutdown()
+    return {"seconds": statistics.median(seconds[1:]), "all": seconds[1:]}
+
+
 def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=200_000)
@@ -140,6 +162,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--skip", action="append", default=[], choices=["bare", "dataframe", "array"])
+    parser.add_argument("--with", dest="also", action="append", default=[], choices=["ray"])
     options = parser.parse_args(argv)
     x = np.random.default_rng(0).integers(0, 256, (options.samples, options.row_bytes), dtype=np.uint8)
     results: dict[str, dict[str, Any]] = {}
@@ -163,6 +186,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
             results["dataframe P2P"] = dataframe_p2p(client, x, 1)
         if "array" not in options.skip:
             results["dask.array.shuffle"] = array_shuffle(client, x)
+    if "ray" in options.also:
+        results["Ray Data"] = ray_data(x, options.workers, options.repeats)
     base = results["ours"]["seconds"]
     for name, result in results.items():
         result["ratio"] = result["seconds"] / base

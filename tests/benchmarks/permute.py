@@ -1,13 +1,9 @@
 """How fast a Dask array's rows are permuted and taken by index, against what Dask offers for that.
 
     python tests/benchmarks/permute.py [--samples 200000] [--row-bytes 1024] [--workers 4] [--chunks 64] [--skip array]
-        [--with p2p] [--with ray]
 
 One run measures all of them on the same cluster and the same persisted chunks, so read the ratios. `take` is
 `dshuffle.take(client, x, order)`, `indexing` is `x[order]`, and `dask.array.shuffle` the same rows by the same order.
-`p2p` is a shuffle of a DataFrame with as many partitions, whose rows are strings of bytes beside a random key
-(`pip install pyarrow`). `ray` is `random_shuffle` of Ray Data on as many blocks in its object store, after one shuffle
-that is not counted, with as many processes and without Dask's (`pip install ray pyarrow`).
 """
 
 from __future__ import annotations
@@ -38,45 +34,6 @@ def seconds(shuffle: Callable[[], dask.array.Array], repeats: int) -> dict[str, 
     return {"seconds": statistics.median(taken), "all": taken}
 
 
-def p2p(client: Client, options: argparse.Namespace) -> dict[str, Any]:
-    """A shuffle of a DataFrame by a random key."""
-    import dask.dataframe
-    import pandas as pd
-
-    def rows(n: int, seed: int) -> pd.DataFrame:
-        rng = np.random.default_rng(seed)
-        data = rng.integers(0, 256, (n, options.row_bytes), np.uint8)
-        key = rng.integers(0, options.chunks, n)
-        return pd.DataFrame({"key": key, "row": pd.Series([row.tobytes() for row in data], dtype="binary[pyarrow]")})
-
-    n, meta = -(-options.samples // options.chunks), rows(1, 0)
-    frame = dask.dataframe.from_map(rows, [n] * options.chunks, range(options.chunks), meta=meta).persist()
-    wait(frame)
-    return seconds(lambda: frame.shuffle("key", npartitions=options.chunks).persist(), options.repeats)
-
-
-def ray_data(options: argparse.Namespace) -> dict[str, Any]:
-    """A random shuffle of Ray Data, of blocks that are in its object store."""
-    import ray  # type: ignore[import-not-found]
-
-    ray.init(num_cpus=options.workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        rng, n = np.random.default_rng(0), -(-options.samples // options.chunks)
-        blocks = [rng.integers(0, 256, (n, options.row_bytes), np.uint8) for _ in range(options.chunks)]
-        dataset = ray.data.from_numpy(blocks).materialize()
-        taken = []
-        for repeat in range(options.repeats + 1):
-            started = time.perf_counter()
-            shuffled = dataset.random_shuffle(seed=repeat).materialize()
-            taken.append(time.perf_counter() - started)
-            assert shuffled.num_blocks() > 1
-            del shuffled
-        return {"seconds": statistics.median(taken[1:]), "all": taken[1:]}
-    finally:
-        ray.shutdown()
-
-
 def highest_memory(client: Client) -> int:
     """The most that all workers together have taken since they began, in bytes."""
 
@@ -96,7 +53,6 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser.add_argument("--chunks", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--skip", action="append", default=[], choices=["array", "indexing"])
-    parser.add_argument("--with", dest="also", action="append", default=[], choices=["p2p", "ray"])
     options = parser.parse_args(argv)
     n_rows = options.samples
     with (
@@ -126,10 +82,6 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
             results["dask.array.shuffle"] = seconds(lambda: dask.array.shuffle(x, indexer, axis=0).persist(), 1)
         if "indexing" not in options.skip:
             results["indexing"] = seconds(lambda: x[order].persist(), 1)
-        if "p2p" in options.also:
-            results["p2p"] = p2p(client, options)
-    if "ray" in options.also:
-        results["ray"] = ray_data(options)
     for name, result in results.items():
         result["ratio"] = result["seconds"] / ours["seconds"]
         print(f"{name:20s} {result['seconds']:8.3f} s  {result['ratio']:7.2f} x ours")
