@@ -114,9 +114,16 @@ class WorkerHistory:
         return WorkerHistory(self.changes[-1].n_before, self.changes[:-1])
 
     def trained_in(self, epoch: int, n_workers: int) -> WorkerHistory:
-        """The history until the last of its workers who were so many and have trained in an epoch.
+        """The history without its last changes in the middle of an epoch, back to the workers that trained in it.
 
-        Workers who take over in the middle of an epoch, and do not train in it, leave the samples where they were.
+        Workers that take over in the middle of an epoch, and do not train in it, leave the samples where they were.
+
+        Parameters
+        ----------
+        epoch
+            The epoch.
+        n_workers
+            Number of workers that trained in it last.
 
         Examples
         --------
