@@ -10,6 +10,7 @@ import pytest
 from dshuffle.exchange.kept_partition import KeptLabel, Listed
 from dshuffle.planning import Choices, GivenSharding, ShuffleSpec, WorkerHistory
 from dshuffle.runtime.kept_choice import choose_kept
+from dshuffle.runtime.session_spec import Carried
 
 PLAN = ShuffleSpec(100, 4, Choices())
 WORKERS = ["a", "b", "c", "d"]
@@ -101,3 +102,14 @@ def test_any_listing_gives_every_worker_one_rank_and_every_partition_a_worker_th
         for rank, (address, name) in former.holders.items():
             assert name in {one.name for one in found[address]}
             assert name == f"{n_workers}-7-{rank}"
+
+
+def test_fewer_workers_go_on_with_the_ranks_that_they_have_kept():
+    """Of four workers, the one with rank 1 has left; a new one gets a rank that is left."""
+    plan, history = ShuffleSpec(100, 3, Choices("local"), first_epoch=8), WorkerHistory(4)
+    found = {"a": [kept(3)], "b": [], "c": [kept(0)]}
+    former, ranks = choose_kept(found, "global", plan, ["a", "b", "c"], history)
+    carried = Carried(history, 7).placed(former, ranks)
+    assert carried.places == {"a": 3, "c": 0, "b": 1}
+    assert carried.onto(plan, ranks).changes[0].former == tuple(carried.places[address] for address in ranks)
+    assert Carried(history, 7).placed(former, [*ranks, "d"]).places is None  # as many as before: ranks stay the same
