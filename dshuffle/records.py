@@ -225,7 +225,7 @@ class EpochRecord(Measures):
     draw_version
         Version of the random draws of the release that wrote the record.
     first_epoch
-        First epoch of the session, which is read from the store.
+        First epoch of the session, whose samples are loaded: from the store, from the workers before, or from a disk.
     trained_before
         Number of samples on which earlier sessions trained in this epoch, according to the state from which this
         session resumed. It trains on all others, also on those that they trained on after the state was taken.
@@ -271,7 +271,7 @@ class EpochRecord(Measures):
 
     @property
     def loaded(self) -> bool:
-        """Whether this is the first epoch of its session, which is read from the store whatever the delivery."""
+        """Whether this is the first epoch of its session, whose samples are loaded whatever the delivery."""
         return self.epoch == self.first_epoch
 
     @property
