@@ -225,7 +225,8 @@ class Receiver:
             again = not isinstance(error, DatasetError)
             self._failed(message, f"{type(error).__name__}: {error}", again=again)
         except Exception as error:  # the scheduler must be told of any error, or the epoch would hang
-            logger.exception("dshuffle: %s failed", message)
+            if not self._stop():  # else it failed because the run has ended
+                logger.exception("dshuffle: %s failed", message)
             error.__traceback__ = None
             self._failed(message, f"{type(error).__name__}: {error}", again=False)
         else:

@@ -2,10 +2,11 @@
 
     python tests/benchmarks/elastic.py [--workers 6] [--joins 2] [--rows 40000] [--row-bytes 8192] [--link 200mbit]
 
-Workers are processes of this machine whose links are emulated. A session trains two epochs, workers join, it trains two
-more epochs, and the same number of workers retires. An epoch is a task that does nothing. For every change: seconds of
-the exchange, bytes that workers received from each other and from the dataset, and how long the rows that the busiest
-worker received take at the link's rate. The last line is that of a session that is opened again on the same workers.
+Workers are processes of this machine whose links are emulated. A session trains two epochs, workers join, it trains
+two more epochs, and the same number of workers retires. An epoch is a task that does nothing. For every change: seconds
+of the exchange, bytes that workers received from each other and from the dataset, and how long the busiest link takes.
+This is the link of the worker that receives most, or of one that retires and sends its whole partition. The last line
+is that of a session that is opened again on the same workers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from dshuffle.compare.local_cluster import EmulatedRates
 from dshuffle.units import human_bytes, parse_rate
 
 
-def show(what: str, record: dshuffle.EpochRecord, rate: float) -> None:
-    busiest, received = max(record.wire_received_bytes), human_bytes(sum(record.wire_received_bytes))
+def show(what: str, record: dshuffle.EpochRecord, rate: float, leaving: float = 0.0) -> None:
+    busiest, received = max(leaving, *record.wire_received_bytes), human_bytes(sum(record.wire_received_bytes))
     print(
         f"{what:34} {record.n_workers:7} {record.exchange_seconds:8.2f} s {received:>10} "
         f"{human_bytes(record.store_bytes):>10} {busiest / rate:8.2f} s"
@@ -62,7 +63,8 @@ def main() -> None:
             what = (
                 "first epoch" if before is None else "workers have changed" if changed else "an epoch like the others"
             )
-            show(what, record, rate)
+            retired = before is not None and record.n_workers < before.n_workers
+            show(what, record, rate, options.rows * options.row_bytes / many if retired else 0.0)
             before = record
         with dshuffle.Shuffler(client, dataset, first_epoch=8, assignment=options.assignment) as shuffler:
             for epoch in shuffler.epochs(1):

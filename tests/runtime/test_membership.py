@@ -17,6 +17,7 @@ from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.runtime.memory import member_nbytes
+from dshuffle.runtime.scheduler import participants
 from dshuffle.runtime.session_spec import SAMPLED_ROWS
 from dshuffle.runtime.worker.former_partitions import FormerPartitions
 
@@ -222,6 +223,40 @@ def test_a_worker_that_closes_hands_over_in_the_middle_of_an_epoch(labelled, che
         assert max(read) == SAMPLED_ROWS  # of the worker that opens the dataset
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["then-advances", "then-maps-again"])
+def test_a_worker_that_retires_sends_its_rows_once(labelled, checked, again, within, monkeypatch, caplog):
+    """No other worker adopts its rank if the tasks of the epoch have ended, unless there are others."""
+    asked, ask = [], FormerPartitions._ask
+
+    async def counted(self, rank, sample_ids, stop):
+        if rank == 2:
+            asked.append(sample_ids)
+        return await ask(self, rank, sample_ids, stop)
+
+    monkeypatch.setattr(FormerPartitions, "_ask", counted)
+    monkeypatch.setattr(participants, "FOLLOWED_WITHIN", 30.0)
+    monkeypatch.setattr(participants, "CHOSEN_WITHIN", 60.0)
+    with (
+        LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, labelled, elastic=True, assignment="local") as shuffler,
+    ):
+        cached = set()
+        for epoch in shuffler.epochs(3):
+            samples = client.gather(epoch.map(checked))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+            if epoch.number == 1:
+                cached = set(samples[2].tolist())
+                client.retire_workers([shuffler.addresses[2]])
+                if again:
+                    samples = within(30, lambda epoch=epoch: client.gather(epoch.map(checked)))
+                    assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+        assert shuffler.n_workers == 2
+    assert ("is taken by" in caplog.text) == again
+    if not again:
+        assert sorted(np.concatenate(asked)) == sorted(cached)
+
+
 @pytest.fixture
 def small_memory():
     """Make a cluster whose workers have a number of bytes for partitions."""
@@ -416,7 +451,7 @@ def test_an_adaptive_cluster_keeps_the_fewest_workers(labelled, checked, eventua
 def test_an_adaptive_cluster(labelled, checked):
     """Other tasks make the cluster grow, and it shrinks when workers are idle."""
     with (
-        LocalCluster(n_workers=2, processes=False, memory_limit="4 GiB", **OPTIONS) as cluster,
+        LocalCluster(n_workers=2, processes=True, memory_limit="4 GiB", **OPTIONS) as cluster,
         Client(cluster) as client,
     ):
         cluster.adapt(minimum=2, maximum=6, interval="50ms", wait_count=2, target_duration="100ms")

@@ -16,6 +16,9 @@ from dshuffle.runtime.session_spec import Former, SessionSpec, adopted_id
 CHOSEN_WITHIN = 3.0
 """Seconds for which a worker that closes waits until another one is chosen to read its partition."""
 
+FOLLOWED_WITHIN = 1.5
+"""Seconds in which a client is expected to open another session after a worker has retired; below CHOSEN_WITHIN."""
+
 
 class Participants:
     """The workers of one session.
@@ -61,6 +64,10 @@ class Participants:
         held = [rank for rank, (where, _) in self.handed_over.items() if where == address]
         chosen = any(rank not in missing for rank in held)
         return bool(held) and (chosen or now < self.retired[address] + CHOSEN_WITHIN)
+
+    def has_just_retired(self, who: int, now: float) -> bool:
+        """Whether the worker of a rank has begun to close a moment ago, and its partition can be read."""
+        return who in self.handed_over and now < self.retired[self.handed_over[who][0]] + FOLLOWED_WITHIN
 
     def forget(self, address: str) -> None:
         """Note that the partitions of a worker that closes cannot be read any longer."""

@@ -143,6 +143,11 @@ class SessionMachine:
         self._silence = Silence(heartbeat)
 
     @property
+    def wanted(self) -> bool:
+        """Whether the client waits for the next epoch."""
+        return self._wanted
+
+    @property
     def busy(self) -> bool:
         """Whether participants owe answers, so that time matters."""
         return self.phase in OWING or self.phase is Phase.WAITING

@@ -19,7 +19,7 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState, WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
-from dshuffle.runtime.task_keys import rank_of_key
+from dshuffle.runtime.task_keys import rank_of_key, session_of_key
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +140,15 @@ def move_to_rank(key: Any, scheduler: Scheduler, session: Session) -> None:
         # A task that runs on the worker before is given back, and then sent to the new one.
         finish: Any = "processing" if task.state == "no-worker" else "released"
         scheduler.transitions({key: finish}, stimulus_id=f"dshuffle-replaced-{key}")
+
+
+def has_unfinished_tasks(scheduler: Scheduler, session_id: str, rank: int) -> bool:
+    """Whether a task of a session's rank waits or runs."""
+    return any(
+        session_of_key(key) == session_id and rank_of_key(str(key)) == rank
+        for key, task in scheduler.tasks.items()
+        if task.state in ("waiting", "queued", "no-worker", "processing")
+    )
 
 
 def _paused(key: Any, worker: WorkerState) -> str:
