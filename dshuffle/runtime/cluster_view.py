@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -76,6 +76,8 @@ def choose_members(
 ) -> Members:
     """Assign ranks in the order of worker names, so that the same cluster always gets the same ranks.
 
+    The workers of a host have consecutive ranks.
+
     Only the workers whose addresses are in ``ready`` take part. Their first partitions are read from ``former`` ones.
     Otherwise they are read from partitions that were ``kept`` on the workers' disks, if there are any. Workers then get
     the ranks whose partitions they have.
@@ -87,7 +89,7 @@ def choose_members(
     InvalidParameter
         If ``server`` is not the address or name of a worker, or there are more workers than samples.
     """
-    workers = sorted((worker for where, worker in scheduler.workers.items() if where in ready), key=by_name)
+    workers = in_rank_order(worker for where, worker in scheduler.workers.items() if where in ready)
     server = _find_server(workers, order.server)
     training = [worker for worker in workers if worker is not server and not only_serves(worker.resources)]
     if not training and server is not None and order.server is not None:
@@ -147,6 +149,13 @@ def _find_server(workers: list[WorkerState], wanted: str | None) -> WorkerState 
 def _demands(delivery: str) -> tuple[bool, bool]:
     found = get_delivery(delivery)
     return found.coded, found.needs_server
+
+
+def in_rank_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
+    """Workers in the order of their names, but all workers of a host after its first one."""
+    ordered = sorted(workers, key=by_name)
+    hosts = {worker.host: place for place, worker in reversed(list(enumerate(ordered)))}
+    return sorted(ordered, key=lambda worker: hosts[worker.host])  # keeps the order of a host's workers
 
 
 def by_name(worker: WorkerState) -> tuple[bool, int, str, str]:

@@ -50,6 +50,7 @@ class Cluster:
         Whether workers read from the storage over their links, as with any shared storage.
     rack_workers
         Number of workers per rack (consecutive ranks), which share one uplink to the other racks. None for no racks.
+        A machine whose workers share one link is a rack with an ``oversubscription`` of as many workers.
     oversubscription
         Sum of the rates of a rack's links, divided by the rate of its uplink in each direction.
     cores

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +19,7 @@ from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info, only_se
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure import probe_tasks
 from dshuffle.runtime.measure.probe_tasks import Kernels, Machine, Traffic
+from dshuffle.runtime.measure.shared_links import SharedLinks, pairs_between_machines
 from dshuffle.store import Dataset
 
 LONGEST = 20.0
@@ -152,12 +151,13 @@ class _Probe:
         self.machines = self._machines()
         # The workers of a machine are adjacent, as the cost model counts them.
         self.workers = sorted(workers, key=lambda address: (self.machines[address].name, address))
+        self.machine_names = {address: self.machines[address].name for address in self.workers}
 
     def measure(self, seconds: float) -> Measurement:
         """Run all phases in sequence."""
         began = time.perf_counter()
         idle = self._phase(lambda: self._sleep(0.03 * seconds), 0.0)
-        pairs = list(itertools.pairwise(self.workers))[:PAIRS]
+        pairs = pairs_between_machines(self.workers, self.machine_names, PAIRS)
         alone = [
             rate
             for sender, receiver in pairs
@@ -196,16 +196,14 @@ class _Probe:
         kernels: Kernels,
     ) -> Cluster:
         # If processors, not links, limit the exchange of all workers, use the rate of a link alone.
-        link = together.median
-        if together.busy >= BUSY or not link:
+        link, shared, limited = together.median, SharedLinks.of(self.machine_names), together.busy >= BUSY
+        if limited or not link or shared.exist:
             link = max(link, link_alone)
         if math.isinf(link):  # with a single worker the link does not matter
             link = kernels.gather
         # Processor time per byte at each end, including work besides the network. Messages are counted separately.
         of_messages = MESSAGE_SECONDS * together.messages
         each_end = max(0.0, together.busy_seconds - of_messages) / max(1, together.nbytes) / 2
-        on_machine = Counter(self.machines[address].name for address in self.workers)
-        most = max(on_machine.values())
         chunk_bytes = unit_rows(self.dataset) * self.dataset.row_nbytes
         read = read_together.processor_seconds or read_alone.processor_seconds
         return Cluster(
@@ -219,8 +217,10 @@ class _Probe:
             # Storage that is faster than the link is not reached over the link.
             storage_over_links=read_alone.rate < 1.2 * link,
             cores=min(machine.cores for machine in self.machines.values()),
-            machine_workers=most,
-            server_on_machine=bool(self.server) and self.machines[str(self.server)].name in on_machine,
+            machine_workers=shared.machine_workers,
+            rack_workers=shared.machine_workers if shared.exist else None,
+            oversubscription=shared.oversubscription(link, together.median, limited=limited) if shared.exist else 1.0,
+            server_on_machine=bool(self.server) and self.machines[str(self.server)].name in self.machine_names.values(),
             send_rate=1 / (each_end + 1 / kernels.gather),
             receive_rate=1 / (each_end + 1 / kernels.scatter),
             encode_rate=kernels.encode,
