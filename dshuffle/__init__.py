@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.runtime import permute as permute
     from dshuffle.runtime import retrying as retrying
     from dshuffle.runtime import take as take
+    from dshuffle.runtime import watch as watch
     from dshuffle.sharding import Sharding as Sharding
     from dshuffle.store import Dataset as Dataset
     from dshuffle.store import create_dataset as create_dataset
@@ -107,6 +108,7 @@ _MODULES = {
         "permute",
         "retrying",
         "take",
+        "watch",
     ),
     "dshuffle.sharding": ("Sharding",),
     "dshuffle.store": ("Dataset", "create_dataset", "open_dataset", "shuffle_dataset", "verify_dataset"),

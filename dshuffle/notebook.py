@@ -20,12 +20,20 @@ def html_summary(
     '<div><b>Dataset</b><table><tr><th>samples</th><td>10</td></tr></table></div>'
     """
     listed = "".join(f"<tr><th>{_cell(name)}</th><td>{_cell(value)}</td></tr>" for name, value in facts.items())
-    table = ""
-    if headings:
-        head = "".join(f"<th>{_cell(heading)}</th>" for heading in headings)
-        body = "".join("<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>" for row in rows)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div><b>{escape(title)}</b><table>{listed}</table>{table}</div>"
+    return f"<div><b>{escape(title)}</b><table>{listed}</table>{html_table(headings, rows) if headings else ''}</div>"
+
+
+def html_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table.
+
+    Examples
+    --------
+    >>> html_table(["x"], [[1]])
+    '<table><thead><tr><th>x</th></tr></thead><tbody><tr><td>1</td></tr></tbody></table>'
+    """
+    head = "".join(f"<th>{_cell(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cell(value: object) -> str:

@@ -16,7 +16,7 @@ from dshuffle import report
 from dshuffle.compare import Way, compile_kernels
 from dshuffle.compare.comparison import comparison_of, result_of
 from dshuffle.compare.mixing_of_ways import QualityOfWays
-from dshuffle.errors import ClusterError, RunCancelled
+from dshuffle.errors import ClusterError, InvalidParameter, RunCancelled
 from dshuffle.notebook import html_summary
 from dshuffle.planning import AUTO
 from dshuffle.records import EpochRecord
@@ -243,6 +243,23 @@ class PipelineRun:
         A checkpoint stays, so that the pipeline can be run again from it.
         """
         self._cancelled.set()
+
+    def resume(self) -> PipelineRun:
+        """Run the pipeline again in the background, from its checkpoint, after this run was cancelled or has failed.
+
+        Raises
+        ------
+        InvalidParameter
+            If the pipeline has no checkpoint.
+        ClusterError
+            If this run has not ended, or has a result.
+        """
+        if self.pipeline.checkpoint is None:
+            raise InvalidParameter.of("checkpoint", None, "a URL", "Without one, a run cannot be continued.")
+        if not self.done or self._result is not None:
+            state = "has its result" if self.done else "has not ended. Cancel it first"
+            raise ClusterError(f"this run cannot be continued: it {state}")
+        return PipelineRun(self.pipeline)
 
     def result(self, timeout: float | None = None) -> PipelineResult:
         """Wait for the result.

@@ -7,6 +7,7 @@ from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.permutation import permute
 from dshuffle.runtime.retrying import retrying
 from dshuffle.runtime.session_spec import PerRank
+from dshuffle.runtime.session_widget import watch
 from dshuffle.runtime.shuffler import Shuffler
 from dshuffle.runtime.taking import take
 
@@ -21,4 +22,5 @@ __all__ = [
     "permute",
     "retrying",
     "take",
+    "watch",
 ]

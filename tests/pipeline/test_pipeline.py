@@ -139,8 +139,12 @@ def test_a_run_is_cancelled_after_the_epoch_and_continued_from_its_checkpoint(tm
     with pytest.raises(RunCancelled, match="was cancelled"):
         handles[0].result(timeout=60)
     assert repr(handles[0]) == "<PipelineRun failed: RunCancelled>"
-    resumed = build().submit()
+    resumed = handles[0].resume()
+    with pytest.raises(ClusterError, match="not ended"):
+        resumed.resume()
     result = resumed.result(timeout=60)
+    with pytest.raises(ClusterError, match="has its result"):
+        resumed.resume()
     assert len(result.history.points) == 4
     assert resumed.progress[:2] == (4, 4)
     assert np.array_equal(result.model, Pipeline(URL, build().training, cluster=HERE).run(progress=False).model)

@@ -100,6 +100,7 @@ class Coordinator:
         self._rate: float | None = None
         self.log: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.links: tuple[LinkFigures, ...] = ()  # of the last exchange
+        self.held: dict[int, int] = {}  # samples that each rank holds
         self._asked_at = 0.0
         self._waiters = Waiters()
         self._is_followed = False  # whether a session has been opened that takes over from this one
@@ -476,6 +477,7 @@ class Coordinator:
     def _measures(self, run: Run, replies: dict[int, Any]) -> dict[str, Any]:
         reports = combined_reports(replies, self.machine.participants)
         self.links = links_of(replies)
+        self.held = {who: reply["report"]["held"] for who, reply in replies.items() if who != SERVER}
         delivery = self._deliveries.of_run(run)
         if not get_delivery(delivery).needs_server:  # a server's link is shared by all workers
             self._rate = next_rate(self._rate, rate_of(reports.measured, reports.measures.cpu_idle))

@@ -17,6 +17,7 @@ from typing import Any
 from distributed import Scheduler, Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
+from distributed.protocol.serialize import ToPickle
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
@@ -116,6 +117,9 @@ class DShuffleScheduler(SchedulerPlugin):
             found = [] if coordinator is None else [coordinator.machine.waiting_for()]
             return {"waiting_for": "; ".join(filter(None, [*found, *self._unrunnable.waiting_for(scheduler)]))}
 
+        async def snapshot(session_id: str) -> Reply:
+            return {"snapshot": ToPickle(SessionSnapshot.of(session_id, self.coordinator(session_id)))}
+
         async def close_session(session_id: str) -> None:
             self._opening.discard(session_id)  # if it is not open yet, it will not be
             await self._close(session_id)
@@ -132,6 +136,7 @@ class DShuffleScheduler(SchedulerPlugin):
             "dshuffle_membership": membership,
             "dshuffle_retiring": retiring,
             "dshuffle_waiting": waiting,
+            "dshuffle_snapshot": snapshot,
             "dshuffle_close": close_session,
         }
         scheduler.handlers |= {name: replying(handler) for name, handler in handlers.items()}

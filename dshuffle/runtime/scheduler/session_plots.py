@@ -146,7 +146,8 @@ def _heading(session: SessionSnapshot) -> str:
 
 def _table(session: SessionSnapshot) -> str:
     last = session.epochs[-1] if session.epochs else None
-    head = "".join(f"<th>{name}</th>" for name in ("participant", "address", "state", "received", "sent", "rate in"))
+    names = ("participant", "address", "state", "samples held", "received", "sent", "rate in")
+    head = "".join(f"<th>{name}</th>" for name in names)
     rows = []
     for rank, one in enumerate(session.participants):
         received = sent = rate = None
@@ -155,7 +156,8 @@ def _table(session: SessionSnapshot) -> str:
             rate = received / last.exchange_seconds if last.exchange_seconds else None
         elif last is not None:
             sent = last.server_sent_bytes
-        cells = (one.name, one.address, one.state, human_bytes(received), human_bytes(sent), human_rate(rate))
+        held = "" if one.held is None else f"{one.held:,}"
+        cells = (one.name, one.address, one.state, held, human_bytes(received), human_bytes(sent), human_rate(rate))
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     style = "<style>td, th { padding: 2px 14px 2px 0; text-align: left; }</style>"
     return f"{style}<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -68,12 +68,14 @@ class Participant:
     """A participant of a session.
 
     ``state`` is ``"lost"`` while another worker is looked for, ``"exchanging"`` until it has all of its samples of the
-    next epoch, and otherwise ``"ready"``.
+    next epoch, and otherwise ``"ready"``. ``held`` is the number of samples whose rows it holds in the current epoch;
+    None before the first one, and for a server.
     """
 
     name: str
     address: str
     state: str
+    held: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ class SessionSnapshot:
             phase=machine.phase.name.lower(),
             waiting_for=machine.waiting_for(),
             participants=tuple(
-                Participant(name=name_of(who), address=address, state=state(who))
+                Participant(name=name_of(who), address=address, state=state(who), held=coordinator.held.get(who))
                 for who, address in sorted(coordinator.addresses.items(), key=lambda one: (one[0] == SERVER, one[0]))
             ),
             epochs=_figures(tuple(coordinator.log)),

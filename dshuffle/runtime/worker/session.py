@@ -32,6 +32,7 @@ from dshuffle.runtime.memory import for_partition, partition_nbytes
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.session_spec import SessionSpec
+from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.disk import PartitionOnDisk
 from dshuffle.runtime.worker.epoch_lock import EpochLock
 from dshuffle.runtime.worker.former_partitions import FormerPartitions, RowsHere
@@ -280,10 +281,12 @@ class WorkerSession:
             raise ExchangeError(f"run {run_id} cannot be committed: the session was closed")
         if self._committed is None or self._committed[0] != run_id:  # else another call has waited, too
             measures = run.measures(time.perf_counter() - started)
+            metrics.count(measures)
             report = {
                 "measures": measures.to_dict(),
                 "training_seconds": self.take_training_seconds(),
                 "links": run.links(),
+                "held": 0 if parts.training is None else len(parts.training.cache.index.sample_ids),
             }
             self._committed = run_id, {"report": report}
             run.forget()

@@ -31,6 +31,7 @@ from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.memory import WorkerMemory
 from dshuffle.runtime.replies import Reply, replying, unwrap, within
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec, adopted_id, is_adopted_by
+from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
 from dshuffle.runtime.worker.session import WorkerSession
 
@@ -256,7 +257,7 @@ class DShuffleWorker(WorkerPlugin):
             if session is not None:
                 await session.close()
         finally:
-            self._reserved.pop(session_id, None)
+            self._release(session_id)
             self.kept.close(session_id)
 
     async def _hand_over(self, worker: Worker) -> None:
@@ -297,9 +298,14 @@ class DShuffleWorker(WorkerPlugin):
             process_nbytes=self._worker.monitor.get_process_memory() + loading,
             reserved=dict(self._reserved),
         )
-        spec, reserved = room.reserve(spec, trains=self._rank(spec) is not None)
-        self._reserved[spec.session_id] = reserved
+        spec, nbytes = room.reserve(spec, trains=self._rank(spec) is not None)
+        self._reserved[spec.session_id] = nbytes
+        metrics.reserved(spec.session_id, nbytes)
         return spec
+
+    def _release(self, session_id: str) -> None:
+        if (nbytes := self._reserved.pop(session_id, None)) is not None:
+            metrics.released(session_id, nbytes)
 
     def _rank(self, spec: SessionSpec) -> int | None:
         assert self._worker is not None
@@ -332,7 +338,7 @@ class DShuffleWorker(WorkerPlugin):
                 raise
             self.sessions[spec.session_id] = session
         except BaseException:
-            self._reserved.pop(spec.session_id, None)
+            self._release(spec.session_id)
             self.kept.close(spec.session_id)
             if disk is not None:
                 disk.close()

@@ -48,7 +48,7 @@ SNAPSHOT = SessionSnapshot(
     phase="waiting",
     waiting_for="a worker for <rank 1>",
     participants=(
-        Participant(name="rank 0", address="tcp://a", state="ready"),
+        Participant(name="rank 0", address="tcp://a", state="ready", held=1250),
         Participant(name="rank 1", address="tcp://b", state="lost"),
         Participant(name="the server", address="tcp://c", state="ready"),
     ),
@@ -75,9 +75,9 @@ def test_the_page_follows_the_sessions():
     assert "a worker for &lt;rank 1&gt;" in shown
     rows = [re.findall("<td>(.*?)</td>", row) for row in re.findall("<tr>(.*?)</tr>", shown)][1:]
     assert rows == [
-        ["rank 0", "tcp://a", "ready", "2.00 MB", "0 B", "4.00 MB/s"],
-        ["rank 1", "tcp://b", "lost", "3.00 MB", "0 B", "6.00 MB/s"],
-        ["the server", "tcp://c", "ready", "-", "5.00 MB", "-"],
+        ["rank 0", "tcp://a", "ready", "1,250", "2.00 MB", "0 B", "4.00 MB/s"],
+        ["rank 1", "tcp://b", "lost", "", "3.00 MB", "0 B", "6.00 MB/s"],
+        ["the server", "tcp://c", "ready", "", "-", "5.00 MB", "-"],
     ]
     sessions.clear()
     update.callback()

@@ -1,0 +1,191 @@
+"""What an epoch of shuffled batches takes with dshuffle, and with loaders that read from files.
+
+    python tests/benchmarks/loaders.py [--samples 200000] [--row-bytes 1024] [--workers 4] [--training 0.0] [--cold]
+
+Every way delivers the same rows, in batches of 256, to as many processes of this machine, and every process adds up one
+column of each batch. The sums must agree. `--training` is the time that a process trains in every epoch, in which it
+needs no processor, and `--cold` empties the page cache before every epoch (root only), as if the data were larger than
+the memory of the machine.
+
+* `dshuffle`: partitions in the memory of Dask workers, which exchange samples while the processes train.
+* `DistributedSampler`: every process reads its part of a random permutation from a file in memory (`np.memmap`), a
+  batch at a time. It draws the permutation as PyTorch's `DistributedSampler` does, without PyTorch.
+* `streaming`: MosaicML's `StreamingDataset` on shards on the local disk (`pip install mosaicml-streaming`). It shuffles
+  shards and then within blocks, and yields samples one by one. Left out if it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed import Client, LocalCluster
+
+import dshuffle
+from dshuffle.units import human_bytes, human_seconds
+
+BATCH = 256
+
+Batches = Callable[[int, int, str, tuple[int, int]], Iterator[np.ndarray]]
+"""Batches of an epoch for one of some processes: epoch, rank, folder, and the numbers of processes and of samples."""
+
+
+def drop_page_cache() -> None:
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("1")
+
+
+def add_up(batches: Iterator[np.ndarray], training: float) -> int:
+    total = sum(int(batch[:, 0].sum(dtype=np.int64)) for batch in batches)
+    time.sleep(training)
+    return total
+
+
+def of_partition(partition: dshuffle.Partition, training: float) -> int:
+    return add_up((batch["x"] for batch in partition.batches(BATCH)), training)
+
+
+def ours(x: np.ndarray, n_workers: int, epochs: int, training: float, cold: bool, **way: Any) -> list[float]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        dataset = dshuffle.create_dataset(f"{folder}/x.zarr", {"x": x})
+        with dshuffle.Shuffler(client, dataset, **way) as shuffler:
+            seconds, last = [], time.perf_counter()
+            for epoch in shuffler.epochs(epochs):
+                assert sum(client.gather(epoch.map(of_partition, training))) == int(x[:, 0].sum(dtype=np.int64))
+                seconds.append(time.perf_counter() - last)
+                if cold:
+                    drop_page_cache()
+                last = time.perf_counter()
+    return seconds
+
+
+def from_memmap(epoch: int, rank: int, folder: str, sizes: tuple[int, int]) -> Iterator[np.ndarray]:
+    n_workers, n_samples = sizes
+    rows = np.load(f"{folder}/x.npy", mmap_mode="r")
+    own = np.random.default_rng(epoch).permutation(n_samples)[rank::n_workers]
+    for first in range(0, len(own), BATCH):
+        yield rows[own[first : first + BATCH]]
+
+
+def from_streaming(epoch: int, rank: int, folder: str, sizes: tuple[int, int]) -> Iterator[np.ndarray]:
+    from streaming import StreamingDataset
+
+    os.environ |= {"WORLD_SIZE": str(sizes[0]), "LOCAL_WORLD_SIZE": str(sizes[0]), "RANK": str(rank)}
+    os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577"}
+    dataset = _streaming.setdefault(folder, None) or StreamingDataset(local=folder, shuffle=True, batch_size=BATCH)
+    _streaming[folder] = dataset
+    batch: list[np.ndarray] = []
+    for sample in dataset:
+        batch.append(sample["x"])
+        if len(batch) == BATCH:
+            yield np.stack(batch)
+            batch.clear()
+    if batch:
+        yield np.stack(batch)
+
+
+_streaming: dict[str, Any] = {}
+
+
+def write_streaming(x: np.ndarray, folder: str) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(out=folder, columns={"x": f"ndarray:{x.dtype.name}:{x.shape[1]}"}) as writer:
+        for row in x:
+            writer.write({"x": row})
+
+
+def _process(
+    batches: Batches,
+    rank: int,
+    folder: str,
+    sizes: tuple[int, int],
+    epochs: int,
+    training: float,
+    turn: Barrier,
+    out: Any,
+) -> None:
+    for epoch in range(epochs):
+        turn.wait()
+        out.put(add_up(batches(epoch, rank, folder, sizes), training))
+        turn.wait()
+
+
+def theirs(
+    batches: Batches, folder: str, x: np.ndarray, n_workers: int, epochs: int, training: float, cold: bool
+) -> list[float]:
+    spawn = multiprocessing.get_context("spawn")
+    turn, out = spawn.Barrier(n_workers + 1), spawn.Queue()
+    given = folder, (n_workers, len(x)), epochs, training, turn, out
+    processes = [spawn.Process(target=_process, args=(batches, rank, *given)) for rank in range(n_workers)]
+    for process in processes:
+        process.start()
+    seconds = []
+    for _ in range(epochs):
+        if cold:
+            drop_page_cache()
+        turn.wait(300)
+        began = time.perf_counter()
+        turn.wait(300)
+        seconds.append(time.perf_counter() - began)
+        assert sum(out.get(timeout=60) for _ in processes) == int(x[:, 0].sum(dtype=np.int64))
+    for process in processes:
+        process.join(60)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=200_000)
+    parser.add_argument("--row-bytes", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=7)
+    parser.add_argument("--training", type=float, default=0.0)
+    parser.add_argument("--cold", action="store_true")
+    options = parser.parse_args()
+    x = np.random.default_rng(0).integers(0, 256, (options.samples, options.row_bytes), dtype=np.uint8)
+    share = options.workers, options.epochs, options.training, options.cold
+    found: dict[str, list[float]] = {}
+    with contextlib.ExitStack() as folders:
+
+        def folder() -> str:
+            return folders.enter_context(tempfile.TemporaryDirectory())
+
+        for way in ({"assignment": "global"}, {"assignment": "partial:0.1"}, {"assignment": "chunks"}):
+            found[f"dshuffle, {way['assignment']}"] = ours(x, *share, **way)
+        file = folder()
+        np.save(f"{file}/x.npy", x)
+        found["DistributedSampler on a file"] = theirs(from_memmap, file, x, *share)
+        if importlib.util.find_spec("streaming") is not None:
+            shards = folder()
+            write_streaming(x, shards)
+            version = importlib.metadata.version("mosaicml-streaming")
+            found[f"streaming {version}"] = theirs(from_streaming, shards, x, *share)
+    cold = ", page cache emptied before every epoch" if options.cold else ""
+    print(
+        f"{options.samples:,} rows, {human_bytes(x.nbytes)}, {options.workers} processes{cold}. Epochs after the first:"
+    )
+    print(f"{'way':30} {'median':>8} {'fastest':>8} {'slowest':>8} {'first':>8}")
+    for name, (first, *seconds) in sorted(found.items(), key=lambda one: statistics.median(one[1][1:])):
+        shown = map(human_seconds, (statistics.median(seconds), min(seconds), max(seconds), first))
+        print(f"{name:30} " + " ".join(f"{one:>8}" for one in shown))
+
+
+if __name__ == "__main__":
+    main()
