@@ -25,6 +25,7 @@ from places import Place, State, run
 FOLDER = Path("/run/dshuffle-testbed")
 STATE = State(FOLDER)
 SHARED = FOLDER / "shared"
+SLURM = FOLDER / "slurm"
 HOST_VARIABLE = "DSHUFFLE_TESTBED_HOST"  # tells a process which host it runs on
 PROGRAMS = {
     "ip": "iproute2",
@@ -95,6 +96,8 @@ def place(host: Host) -> Place:
     storage = f"{network.SUBNET}.4"
     variables = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     variables |= {HOST_VARIABLE: host.name, **s3.environment(storage)}
+    if SLURM.exists():
+        variables["SLURM_CONF"] = str(SLURM / "slurm.conf")
     return Place(host.name, host.address, STATE, (*inside, "env", "-C", os.getcwd()), variables)
 
 

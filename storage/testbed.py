@@ -24,6 +24,7 @@ import nfs
 import places
 import s3
 import sharedfs
+import slurm
 from service import Service
 
 SERVICES: dict[str, Service] = {service.name: service for service in (nfs.SERVICE, s3.SERVICE, sharedfs.SERVICE)}
@@ -103,6 +104,14 @@ def storage(kind: str, directory: Path | None, stop: bool) -> None:
         raise click.UsageError(f"storage {kind} needs DIRECTORY, the folder for its data")
     else:
         click.echo(service.start(home, directory, clients))
+
+
+@main.command("slurm")
+def start_slurm() -> None:
+    """Start Slurm on the hosts: w1, w2, ... are its nodes. Commands on hosts find it by SLURM_CONF."""
+    by_name = {host.name: (host, hosts.place(host)) for host in hosts.known_hosts()}
+    nodes = [by_name[host.name] for host in cluster.workers(hosts.known_hosts()) if host.name != "server"]
+    click.echo(slurm.start(hosts.SLURM, by_name["scheduler"], nodes), nl=False)
 
 
 @main.command()

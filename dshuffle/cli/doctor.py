@@ -11,7 +11,9 @@ from rich.text import Text
 
 from dshuffle.compare.local_cluster import connect
 from dshuffle.report.progress import progress_bar
-from dshuffle.runtime.measure.diagnosis import Level, diagnose
+from dshuffle.runtime.measure.diagnosis import diagnose
+from dshuffle.runtime.measure.diagnosis_of_use import of_links
+from dshuffle.runtime.measure.finding import Level
 from dshuffle.store import open_dataset
 
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
@@ -24,6 +26,8 @@ STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 def doctor(dataset: str | None, scheduler: str | None, as_json: bool) -> None:
     """Check a cluster: versions, clocks, limits, disks, memory, and whether all workers see DATASET.
 
+    With DATASET, also measure for some seconds how fast workers read it and exchange rows.
+
     Every finding says what to do. The exit code is 1 if there is an error.
     """
     data = None if dataset is None else open_dataset(dataset)
@@ -32,6 +36,9 @@ def doctor(dataset: str | None, scheduler: str | None, as_json: bool) -> None:
         with connect(scheduler, 2) as client:
             advance(0, 1, "asking all workers")
             findings = diagnose(client, data)
+            if data is not None and not any(finding.level is Level.ERROR for finding in findings):
+                advance(0, 1, "measuring links")
+                findings.append(of_links(client, data))
     console = Console()
     for finding in findings:
         if as_json:

@@ -52,7 +52,7 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, 
     needed = member_nbytes(shuffle, layout, on_disk=on_disk)
     if limit is None or needed <= limit:
         return
-    workers = None if on_disk else _workers_that_fit(shuffle, layout, limit)
+    workers = None if on_disk else workers_that_fit(shuffle, layout, limit)
     if workers is None:
         way_out = "Raise memory_limit; more workers would not help"
         if shuffle.choices.cache_fraction is not None:
@@ -172,7 +172,7 @@ def _relayed(shuffle: ShuffleSpec) -> int:
     return 0 if not shuffle.choices.coded or shuffle.choices.relay == "unicast" else shuffle.max_incoming
 
 
-def _workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int | None:
+def workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int | None:
     """Smallest number of workers whose partitions fit, or nearly so; None if there is no such number.
 
     More workers have smaller partitions, but plans of all samples have wider masks. So the number is doubled until it

@@ -16,6 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import dshuffle
@@ -73,6 +74,32 @@ def test_a_dataset_is_made_and_trained_on(tmp_path):
     errors = [float(line.split("error ")[1]) for line in lines]
     assert errors[0] > errors[1] > errors[2]
     assert [line.split(":")[0].strip() for line in lines] == ["epoch 0 (load)", "epoch 1 (peer)", "epoch 2 (peer)"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "options", "ways"),
+    [
+        ("parameter_server.py", {}, ["random", "stratified:y"]),
+        ("partial_exchange.py", {"hidden": 8}, ["local", "partial:0.1", "partial:0.3", "global"]),
+    ],
+)
+def test_models_of_the_papers_are_trained_in_every_way(tmp_path, script, options, ways):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 600)
+    rows = rng.normal(size=(600, 5)) + 4 * np.eye(3, 5)[labels]
+    dshuffle.create_dataset(str(tmp_path / "d.zarr"), {"x": rows, "y": labels})
+    path = ROOT / "pipelines" / script
+    assert len(path.read_text().splitlines()) <= 40
+    made = runpy.run_path(str(path))["pipeline"](
+        str(tmp_path / "d.zarr"), classes=3, workers=2, epochs=4, batch_size=20, **options
+    )
+    result = dataclasses.replace(made, report=tmp_path / "report").run(progress=False)
+    assert [way.label.removesuffix(" + peer") for way in result.ways] == ways
+    for way in result.ways:
+        assert way.history.points[-1].error < way.history.points[0].error
+        assert len(way.history.points) == 4
+    assert "<html" in result.report.read_text()
 
 
 @pytest.mark.slow

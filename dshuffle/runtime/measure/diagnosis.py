@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import importlib.metadata
 import os
 import platform
@@ -12,13 +11,14 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
 from distributed import Client, Worker
 
 from dshuffle.runtime.cluster_view import cluster_info, only_serves
+from dshuffle.runtime.measure.diagnosis_of_use import extras, file_system, of_extras, of_local_files, of_partitions
+from dshuffle.runtime.measure.finding import Finding, Level, some
 from dshuffle.runtime.session_spec import DatasetReference
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes, human_seconds
@@ -39,36 +39,6 @@ USED_MEMORY = 0.6
 """Part of its memory limit that a worker may use before a session opens."""
 
 
-class Level(enum.Enum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at.
-
-    Parameters
-    ----------
-    level
-        How bad it is.
-    subject
-        What was looked at.
-    found
-        What was found.
-    remedy
-        What to do; empty if nothing has to be done.
-    """
-
-    level: Level
-    subject: str
-    found: str
-    remedy: str = ""
-
-
 def look_at_process() -> dict[str, Any]:
     """Facts about the process in which this runs. Runs on the client, the scheduler and every worker."""
     versions: dict[str, str | None] = {}
@@ -82,6 +52,7 @@ def look_at_process() -> dict[str, Any]:
         "versions": versions,
         "clock": time.time(),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "extras": extras(),
     }
 
 
@@ -97,6 +68,8 @@ async def look_at_worker(dataset: DatasetReference | None, dask_worker: Worker) 
         **look_at_process(),
         "dataset_error": seen,
         "local_directory": worker.local_directory,
+        "file_system": file_system(worker.local_directory),
+        "trains": not only_serves(worker.state.total_resources),
         "free_disk": shutil.disk_usage(worker.local_directory).free,
         "memory": psutil.Process().memory_info().rss,
         "memory_limit": worker.memory_manager.memory_limit or 0,
@@ -150,9 +123,12 @@ def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
     own = {where: found for where, found in facts.items() if where != "scheduler"}
     findings = [_of_workers(workers), *_of_failures(failed), *_of_versions({"client": here, **facts})]
     findings += [_of_clocks(facts, between), _of_open_files({"client": here, **facts})]
-    findings += [*_of_disks(own), *_of_memory(own), _of_kernels(own)]
+    findings += [of_extras(here["extras"], own), *_of_disks(own), *of_local_files(own), *_of_memory(own)]
+    findings.append(_of_kernels(own))
     if dataset is not None:
         findings.append(_of_dataset(dataset, own))
+        if (partitions := of_partitions(dataset, own)) is not None:
+            findings.append(partitions)
     return findings
 
 
@@ -167,7 +143,7 @@ def _of_workers(workers: Mapping[str, Any]) -> Finding:
         text += f"; {serving} of them only {'serves' if serving == 1 else 'serve'}"
     if paused:
         remedy = "Dask pauses a worker at 80 % of its memory limit. Free memory there, or raise the limit."
-        return Finding(Level.WARNING, "workers", f"{text}; paused: {_some(paused)}", remedy)
+        return Finding(Level.WARNING, "workers", f"{text}; paused: {some(paused)}", remedy)
     return Finding(Level.OK, "workers", text)
 
 
@@ -189,7 +165,7 @@ def _of_versions(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
         minor = name == "python" and len({str(version).rpartition(".")[0] for version in versions.values()}) == 1
         level = Level.WARNING if minor else Level.ERROR
         yield Finding(
-            level, "versions", f"{name} is {usual}, but {_some(others)}", "Install the same versions everywhere."
+            level, "versions", f"{name} is {usual}, but {some(others)}", "Install the same versions everywhere."
         )
     if not differing:
         here = facts["client"]
@@ -203,7 +179,7 @@ def _of_clocks(facts: Mapping[str, Mapping[str, Any]], between: tuple[float, flo
     wrong = [f"{where} by {human_seconds(seconds)}" for where, seconds in apart.items() if seconds > CLOCKS]
     if wrong:
         remedy = "Synchronize the clocks (NTP). S3 refuses requests of a wrong time, and logs cannot be compared."
-        return Finding(Level.WARNING, "clocks", f"differ from the client's: {_some(wrong)}", remedy)
+        return Finding(Level.WARNING, "clocks", f"differ from the client's: {some(wrong)}", remedy)
     return Finding(Level.OK, "clocks", "agree within a second")
 
 
@@ -211,7 +187,7 @@ def _of_open_files(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
     few = [f"{where} {found['open_files']}" for where, found in facts.items() if 0 <= found["open_files"] < OPEN_FILES]
     if few:
         remedy = f"Raise the limit to {OPEN_FILES} or more (ulimit -n)."
-        return Finding(Level.WARNING, "open files", f"few are allowed: {_some(few)}", remedy)
+        return Finding(Level.WARNING, "open files", f"few are allowed: {some(few)}", remedy)
     return Finding(Level.OK, "open files", f"at least {OPEN_FILES} are allowed everywhere")
 
 
@@ -222,7 +198,7 @@ def _of_disks(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
         if found["free_disk"] < FREE_DISK
     ]
     if full:
-        yield Finding(Level.WARNING, "local disks", f"nearly full: {_some(full)}", "Choose another local_directory.")
+        yield Finding(Level.WARNING, "local disks", f"nearly full: {some(full)}", "Choose another local_directory.")
     elif facts:
         least = min(found["free_disk"] for found in facts.values())
         yield Finding(Level.OK, "local disks", f"at least {human_bytes(least)} are free on every worker")
@@ -237,7 +213,7 @@ def _of_memory(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     ]
     if used:
         yield Finding(
-            Level.WARNING, "memory", f"little is left: {_some(used)}", "Restart these workers, or raise the limit."
+            Level.WARNING, "memory", f"little is left: {some(used)}", "Restart these workers, or raise the limit."
         )
     elif limited:
         least = min(found["memory_limit"] for found in limited.values())
@@ -251,7 +227,7 @@ def _of_kernels(facts: Mapping[str, Mapping[str, Any]]) -> Finding:
     refused = [f"{where} ({found['kernel_folder']})" for where, found in facts.items() if not found["kernels_writable"]]
     if refused:
         remedy = "Set NUMBA_CACHE_DIR to a folder that can be written, or run dshuffle warmup once as its owner."
-        return Finding(Level.WARNING, "kernel cache", f"cannot be written: {_some(refused)}", remedy)
+        return Finding(Level.WARNING, "kernel cache", f"cannot be written: {some(refused)}", remedy)
     return Finding(Level.OK, "kernel cache", "can be written on every worker")
 
 
@@ -259,10 +235,5 @@ def _of_dataset(dataset: Dataset, facts: Mapping[str, Mapping[str, Any]]) -> Fin
     failed = [f"{where}: {found['dataset_error']}" for where, found in facts.items() if found["dataset_error"]]
     if failed:
         remedy = "All workers must see the same data under the same URL, with the same credentials."
-        return Finding(Level.ERROR, "dataset", _some(failed), remedy)
+        return Finding(Level.ERROR, "dataset", some(failed), remedy)
     return Finding(Level.OK, "dataset", f"{dataset.n_samples:,} samples, the same on every worker")
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more

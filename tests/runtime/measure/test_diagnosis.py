@@ -13,7 +13,9 @@ from click.testing import CliRunner
 import dshuffle
 from dshuffle.cli import main
 from dshuffle.runtime.measure import diagnosis
-from dshuffle.runtime.measure.diagnosis import Level, diagnose, look_at_process
+from dshuffle.runtime.measure.diagnosis import diagnose, look_at_process
+from dshuffle.runtime.measure.diagnosis_of_use import of_links
+from dshuffle.runtime.measure.finding import Level
 
 A, B = "tcp://a:1", "tcp://b:1"
 
@@ -41,6 +43,8 @@ def client(monkeypatch):
     facts = look_at_process() | {
         "dataset_error": "",
         "local_directory": "/local",
+        "file_system": "ext4",
+        "trains": True,
         "free_disk": 10**12,
         "memory": 10**8,
         "memory_limit": 10**9,
@@ -70,6 +74,8 @@ def test_a_healthy_cluster(client):
         ("free_disk", 10**6, Level.WARNING, "local disks", f"nearly full: {B} has 1.00 MB in /local"),
         ("memory", 9 * 10**8, Level.WARNING, "memory", f"little is left: {B} uses 900 MB of 1.00 GB"),
         ("kernels_writable", False, Level.WARNING, "kernel cache", f"cannot be written: {B} (/kernels)"),
+        ("file_system", "tmpfs", Level.WARNING, "local disks", f"are in memory: {B} has /local (tmpfs)"),
+        ("file_system", "lustre", Level.WARNING, "local disks", f"on a shared file system: {B} has /local (lustre)"),
         ("clock", 0.0, Level.WARNING, "clocks", f"differ from the client's: {B} by "),
     ],
 )
@@ -87,6 +93,36 @@ def test_packages_of_other_versions(client):
     texts = [text for _, text, _ in found(client, Level.ERROR)]
     assert any(text.startswith("zarr is") and f"{B} has 1.0" in text for text in texts)
     assert any(text.startswith("dshuffle is") and "scheduler has None" in text for text in texts)
+
+
+def test_extras_that_only_the_client_has(client, monkeypatch):
+    here = dict.fromkeys(look_at_process()["extras"]) | {"obstore": "0.8"}
+    monkeypatch.setattr(diagnosis, "extras", lambda: here)
+    client.workers[A]["extras"] = here
+    client.workers[B]["extras"] = here | {"obstore": None, "torch": "2.0"}
+    [(name, text, remedy)] = found(client, Level.WARNING)
+    assert (name, text) == ("extras", f"obstore is 0.8 here, but {B} has none")
+    assert "same extras" in remedy
+
+
+def test_partitions_that_do_not_fit(client, small):
+    needed = 2 * small.n_samples // 2 * (small.row_nbytes + 28)
+    assert found(client, Level.OK, small)[-1][0] == "partitions"
+    client.workers[B]["memory_limit"] = needed
+    [(_, text, remedy)] = [one for one in found(client, Level.WARNING, small) if one[0] == "partitions"]
+    assert text.startswith("a partition takes ")
+    assert "Use at least 4 workers, a larger memory limit, or a cache_directory." in remedy
+    client.workers[B]["trains"] = False  # a server needs no partition
+    assert not [one for one in found(client, Level.WARNING, small) if one[0] == "partitions"]
+
+
+@pytest.mark.slow
+def test_links_are_measured(threads, small, monkeypatch):
+    links = of_links(threads, small, seconds=0.5)
+    assert links.level is Level.OK
+    assert "from another one, and" in links.found
+    monkeypatch.setattr("dshuffle.runtime.measure.diagnosis_of_use.SLOW_LINK", 1e15)
+    assert "interface=" in of_links(threads, small, seconds=0.5).remedy
 
 
 def test_a_clock_that_is_ahead(client):
@@ -142,7 +178,7 @@ def test_the_command(tmp_path):
     dshuffle.create_dataset(tmp_path / "d.zarr", {"x": [1.0, 2.0]})
     ran = CliRunner().invoke(main, ["doctor", str(tmp_path / "d.zarr"), "--json"])
     findings = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert {one["subject"] for one in findings} >= {"workers", "versions", "dataset"}
+    assert {one["subject"] for one in findings} >= {"workers", "versions", "dataset", "links"}
     assert ran.exit_code == any(one["level"] == "error" for one in findings)
     ran = CliRunner().invoke(main, ["doctor", "--scheduler", "tcp://127.0.0.1:1"])
     assert ran.exit_code == 1

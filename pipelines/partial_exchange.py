@@ -1,0 +1,31 @@
+"""Train a network by synchronous SGD, and exchange none, some or all of the samples before every epoch.
+
+dshuffle run pipelines/partial_exchange.py url=images.zarr classes=10 epochs=20 --report report
+"""
+
+from __future__ import annotations
+
+from dshuffle import Choices, Global, Local, Partial, Pipeline, Training, open_dataset
+from dshuffle.pipeline import LocalWorkers
+from dshuffle.training import Network
+
+
+def pipeline(
+    url: str,
+    classes: int,
+    workers: int = 4,
+    epochs: int = 10,
+    batch_size: int = 32,
+    step: float = 0.1,
+    hidden: int = 64,
+) -> Pipeline:
+    """Begin with contiguous shards of the arrays x and the labels y (Nguyen et al., 2022, Figure 5)."""
+    dataset = open_dataset(url)
+    sizes = (*dataset.arrays["x"].shape, hidden, classes)
+    assignments = (Local(), Partial(0.1), Partial(0.3), Global())
+    return Pipeline(
+        dataset,
+        Training("synchronous_sgd", epochs=epochs, network=Network(sizes), batch_size=batch_size, step=step),
+        shuffle=[Choices(one, sharding="contiguous") for one in assignments],
+        cluster=LocalWorkers(workers),
+    )
