@@ -88,6 +88,20 @@ def test_the_suite_measures_every_part():
 
 
 @pytest.mark.slow
+def test_loaders_are_compared():
+    command = [sys.executable, str(BENCHMARKS / "loaders.py"), "--samples=20000", "--workers=2", "--epochs=3"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert ran.returncode == 0, ran.stderr
+    title, _, *ways = ran.stdout.splitlines()
+    assert title.startswith("20,000 rows, 20.5 MB, 2 processes")
+    names = {way[:30].strip() for way in ways} - {way[:30].strip() for way in ways if way.startswith("streaming")}
+    assert names == {
+        "DistributedSampler on a file",
+        *(f"dshuffle, {assignment}" for assignment in ("global", "partial:0.1", "chunks")),
+    }
+
+
+@pytest.mark.slow
 def test_the_permute_benchmark_runs():
     command = [sys.executable, str(BENCHMARKS / "permute.py"), "--samples=2000", "--workers=2", "--repeats=1"]
     ran = subprocess.run([*command, "--chunks=4", "--skip=indexing"], capture_output=True, text=True, timeout=110)
@@ -107,6 +121,11 @@ def test_the_training_benchmark_runs():
     assert set(result["rates"]) == kernels | {"local pass", "pass in fit", "fit"}
     assert result["of kernel"]["local pass"] == result["rates"]["local pass"] / result["rates"]["kernel"] > 0
     assert result["local pass of kernel beside"] > 0
+
+
+def test_those_that_need_slurm_can_be_imported():
+    pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed")
+    assert load("slurm").SCENES
 
 
 @pytest.mark.parametrize("name", ["links", "packet_fits", "predictions"])

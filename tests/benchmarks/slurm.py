@@ -148,19 +148,33 @@ class Scenes:
         return f"{EPOCHS} epochs of 6 s in {time.monotonic() - began:.0f} s; at most {longest:.0f} s between two"
 
     def it_hands_over_before_the_walltime(self) -> str:
-        """Workers retire at a lifetime below the walltime, and others take their samples."""
-        leaving = ["--lifetime", "25s", "--lifetime-stagger", "10s"]
-        with (
-            self.cluster(self.options.jobs, adaptive=True, worker_extra_args=leaving) as (_, client),
-            dshuffle.Shuffler(client, self.dataset, elastic=True, min_workers=1) as shuffler,
-        ):
-            counts, first = [], {*shuffler.addresses}
-            for epoch in shuffler.epochs(EPOCHS + 6):
-                self.epoch(client, epoch, 2.0)
+        """Workers retire at lifetimes below the walltime. Others take their samples, or a new session if all left."""
+        leaving = ["--lifetime", "40s", "--lifetime-stagger", "20s"]
+        counts: list[int] = []
+        shufflers: list[dshuffle.Shuffler] = []
+
+        def fit(shuffler: dshuffle.Shuffler) -> None:
+            shufflers.append(shuffler)
+            for epoch in shuffler.epochs(2 * EPOCHS - shuffler.next_epoch):
+                self.epoch(shuffler.client, epoch, 3.0)
                 counts.append(shuffler.n_workers)
-            assert first.isdisjoint(shuffler.addresses), "no worker has met its lifetime"
-            read = sum(record.store_delivered_bytes for record in shuffler.records[1:])
-        return f"workers of the epochs: {', '.join(map(str, counts))}; {read:,} bytes of rows were read again"
+
+        with self.cluster(self.options.jobs, adaptive=True, worker_extra_args=leaving) as (_, client):
+            first = {*client.scheduler_info()["workers"]}
+            dshuffle.retrying(
+                fit,
+                lambda: client,
+                self.dataset,
+                checkpoint=f"{self.folder}/lifetime.json",
+                elastic=True,
+                min_workers=2,
+                patience=PATIENCE,
+            )
+            assert first.isdisjoint(client.scheduler_info()["workers"]), "no worker has met its lifetime"
+        later = [record for shuffler in shufflers for record in shuffler.records[1:]]
+        read = sum(record.store_delivered_bytes for record in later)
+        workers = ", ".join(map(str, counts))
+        return f"{len(shufflers)} sessions; workers of the epochs: {workers}; {read:,} bytes of rows were read again"
 
     def one_allocation(self) -> str:
         """`srun` starts scheduler, client and workers in one allocation, with dask-jobqueue's SLURMRunner."""

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import hosts
 import places
+import slurm
 import testbed
 
 SCRIPT = Path(testbed.__file__)
@@ -194,6 +195,22 @@ def test_hosts_have_a_run_folder_and_a_guarded_mount_point_of_their_own(cluster)
 @pytest.mark.slow
 def test_a_log_says_what_a_worker_did(cluster):
     assert "Registered to" in call("log", "w1").stdout
+
+
+@pytest.mark.slow
+def test_slurm_runs_jobs_on_the_hosts(cluster):
+    missing = [program for program in slurm.PROGRAMS if shutil.which(program) is None]
+    if missing:
+        refused = call("slurm")
+        assert refused.returncode == 1
+        assert "apt-get install" in refused.stderr
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    started = call("slurm")
+    assert started.returncode == 0, started.stderr
+    assert "2   idle w[1-2]" in started.stdout
+    ran = call("exec", "scheduler", "srun", "--nodes=2", "--ntasks=2", "hostname")
+    assert sorted(ran.stdout.split()) == ["w1", "w2"], ran.stderr
+    assert "already running" in call("slurm").stderr
 
 
 @pytest.mark.slow
