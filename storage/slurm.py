@@ -72,11 +72,13 @@ def start(folder: Path, controller: tuple[Host, Place], nodes: Sequence[tuple[Ho
     """
     places.need_programs(PROGRAMS, "Slurm")
     host, place = controller
-    if any(name.startswith("slurm.") for name in place.state.processes()):
+    ours = {name: one for name, one in place.state.processes().items() if name.startswith("slurm.")}
+    if any(map(places.alive, ours.values())):
         raise click.ClickException("Slurm is already running. `testbed.py down` ends it with the testbed.")
-    (folder / "state").mkdir(parents=True)
+    (folder / "state").mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)  # munged refuses folders that others can write
     key = folder / "munge.key"
+    key.unlink(missing_ok=True)
     key.touch(0o400)
     with open("/dev/urandom", "rb") as random:
         key.write_bytes(random.read(1024))
@@ -89,7 +91,7 @@ def start(folder: Path, controller: tuple[Host, Place], nodes: Sequence[tuple[Ho
     place.await_true("slurm.munged", (folder / "munge.socket").exists, "to make its socket")
     _start(place, host, written, "slurmctld", "-D")
     for node, where in nodes:
-        (folder / f"spool-{node.name}").mkdir()
+        (folder / f"spool-{node.name}").mkdir(exist_ok=True)
         _start(where, node, written, "slurmd", "-D")
 
     def idle() -> bool:

@@ -216,6 +216,7 @@ class PipelineRun:
         self._cancelled = threading.Event()
         self._progress = (0, len(pipeline.ways) * pipeline.training.epochs, "starting")
         self._result: PipelineResult | None = None
+        self._resumed: PipelineRun | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="dshuffle-pipeline", daemon=True)
         self._thread.start()
@@ -259,7 +260,9 @@ class PipelineRun:
         if not self.done or self._result is not None:
             state = "has its result" if self.done else "has not ended. Cancel it first"
             raise ClusterError(f"this run cannot be continued: it {state}")
-        return PipelineRun(self.pipeline)
+        if self._resumed is None:  # two runs would write the same checkpoint
+            self._resumed = PipelineRun(self.pipeline)
+        return self._resumed
 
     def result(self, timeout: float | None = None) -> PipelineResult:
         """Wait for the result.

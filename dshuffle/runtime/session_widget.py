@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import threading
+import weakref
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -39,16 +40,16 @@ class SessionWidget:
     """
 
     def __init__(self, shuffler: Shuffler, seconds: float) -> None:
-        self._shuffler = shuffler
+        self._shuffler = weakref.ref(shuffler)  # a shuffler that is dropped closes its session
         self._display = importlib.import_module("IPython.display")
-        self._handle = self._display.display(self._display.HTML(self._html()), display_id=True)
+        self._handle = self._display.display(self._display.HTML(_html(shuffler)), display_id=True)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._look, args=(seconds,), name="dshuffle-watch", daemon=True)
         self._thread.start()
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopped.is_set() else "watches"
-        return f"<SessionWidget {state} {self._shuffler!r}>"
+        return f"<SessionWidget {state} {self._shuffler() or 'a shuffler that is gone'}>"
 
     def stop(self) -> None:
         """Stop looking. What was shown last stays."""
@@ -56,19 +57,28 @@ class SessionWidget:
         self._thread.join()
 
     def _look(self, seconds: float) -> None:
-        while not self._stopped.wait(seconds) and not self._shuffler.closed:
-            self._handle.update(self._display.HTML(self._html()))
-        self._handle.update(self._display.HTML(self._html()))
-        self._stopped.set()
-
-    def _html(self) -> str:
-        if self._shuffler.closed:
-            return self._shuffler._repr_html_()
         try:
-            snapshot = self._shuffler._calls.session("snapshot")["snapshot"]
-        except DShuffleError as error:  # a session that is lost, or follows another one in this moment
-            return f"{self._shuffler._repr_html_()}<p>{escape(str(error))}</p>"
-        return session_html(snapshot)
+            ends = False
+            while not ends:
+                ends = self._stopped.wait(seconds)
+                shuffler = self._shuffler()
+                if shuffler is None:
+                    return
+                ends = ends or shuffler.closed or not shuffler._calls.connected
+                self._handle.update(self._display.HTML(_html(shuffler)))
+                del shuffler
+        finally:
+            self._stopped.set()
+
+
+def _html(shuffler: Shuffler) -> str:
+    if shuffler.closed:
+        return shuffler._repr_html_()
+    try:
+        snapshot = shuffler._calls.session("snapshot")["snapshot"]
+    except DShuffleError as error:  # a session that is lost, or follows another one in this moment
+        return f"{shuffler._repr_html_()}<p>{escape(str(error))}</p>"
+    return session_html(snapshot)
 
 
 def watch(shuffler: Shuffler, seconds: float = 1.0) -> SessionWidget:

@@ -2,14 +2,14 @@
 
     python tests/benchmarks/loaders.py [--samples 200000] [--row-bytes 1024] [--workers 4] [--training 0.0] [--cold]
 
-Every way delivers the same rows, in batches of 256, to as many processes of this machine, and every process adds up one
-column of each batch. The sums must agree. `--training` is the time that a process trains in every epoch, in which it
-needs no processor, and `--cold` empties the page cache before every epoch (root only), as if the data were larger than
-the memory of the machine.
+Every way delivers the same rows, in batches of 256, to as many processes of this machine. Every process adds up one
+column of each batch, and the sums must agree. `--training` is the time that a process trains in every epoch, a part of
+it after each batch, in which it needs no processor. `--cold` empties the page cache before every epoch (root only), so
+that files are read from the disk.
 
 * `dshuffle`: partitions in the memory of Dask workers, which exchange samples while the processes train.
 * `DistributedSampler`: every process reads its part of a random permutation from a file in memory (`np.memmap`), a
-  batch at a time. It draws the permutation as PyTorch's `DistributedSampler` does, without PyTorch.
+  batch at a time, some batches ahead. It draws the permutation as PyTorch's `DistributedSampler` does, without PyTorch.
 * `streaming`: MosaicML's `StreamingDataset` on shards on the local disk (`pip install mosaicml-streaming`). It shuffles
   shards and then within blocks, and yields samples one by one. Left out if it is not installed.
 """
@@ -22,8 +22,10 @@ import importlib.metadata
 import importlib.util
 import multiprocessing
 import os
+import queue
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.synchronize import Barrier
@@ -47,14 +49,17 @@ def drop_page_cache() -> None:
     Path("/proc/sys/vm/drop_caches").write_text("1")
 
 
-def add_up(batches: Iterator[np.ndarray], training: float) -> int:
-    total = sum(int(batch[:, 0].sum(dtype=np.int64)) for batch in batches)
-    time.sleep(training)
+def add_up(batches: Iterator[np.ndarray], n_samples: int, training: float) -> int:
+    total = 0
+    for batch in batches:
+        total += int(batch[:, 0].sum(dtype=np.int64))
+        if training:
+            time.sleep(training * len(batch) / n_samples)
     return total
 
 
 def of_partition(partition: dshuffle.Partition, training: float) -> int:
-    return add_up((batch["x"] for batch in partition.batches(BATCH)), training)
+    return add_up((batch["x"] for batch in partition.batches(BATCH)), len(partition), training)
 
 
 def ours(x: np.ndarray, n_workers: int, epochs: int, training: float, cold: bool, **way: Any) -> list[float]:
@@ -100,6 +105,20 @@ def from_streaming(epoch: int, rank: int, folder: str, sizes: tuple[int, int]) -
         yield np.stack(batch)
 
 
+def prefetched(batches: Iterator[np.ndarray], at_most: int = 8) -> Iterator[np.ndarray]:
+    """Read batches ahead in a thread, as a `DataLoader` does in a process."""
+    ready: queue.Queue[np.ndarray | None] = queue.Queue(at_most)
+
+    def read() -> None:
+        for batch in batches:
+            ready.put(batch)
+        ready.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (batch := ready.get()) is not None:
+        yield batch
+
+
 _streaming: dict[str, Any] = {}
 
 
@@ -123,7 +142,7 @@ def _process(
 ) -> None:
     for epoch in range(epochs):
         turn.wait()
-        out.put(add_up(batches(epoch, rank, folder, sizes), training))
+        out.put(add_up(prefetched(batches(epoch, rank, folder, sizes)), sizes[1] // sizes[0], training))
         turn.wait()
 
 
@@ -133,7 +152,7 @@ def theirs(
     spawn = multiprocessing.get_context("spawn")
     turn, out = spawn.Barrier(n_workers + 1), spawn.Queue()
     given = folder, (n_workers, len(x)), epochs, training, turn, out
-    processes = [spawn.Process(target=_process, args=(batches, rank, *given)) for rank in range(n_workers)]
+    processes = [spawn.Process(target=_process, args=(batches, rank, *given), daemon=True) for rank in range(n_workers)]
     for process in processes:
         process.start()
     seconds = []
@@ -155,7 +174,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=200_000)
     parser.add_argument("--row-bytes", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=7)
+    parser.add_argument("--epochs", type=int, default=7, help="at least 2")
     parser.add_argument("--training", type=float, default=0.0)
     parser.add_argument("--cold", action="store_true")
     options = parser.parse_args()

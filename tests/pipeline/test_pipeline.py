@@ -140,6 +140,7 @@ def test_a_run_is_cancelled_after_the_epoch_and_continued_from_its_checkpoint(tm
         handles[0].result(timeout=60)
     assert repr(handles[0]) == "<PipelineRun failed: RunCancelled>"
     resumed = handles[0].resume()
+    assert handles[0].resume() is resumed
     with pytest.raises(ClusterError, match="not ended"):
         resumed.resume()
     result = resumed.result(timeout=60)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Status
 
-from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle import Dataset, PerRank, Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.runtime.memory import member_nbytes
@@ -255,6 +255,51 @@ def test_a_worker_that_retires_sends_its_rows_once(labelled, checked, again, wit
     assert ("is taken by" in caplog.text) == again
     if not again:
         assert sorted(np.concatenate(asked)) == sorted(cached)
+
+
+def test_a_rank_that_nobody_needs_does_not_keep_another_one_waiting(labelled, checked, within, monkeypatch):
+    """Two workers retire: the task of one has ended, and that of the other one has to run again."""
+    monkeypatch.setattr(participants, "FOLLOWED_WITHIN", 120.0)
+    monkeypatch.setattr(participants, "CHOSEN_WITHIN", 120.0)
+    with (
+        LocalCluster(n_workers=4, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, labelled, elastic=True) as shuffler,
+    ):
+        for epoch in shuffler.epochs(3):
+            futures = epoch.map(checked, PerRank(tuple(1.5 * (rank == 1) for rank in range(shuffler.n_workers))))
+            if epoch.number == 1:
+                client.gather([futures[rank] for rank in (0, 2, 3)])
+                client.retire_workers(list(shuffler.addresses[1:3]))
+            samples = within(40, lambda futures=futures: client.gather(futures))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+        assert shuffler.n_workers == 2
+
+
+def test_a_rank_is_taken_after_all_if_the_session_that_follows_is_gone(labelled, checked, within, caplog):
+    with (
+        LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, labelled, elastic=True) as shuffler,
+    ):
+        epochs = shuffler.epochs(9)
+        client.gather(next(epochs).map(checked))
+        cluster.scale(4)
+        client.wait_for_workers(4)
+        while shuffler._membership._following is None:  # an exchange may have begun without the worker that joined
+            epoch = next(epochs)
+            client.gather(epoch.map(checked))
+        assert shuffler.n_workers == 3
+        client.retire_workers([shuffler.addresses[2]])
+        shuffler._membership._following.close()
+        within(30, lambda: _until(lambda: "is replaced by" in caplog.text))
+        samples = within(30, lambda: client.gather(epoch.map(checked)))
+        assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+
+
+def _until(condition):
+    while not condition():
+        time.sleep(0.05)
 
 
 @pytest.fixture

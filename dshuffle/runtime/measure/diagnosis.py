@@ -120,8 +120,10 @@ def diagnose(client: Client, dataset: Dataset | None = None) -> list[Finding]:
     between = before, time.time()
     failed = {where: facts for where, facts in there.items() if isinstance(facts, BaseException)}
     facts = {where: found for where, found in there.items() if where not in failed}
-    own = {where: found for where, found in facts.items() if where != "scheduler"}
     findings = [_of_workers(workers), *_of_failures(failed), *_of_versions({"client": here, **facts})]
+    # Another version of dshuffle may look at other things.
+    own = {where: found for where, found in facts.items() if where != "scheduler" and found.keys() >= here.keys()}
+    facts = {where: found for where, found in facts.items() if found.keys() >= here.keys()}
     findings += [_of_clocks(facts, between), _of_open_files({"client": here, **facts})]
     findings += [of_extras(here["extras"], own), *_of_disks(own), *of_local_files(own), *_of_memory(own)]
     findings.append(_of_kernels(own))

@@ -19,8 +19,8 @@ from dshuffle.runtime.session_spec import Settings
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes, human_rate
 
-EXTRAS = ("obstore", "pyarrow", "torch", "dask-jobqueue", "prometheus-client")
-"""Packages that some datasets, trainers and clusters need."""
+EXTRAS = ("obstore", "pyarrow", "torch", "prometheus-client")
+"""Packages that workers need for some datasets and trainers, and for metrics."""
 
 IN_MEMORY = ("tmpfs", "ramfs")
 SHARED = ("nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "cifs", "glusterfs", "afs", "fuse.mfs")
@@ -68,9 +68,9 @@ def of_extras(here: Mapping[str, str | None], workers: Mapping[str, Mapping[str,
         if version is not None
         and (
             others := [
-                f"{where} has {found['extras'][name] or 'none'}"
+                f"{where} has {found['extras'].get(name) or 'none'}"
                 for where, found in workers.items()
-                if found["extras"][name] != version
+                if found["extras"].get(name) != version
             ]
         )
     ]

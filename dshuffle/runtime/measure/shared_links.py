@@ -17,7 +17,7 @@ class SharedLinks:
     machine_workers
         Most workers on a machine.
     outside
-        Part of the other workers that are on other machines, as a worker of such a machine sees it.
+        Part of a worker's others that are on other machines; 0 if links are not shared equally.
 
     Examples
     --------
@@ -33,9 +33,10 @@ class SharedLinks:
 
     @classmethod
     def of(cls, machines: Mapping[str, str]) -> SharedLinks:
-        """From the machine of each worker."""
-        most, n_workers = max(Counter(machines.values()).values()), len(machines)
-        return cls(most, (n_workers - most) / max(1, n_workers - 1))
+        """From the machine of each worker. Machines with different numbers of workers count as sharing no links."""
+        counts, n_workers = set(Counter(machines.values()).values()), len(machines)
+        most = max(counts)
+        return cls(most, (n_workers - most) / max(1, n_workers - 1) if len(counts) == 1 else 0.0)
 
     @property
     def exist(self) -> bool:
@@ -65,11 +66,12 @@ def pairs_between_machines(workers: Sequence[str], machines: Mapping[str, str], 
     Examples
     --------
     >>> pairs_between_machines("abcd", {"a": "node1", "b": "node1", "c": "node2", "d": "node2"}, 2)
-    [('a', 'c'), ('a', 'd')]
+    [('a', 'c'), ('b', 'd')]
     >>> pairs_between_machines("abc", dict.fromkeys("abc", "node1"), 2)
     [('a', 'b'), ('b', 'c')]
     """
-    if len(set(machines[worker] for worker in workers)) == 1:
+    if len({machines[worker] for worker in workers}) == 1:
         return list(itertools.islice(itertools.pairwise(workers), at_most))
-    apart = ((one, other) for one, other in itertools.combinations(workers, 2) if machines[one] != machines[other])
-    return list(itertools.islice(apart, at_most))
+    half = len(workers) // 2  # the workers of a machine are adjacent
+    ahead = zip(workers, [*workers[half:], *workers[:half]], strict=True)
+    return list(itertools.islice(((one, other) for one, other in ahead if machines[one] != machines[other]), at_most))

@@ -38,7 +38,7 @@ from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.scheduler.replacements import Candidates
 from dshuffle.runtime.scheduler.session_machine import SessionMachine
 from dshuffle.runtime.scheduler.snapshot import KEPT, EpochFigures, LinkFigures, links_of
-from dshuffle.runtime.scheduler.unrunnable import has_unfinished_tasks
+from dshuffle.runtime.scheduler.unrunnable import have_unfinished_tasks
 from dshuffle.runtime.scheduler.votes import combined_reports, measurements_of, next_rate, rate_of
 from dshuffle.runtime.scheduler.waiters import Waiters
 from dshuffle.runtime.session_spec import Former, adopted_id
@@ -103,7 +103,7 @@ class Coordinator:
         self.held: dict[int, int] = {}  # samples that each rank holds
         self._asked_at = 0.0
         self._waiters = Waiters()
-        self._is_followed = False  # whether a session has been opened that takes over from this one
+        self.follower: Coordinator | None = None  # of a session that takes over from this one
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticking = False
         self._closing = Closing(scheduler, self._spec, lambda: self.machine.turn)
@@ -268,7 +268,7 @@ class Coordinator:
 
     def partitions(self) -> Former | None:
         """The partitions on the workers, for a session that takes over; None before the first epoch."""
-        begun = self._is_followed = self.epoch >= self.machine.first_epoch
+        begun = self.epoch >= self.machine.first_epoch
         return self.participants.partitions(self.epoch, self.machine.settled) if begun else None
 
     def places(self) -> dict[str, int]:
@@ -433,14 +433,14 @@ class Coordinator:
             await asyncio.sleep(TICK)
 
     async def _find_replacement(self, who: int) -> None:
+        if self._is_idle(who):
+            return
         there = {where for one, where in self.addresses.items() if one not in self.machine.missing}
         found = await self._candidates.find(self.addresses[who], there, serves=who == SERVER)
         if who not in self.machine.missing:
             return
         if found is not None:
             self.joined(who, found)
-        elif self._is_idle(who):
-            return
         elif self._need_not_wait(who) or not await self._candidates.may_come(self.addresses[who]):
             what = "has retired" if who in self.participants.handed_over else "is lost, and no other worker can come"
             logger.warning("dshuffle: %s %s", self.participants.name_of(who), what)
@@ -453,14 +453,17 @@ class Coordinator:
         return self._spec.on_loss == "shrink" and (who in self.participants.handed_over or opens_another)
 
     def _is_idle(self, who: int) -> bool:
-        """Whether nobody needs the partition of a lost rank: its tasks have ended, and another session follows.
+        """Whether nobody needs the partition of a worker that has retired: its tasks have ended, and a session follows.
 
-        That session reads the rows from the worker that retires. They would be sent twice if a rank were adopted.
+        That session reads the rows from the worker that retires. They would be sent twice if the rank were adopted.
         """
-        if not self._spec.elastic or self.epoch < self.machine.first_epoch or self.machine.wanted:
+        if not self._spec.elastic or who == SERVER or self.epoch < self.machine.first_epoch or self.machine.wanted:
             return False
-        follows = self._is_followed or self.participants.has_just_retired(who, self._loop.time())
-        return follows and not has_unfinished_tasks(self._scheduler, self._spec.session_id, who)
+        follows = self.follower is not None and not self.follower.ended
+        if not (self.participants.has_retired(who, self._loop.time(), moments=not follows)):
+            return False
+        # Other lost ranks are restored together with this one.
+        return not have_unfinished_tasks(self.machine.unsettled, self._spec.session_id, self._scheduler)
 
     def _adopt(self, who: int) -> None:
         """Let the worker of another rank take a lost one, preferably a worker that has not adopted any."""

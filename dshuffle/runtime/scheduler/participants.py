@@ -65,9 +65,10 @@ class Participants:
         chosen = any(rank not in missing for rank in held)
         return bool(held) and (chosen or now < self.retired[address] + CHOSEN_WITHIN)
 
-    def has_just_retired(self, who: int, now: float) -> bool:
-        """Whether the worker of a rank has begun to close a moment ago, and its partition can be read."""
-        return who in self.handed_over and now < self.retired[self.handed_over[who][0]] + FOLLOWED_WITHIN
+    def has_retired(self, who: int, now: float, *, moments: bool) -> bool:
+        """Whether the worker of a rank has begun to close; with ``moments``, only a moment ago."""
+        since = self.retired.get(self.addresses[who])
+        return since is not None and (not moments or now < since + FOLLOWED_WITHIN)
 
     def forget(self, address: str) -> None:
         """Note that the partitions of a worker that closes cannot be read any longer."""

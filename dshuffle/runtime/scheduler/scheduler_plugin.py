@@ -173,6 +173,8 @@ class DShuffleScheduler(SchedulerPlugin):
             deliveries = AutoDelivery(order.deliveries)
             coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._move_tasks)
             self.coordinators[order.session_id] = coordinator  # from here on it is told about lost workers and clients
+            if order.former in self.coordinators:
+                self.coordinators[order.former].follower = coordinator
             try:
                 await coordinator.open()
                 self._check_wanted(order)

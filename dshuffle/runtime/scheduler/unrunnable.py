@@ -142,10 +142,10 @@ def move_to_rank(key: Any, scheduler: Scheduler, session: Session) -> None:
         scheduler.transitions({key: finish}, stimulus_id=f"dshuffle-replaced-{key}")
 
 
-def has_unfinished_tasks(scheduler: Scheduler, session_id: str, rank: int) -> bool:
-    """Whether a task of a session's rank waits or runs."""
+def have_unfinished_tasks(ranks: Collection[int], session_id: str, scheduler: Scheduler) -> bool:
+    """Whether a task of some ranks of a session waits or runs."""
     return any(
-        session_of_key(key) == session_id and rank_of_key(str(key)) == rank
+        session_of_key(key) == session_id and rank_of_key(str(key)) in ranks
         for key, task in scheduler.tasks.items()
         if task.state in ("waiting", "queued", "no-worker", "processing")
     )

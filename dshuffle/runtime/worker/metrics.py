@@ -36,7 +36,7 @@ with contextlib.suppress(ImportError):
     from prometheus_client import Counter, Gauge
 
     _metrics |= {name: Counter(name, words) for name, (words, _) in COUNTED.items()}
-    _metrics["partitions"] = Gauge("dshuffle_worker_partition_bytes", "Memory that is reserved for partitions")
+    _metrics["partitions"] = Gauge("dshuffle_worker_partition_bytes", "Memory reserved for partitions and plans")
 
 
 def count(measures: Measures) -> None:

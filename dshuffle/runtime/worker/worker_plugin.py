@@ -299,6 +299,7 @@ class DShuffleWorker(WorkerPlugin):
             reserved=dict(self._reserved),
         )
         spec, nbytes = room.reserve(spec, trains=self._rank(spec) is not None)
+        self._release(spec.session_id)  # of an opening that was cancelled
         self._reserved[spec.session_id] = nbytes
         metrics.reserved(spec.session_id, nbytes)
         return spec
