@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import os
 import platform
 import resource
@@ -17,7 +16,14 @@ import psutil
 from distributed import Client, Worker
 
 from dshuffle.runtime.cluster_view import cluster_info, only_serves
-from dshuffle.runtime.measure.diagnosis_of_use import extras, file_system, of_extras, of_local_files, of_partitions
+from dshuffle.runtime.measure.diagnosis_of_use import (
+    EXTRAS,
+    file_system,
+    of_extras,
+    of_local_files,
+    of_partitions,
+    versions,
+)
 from dshuffle.runtime.measure.finding import Finding, Level, some
 from dshuffle.runtime.session_spec import DatasetReference
 from dshuffle.store import Dataset
@@ -41,18 +47,12 @@ USED_MEMORY = 0.6
 
 def look_at_process() -> dict[str, Any]:
     """Facts about the process in which this runs. Runs on the client, the scheduler and every worker."""
-    versions: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
     return {
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": versions(PACKAGES),
         "clock": time.time(),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "extras": extras(),
+        "extras": versions(EXTRAS),
     }
 
 
@@ -160,11 +160,11 @@ def _of_failures(failed: Mapping[str, BaseException]) -> Iterator[Finding]:
 def _of_versions(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     names = {"python": {where: found["python"] for where, found in facts.items()}}
     names |= {name: {where: found["versions"][name] for where, found in facts.items()} for name in PACKAGES}
-    differing = {name: versions for name, versions in names.items() if len({*versions.values()}) > 1}
-    for name, versions in differing.items():
-        [(usual, _)] = Counter(versions.values()).most_common(1)
-        others = [f"{where} has {version}" for where, version in versions.items() if version != usual]
-        minor = name == "python" and len({str(version).rpartition(".")[0] for version in versions.values()}) == 1
+    differing = {name: found for name, found in names.items() if len({*found.values()}) > 1}
+    for name, found in differing.items():
+        [(usual, _)] = Counter(found.values()).most_common(1)
+        others = [f"{where} has {version}" for where, version in found.items() if version != usual]
+        minor = name == "python" and len({str(version).rpartition(".")[0] for version in found.values()}) == 1
         level = Level.WARNING if minor else Level.ERROR
         yield Finding(
             level, "versions", f"{name} is {usual}, but {some(others)}", "Install the same versions everywhere."

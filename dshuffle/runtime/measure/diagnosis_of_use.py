@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -33,10 +33,10 @@ MEASURING_SECONDS = 3.0
 """Duration of the measurement of links."""
 
 
-def extras() -> dict[str, str | None]:
-    """Versions of the packages in :data:`EXTRAS`, or None."""
+def versions(packages: Iterable[str]) -> dict[str, str | None]:
+    """The installed version of each package, or None."""
     found: dict[str, str | None] = {}
-    for name in EXTRAS:
+    for name in packages:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -97,7 +97,8 @@ def test_packages_of_other_versions(client):
 
 def test_extras_that_only_the_client_has(client, monkeypatch):
     here = dict.fromkeys(look_at_process()["extras"]) | {"obstore": "0.8"}
-    monkeypatch.setattr(diagnosis, "extras", lambda: here)
+    usual = diagnosis.versions
+    monkeypatch.setattr(diagnosis, "versions", lambda names: here if names is diagnosis.EXTRAS else usual(names))
     client.workers[A]["extras"] = here
     client.workers[B]["extras"] = here | {"obstore": None, "torch": "2.0"}
     [(name, text, remedy)] = found(client, Level.WARNING)

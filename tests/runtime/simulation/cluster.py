@@ -140,7 +140,7 @@ class SimulatedCluster:
             _ongoing_background_tasks=Background(process), periodic_callbacks={},
         )  # fmt: skip
         self.scheduler.workers[address] = SimpleNamespace(
-            address=address, name=name, nanny="", status=Status.running, resources={}
+            host=address, address=address, name=name, nanny="", status=Status.running, resources={}
         )
         return address
 
