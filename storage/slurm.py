@@ -8,6 +8,7 @@ There is no accounting, and jobs are not confined to their cores or memory.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,8 +81,7 @@ def start(folder: Path, controller: tuple[Host, Place], nodes: Sequence[tuple[Ho
     key = folder / "munge.key"
     key.unlink(missing_ok=True)
     key.touch(0o400)
-    with open("/dev/urandom", "rb") as random:
-        key.write_bytes(random.read(1024))
+    key.write_bytes(secrets.token_bytes(1024))
     written = folder / "slurm.conf"
     written.write_text(configuration(folder, host, [node for node, _ in nodes]))
     files = {"key-file": key, "socket": folder / "munge.socket", "pid-file": folder / "munge.pid"}

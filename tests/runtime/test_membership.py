@@ -276,7 +276,7 @@ def test_a_rank_that_nobody_needs_does_not_keep_another_one_waiting(labelled, ch
         assert shuffler.n_workers == 2
 
 
-def test_a_rank_is_taken_after_all_if_the_session_that_follows_is_gone(labelled, checked, within, caplog):
+def test_a_rank_is_taken_after_all_if_the_session_that_follows_is_gone(labelled, checked, within, eventually, caplog):
     with (
         LocalCluster(n_workers=3, processes=False, memory_limit=0, **OPTIONS) as cluster,
         Client(cluster) as client,
@@ -292,14 +292,9 @@ def test_a_rank_is_taken_after_all_if_the_session_that_follows_is_gone(labelled,
         assert shuffler.n_workers == 3
         client.retire_workers([shuffler.addresses[2]])
         shuffler._membership._following.close()
-        within(30, lambda: _until(lambda: "is replaced by" in caplog.text))
+        eventually(lambda: "is replaced by" in caplog.text)
         samples = within(30, lambda: client.gather(epoch.map(checked)))
         assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
-
-
-def _until(condition):
-    while not condition():
-        time.sleep(0.05)
 
 
 @pytest.fixture

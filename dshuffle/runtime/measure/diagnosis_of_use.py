@@ -27,7 +27,7 @@ SHARED = ("nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "cifs", "glusterfs"
 """File systems, as the system names them."""
 
 SLOW_LINK = 12.5e6
-"""Bytes per second (100 Mbit/s) below which links are probably not those that were meant."""
+"""A link with fewer bytes per second (100 Mbit/s) is probably in the wrong network."""
 
 MEASURING_SECONDS = 3.0
 """Duration of the measurement of links."""
