@@ -209,7 +209,7 @@ def test_a_page_that_cannot_be_added_does_not_stop_training(small, caplog):
     """For instance because a later release of distributed has its dashboard elsewhere."""
     with (
         dask.config.set({"distributed.scheduler.dashboard.bokeh-application": {"no_such_option": 1}}),
-        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         cluster.scheduler.http_application.applications.append(type("Dashboard", (), {"prefix": ""})())

@@ -161,7 +161,7 @@ def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, tmp
                     os.kill(pid, signal.SIGKILL)
             return super().gradient(*args)
 
-    alone = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) if killed == "does both" else None
+    alone = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") if killed == "does both" else None
     with local_cluster(2) if alone is None else Client(alone) as client:
         with dshuffle.Shuffler(client, many_blobs) as real:
             expected = fit_parameter_server(real, SoftmaxRegression(4), **ORDERED)
