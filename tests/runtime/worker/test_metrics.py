@@ -28,7 +28,7 @@ def counted():
 def test_workers_count_their_exchanges_and_partitions(tmp_path, counted):
     pytest.importorskip("prometheus_client")
     dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.zeros((600, 3))})
-    with LocalCluster(n_workers=2, threads_per_worker=1) as cluster, Client(cluster) as client:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster, Client(cluster) as client:
         ports = client.run(lambda dask_worker: dask_worker.http_server.port)
         with Shuffler(client, dataset) as shuffler:
             for epoch in shuffler.epochs(3):
