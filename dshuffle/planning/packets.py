@@ -21,6 +21,8 @@ SERVER = -1
 """Sender of the packets that the server sends."""
 STORE = -2
 """Sender of the rows that their destination reads from the store."""
+FORWARDER = -3
+"""The worker of rank r is participant ``FORWARDER - r`` where it forwards rows between others."""
 
 
 def name_of(participant: int) -> str:
@@ -28,10 +30,17 @@ def name_of(participant: int) -> str:
 
     Examples
     --------
-    >>> name_of(3), name_of(SERVER)
-    ('rank 3', 'the server')
+    >>> name_of(3), name_of(SERVER), name_of(forwarder_of(3))
+    ('rank 3', 'the server', 'the forwarder on rank 3')
     """
+    if participant <= FORWARDER:
+        return f"the forwarder on rank {forwarder_of(participant)}"
     return {SERVER: "the server", STORE: "the store"}.get(participant, f"rank {participant}")
+
+
+def forwarder_of(rank: int) -> int:
+    """Return the participant as which a rank forwards rows, or the rank of such a participant."""
+    return FORWARDER - rank
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -59,7 +59,9 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, 
             way_out += f" with cache_fraction={shuffle.choices.cache_fraction}, but a lower cache_fraction may"
     else:
         way_out = f"Use {workers} workers, a memory_limit of {needed} bytes, or rows on a local disk (cache_directory)"
-    relayed = f", and for {_relayed(shuffle)} packets to relay" if _relayed(shuffle) else ""
+    relayed = ""
+    if _relayed(shuffle):
+        relayed = f", and for {_relayed(shuffle)} {'packets' if shuffle.choices.coded else 'rows'} to pass on"
     planning = ""
     if plan := _plan_nbytes(shuffle):
         planning = f", and {plan} bytes for plans of all {shuffle.n_samples} samples"
@@ -162,13 +164,18 @@ def _plan_nbytes(shuffle: ShuffleSpec) -> int:
 
 
 def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool = False) -> int:
-    """Maximum bytes of memory that a worker needs for its rows, for incoming rows, and for packets that it relays."""
+    """Maximum bytes of memory that a worker needs for its rows, for incoming rows, and for what it passes on."""
     slots = CachePartition.nbytes_for(layout, shuffle.capacity + shuffle.max_incoming, on_disk=on_disk)
     return slots + CachePartition.nbytes_for(layout, _relayed(shuffle))
 
 
 def _relayed(shuffle: ShuffleSpec) -> int:
-    """Maximum number of packets that a worker relays. It only relays packets from which it decodes a sample."""
+    """Maximum number of packets or rows that a worker passes on.
+
+    It only relays packets from which it decodes a sample, and forwards about as many rows as it receives.
+    """
+    if get_delivery(shuffle.choices.delivery).two_hops:
+        return shuffle.max_incoming
     return 0 if not shuffle.choices.coded or shuffle.choices.relay == "unicast" else shuffle.max_incoming
 
 

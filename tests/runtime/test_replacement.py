@@ -45,6 +45,7 @@ WAYS = [
     {"delivery": "peer"},
     {"assignment": "partial:0.3"},
     {"assignment": "local"},
+    {"delivery": "grid"},
     {"delivery": "storage"},
     {"assignment": "chunks"},
     {"delivery": "peer", "cache_fraction": 0.6},

@@ -107,6 +107,8 @@ def all_ways(
         for delivery in DELIVERIES.values():
             if (delivery.needs_server and not server) or (delivery.reads_store and cluster.storage is None):
                 continue
+            if cluster.n_workers < delivery.proposed_from:
+                continue
             if not delivery.coded:
                 if not rule.needs_holders:  # to uncoded deliveries it is what 'global', or 'partial', is
                     ways.append(base.with_choices(delivery=delivery.name))

@@ -13,7 +13,7 @@ from dshuffle.planning.cost.cluster import Cluster
 from dshuffle.planning.cost.expected_packets import HolderSets, expected_packets
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
-from dshuffle.planning.cost.loads_expected import needed_rows, ring_bytes, storage_loads
+from dshuffle.planning.cost.loads_expected import needed_rows, ring_bytes, storage_loads, two_hop_loads
 from dshuffle.planning.delivery.relay import route
 from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.planner import EpochPlanner
@@ -52,6 +52,9 @@ def counted_loads(work: Work, cluster: Cluster, *, at_most: int) -> Loads:
         if few == work.n_samples:
             read |= _chunks(plan, work, n)
         return Loads(**loads | read)  # type: ignore[arg-type]
+    if work.delivery.two_hops:
+        row = (work.row_nbytes + CHECKSUM_NBYTES) * grown
+        return Loads(**loads | two_hop_loads(cluster, received * row))  # type: ignore[arg-type]
     if work.coded:
         hops = route(work.choices.relay, plan, n, BATCH)
         senders, degrees = hops.senders, np.diff(plan.offsets)[hops.packets]

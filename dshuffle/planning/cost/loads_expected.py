@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dshuffle.planning.cost.cluster import Amounts, Cluster
 from dshuffle.planning.cost.expected_packets import HolderSets, expected_packets
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
+from dshuffle.planning.delivery.grid import WorkerGrid
 
 RING_WAITS = 1.6
 """Time of a ring relative to links that are never idle; it is longer because rounds wait for each other.
@@ -79,6 +81,8 @@ def expected_loads(work: Work, cluster: Cluster) -> Loads:
     share = _shares(work, n, rows)
     if work.delivery.reads_store:
         return Loads(**loads | storage_loads(work, n, share))  # type: ignore[arg-type]
+    if work.delivery.two_hops:
+        return Loads(**loads | two_hop_loads(cluster, share * row))  # type: ignore[arg-type]
     loads["worker_in"] = share * row
     sizes = np.bincount(cluster.racks(), minlength=cluster.n_racks)
     if not work.delivery.needs_server:
@@ -134,6 +138,40 @@ def storage_loads(work: Work, n_workers: int, share: np.ndarray) -> dict[str, ob
         "requests": hit,
         "read": hit * c * work.row_nbytes,
         "wanted": float(share.sum()) * work.row_nbytes,
+    }
+
+
+def two_hop_loads(cluster: Cluster, received: Amounts) -> dict[str, object]:
+    """Return the loads of links if ``(n,)`` bytes reach each worker over a grid, equally from all other workers."""
+    n, racks, n_racks = cluster.n_workers, cluster.racks(), cluster.n_racks
+    grid = WorkerGrid(n)
+    through, columns = grid.first_hops(), np.arange(grid.n_columns)
+    ranks = np.arange(n)
+    members = np.bincount(ranks % grid.n_columns)  # of each column
+
+    def by_rack(ends: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.int64]:
+        counts = np.bincount((racks[ends] * grid.n_columns + columns).ravel(), minlength=n_racks * grid.n_columns)
+        return counts.reshape(n_racks, grid.n_columns)
+
+    # In units of what one worker gets from another. First hop: a bundle for each column.
+    sent = (through != ranks[:, None]) * members
+    crossing = (racks[through] != racks[:, None]) * members
+    forwarded = np.bincount(through.ravel(), minlength=n)  # senders whose rows pass through each worker
+    bundles = np.bincount(through.ravel(), sent.ravel(), minlength=n)
+    # Second hop: the rows of each of these senders for the other members of the column.
+    held, passing = by_rack(ranks, ranks % grid.n_columns), by_rack(through, np.broadcast_to(columns, through.shape))
+    rows_out, rows_in = forwarded * (members[ranks % grid.n_columns] - 1), n - forwarded
+    rack_out = np.bincount(racks, crossing.sum(axis=1), minlength=n_racks) + (passing * (members - held)).sum(axis=1)
+    rack_in = np.bincount(racks[through].ravel(), crossing.ravel(), minlength=n_racks)
+    rack_in = rack_in + (held * (n - passing)).sum(axis=1)
+    each = received.mean() / max(1, n - 1)
+    # A worker that receives more than others also does so in the second hop.
+    more = received / received.mean() if received.any() else np.ones(n)
+    return {
+        "worker_out": (sent.sum(axis=1) + rows_out) * each,
+        "worker_in": (bundles + rows_in * more) * each,
+        "rack_out": rack_out * each,
+        "rack_in": rack_in * each,
     }
 
 

@@ -18,6 +18,7 @@ from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads
 from dshuffle.planning.cost.loads_counted import counted_loads, is_countable
 from dshuffle.planning.cost.loads_expected import expected_loads
 from dshuffle.planning.delivery import check_delivery
+from dshuffle.planning.delivery.grid import WorkerGrid
 from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES, batch_sizes, packets_per_batch
 from dshuffle.planning.pacing import Pacing
 
@@ -33,6 +34,8 @@ def message_count(work: Work, n_workers: int, loads: Loads, rate: float = math.i
         return 0.0
     if not work.coded:
         flows = n if work.delivery.needs_server or work.delivery.reads_store else n * (n - 1)
+        if work.delivery.two_hops:
+            flows = WorkerGrid(n).n_messages
         rate = math.inf if work.delivery.needs_server else rate  # a server sends full messages
         longest = Pacing.of(rate, message_bytes=MESSAGE_BYTES, window_bytes=WINDOW_BYTES).message_nbytes
         full = max(1, longest // work.row_nbytes)

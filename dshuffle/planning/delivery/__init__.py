@@ -11,6 +11,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.clique import CLIQUE
 from dshuffle.planning.delivery.coded import CODED
 from dshuffle.planning.delivery.definition import Delivery, DeliveryPlanner, Excess, PacketModel, Source
+from dshuffle.planning.delivery.grid import GRID
 from dshuffle.planning.delivery.leftover import LEFTOVER, shuffle_matrix
 from dshuffle.planning.delivery.ubershuffle import UBERSHUFFLE
 from dshuffle.planning.delivery.uncoded import PEER, SERVER_ROWS, STORAGE
@@ -32,7 +33,7 @@ __all__ = [
 
 
 DELIVERIES: dict[str, Delivery] = {
-    delivery.name: delivery for delivery in (PEER, SERVER_ROWS, STORAGE, CLIQUE, UBERSHUFFLE, CODED, LEFTOVER)
+    delivery.name: delivery for delivery in (PEER, GRID, SERVER_ROWS, STORAGE, CLIQUE, UBERSHUFFLE, CODED, LEFTOVER)
 }
 """Every delivery by name. Where several are equally fast, the first one here is taken."""
 

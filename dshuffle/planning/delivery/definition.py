@@ -81,6 +81,10 @@ class Delivery:
         Whether the planner can start from packets that are already known, such as those of ``aligned``.
     packet_model
         For the cost model, if it is coded.
+    two_hops
+        Whether workers send rows through other workers, see :mod:`dshuffle.planning.delivery.grid`.
+    proposed_from
+        Number of workers from which comparisons and ``auto`` consider it. It works with fewer workers, too.
 
     Raises
     ------
@@ -96,6 +100,8 @@ class Delivery:
     most_workers: int | None = None
     extends_plans: bool = False
     packet_model: PacketModel | None = None
+    two_hops: bool = False
+    proposed_from: int = 1
 
     def __post_init__(self) -> None:
         if self.coded and self.source is not Source.SERVER:
@@ -114,6 +120,11 @@ class Delivery:
     def reads_store(self) -> bool:
         """Whether workers read the samples from the dataset again."""
         return self.source is Source.STORE
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether workers depend on messages that cannot be read from the store: packets or bundles."""
+        return self.coded or self.two_hops
 
     def supports(self, n_workers: int, *, excess: bool) -> bool:
         """Whether it can serve this many workers, with or without excess in their caches."""

@@ -63,6 +63,8 @@ def expected_seconds(
     for delivery in DELIVERIES.values():
         if (delivery.reads_store and cluster.storage is None) or (delivery.needs_server and not serving):
             continue
+        if n_workers < delivery.proposed_from:
+            continue
         if delivery.coded:
             pays = delivery.excess is (Excess.USED if excess else Excess.REFUSED)
             if not pays or not holds_all or any(get_delivery(name).coded for name in names):

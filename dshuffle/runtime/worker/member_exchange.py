@@ -6,19 +6,21 @@ import dataclasses
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import PlanError
+from dshuffle.exchange.bundles import BundledRows, Bundles, ForwardedRows, forwarded
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import RowSink, RowSource
 from dshuffle.exchange.messages import MIB, Flow, flows_of_samples, rows_per_message
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
 from dshuffle.exchange.row_flows import ArrivingRows, LeavingRows
-from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, Packets, ShuffleSpec, WorkerPart
+from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, Packets, ShuffleSpec, WorkerPart, get_delivery
 from dshuffle.planning.bijection import DRAW_VERSION
+from dshuffle.planning.delivery.grid import WorkerGrid
 from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
 from dshuffle.planning.own_part import OwnPlanner
 from dshuffle.planning.pacing import Pacing
@@ -51,6 +53,8 @@ class Flows:
         answers at once. (A server that sends packets answers fewer.)
     acknowledged
         Whether receivers acknowledge the messages of this process.
+    bundles
+        Rank -> the bundles that it sends, if rows take two hops.
     """
 
     sends: dict[int, Listed]
@@ -59,6 +63,7 @@ class Flows:
     asked: int
     answered: int
     acknowledged: bool = True
+    bundles: dict[int, Bundles] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,12 @@ class MemberExchange:
         Values that participants report in their votes. The digest must be the same for all of them.
     seconds
         Duration of planning.
+    shares
+        Smallest and largest number of samples that a worker trains on.
+    broadcast
+        The samples that all workers train on.
+    grid
+        The grid of workers over which rows take two hops; None if they take one.
     """
 
     epoch_plan: EpochPlan | None
@@ -89,6 +100,7 @@ class MemberExchange:
     seconds: float
     shares: tuple[int, int]
     broadcast: NDArray[np.int64]
+    grid: WorkerGrid | None = None
 
     @classmethod
     def alone(cls, planner: OwnPlanner, epoch: int, delivery: str) -> MemberExchange:
@@ -107,7 +119,8 @@ class MemberExchange:
             "digest": zlib.crc32(f"{DRAW_VERSION} {spec.n_samples} {spec.history} {spec.choices} {epoch}".encode()),
         }
         seconds = time.perf_counter() - started
-        return cls(None, None, {rank: own.part}, None, summary, seconds, own.shares, own.part.own[:0])
+        grid = _grid(spec, epoch, delivery)
+        return cls(None, None, {rank: own.part}, None, summary, seconds, own.shares, own.part.own[:0], grid)
 
     @classmethod
     def restoring(cls, planner: OwnPlanner | EpochPlanner, epoch: int, rank: int) -> MemberExchange:
@@ -153,14 +166,17 @@ class MemberExchange:
         if packets.coded:
             hops, flows = _coded_flows(packets, parts, planner.spec, layout, settings)
         seconds = time.perf_counter() - started
-        return cls(made, hops, parts, flows, summary, seconds, made.shares, made.broadcast)
+        grid = _grid(planner.spec, epoch, delivery)
+        return cls(made, hops, parts, flows, summary, seconds, made.shares, made.broadcast, grid)
 
     def with_messages(self, layout: RowLayout, settings: Settings, rate: float | None) -> MemberExchange:
         """The same exchange with its rows cut into messages, for links of a rate (bytes per second into a worker)."""
         if self.flows is not None:
             return self
         pacing = Pacing.of(rate, message_bytes=settings.message_bytes, window_bytes=settings.window_bytes)
-        return dataclasses.replace(self, flows=_uncoded_flows(self.parts, layout, settings, pacing))
+        grid = self.grid if layout.nbytes else None  # rows without bytes have no room for the headers of bundles
+        flows = _uncoded_flows(self.parts, layout, settings, pacing, grid)
+        return dataclasses.replace(self, flows=flows, grid=grid)
 
     @property
     def messages(self) -> Flows:
@@ -187,12 +203,18 @@ class MemberExchange:
     def source(self, who: int, holder: CachePartition | ServerRows) -> RowSource:
         """Make the source of the items that a participant sends."""
         leaving = self.messages.sends[who][0]
+        if (bundles := self.messages.bundles.get(who)) is not None:
+            return BundledRows(holder, bundles)
         if self.hops is None:
             return LeavingRows(holder, leaving)
         if isinstance(holder, ServerRows):
             assert self.epoch_plan is not None
             return EncodedPackets(holder, self.epoch_plan.packets, leaving)
         return PacketStore(holder.layout, leaving)
+
+    def forwarded(self, rank: int, layout: RowLayout) -> ForwardedRows | None:
+        """Make what the rank of this process keeps as a forwarder, if rows take two hops."""
+        return None if self.grid is None else ForwardedRows(self.grid, rank, layout)
 
     def sink(
         self,
@@ -221,15 +243,32 @@ class MemberExchange:
         )
 
 
-def _uncoded_flows(parts: Mapping[int, WorkerPart], layout: RowLayout, settings: Settings, pacing: Pacing) -> Flows:
+def _grid(spec: ShuffleSpec, epoch: int, delivery: str) -> WorkerGrid | None:
+    """The grid of workers over which the rows of an epoch take two hops, if they do. All workers agree on it."""
+    moves = epoch > spec.first_epoch and spec.choices.assignment.moves
+    return WorkerGrid(spec.n_workers) if moves and get_delivery(delivery).two_hops else None
+
+
+def _uncoded_flows(
+    parts: Mapping[int, WorkerPart], layout: RowLayout, settings: Settings, pacing: Pacing, grid: WorkerGrid | None
+) -> Flows:
     served = any(SERVER in part.receives for part in parts.values()) or (SERVER in parts and bool(parts[SERVER].sends))
     if served:  # one long message for each worker in turn, so that all move through the dataset together
         pacing = Pacing(settings.message_bytes, settings.window_bytes)
     at_most = rows_per_message(layout.nbytes, pacing.message_nbytes)
+    bundles = {}
+    if grid is not None:
+        bundles = {who: Bundles.of(part.sends, grid, who, layout.nbytes) for who, part in parts.items() if who >= 0}
     sends = {who: flows_of_samples(part.sends, at_most=at_most) for who, part in parts.items()}
+    sends |= {who: (bundle.items, bundle.flows) for who, bundle in bundles.items()}
     at_most_from = {STORE: rows_per_message(layout.nbytes, STORE_BYTES)}
     receives = {
-        who: flows_of_samples(part.receives, at_most=at_most, at_most_from=at_most_from) for who, part in parts.items()
+        who: flows_of_samples(
+            part.receives if grid is None else forwarded(part.receives, grid, who),
+            at_most=at_most,
+            at_most_from=at_most_from,
+        )
+        for who, part in parts.items()
     }
     leaving = _longest(sends) * layout.nbytes
     answered = max(1, settings.window_bytes // max(1, leaving))
@@ -239,7 +278,7 @@ def _uncoded_flows(parts: Mapping[int, WorkerPart], layout: RowLayout, settings:
     # Nothing but the requests limits what unacknowledged messages take, so all of them together must fit the window.
     total = sum(len(items) for items, _ in sends.values()) * layout.nbytes
     acknowledged = served or leaving > UNACKNOWLEDGED_BYTES or total > settings.window_bytes
-    return Flows(sends, receives, at_most, asked, answered, acknowledged)
+    return Flows(sends, receives, at_most, asked, answered, acknowledged, bundles)
 
 
 def _coded_flows(

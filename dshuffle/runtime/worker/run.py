@@ -16,11 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError
+from dshuffle.exchange.bundles import ForwardedRows
 from dshuffle.exchange.cache_partition import CachePartition, Swap
-from dshuffle.exchange.endpoints import RowSink, RowSource, nothing_to_mend
+from dshuffle.exchange.endpoints import Meter, RowSink, RowSource, nothing_to_mend
+from dshuffle.exchange.forwarder import Forwarder
 from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.sender import Sender
 from dshuffle.planning import SERVER
+from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.records import Measures
 from dshuffle.runtime.dataset_inputs import for_workers
 from dshuffle.runtime.measure.processors import ProcessorTimes
@@ -54,6 +57,12 @@ class TrainingState:
     cache: CachePartition
     receiver: Receiver
     lock: EpochLock
+    forwarder: Forwarder | None = None
+
+    @property
+    def meters(self) -> list[Meter]:
+        """What the receivers of the rank, and of its forwarder, have measured in a run."""
+        return [self.receiver.meter] + ([] if self.forwarder is None else [self.forwarder.receiver.meter])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,7 @@ class ExchangeRun:
         self._prepared: asyncio.Future[tuple[Swap, View]] | None = None
         self._source: asyncio.Future[RowSource] | None = None
         self._sink: asyncio.Future[RowSink] | None = None
+        self._forwarded: ForwardedRows | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stop_reading = threading.Event()
         self._stopped = False
@@ -157,6 +167,8 @@ class ExchangeRun:
         """Stop reading from the store. Returns when no rows are being mended: later they would be overwritten."""
         self._settled = True
         self._stop_reading.set()  # otherwise reading from a slow store could continue for a long time
+        if self._parts.training is not None and self._parts.training.forwarder is not None:
+            await self._parts.training.forwarder.end()
         if self._mending.locked():
             await asyncio.to_thread(self._wait_for_mending)
 
@@ -164,7 +176,7 @@ class ExchangeRun:
         """Drop the references to rows and packets, so that they do not outlive the run."""
         if self._timer is not None:
             self._timer.cancel()
-        self._source = self._sink = self._prepared = self._before = None
+        self._source = self._sink = self._prepared = self._before = self._forwarded = None
 
     def received(self, run_id: int, reason: str | None, again: bool) -> None:
         """Vote once everything has arrived, or the receiver has given up; called by the receiver."""
@@ -209,9 +221,11 @@ class ExchangeRun:
         sent = {participant: sender.meter for participant, sender in parts.senders.items()}
         meter = None if parts.training is None else parts.training.receiver.meter
         coded = self.exchange.hops is not None
+        into = [] if parts.training is None else parts.training.meters
+        out = [one.sent_bytes for who, one in sent.items() if who != SERVER]
         return Measures(
-            wire_sent_bytes=() if parts.training is None else (sent[parts.training.rank].sent_bytes,),
-            wire_received_bytes=() if meter is None else (meter.received_bytes,),
+            wire_sent_bytes=(sum(out),) if into else (),
+            wire_received_bytes=(sum(one.received_bytes for one in into),) if into else (),
             server_sent_bytes=sent[SERVER].sent_bytes if SERVER in sent else 0,
             metadata_bytes=sum(meter.sent_checksum_bytes for meter in sent.values()),
             recovered_rows=(self._mended or 0) + (meter.recovered_rows if meter else 0),
@@ -237,7 +251,12 @@ class ExchangeRun:
         training = self._parts.training
         if training is None or self._parts.spec.shuffle.n_workers > MOST_LINKS:
             return {}
-        return {who: (one.nbytes, one.ended - one.begun) for who, one in training.receiver.meter.links.items()}
+        # A forwarder's bundles come from its row of the grid, and rows come from the column, so no worker sends both.
+        return {
+            (who if who > FORWARDER else forwarder_of(who)): (one.nbytes, one.ended - one.begun)
+            for meter in training.meters
+            for who, one in meter.links.items()
+        }
 
     async def _start(self) -> None:
         parts, loop = self._parts, asyncio.get_running_loop()
@@ -272,10 +291,12 @@ class ExchangeRun:
                 self._prepared = loop.run_in_executor(parts.plans.executor, self._prepare, exchange)
             else:
                 self._source, self._sink, self._prepared = before._source, before._sink, before._prepared
+                self._forwarded = before._forwarded
                 before.forget()
             assert self._source is not None
             assert self._sink is not None
             self._begin_sending(exchange, training.rank, self._source)
+            self._begin_forwarding(exchange, training, resumed=before is not None)
             training.receiver.begin(
                 self.run_id,
                 exchange.incoming(training.rank),
@@ -324,13 +345,32 @@ class ExchangeRun:
             mend=self.mend if who != SERVER else nothing_to_mend,
         )
 
+    def _begin_forwarding(self, exchange: MemberExchange, training: TrainingState, *, resumed: bool) -> None:
+        if training.forwarder is None:
+            return
+        if not resumed:
+            self._forwarded = exchange.forwarded(training.rank, self._parts.dataset.layout)
+        if self._forwarded is None:
+            training.forwarder.sit_out()
+        else:
+            messages = exchange.messages
+            training.forwarder.begin(
+                self.run_id,
+                self._forwarded,
+                asked=messages.asked,
+                answered=messages.answered,
+                at_most=messages.at_most,
+                resumed=resumed,
+                failed=self.received,
+            )
+
     def _read_rate(self, exchange: MemberExchange) -> float:
         """Rows per second that this worker has read from the store so far; 0 if packets are sent."""
         traffic = self._parts.dataset.traffic
         if exchange.hops is not None or not traffic.seconds:
             return 0.0
         # The rows of one sender are spread thinner over chunks than those of a whole partition, which were read before.
-        rows = traffic.delivered_bytes / self._parts.dataset.row_nbytes / self._parts.spec.shuffle.n_workers
+        rows = traffic.delivered_bytes / max(1, self._parts.dataset.row_nbytes) / self._parts.spec.shuffle.n_workers
         return rows / traffic.seconds
 
     def _make_sink(self, exchange: MemberExchange, source: Future[RowSource]) -> RowSink:

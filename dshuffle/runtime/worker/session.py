@@ -21,13 +21,15 @@ from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import DaskNetwork
 from dshuffle.exchange.endpoints import Reply
+from dshuffle.exchange.forwarder import Forwarder, with_forwarders
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId, rows_per_message
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.sender import Sender
-from dshuffle.planning import SERVER, STORE, name_of
+from dshuffle.planning import SERVER, STORE, get_delivery, name_of
+from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.runtime.memory import for_partition, partition_nbytes
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
@@ -95,7 +97,7 @@ class WorkerSession:
         self._background: set[asyncio.Task[None]] = set()
 
         settings, layout = spec.settings, dataset.layout
-        self._addresses = dict(spec.addresses)
+        self._addresses = with_forwarders(spec.addresses)
         network = DaskNetwork(
             worker, spec.session_id, self._addresses, serve_here=self.serve, acknowledge_here=self.acknowledge
         )
@@ -127,9 +129,13 @@ class WorkerSession:
                 timeout=settings.timeout,
                 open_gate=lambda run_id, gate: senders[rank].open_gate(run_id, gate),
             )
-            training = TrainingState(
-                rank, cache, receiver, EpochLock(layout, cache.rows, rank, self._loop, cache.will_need)
-            )
+            forwarder = None
+            if any(get_delivery(delivery).two_hops for delivery in spec.deliveries):
+                me = forwarder_of(rank)
+                senders[me] = sender(me)
+                forwarder = Forwarder(me, senders[me], network, self._jobs, timeout=settings.timeout)
+            lock = EpochLock(layout, cache.rows, rank, self._loop, cache.will_need)
+            training = TrainingState(rank, cache, receiver, lock, forwarder)
             senders[rank] = sender(rank)
         if spec.addresses.get(SERVER) == worker.address:
             if budget is not None and training is not None:  # training and serving share the budget
@@ -144,7 +150,7 @@ class WorkerSession:
         former = None
         if spec.former is not None and rows_here is not None:
             former = FormerPartitions(worker, spec.former, dataset, settings, self._jobs, rows_here)
-        plans = Plans(spec, layout, rank, list(senders))
+        plans = Plans(spec, layout, rank, [who for who in senders if who > FORWARDER])
         self._parts: MemberParts | None = MemberParts(spec, dataset, plans, senders, training, server_rows, former)
 
     @property
@@ -209,7 +215,7 @@ class WorkerSession:
         """Use the addresses of workers that have taken lost ranks, unless a later order has been carried out."""
         if number > self.number:
             self.number = number
-            self._addresses.update(addresses)
+            self._addresses.update(with_forwarders(addresses))
 
     async def go_on(self, addresses: Mapping[int, str], number: int, last_run: int) -> None:
         """Drop the run that the others have given up while this worker did not answer, and refuse all earlier ones."""

@@ -26,6 +26,8 @@ from dshuffle.runtime.scheduler.session_plots import fill
 from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, Participant, SessionSnapshot
 from dshuffle.runtime.worker import run
 
+from ..conftest import OPTIONS
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 FIGURES = EpochFigures(
@@ -209,7 +211,7 @@ def test_a_page_that_cannot_be_added_does_not_stop_training(small, caplog):
     """For instance because a later release of distributed has its dashboard elsewhere."""
     with (
         dask.config.set({"distributed.scheduler.dashboard.bokeh-application": {"no_such_option": 1}}),
-        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+        LocalCluster(n_workers=1, processes=False, **OPTIONS) as cluster,
         Client(cluster) as client,
     ):
         cluster.scheduler.http_application.applications.append(type("Dashboard", (), {"prefix": ""})())

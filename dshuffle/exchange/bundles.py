@@ -1,0 +1,194 @@
+"""Rows in two hops: bundles for forwarders, and what a forwarder keeps of them.
+
+A bundle has the rows of a sender for all workers of a column, by destination. It begins with a header, a few rows that
+hold the number of rows for each destination. So a forwarder needs no plans of other workers. It does not verify rows,
+as it does not know their samples. Their checksums travel with them, and the destination verifies them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dshuffle.errors import ChecksumMismatch, ExchangeError
+from dshuffle.exchange.messages import Flow
+from dshuffle.exchange.row_flows import RowHolder
+from dshuffle.planning.delivery.grid import WorkerGrid
+from dshuffle.planning.packets import forwarder_of
+from dshuffle.rows import ByteMatrix, RowLayout
+
+Numbers = NDArray[np.int64]
+Checksums = NDArray[np.uint32]
+
+HEADER = -1
+"""In place of a sample: a row of a header."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundles:
+    """The bundles that a rank sends.
+
+    Parameters
+    ----------
+    items
+        ``(m,)`` sample of each row, or :data:`HEADER`.
+    flows
+        Forwarder -> flow of one message.
+    counts
+        First item of a bundle -> ``(k,)`` number of rows for each destination.
+    """
+
+    items: Numbers
+    flows: dict[int, Flow]
+    counts: dict[int, Numbers]
+
+    @classmethod
+    def of(cls, sends: Mapping[int, Numbers], grid: WorkerGrid, rank: int, row_nbytes: int) -> Bundles:
+        """Bundle the samples that a rank sends to each destination."""
+        nothing = np.empty(0, np.int64)
+        items, flows, counts, first = [nothing], {}, {}, 0
+        for forwarder in grid.forwarders_of(rank):
+            samples = [sends.get(destination, nothing) for destination in grid.column_of(forwarder).tolist()]
+            header = np.full(header_rows(len(samples), row_nbytes), HEADER)
+            items += [header, *samples]
+            counts[first] = np.array([len(ids) for ids in samples])
+            last = first + len(header) + int(counts[first].sum())
+            flows[forwarder_of(forwarder)] = Flow(np.array([first, last]))
+            first = last
+        return cls(np.concatenate(items), flows, counts)
+
+
+class BundledRows:
+    """The bundles that a rank sends in a run: a :class:`~dshuffle.exchange.endpoints.RowSource`.
+
+    Parameters
+    ----------
+    holder
+        Holder of the rows.
+    bundles
+        What it sends.
+    """
+
+    def __init__(self, holder: RowHolder, bundles: Bundles) -> None:
+        self._holder = holder
+        self._bundles = bundles
+
+    def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Copy the header and the rows of a bundle into buffers."""
+        counts = self._bundles.counts[first]
+        n_header = header_rows(len(counts), rows.shape[1])
+        header = counts.tobytes()
+        rows[:n_header] = np.frombuffer(header.ljust(n_header * rows.shape[1], b"\0"), np.uint8).reshape(n_header, -1)
+        checksums[:n_header] = zlib.crc32(header)
+        self._holder.pack(self._bundles.items[first + n_header : last], rows[n_header:], checksums[n_header:])
+
+
+class ForwardedRows:
+    """What a forwarder keeps of the bundles that it receives, and sends on once it has all of them.
+
+    It is a :class:`~dshuffle.exchange.endpoints.RowSink` whose items are bundles, and a
+    :class:`~dshuffle.exchange.endpoints.RowSource` whose items are rows, by destination and then by sender.
+
+    Parameters
+    ----------
+    grid, rank
+        The grid of workers, and the worker that forwards.
+    layout
+        Layout of a row.
+    """
+
+    intact = True
+
+    def __init__(self, grid: WorkerGrid, rank: int, layout: RowLayout) -> None:
+        self._layout = layout
+        self._column = grid.column_of(rank)
+        self._rank = rank
+        self._senders = grid.senders_through(rank)
+        self._rows = [layout.empty(0)] * len(self._senders)
+        self._checksums: list[Checksums] = [np.empty(0, np.uint32)] * len(self._senders)
+        self._counts = np.zeros((len(self._senders), len(self._column)), np.int64)
+        self._sorted: tuple[Numbers, Numbers] | None = None
+
+    @property
+    def incoming(self) -> dict[int, Flow]:
+        """Sender -> flow of its bundle."""
+        return {int(sender): Flow(np.array([item, item + 1])) for item, sender in enumerate(self._senders)}
+
+    def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Keep a bundle.
+
+        Raises
+        ------
+        ChecksumMismatch
+            If the header is corrupted.
+        ExchangeError
+            If the bundle has another shape than its header says.
+        """
+        n_header = header_rows(len(self._column), self._layout.nbytes)
+        header = rows[:n_header].tobytes()[: 8 * len(self._column)]
+        if rows.shape[1] != self._layout.nbytes or len(checksums) != len(rows) or len(rows) < n_header:
+            raise ExchangeError(f"a bundle has rows {rows.shape} and checksums {checksums.shape}")
+        if (checksums[:n_header] != zlib.crc32(header)).any():
+            raise ChecksumMismatch("the header of a bundle is corrupted")
+        counts = np.frombuffer(header, np.int64)
+        if counts.sum() != len(rows) - n_header:
+            raise ExchangeError(f"a bundle has {len(rows) - n_header} rows, but its header says {counts.sum()}")
+        if self._senders[first] == self._rank:  # its buffer is used again
+            rows, checksums = rows.copy(), checksums.copy()
+        self._rows[first], self._checksums[first], self._counts[first] = rows[n_header:], checksums[n_header:], counts
+
+    async def read_former(self, first: int, last: int, stop: Callable[[], bool]) -> None:
+        """Bundles are not read from former partitions."""
+
+    def read_store(self, first: int, last: int, stop: Callable[[], bool]) -> None:
+        """Raise ExchangeError: a forwarder does not know the samples of a bundle."""
+        raise ExchangeError("a bundle cannot be read from the store")
+
+    def outgoing(self, *, at_most: int) -> dict[int, Flow]:
+        """Destination -> flow of rows, in messages of at most ``at_most`` rows; call it once all bundles are here."""
+        by_destination = self._counts.T
+        starts = np.concatenate([[0], by_destination.cumsum()])
+        places = self._counts.cumsum(axis=1) - self._counts
+        self._sorted = starts, places
+        firsts, totals = starts[:: len(self._senders)], by_destination.sum(axis=1)
+        return {
+            int(destination): Flow.evenly(int(first), int(total), at_most=at_most)
+            for destination, first, total in zip(self._column, firsts, totals, strict=False)
+            if total
+        }
+
+    def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
+        """Copy rows into buffers."""
+        assert self._sorted is not None
+        starts, places = self._sorted
+        for piece in range(int(np.searchsorted(starts, first, "right")) - 1, int(np.searchsorted(starts, last))):
+            destination, sender = divmod(piece, len(self._senders))
+            begin, end = max(first, int(starts[piece])), min(last, int(starts[piece + 1]))
+            source = slice(begin - starts[piece] + places[sender, destination], None)
+            rows[begin - first : end - first] = self._rows[sender][source][: end - begin]
+            checksums[begin - first : end - first] = self._checksums[sender][source][: end - begin]
+
+
+def header_rows(n_destinations: int, row_nbytes: int) -> int:
+    """Number of rows that hold the header of a bundle.
+
+    Examples
+    --------
+    >>> header_rows(8, 1024), header_rows(8, 10)
+    (1, 7)
+    """
+    return -(-8 * n_destinations // row_nbytes)
+
+
+def forwarded(receives: Mapping[int, Numbers], grid: WorkerGrid, rank: int) -> dict[int, Numbers]:
+    """Sort the samples that a rank receives by forwarder: ``forwarder -> samples``, by sender."""
+    found = {}
+    for forwarder in grid.forwarders_to(rank):
+        samples = [receives[sender] for sender in grid.senders_through(forwarder).tolist() if sender in receives]
+        if samples:
+            found[forwarder_of(forwarder)] = np.concatenate(samples)
+    return found

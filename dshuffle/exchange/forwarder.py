@@ -1,0 +1,107 @@
+"""The forwarder of a worker: receives bundles from its grid row, and sends their rows on within its column."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from dshuffle.exchange.bundles import ForwardedRows
+from dshuffle.exchange.endpoints import Meter, Network, RowSink, RowSource
+from dshuffle.exchange.inbox import Inbox
+from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.receiver import Receiver
+from dshuffle.exchange.sender import Sender
+from dshuffle.planning.packets import STORE, forwarder_of
+
+
+class Forwarder:
+    """Forwards rows between other workers, in runs whose delivery has two hops.
+
+    Requests for rows wait at its sender until all bundles are here, as they do at a sender that has not heard of a run.
+
+    Parameters
+    ----------
+    participant
+        As which it takes part in an exchange.
+    sender
+        Sender of the forwarded rows.
+    network, jobs
+        Network of the session, and threads that keep bundles.
+    timeout
+        Seconds in which a request for a bundle must be answered.
+    """
+
+    def __init__(self, participant: int, sender: Sender, network: Network, jobs: JobQueue, *, timeout: float) -> None:
+        self.sender = sender
+        self.receiver = Receiver(
+            Inbox(participant, window=1),
+            network,
+            jobs,
+            jobs,
+            store=STORE,
+            report=self._received,
+            timeout=timeout,
+            open_gate=lambda run_id, gate: None,
+        )
+        self._rows: ForwardedRows | None = None
+        self._at_most = self._answered = 1
+        self._failed: Callable[[int, str, bool], None] | None = None
+
+    def begin(
+        self,
+        run_id: int,
+        rows: ForwardedRows,
+        *,
+        asked: int,
+        answered: int,
+        at_most: int,
+        resumed: bool,
+        failed: Callable[[int, str, bool], None],
+    ) -> None:
+        """Start a run.
+
+        Parameters
+        ----------
+        run_id
+            Id of the run.
+        rows
+            Where the bundles go.
+        asked, answered
+            Maximum number of bundles requested at once, and of messages with their rows that are answered at once.
+        at_most
+            Maximum number of rows in a message to a destination.
+        resumed
+            Whether ``rows`` has bundles of the last run, which was aborted.
+        failed
+            Called with the run id and a reason if a bundle cannot be fetched, and whether another run may succeed.
+        """
+        self._rows, self._at_most, self._answered, self._failed = rows, at_most, answered, failed
+        sink: asyncio.Future[RowSink] = asyncio.get_running_loop().create_future()
+        sink.set_result(rows)
+        self.receiver.begin(run_id, rows.incoming, sink, window=asked, resumed=resumed)
+
+    async def end(self) -> None:
+        """End the run, finished or not. Bundles are kept by whoever has passed them to :meth:`begin`."""
+        self._rows, self._failed = None, None
+        self.sender.end()
+        await self.receiver.abort()
+
+    def sit_out(self) -> None:
+        """Measure nothing in a run whose rows take one hop."""
+        self.sender.meter, self.receiver.meter = Meter(), Meter()
+
+    def _received(self, run_id: int, reason: str | None, again: bool) -> None:
+        rows, failed = self._rows, self._failed
+        if rows is None or failed is None:
+            return
+        if reason is not None:
+            failed(run_id, reason, True)
+            return
+        source: asyncio.Future[RowSource] = asyncio.get_running_loop().create_future()
+        source.set_result(rows)
+        self.sender.begin(run_id, rows.outgoing(at_most=self._at_most), source, window=self._answered)
+
+
+def with_forwarders(addresses: Mapping[int, str]) -> dict[int, str]:
+    """The addresses of participants, with those of the forwarder of each rank."""
+    return dict(addresses) | {forwarder_of(rank): address for rank, address in addresses.items() if rank >= 0}

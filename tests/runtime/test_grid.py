@@ -1,0 +1,130 @@
+"""The delivery ``grid`` on a cluster: what forwarders carry, and faults on the way."""
+
+from __future__ import annotations
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+from dshuffle import Shuffler, create_dataset
+from dshuffle.exchange.bundles import ForwardedRows
+from dshuffle.exchange.forwarder import Forwarder
+from dshuffle.planning.cost.loads import CHECKSUM_NBYTES
+from dshuffle.planning.delivery.grid import WorkerGrid
+
+ROW = 64
+"""Bytes of a row of `small`."""
+
+
+def test_rows_take_two_hops_and_reach_the_workers_that_peers_would_send_them_to(threads, small, orders):
+    with Shuffler(threads, small, seed=3) as shuffler:
+        expected = orders(shuffler, 3)
+    with Shuffler(threads, small, seed=3, delivery="grid") as shuffler:
+        for now, then in zip(orders(shuffler, 3), expected, strict=True):
+            assert all(map(np.array_equal, now, then))
+    grid = WorkerGrid(5)
+    holder = {int(sample): rank for rank, samples in enumerate(expected[0]) for sample in samples}
+    sent, pairs = 0, set()
+    for rank, samples in enumerate(expected[1]):
+        for sender in (holder[int(sample)] for sample in samples):
+            if sender != rank:
+                through = grid.forwarder(sender, rank)
+                sent += (sender != through) + (through != rank)
+    for rank in range(5):
+        pairs |= {(rank, through) for through in grid.forwarders_of(rank)}
+        pairs |= {(through, rank) for through in grid.forwarders_to(rank)}
+    record = shuffler.records[1]
+    headers = sum(rank != through for rank in range(5) for through in grid.forwarders_of(rank))  # a row each
+    assert sum(record.wire_sent_bytes) == (sent + headers) * (ROW + CHECKSUM_NBYTES)
+    assert sum(record.wire_received_bytes) == sum(record.wire_sent_bytes)
+
+
+def test_short_messages(threads, small, orders):
+    with (
+        dask.config.set({"dshuffle.message-bytes": 100, "dshuffle.window-bytes": 300}),
+        Shuffler(threads, small, delivery="grid", assignment="partial:0.4") as shuffler,
+    ):
+        orders(shuffler, 4)
+    assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 3
+
+
+def test_a_corrupted_header_is_asked_for_again(threads, small, orders, monkeypatch):
+    unpack, spoilt = ForwardedRows.unpack, []
+
+    def spoil(self, first, last, rows, checksums):
+        if not spoilt:
+            spoilt.append(first)
+            rows = rows.copy()
+            rows[0, 0] ^= 1
+        unpack(self, first, last, rows, checksums)
+
+    with Shuffler(threads, small, delivery="grid") as shuffler:
+        monkeypatch.setattr(ForwardedRows, "unpack", spoil)
+        orders(shuffler, 3)
+    assert [record.run_id for record in shuffler.records] == [1, 2, 3]
+
+
+def test_bundles_that_are_always_corrupted_are_replaced_by_rows_of_the_store(threads, small, orders, monkeypatch):
+    unpack = ForwardedRows.unpack
+
+    def spoil(self, first, last, rows, checksums):
+        rows = rows.copy()
+        rows[0, 0] ^= 1
+        unpack(self, first, last, rows, checksums)
+
+    with Shuffler(threads, small, delivery="grid") as shuffler:
+        monkeypatch.setattr(ForwardedRows, "unpack", spoil)
+        orders(shuffler, 2)
+    assert shuffler.records[1].delivery == "storage"
+
+
+def test_a_row_that_is_corrupted_on_the_way_is_read_from_the_store(threads, small, orders, monkeypatch):
+    unpack, spoilt = ForwardedRows.unpack, []
+
+    def spoil(self, first, last, rows, checksums):
+        if not spoilt:
+            spoilt.append(first)
+            rows = rows.copy()
+            rows[-1, 3] ^= 1
+        unpack(self, first, last, rows, checksums)
+
+    with Shuffler(threads, small, delivery="grid") as shuffler:
+        monkeypatch.setattr(ForwardedRows, "unpack", spoil)
+        orders(shuffler, 3)
+    assert shuffler.records[1].recovered_rows > 0
+    assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 2
+
+
+def test_an_aborted_run_keeps_the_bundles_that_have_arrived(threads, small, orders, monkeypatch):
+    begin, resumed = Forwarder.begin, []
+
+    def fail_once(self, run_id, rows, **options):
+        resumed.append(options["resumed"])
+        begin(self, run_id, rows, **options)
+        if len(resumed) == 3:
+            options["failed"](run_id, "on purpose", True)
+
+    with Shuffler(threads, small, delivery="grid") as shuffler:
+        monkeypatch.setattr(Forwarder, "begin", fail_once)
+        orders(shuffler, 3)
+    assert shuffler.records[1].run_id == 3
+    assert resumed.count(True) >= 1
+    assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 2
+
+
+@pytest.mark.parametrize("delivery", ["grid", "peer"])
+def test_rows_without_bytes(threads, tmp_path, delivery):
+    dataset = create_dataset(str(tmp_path / "d.zarr"), {"x": np.empty((100, 0))})
+    with Shuffler(threads, dataset, delivery=delivery) as shuffler:
+        for epoch in shuffler.epochs(3):
+            ids = np.concatenate(threads.gather(epoch.map(lambda partition: partition.sample_ids.copy())))
+            assert np.array_equal(np.sort(ids), np.arange(100))
+
+
+@pytest.mark.parametrize("n_workers", [1, 2, 3])
+def test_few_workers(cluster_of, small, orders, n_workers):
+    with cluster_of({str(rank): {} for rank in range(n_workers)}) as cluster, Client(cluster) as client:
+        client.wait_for_workers(n_workers)
+        with Shuffler(client, small, delivery="grid") as shuffler:
+            orders(shuffler, 3)
