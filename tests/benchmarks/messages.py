@@ -3,9 +3,10 @@
     python tests/benchmarks/messages.py [--workers 64] [--processes 2] [--kib 16 160]
 
 Every worker gets one message from every other one in an epoch. All workers talk over TCP, also within a process. The
-figures are processor seconds of all worker processes, and the seconds of the exchange. `bare` requests the same bytes
+figures are processor seconds of all worker processes, and the seconds of the exchange. `grid` sends the same rows in fewer and
+longer messages. `bare` requests the same bytes
 between the same workers through Dask comms, and does nothing with them. `empty` is an epoch without messages (`local`),
-which is subtracted from the processor seconds of `ours`; the seconds to open its session are given too.
+which is subtracted from the processor seconds of `peer` and `grid`; the seconds to open its session are given too.
 """
 
 from __future__ import annotations
@@ -56,13 +57,15 @@ def nothing(partition: dshuffle.Partition) -> None:
     """A task that does nothing, in place of training."""
 
 
-def epochs_of(client: Client, pids: list[int], n_workers: int, nbytes: int, epochs: int, way: str) -> dict[str, float]:
+def epochs_of(
+    client: Client, pids: list[int], n_workers: int, nbytes: int, epochs: int, **way: str
+) -> dict[str, float]:
     """Seconds and processor seconds of an epoch, with tasks that do nothing."""
     rows = np.zeros((n_workers**2 * nbytes // ROW, ROW), np.uint8)
     with tempfile.TemporaryDirectory() as folder:
         dataset = dshuffle.create_dataset(f"{folder}/x.zarr", {"x": rows})
         started = time.perf_counter()
-        with dshuffle.Shuffler(client, dataset, assignment=way) as shuffler:
+        with dshuffle.Shuffler(client, dataset, **way) as shuffler:
             opened = time.perf_counter() - started
             for epoch in shuffler.epochs(3):
                 client.gather(epoch.map(nothing))
@@ -81,12 +84,17 @@ def epochs_of(client: Client, pids: list[int], n_workers: int, nbytes: int, epoc
 
 def empty(client: Client, pids: list[int], n_workers: int, nbytes: int, epochs: int) -> dict[str, float]:
     """An epoch without messages."""
-    return epochs_of(client, pids, n_workers, nbytes, 4 * epochs, "local")
+    return epochs_of(client, pids, n_workers, nbytes, 4 * epochs, assignment="local")
 
 
-def ours(client: Client, pids: list[int], n_workers: int, nbytes: int, epochs: int) -> dict[str, float]:
+def peer(client: Client, pids: list[int], n_workers: int, nbytes: int, epochs: int) -> dict[str, float]:
     """An epoch with a message for each pair of workers."""
-    return epochs_of(client, pids, n_workers, nbytes, epochs, "global")
+    return epochs_of(client, pids, n_workers, nbytes, epochs, delivery="peer")
+
+
+def grid(client: Client, pids: list[int], n_workers: int, nbytes: int, epochs: int) -> dict[str, float]:
+    """An epoch whose rows take two hops."""
+    return epochs_of(client, pids, n_workers, nbytes, epochs, delivery="grid")
 
 
 async def _listen(dask_worker: Worker, nbytes: int) -> None:
@@ -151,7 +159,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
         pids = [process.pid for process in processes if process.pid is not None]
         messages = options.workers * (options.workers - 1)
         for kib in options.kib:
-            for name, run in (("empty", empty), ("ours", ours), ("bare", bare)):
+            for name, run in (("empty", empty), ("peer", peer), ("grid", grid), ("bare", bare)):
                 results[f"{name} {kib} KiB"] = found = run(client, pids, options.workers, kib * 1024, options.epochs)
                 spent = found["processor_seconds"]
                 if name == "empty":
@@ -160,8 +168,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, float]]:
                         f"empty {kib:4d} KiB {found['epoch_seconds']:7.3f} s, opened in {found['open_seconds']:.2f} s"
                     )
                     continue
-                each = 1000 * (spent - (without if name == "ours" else 0)) / messages
-                print(f"{name:5s} {kib:4d} KiB {found['seconds']:7.3f} s, {each:6.3f} ms of a processor a message")
+                each = 1000 * (spent - (without if name != "bare" else 0)) / messages
+                print(f"{name:5s} {kib:4d} KiB {found['seconds']:7.3f} s, {each:6.3f} ms of a processor a pair")
         client.shutdown()
         for process in processes:
             process.join(10)
