@@ -51,6 +51,20 @@ def is_adaptive(client: Client) -> bool:
     return getattr(client.cluster, "_adaptive", None) is not None
 
 
+def starts_no_more(client: Client) -> str | None:
+    """Say that an adaptive cluster could have more workers and will not start them, if that is so.
+
+    Dask starts workers for tasks that wait, and a session has one task for each worker that is there.
+    """
+    adaptive, n_workers = getattr(client.cluster, "_adaptive", None), count_training_workers(client)
+    if adaptive is None or not n_workers <= max(1, adaptive.minimum) < adaptive.maximum:
+        return None
+    workers = "1 worker" if n_workers == 1 else f"{n_workers} workers"
+    reason = "because a session has one task for each worker"
+    way_out = f"For more workers, raise the minimum: cluster.adapt(minimum=..., maximum={adaptive.maximum})"
+    return f"the session trains on {workers}, and the adaptive cluster starts no more for it, {reason}. {way_out}"
+
+
 def count_training_workers(client: Client) -> int:
     """Number of workers of a cluster that would train: all but those that only serve."""
     return sum(not only_serves(worker.get("resources")) for worker in cluster_info(client)["workers"].values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 
 from distributed import Client
@@ -11,7 +12,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, Choices, Classes, GivenSharding, Remainder
 from dshuffle.planning.cost import Cluster
-from dshuffle.runtime.cluster_view import is_adaptive
+from dshuffle.runtime.cluster_view import is_adaptive, starts_no_more
 from dshuffle.runtime.dataset_inputs import STRATIFIED, resolved
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.memory import parse_memory_limit
@@ -19,6 +20,8 @@ from dshuffle.runtime.open_session import new_id
 from dshuffle.runtime.session_spec import LOCAL, Carried, DatasetReference, SessionRequest, Settings
 from dshuffle.runtime.session_state import shuffle_digest
 from dshuffle.store import Dataset
+
+logger = logging.getLogger(__name__)
 
 
 def session_request(
@@ -69,6 +72,8 @@ def session_request(
         hint = "Give a folder on a local disk that is still there when the next job runs."
         raise InvalidParameter.because("keep_cache=True", f"cache_directory={directory!r} does not outlive a job", hint)
     settings = Settings.from_config(adaptive=is_adaptive(client))
+    if (said := starts_no_more(client)) is not None:
+        logger.warning("dshuffle: %s", said)
     server = None if server is None else str(server)
     deliveries = {choices.delivery: 0.0}
     if choices.delivery == AUTO:

@@ -16,6 +16,7 @@ from distributed import Client, LocalCluster, Status
 from dshuffle import Dataset, PerRank, Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.planning import Choices, ShuffleSpec
+from dshuffle.runtime.cluster_view import starts_no_more
 from dshuffle.runtime.memory import member_nbytes
 from dshuffle.runtime.scheduler import participants
 from dshuffle.runtime.session_spec import SAMPLED_ROWS
@@ -481,6 +482,9 @@ def test_an_adaptive_cluster_keeps_the_fewest_workers(labelled, checked, eventua
         return len(plugin.valid_workers_downscaling(dask_scheduler, list(dask_scheduler.workers.values())))
 
     with LocalCluster(n_workers=4, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        assert starts_no_more(client) is None
+        cluster.adapt(minimum=4, maximum=4)
+        assert starts_no_more(client) is None
         for options, count in [({"elastic": True, "min_workers": 3}, 1), ({"on_loss": "shrink"}, 0)]:
             with Shuffler(client, labelled, **options) as shuffler:
                 epoch = next(shuffler.epochs(2))
@@ -488,7 +492,7 @@ def test_an_adaptive_cluster_keeps_the_fewest_workers(labelled, checked, eventua
                 eventually(lambda count=count: client.run_on_scheduler(removable) == count)  # not during the exchange
 
 
-def test_an_adaptive_cluster(labelled, checked):
+def test_an_adaptive_cluster(labelled, checked, caplog):
     """Other tasks make the cluster grow, and it shrinks when workers are idle."""
     with (
         LocalCluster(n_workers=2, processes=True, memory_limit="4 GiB", **OPTIONS) as cluster,
@@ -497,6 +501,8 @@ def test_an_adaptive_cluster(labelled, checked):
         cluster.adapt(minimum=2, maximum=6, interval="50ms", wait_count=2, target_duration="100ms")
         counts = []
         with Shuffler(client, labelled, elastic=True) as shuffler:
+            told = "trains on 2 workers, and the adaptive cluster starts no more for it"
+            assert told in caplog.text
             for epoch in shuffler.epochs(100):
                 futures = epoch.map(checked, 0.02)
                 if epoch.number % 40 == 10:
