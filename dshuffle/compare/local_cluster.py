@@ -184,6 +184,8 @@ def local_cluster(n_workers: int, *, processes: bool = True, rates: EmulatedRate
     with ExitStack() as stack:
         nanny = logging.getLogger("distributed.nanny")
         stack.callback(nanny.setLevel, nanny.level)
+        if not processes:  # each worker would list what the process and the machine do, twice a second
+            stack.enter_context(dask.config.set({"distributed.admin.system-monitor.interval": "30s"}))
         cluster = stack.enter_context(SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.WARNING))
         client = stack.enter_context(Client(cluster))
         client.wait_for_workers(n_workers + 1)
