@@ -137,7 +137,7 @@ class EpochPlanner:
     def _packets(self, epoch: int, before: Holders, drawn: Drawn, delivery: str) -> Packets:
         spec, n = self._dealt, self._dealt.n_workers
         seed = int(random_words(1, "delivery", spec.choices.seed, epoch)[0])
-        packets = plan_delivery(delivery, before, drawn.ranks, n, seed=seed, start=drawn.packets)
+        packets = plan_delivery(delivery, before, drawn.ranks, n, seed=seed, start=drawn.packets, hosts=spec.hosts)
         if self.checks:
             check_plan(packets, before, drawn.ranks, n, capacity=spec.capacity)
         return packets

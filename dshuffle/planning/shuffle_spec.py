@@ -46,6 +46,8 @@ class ShuffleSpec:
         Epoch with which the shuffle begins: workers read their shares of it from the store.
     changes
         How the workers changed before, for assignments with which workers that stay keep their samples.
+    hosts
+        Host of each rank, numbered; empty if it does not matter. Peers on the same host are preferred as senders.
 
     Raises
     ------
@@ -65,6 +67,7 @@ class ShuffleSpec:
     draw_version: int = DRAW_VERSION
     first_epoch: int = 0
     changes: tuple[WorkerChange, ...] = ()
+    hosts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.draw_version != DRAW_VERSION:
@@ -74,6 +77,8 @@ class ShuffleSpec:
         as_integer("n_samples", self.n_samples, self.n_workers, "There are fewer samples than workers.")
         if self.n_samples >= 2**63:
             raise InvalidParameter.of("n_samples", self.n_samples, "below 2**63: sample numbers have 64 bits")
+        if len(self.hosts) not in (0, self.n_workers):
+            raise InvalidParameter.of("hosts", self.hosts, f"one host for each of {self.n_workers} workers, or none")
         self.check_epoch("first_epoch", self.first_epoch)
         last = self.history.epoch
         as_integer("first_epoch", self.first_epoch, last, f"The last change of workers is in epoch {last}.")
@@ -112,7 +117,9 @@ class ShuffleSpec:
 
     def with_history(self, history: WorkerHistory, first_epoch: int) -> ShuffleSpec:
         """The same job from an epoch on, with other workers."""
-        return dataclasses.replace(self, n_workers=history.n_workers, changes=history.changes, first_epoch=first_epoch)
+        return dataclasses.replace(
+            self, n_workers=history.n_workers, changes=history.changes, first_epoch=first_epoch, hosts=()
+        )
 
     @property
     def keeps_samples(self) -> bool:
@@ -144,7 +151,7 @@ class ShuffleSpec:
         choices = dataclasses.replace(
             self.choices, sharding=sharding.of_others(), balance=None if balance is None else balance.only(others)
         )
-        return ShuffleSpec(len(others), self.n_workers, choices, first_epoch=self.first_epoch)
+        return ShuffleSpec(len(others), self.n_workers, choices, first_epoch=self.first_epoch, hosts=self.hosts)
 
     @property
     def chunk_rows(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -124,6 +124,7 @@ def choose_members(
             carried = carried.placed(former, ranks)
     if carried is not None:
         plan = carried.onto(plan, ranks)
+    plan = dataclasses.replace(plan, hosts=_shared_hosts(training))
     addresses = {rank: worker.address for rank, worker in enumerate(training)}
     role = ""
     if any(get_delivery(name).needs_server for name in order.deliveries):
@@ -160,9 +161,9 @@ def _find_server(workers: list[WorkerState], wanted: str | None) -> WorkerState 
     raise InvalidParameter.of("server", wanted, f"the name or address of one of these workers: {names}")
 
 
-def _demands(delivery: str) -> tuple[bool, bool]:
+def _demands(delivery: str) -> tuple[bool, bool, bool]:
     found = get_delivery(delivery)
-    return found.coded, found.needs_server
+    return found.coded, found.needs_server, found.two_hops
 
 
 def in_rank_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
@@ -170,6 +171,13 @@ def in_rank_order(workers: Iterable[WorkerState]) -> list[WorkerState]:
     ordered = sorted(workers, key=by_name)
     hosts = {worker.host: place for place, worker in reversed(list(enumerate(ordered)))}
     return sorted(ordered, key=lambda worker: hosts[worker.host])  # keeps the order of a host's workers
+
+
+def _shared_hosts(training: Sequence[WorkerState]) -> tuple[int, ...]:
+    """Number of each worker's host; empty if all are on one host, or each on its own."""
+    names = [worker.host for worker in training]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return tuple(numbers[name] for name in names) if 1 < len(numbers) < len(names) else ()
 
 
 def by_name(worker: WorkerState) -> tuple[bool, int, str, str]:

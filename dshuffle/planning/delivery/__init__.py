@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -83,6 +84,7 @@ def plan_delivery(
     *,
     seed: int = 0,
     start: Packets | None = None,
+    hosts: Sequence[int] = (),
     **options: Any,
 ) -> Packets:
     """Plan how every worker gets the samples that it will train on but does not hold.
@@ -102,6 +104,8 @@ def plan_delivery(
     start
         Good packets that are known beforehand, such as those of an ``aligned`` assignment. ``clique`` extends them;
         the other deliveries make their own plan.
+    hosts
+        Host of each worker, numbered. Where peers send rows, those on the host of the destination are preferred.
     options
         Options of the delivery.
 
@@ -126,4 +130,6 @@ def plan_delivery(
     delivery = DELIVERIES[name]
     if start is not None and delivery.extends_plans:
         options["start"] = start
+    if len(hosts) and delivery.knows_hosts:
+        options["hosts"] = hosts
     return delivery.plan(masks, ranks, n_workers, seed=seed, **options)

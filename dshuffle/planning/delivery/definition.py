@@ -14,7 +14,7 @@ DeliveryPlanner = Callable[..., Packets]
 
 The arrays are already checked: ``(q, words)`` uint64 holders and ``(q,)`` int32 destinations. The packets must pass
 :func:`~dshuffle.planning.check_plan.check_plan` and depend on the arguments alone. A delivery with ``extends_plans``
-also takes ``start``, packets that it keeps.
+also takes ``start``, packets that it keeps, and one that ``knows_hosts`` takes ``hosts``, the host of each worker.
 """
 
 
@@ -79,6 +79,8 @@ class Delivery:
         Largest number of workers it supports; None for any.
     extends_plans
         Whether the planner can start from packets that are already known, such as those of ``aligned``.
+    knows_hosts
+        Whether the planner can prefer senders on the host of the destination.
     packet_model
         For the cost model, if it is coded.
     two_hops
@@ -99,6 +101,7 @@ class Delivery:
     coded: bool = False
     most_workers: int | None = None
     extends_plans: bool = False
+    knows_hosts: bool = False
     packet_model: PacketModel | None = None
     two_hops: bool = False
     proposed_from: int = 1

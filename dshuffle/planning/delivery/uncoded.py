@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numba
 import numpy as np
 
@@ -40,12 +42,15 @@ def plan_server(holders: Holders, destinations: Ranks, n_workers: int, *, seed: 
     return Packets.uncoded(samples, destinations[samples], np.full(len(samples), SERVER))
 
 
-def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
+def plan_peer(
+    holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, hosts: Sequence[int] = ()
+) -> Packets:
     """Plan one packet for every needed sample from its least loaded holder, by ascending sample.
 
     Samples with few holders choose their sender first, and samples with many holders fill the gaps. With two or more
     holders per sample, loads differ by less than 1 % of the mean. Every worker must receive its samples in any case,
-    so equal sends meet the cut-set bound.
+    so equal sends meet the cut-set bound. A holder on the host of the destination is preferred: its sends leave no
+    link of the network busy, and are balanced among themselves.
 
     Raises
     ------
@@ -64,8 +69,10 @@ def plan_peer(holders: Holders, destinations: Ranks, n_workers: int, *, seed: in
     choice = counts.max(initial=0) > 1
     scarce_first = group_by(counts, n_workers + 1)[0] if choice else np.arange(len(needed))
     senders = np.empty(len(needed), dtype=np.int32)
-    _pick_senders(holders, needed, scarce_first, n_workers, random_words(1, "peer", seed)[0], senders)
-    return Packets.uncoded(needed, destinations[needed], senders)
+    ranks, state = destinations[needed], random_words(1, "peer", seed)[0]
+    where = np.array(hosts if len(hosts) else range(n_workers), np.int32)
+    _pick_senders(holders, needed, ranks, scarce_first, where, state, senders)
+    return Packets.uncoded(needed, ranks, senders)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -77,27 +84,28 @@ def _counts(holders, needed):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _pick_senders(holders, needed, scarce_first, n_workers, state, senders):  # type: ignore[no-untyped-def]
-    loads = np.zeros(n_workers, dtype=np.int64)
+def _pick_senders(holders, needed, ranks, scarce_first, hosts, state, senders):  # type: ignore[no-untyped-def]
+    loads = np.zeros((2, hosts.size), dtype=np.int64)  # of rows to other hosts, and to the own one
     for i in scarce_first:
-        best, ties = -1, 0
+        best, ties, near = -1, 0, 0
         for word in range(holders.shape[1]):
             rest = holders[needed[i], word]
             while rest != 0:
                 worker = word * 64 + lowest_bit(rest)
                 rest &= rest - np.uint64(1)
-                if best < 0 or loads[worker] < loads[best]:
-                    best, ties = worker, 1
-                elif loads[worker] == loads[best]:
+                beside = int(hosts[worker] == hosts[ranks[i]])
+                if best < 0 or beside > near or (beside == near and loads[near, worker] < loads[near, best]):
+                    best, ties, near = worker, 1, beside
+                elif beside == near and loads[near, worker] == loads[near, best]:
                     # Break ties at random; otherwise the low ranks would send more in every epoch.
                     ties += 1
                     state, random = next_word(state)
                     if below(random, ties) == 0:
                         best = worker
         senders[i] = best
-        loads[best] += 1
+        loads[near, best] += 1
 
 
 STORAGE = Delivery("storage", plan_storage, Source.STORE)
 SERVER_ROWS = Delivery("server", plan_server, Source.SERVER)
-PEER = Delivery("peer", plan_peer, Source.PEERS)
+PEER = Delivery("peer", plan_peer, Source.PEERS, knows_hosts=True)

@@ -154,10 +154,30 @@ def test_peer_breaks_ties_by_seed_and_without_favourites():
     assert max(abs(count - 200) for count in senders.values()) < 70
 
 
+@pytest.mark.parametrize("alpha", [0.1, 0.3, 0.6])
+def test_peers_on_the_same_host_are_preferred(alpha):
+    q, n = 50_000, 12
+    hosts = np.repeat(np.arange(3), 4)
+    previous = first_ranks("random", q, n, seed=3)
+    holders = first_holders(previous, n, int(alpha * q), seed=3)
+    ranks = next_ranks(Global(), previous, n, seed=3, epoch=1)
+    plan = plan_delivery("peer", holders, ranks, n, hosts=hosts)
+    held = (holders[plan.samples] >> np.arange(n, dtype=np.uint64)) & np.uint64(1)
+    assert held[np.arange(len(held)), plan.senders].all()
+    beside = (held.astype(bool) & (hosts == hosts[plan.destinations][:, None])).any(axis=1)
+    near = hosts[plan.senders] == hosts[plan.destinations]
+    assert np.array_equal(near, beside)
+    without = plan_delivery("peer", holders, ranks, n)
+    assert near.mean() > 1.1 * (hosts[without.senders] == hosts[without.destinations]).mean()
+    for some in (near, ~near):
+        sends = np.bincount(plan.senders[some], minlength=n)
+        assert sends.max() <= 1.03 * sends.mean() + 1
+
+
 def test_peer_needs_a_holder():
     with pytest.raises(InvalidParameter, match=r"holders\[1\]=0 .*'peer'.*'server' or 'storage'"):
         plan_delivery("peer", [1, 0, 0], [0, 1, 1], 2)
-    for name in sorted(DELIVERIES.keys() - {"peer"}):
+    for name in sorted(DELIVERIES.keys() - {"peer", "grid"}):
         assert plan_delivery(name, [1, 0, 0], [0, 1, 1], 2).n_packets == 2
 
 

@@ -1,0 +1,32 @@
+"""Several workers on a machine: which workers send rows to which."""
+
+from __future__ import annotations
+
+import pytest
+from distributed import Client
+
+from dshuffle import Shuffler
+
+
+@pytest.mark.parametrize(
+    ("addresses", "hosts"), [("1122", (0, 0, 1, 1)), ("1212", (0, 0, 1, 1)), ("1234", ()), ("1111", ())]
+)
+def test_peers_on_the_same_machine_send_what_they_hold(cluster_of, small, orders, addresses, hosts):
+    workers = {str(name): {"host": f"127.0.0.{address}"} for name, address in enumerate(addresses)}
+
+    def figures(dask_scheduler, session_id):
+        coordinator = dask_scheduler.plugins["dshuffle"].coordinator(session_id)
+        return coordinator._spec.shuffle.hosts, coordinator.links
+
+    with cluster_of(workers) as cluster, Client(cluster) as client:
+        client.wait_for_workers(4)
+        with Shuffler(client, small, cache_fraction=0.6) as shuffler:
+            orders(shuffler, 3)
+            found, links = client.run_on_scheduler(figures, session_id=shuffler._calls.session_id)
+    assert found == hosts
+    if hosts:
+        near, far = [], []
+        for link in links:
+            ends = [hosts[int(name.removeprefix("rank "))] for name in (link.sender, link.receiver)]
+            (near if ends[0] == ends[1] else far).append(link.nbytes)
+        assert min(near) > max(far)
