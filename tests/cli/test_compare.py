@@ -149,9 +149,9 @@ def test_rates_of_the_local_cluster(elsewhere, url, monkeypatch, options, rates)
 
 @pytest.mark.slow
 def test_emulated_links_limit_an_exchange_and_are_said(elsewhere, url):
-    result = run(url, "--links", "1mbit", "--store", "4mbit", "--workers", 2, "--epochs", 2, "--delivery", "peer")
+    result = run(url, "--links", "4mbit", "--store", "16mbit", "--workers", 2, "--epochs", 2, "--delivery", "peer")
     assert result.exit_code == 0, result.output
-    words = "links of 1 Mbit/s into and out of each worker, and a store of 4 Mbit/s"
+    words = "links of 4 Mbit/s into and out of each worker, and a store of 16 Mbit/s"
     assert result.stderr.startswith(f"Emulated: {words}. --links none --store none measures")
     assert "Seconds (emulated, see below)" in result.stdout
     assert f"Emulated: {words}." in " ".join(result.stdout.split())
@@ -160,7 +160,7 @@ def test_emulated_links_limit_an_exchange_and_are_said(elsewhere, url):
     assert summary["emulated"] == words
     assert words in (folder / "report.html").read_text()
     _, exchanged = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-    assert exchanged["exchange_seconds"] > max(exchanged["wire_sent_bytes"]) * 8 / 1e6
+    assert exchanged["exchange_seconds"] > max(exchanged["wire_sent_bytes"]) * 8 / 4e6
 
 
 @pytest.mark.slow

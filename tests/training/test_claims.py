@@ -154,20 +154,33 @@ def test_reshuffling_lowers_the_error_that_noise_leaves(tmp_path):
 def test_stratified_shards_make_an_asynchronous_server_scatter_less():
     """Ten tight classes in two dimensions, 12 workers of which the slowest is four times slower; 20 runs of each."""
     made = gaussian_blobs(240, n_features=2, n_classes=10, separation=20)
-    arrays = {"x": made["x"].compute() / 10, "y": made["y"].compute()}
+    labels = made["y"].compute()
+    arrays = {"x": made["x"].compute() / 10, "y": labels}
     dataset = dshuffle.create_dataset("memory://variance", arrays, overwrite=True)
     model = SoftmaxRegression(10)
     options = {"epochs": 2, "batch_size": 120, "step": 0.3, "pace": "free"}
     seeds = {"random": range(20), "stratified:y": range(20, 40)}
 
+    def ranks(sharding, seed):
+        return (
+            stratified(arrays["y"], 12, seed=seed)
+            if sharding != "random"
+            else first_ranks(sharding, 240, 12, seed=seed)
+        )
+
+    def final_loss(sharding, seed, **speeds):
+        drawn = ranks(sharding, seed)
+        return simulate_parameter_server(arrays, drawn, model, seed=seed, **speeds, **options).points[-1].error
+
+    # With given speeds, a session has the losses of the simulation.
+    slow = {"speeds": geometric_speeds(12, 4)}
+    losses = {sharding: [final_loss(sharding, seed, **slow) for seed in own] for sharding, own in seeds.items()}
     with local_cluster(12, processes=False) as client:
-
-        def final_loss(sharding, seed):
-            with dshuffle.Shuffler(client, dataset, assignment="local", sharding=sharding, seed=seed) as shuffler:
-                history = fit_parameter_server(shuffler, model, speeds=geometric_speeds(12, 4), seed=seed, **options)
-            return history.points[-1].error
-
-        losses = {sharding: [final_loss(sharding, seed) for seed in own] for sharding, own in seeds.items()}
+        for sharding, own in seeds.items():
+            choices = {"assignment": "local", "sharding": sharding, "seed": own[0]}
+            with dshuffle.Shuffler(client, dataset, **choices) as shuffler:
+                history = fit_parameter_server(shuffler, model, seed=own[0], **slow, **options)
+            assert history.points[-1].error == pytest.approx(losses[sharding][0])
     found = variance_ratio(losses["random"], losses["stratified:y"])
     # Speeds are emulated, so that every machine gets the same losses: 55 [27, 112], and 0.75 below.
     print(found)
@@ -175,14 +188,8 @@ def test_stratified_shards_make_an_asynchronous_server_scatter_less():
     assert found.low > 2
     assert found.verdict == "less"
 
-    def simulated(ranks, seed):
-        return simulate_parameter_server(arrays, ranks, model, seed=seed, **options).points[-1].error
-
     # The null: equally fast workers.
-    equal = [
-        [simulated(first_ranks("random", 240, 12, seed=seed), seed) for seed in range(20)],
-        [simulated(stratified(arrays["y"], 12, seed=seed), seed) for seed in range(20, 40)],
-    ]
+    equal = [[final_loss(sharding, seed) for seed in own] for sharding, own in seeds.items()]
     null = variance_ratio(*equal)
     print(null)
     assert null.verdict == "none shown"

@@ -18,8 +18,8 @@ def test_some_random_schedules() -> None:
 
 @pytest.mark.slow
 def test_many_random_schedules() -> None:
-    seen = simulate(range(15, 165))
-    assert min(seen[what] for what in [*RATES, *STRIKES, "epochs", "WorkerLost", "ExchangeError"]) > 5, seen
+    seen = simulate(range(15, 90))
+    assert min(seen[what] for what in [*RATES, *STRIKES, "epochs", "WorkerLost", "ExchangeError"]) > 2, seen
 
 
 def test_a_schedule_that_fails_is_named_and_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
