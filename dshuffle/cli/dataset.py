@@ -240,7 +240,11 @@ def _description(found: Dataset) -> dict[str, Any]:
 @click.option("--shard-rows", type=click.IntRange(1), help="Samples per Zarr shard.  [default: no shards]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing dataset at URL.")
 @click.option("--memory", default="1 GiB", show_default=True, help="Memory to use.")
-@click.option("--temporary", metavar="FOLDER", help="Folder on a local disk.  [default: the system's]")
+@click.option(
+    "--temporary",
+    metavar="FOLDER",
+    help="Folder on a local disk. A run that was killed continues there.  [default: the system's]",
+)
 def shuffle(
     source: str,
     url: str,

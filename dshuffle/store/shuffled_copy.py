@@ -8,6 +8,8 @@ unless the order is by classes.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import math
 import os
 import tempfile
@@ -20,17 +22,17 @@ from dask.utils import parse_bytes
 from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.planning.bijection import Bijection
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.bijection import DRAW_VERSION, Bijection
 from dshuffle.planning.class_order import ClassOrder
 from dshuffle.store.backends import canonical_url, is_local
+from dshuffle.store.buckets import Buckets
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import open_dataset
 from dshuffle.store.sources.source import StreamSource
 from dshuffle.store.sources.zarr_nodes import read_array
 from dshuffle.units import human_bytes
-from dshuffle.unnamed_file import unnamed_file
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,71 +44,6 @@ MOST_BUCKETS = 1 << 16
 """With more, the rows of a bucket in a slab would be too few to write them quickly."""
 
 Progress = Callable[[int, int, str], None]
-
-
-class ArrayBuckets:
-    """The rows of one array in a file without a name, by bucket.
-
-    Parameters
-    ----------
-    folder
-        Folder on a local disk.
-    n_rows, bucket_rows
-        Number of rows in all, and in a bucket (the last one may have fewer).
-    dtype, shape
-        Items and shape of one sample.
-
-    Raises
-    ------
-    DatasetError
-        If the disk does not have enough room.
-    """
-
-    def __init__(
-        self, folder: str, n_rows: int, bucket_rows: int, dtype: np.dtype[Any], shape: tuple[int, ...]
-    ) -> None:
-        self._dtype = dtype
-        self._shape = shape
-        self._row_nbytes = dtype.itemsize * math.prod(shape)
-        self._bucket_rows = bucket_rows
-        self._filled = np.zeros(-(-n_rows // bucket_rows), np.int64)
-        try:
-            self._file = unnamed_file(folder, n_rows * self._row_nbytes)
-        except OSError as error:
-            raise DatasetError(
-                f"the temporary folder {folder!r} cannot hold the dataset: {error}. Choose another folder "
-                "(temporary=, --temporary)"
-            ) from error
-
-    def add(self, values: NDArray[Any], buckets: NDArray[np.int64]) -> None:
-        """Append rows to their buckets, which are ascending. Rows of one bucket stay in their order."""
-        found, firsts = np.unique(buckets, return_index=True)
-        values = np.ascontiguousarray(values)
-        for bucket, first, last in zip(found.tolist(), firsts, [*firsts[1:], len(buckets)], strict=True):
-            place = bucket * self._bucket_rows + int(self._filled[bucket])
-            self._write(values[first:last], place)
-            self._filled[bucket] += last - first
-
-    def read(self, bucket: int) -> NDArray[Any]:
-        """Read the rows of a bucket, in the order in which they were added."""
-        rows = np.empty((int(self._filled[bucket]), *self._shape), self._dtype)
-        place, target = bucket * self._bucket_rows * self._row_nbytes, _bytes(rows)
-        done = 0
-        while done < len(target):
-            count = os.preadv(self._file.fileno(), [target[done:]], place + done)
-            if not count:
-                raise DatasetError(f"bucket {bucket} of a shuffle is truncated")
-            done += count
-        return rows
-
-    def close(self) -> None:
-        """Remove the file."""
-        self._file.close()
-
-    def _write(self, rows: NDArray[Any], place: int) -> None:
-        source, offset, done = _bytes(rows), place * self._row_nbytes, 0
-        while done < len(source):
-            done += os.pwrite(self._file.fileno(), source[done:], offset + done)
 
 
 def shuffle_dataset(
@@ -144,7 +81,9 @@ def shuffle_dataset(
         Bytes of memory to use: an integer, or text such as ``"1 GiB"``. A chunk that is larger than an eighth of it
         takes more, because chunks are read whole.
     temporary
-        Folder on a local disk with room for the whole dataset. By default the system's folder for temporary files.
+        Folder on a local disk with room for the whole dataset. By default the system's folder for temporary files, and
+        nothing is left there whatever happens. In a folder that is given, the rows that have been read stay until the
+        copy is complete: if the process is stopped, the same call reads only the others.
     progress
         Called as ``progress(rows done, all rows, text)``. Every array counts twice: it is read, and written.
 
@@ -187,7 +126,7 @@ def shuffle_dataset(
     bucket_rows = max(1, part // max(1, widest))
     q, total, done = opened.n_samples, 2 * len(opened.arrays) * opened.n_samples, 0
     folder = tempfile.gettempdir() if temporary is None else os.fspath(temporary)
-    buckets: dict[str, ArrayBuckets] = {}
+    made: list[Buckets] = []
 
     def say(n_rows: int, text: str) -> None:
         nonlocal done
@@ -197,22 +136,28 @@ def shuffle_dataset(
 
     def spread() -> None:
         """Read all rows, and write them to their buckets."""
-        for name, info in opened.arrays.items():
-            buckets[name] = ArrayBuckets(folder, q, bucket_rows, info.dtype, info.shape)
+        key = None if temporary is None else _key(opened, seed, by, bucket_rows, part)
+        buckets = Buckets(folder, opened.arrays, q, bucket_rows, key)
+        made.append(buckets)
+        slabs = opened.slabs(part)
+        for ids in itertools.islice(slabs, buckets.n_pieces):
+            say(len(ids) * len(opened.arrays), "rows read before")
 
         def by_bucket(ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], dict[str, NDArray[Any]]]:
             places = order.forward(ids) // bucket_rows
             sorting = np.argsort(places, kind="stable")
             return places[sorting], opened.read_rows(ids[sorting], memory_budget=part)
 
-        for places, rows in _ahead(by_bucket, opened.slabs(part)):
+        for places, rows in _ahead(by_bucket, slabs):
             for name, values in rows.items():
                 buckets[name].add(values, places)
                 say(len(places), "rows read")
+            buckets.piece_done()
         opened.check_unchanged()
+        buckets.piece_done(last=True)
 
     def blocks(name: str) -> Iterator[NDArray[Any]]:
-        if not buckets:  # not earlier: by now the target has been checked
+        if not made:  # not earlier: by now the target has been checked
             spread()
 
         def ordered(bucket: int) -> NDArray[Any]:
@@ -221,7 +166,7 @@ def shuffle_dataset(
             # The bucket has these samples in ascending order.
             places = np.empty(len(ids), np.int64)
             places[np.argsort(ids)] = np.arange(len(ids))
-            return buckets[name].read(bucket)[places]
+            return made[0][name].read(bucket)[places]
 
         for rows in _ahead(ordered, range(-(-q // bucket_rows))):
             yield rows
@@ -232,7 +177,7 @@ def shuffle_dataset(
         return StreamSource(opened.url, (q, *info.shape), info.dtype, lambda: blocks(name))
 
     try:
-        return create_dataset(
+        written = create_dataset(
             url,
             {name: stream(name) for name in opened.arrays},
             chunk_rows=chunk_rows,
@@ -240,9 +185,19 @@ def shuffle_dataset(
             overwrite=overwrite,
             storage_options=storage_options,
         )
+        for buckets in made:
+            buckets.remove()
+        return written
     finally:
-        for one in buckets.values():
-            one.close()
+        for buckets in made:
+            buckets.close()
+
+
+def _key(opened: Dataset, seed: int, by: str | None, bucket_rows: int, part: int) -> str:
+    """Name of a first pass: another process may continue it if all of this is the same."""
+    arrays = [(name, info.dtype.str, info.shape) for name, info in opened.arrays.items()]
+    what = repr((opened.identity, opened.n_samples, arrays, seed, by, bucket_rows, part, DRAW_VERSION))
+    return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 def _order(opened: Dataset, by: str | None, seed: int) -> Bijection | ClassOrder:
@@ -283,8 +238,3 @@ def _budget(memory_budget: int | str, least: int) -> int:
     if nbytes < least:
         raise InvalidParameter.of("memory_budget", memory_budget, f"at least {human_bytes(least)} for this dataset")
     return nbytes
-
-
-def _bytes(rows: NDArray[Any]) -> memoryview:
-    flat: Any = rows.reshape(-1).view(np.uint8)
-    return memoryview(flat)

@@ -249,3 +249,98 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert int(ran.stdout) * 1024 < 160 * 2**20
     made = open_dataset(tmp_path / "out")
     assert np.array_equal(np.sort(made.read_rows(np.arange(len(rows)))["x"][:, 0]), rows[:, 0])
+
+
+KILLED = """
+import os, signal, sys
+from dshuffle.store import buckets, shuffle_dataset
+
+buckets.SAVE_EVERY = 0.0
+slabs, die_after = [], int(sys.argv[4])
+def progress(done, total, text):
+    slabs.append(text)
+    if len(slabs) == die_after:
+        os.kill(os.getpid(), signal.SIGKILL)
+shuffle_dataset(sys.argv[1], sys.argv[2], seed=3, temporary=sys.argv[3], memory_budget=20_000, progress=progress)
+"""
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """A copy that is killed after some steps of progress, and its arguments."""
+    source = create_dataset(str(tmp_path / "in.zarr"), {"x": np.arange(6000.0).reshape(1000, 6)}, chunk_rows=20)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
+    def kill(after):
+        command = [sys.executable, "-c", KILLED, source.url, str(tmp_path / "out.zarr"), str(temporary), str(after)]
+        return subprocess.run(command, timeout=100, check=False).returncode
+
+    return source, tmp_path / "out.zarr", temporary, kill
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [[1], [7, 4], [27]], ids=str)
+def test_a_copy_that_was_killed_goes_on(killed, after):
+    """The rows that were read stay, and the result is that of a copy that was not killed."""
+    source, target, temporary, kill = killed
+    for number in after:
+        assert kill(number) == -9
+    assert not target.exists()
+    assert len(list(temporary.iterdir())) == 1
+    texts = []
+    shuffle_dataset(
+        source.url, target, seed=3, temporary=temporary, memory_budget=20_000,
+        progress=lambda done, total, text: texts.append(text),
+    )  # fmt: skip
+    before, read = texts.count("rows read before"), texts.count("rows read")
+    assert before + read == 25
+    assert before == min(after[0] - 1, 25)
+    whole = shuffle_dataset(source, target.with_name("whole.zarr"), seed=3, memory_budget=20_000)
+    now = open_dataset(target)
+    assert np.array_equal(now.read_rows(np.arange(1000))["x"], whole.read_rows(np.arange(1000))["x"])
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_another_copy_does_not_continue_that_one(killed):
+    source, target, temporary, kill = killed
+    assert kill(5) == -9
+    texts = []
+    options = {"temporary": temporary, "memory_budget": 20_000, "progress": lambda *args: texts.append(args[2])}
+    shuffle_dataset(source, target, seed=4, **options)
+    assert "rows read before" not in texts
+    assert len(list(temporary.iterdir())) == 1  # of the copy with seed 3
+
+
+def test_two_copies_at_once_do_not_share_a_folder(tmp_path):
+    source = create_dataset(IN, {"x": np.arange(100.0)}, overwrite=True)
+    seen = []
+
+    def again(done, total, text):
+        if not seen:
+            seen.append(text)
+            with pytest.raises(DatasetError, match=r"another process uses .* for the same shuffle"):
+                shuffle_dataset(source, tmp_path / "b.zarr", temporary=tmp_path)
+
+    shuffle_dataset(source, tmp_path / "a.zarr", temporary=tmp_path, progress=again)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr"]
+
+
+def test_a_note_that_is_damaged_is_ignored(tmp_path):
+    source = create_dataset(IN, {"x": np.arange(100.0)}, overwrite=True)
+
+    def stop(done, total, text):
+        if text == "rows written":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shuffle_dataset(source, tmp_path / "a.zarr", temporary=tmp_path, progress=stop)
+    [folder] = [path for path in tmp_path.iterdir() if path.name.startswith("dshuffle-buckets-")]
+    (folder / "note.npy").write_bytes(b"nothing of this kind")
+    texts = []
+    copy = shuffle_dataset(
+        source, tmp_path / "a.zarr", temporary=tmp_path, progress=lambda *args: texts.append(args[2])
+    )
+    assert "rows read before" not in texts
+    assert sorted(copy.read_rows(np.arange(100))["x"]) == list(range(100))
