@@ -1,6 +1,6 @@
 """Train a softmax regression with asynchronous parameter servers, from random and from stratified shards.
 
-dshuffle run pipelines/parameter_server.py url=images.zarr classes=10 epochs=20 --report report
+dshuffle run pipelines/parameter_server.py url=classes.zarr classes=10 epochs=20 --report report
 """
 
 from __future__ import annotations

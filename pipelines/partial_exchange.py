@@ -1,6 +1,6 @@
 """Train a network by synchronous SGD, and exchange none, some or all of the samples before every epoch.
 
-dshuffle run pipelines/partial_exchange.py url=images.zarr classes=10 epochs=20 --report report
+dshuffle run pipelines/partial_exchange.py url=classes.zarr classes=10 epochs=20 --report report
 """
 
 from __future__ import annotations

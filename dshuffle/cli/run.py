@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,21 +85,33 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
             raise InvalidParameter.of("TARGET", target, "FILE.py, FILE.py:NAME or MODULE:NAME", str(error)) from error
     if name not in names:
         candidates = ", ".join(sorted(one for one, value in names.items() if isinstance(value, Pipeline)))
-        found = f"It has the pipelines {candidates}." if candidates else "It has no pipeline."
+        found = (
+            f"It has the pipelines {candidates}."
+            if candidates
+            else "It has no pipeline. If it is a script, run it with python."
+        )
         raise InvalidParameter.because("TARGET", f"{place} has no name {name!r}", found)
     value = names[name]
     if callable(value):
         try:
             inspect.signature(value).bind(**arguments)
         except TypeError as error:
-            parameters = ", ".join(inspect.signature(value).parameters)
-            raise InvalidParameter.because(f"{name}()", str(error), f"Its parameters are {parameters}.") from None
+            raise InvalidParameter.because("NAME=VALUE", f"{name} in {place}: {error}", _usage(value)) from None
         value = value(**arguments)
     elif arguments:
         raise InvalidParameter.of("NAME=VALUE", sorted(arguments), f"left out, as {name} in {place} is not a function")
     if not isinstance(value, Pipeline):
         raise InvalidParameter.because("TARGET", f"{name} in {place} is {value!r:.60} and not a dshuffle.Pipeline")
     return value
+
+
+def _usage(function: Callable[..., Any]) -> str:
+    """Say which arguments a function of a pipeline needs, and which it may have."""
+    parameters = inspect.signature(function).parameters.values()
+    needed = [f"{one.name}=..." for one in parameters if one.default is inspect.Parameter.empty]
+    optional = [f"{one.name}={one.default}" for one in parameters if one.default is not inspect.Parameter.empty]
+    said = [f"Give {' '.join(needed)} after the target."] if needed else []
+    return " ".join([*said, f"May be given, with the defaults: {' '.join(optional)}." if optional else ""]).strip()
 
 
 def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:

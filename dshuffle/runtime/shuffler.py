@@ -32,7 +32,7 @@ from dshuffle.runtime.session_request import session_request
 from dshuffle.runtime.session_spec import Carried
 from dshuffle.runtime.session_state import SessionState, check_no_checkpoint, read_checkpoint, write_checkpoint
 from dshuffle.runtime.shuffler_summary import in_html, in_words
-from dshuffle.runtime.waiting import wait_for_workers
+from dshuffle.runtime.waiting import said, wait_for_workers
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, open_dataset
 
@@ -215,10 +215,12 @@ class Shuffler:
         start = Remainder(request.first_epoch, ()) if _resumed is None else _resumed.next
         self._handed_out = True  # whether the current epoch has been yielded
         self._collectives = itertools.count(1)
-        install_plugin(client)
+        with said("dshuffle is being set up on the scheduler and the workers"):
+            install_plugin(client)
         if min_workers > 1:
             wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
-        self._membership = membership = Membership(OpenSession(client, request))
+        with said("a session is being opened: workers are set up, and open the dataset"):
+            self._membership = membership = Membership(OpenSession(client, request))
         self._position = SessionPosition(
             self.dataset, request.choices, start, lambda: membership.current.history, _resumed
         )

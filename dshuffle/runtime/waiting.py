@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from dask.utils import parse_timedelta
 from distributed import Client
@@ -17,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 STEP = 2.0
 """Seconds between two looks at the cluster."""
+
+SAY_AFTER = 3.0
+"""Seconds after which :func:`said` says something for the first time."""
 
 LEAST = 0.01
 """Seconds of the last look. Dask takes 0 for no limit."""
@@ -34,6 +39,26 @@ def as_seconds(name: str, value: str | float) -> float:
         return float(parse_timedelta(value))
     except (KeyError, ValueError, TypeError) as error:
         raise InvalidParameter.of(name, value, 'seconds, or text such as "5m"') from error
+
+
+@contextlib.contextmanager
+def said(what: str, after: float = SAY_AFTER) -> Iterator[None]:
+    """Log what is being done while the body runs, if it takes long, and then less and less often."""
+    done = threading.Event()
+
+    def say() -> None:
+        pause = after
+        while not done.wait(pause):
+            logger.warning("dshuffle: %s", what)
+            pause *= 2
+
+    thread = threading.Thread(target=say, name="dshuffle-said", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def wait_for_workers(

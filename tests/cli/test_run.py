@@ -106,7 +106,7 @@ def test_an_explanation(file):
         ([":x"], "TARGET=':x' is not allowed"),
         (["{file}:nothing"], "has no name 'nothing'. It has the pipelines other."),
         (["{file}:number"], "is 5 and not a dshuffle.Pipeline"),
-        (["{file}"], "missing a required argument: 'url'. Its parameters are url, epochs."),
+        (["{file}"], "missing a required argument: 'url'. Give url=... after the target. May be given"),
         (["{file}", "path=x"], "missing a required argument: 'url'"),
         (["{file}", "url"], "argument='url' is not allowed; it must be of the form NAME=VALUE"),
         (["{file}:other", "a=1"], "other in"),

@@ -243,7 +243,8 @@ class DShuffleScheduler(SchedulerPlugin):
         try:
             await within(SETUP_TIMEOUT, install)
         except OSError as error:  # a worker has left or hangs
-            logger.warning("dshuffle: not all workers could be set up: %s: %s", type(error).__name__, error)
+            words = "dshuffle: some workers are not set up yet (%s: %s); they are tried again when a session opens"
+            logger.warning(words, type(error).__name__, error)
 
     async def _close(self, session_id: str) -> None:
         coordinator = self.coordinators.pop(session_id, None)
