@@ -106,7 +106,6 @@ class ForwardedRows:
     def __init__(self, grid: WorkerGrid, rank: int, layout: RowLayout) -> None:
         self._layout = layout
         self._column = grid.column_of(rank)
-        self._rank = rank
         self._senders = grid.senders_through(rank)
         self._rows = [layout.empty(0)] * len(self._senders)
         self._checksums: list[Checksums] = [np.empty(0, np.uint32)] * len(self._senders)
@@ -119,7 +118,7 @@ class ForwardedRows:
         return {int(sender): Flow(np.array([item, item + 1])) for item, sender in enumerate(self._senders)}
 
     def unpack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
-        """Keep a bundle.
+        """Keep a bundle. Its sender must not use the buffers again.
 
         Raises
         ------
@@ -137,8 +136,6 @@ class ForwardedRows:
         counts = np.frombuffer(header, np.int64)
         if counts.sum() != len(rows) - n_header:
             raise ExchangeError(f"a bundle has {len(rows) - n_header} rows, but its header says {counts.sum()}")
-        if self._senders[first] == self._rank:  # its buffer is used again
-            rows, checksums = rows.copy(), checksums.copy()
         self._rows[first], self._checksums[first], self._counts[first] = rows[n_header:], checksums[n_header:], counts
 
     async def read_former(self, first: int, last: int, stop: Callable[[], bool]) -> None:

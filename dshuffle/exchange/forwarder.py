@@ -1,9 +1,10 @@
-"""The forwarder of a worker: receives bundles from its grid row, and sends their rows on within its column."""
+"""The forwarder of a worker: receives bundles, and sends their rows on within its column of the grid."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 
 from dshuffle.exchange.bundles import ForwardedRows
 from dshuffle.exchange.endpoints import Meter, Network, RowSink, RowSource
@@ -13,16 +14,19 @@ from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.sender import Sender
 from dshuffle.planning.packets import STORE, forwarder_of
 
+logger = logging.getLogger(__name__)
+
 
 class Forwarder:
     """Forwards rows between other workers, in runs whose delivery has two hops.
 
-    Requests for rows wait at its sender until all bundles are here, as they do at a sender that has not heard of a run.
+    Requests for rows wait until all bundles are here, like requests for a run that has not begun. If a bundle cannot be
+    fetched, the requests are refused, and the destinations read these rows from the store.
 
     Parameters
     ----------
     participant
-        As which it takes part in an exchange.
+        Its number as a participant.
     sender
         Sender of the forwarded rows.
     network, jobs
@@ -45,18 +49,9 @@ class Forwarder:
         )
         self._rows: ForwardedRows | None = None
         self._at_most = self._answered = 1
-        self._failed: Callable[[int, str, bool], None] | None = None
 
     def begin(
-        self,
-        run_id: int,
-        rows: ForwardedRows,
-        *,
-        asked: int,
-        answered: int,
-        at_most: int,
-        resumed: bool,
-        failed: Callable[[int, str, bool], None],
+        self, run_id: int, rows: ForwardedRows, *, asked: int, answered: int, at_most: int, resumed: bool
     ) -> None:
         """Start a run.
 
@@ -72,17 +67,16 @@ class Forwarder:
             Maximum number of rows in a message to a destination.
         resumed
             Whether ``rows`` has bundles of the last run, which was aborted.
-        failed
-            Called with the run id and a reason if a bundle cannot be fetched, and whether another run may succeed.
         """
-        self._rows, self._at_most, self._answered, self._failed = rows, at_most, answered, failed
+        self._rows, self._at_most, self._answered = rows, at_most, answered
+        self.sender.meter = Meter()
         sink: asyncio.Future[RowSink] = asyncio.get_running_loop().create_future()
         sink.set_result(rows)
         self.receiver.begin(run_id, rows.incoming, sink, window=asked, resumed=resumed)
 
     async def end(self) -> None:
-        """End the run, finished or not. Bundles are kept by whoever has passed them to :meth:`begin`."""
-        self._rows, self._failed = None, None
+        """End the run, finished or not. The caller of :meth:`begin` has the bundles."""
+        self._rows = None
         self.sender.end()
         await self.receiver.abort()
 
@@ -91,11 +85,12 @@ class Forwarder:
         self.sender.meter, self.receiver.meter = Meter(), Meter()
 
     def _received(self, run_id: int, reason: str | None, again: bool) -> None:
-        rows, failed = self._rows, self._failed
-        if rows is None or failed is None:
+        rows = self._rows
+        if rows is None:
             return
         if reason is not None:
-            failed(run_id, reason, True)
+            logger.warning("dshuffle: rows cannot be forwarded, and are read from the store: %s", reason)
+            self.sender.refuse(run_id, reason)
             return
         source: asyncio.Future[RowSource] = asyncio.get_running_loop().create_future()
         source.set_result(rows)

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from dshuffle.errors import ExchangeError, InvalidParameter
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import name_of
+from dshuffle.planning.packets import FORWARDER, forwarder_of
 
 
 class InboxState(enum.Enum):
@@ -164,7 +165,8 @@ class Inbox:
         }
         # Receivers start with different senders, so that they do not all ask the same sender first.
         self._free, self._open = [], Counter()
-        for sender in sorted(self._waiting, key=lambda sender: (sender <= self.rank, sender)):
+        here = _place(self.rank)
+        for sender in sorted(self._waiting, key=lambda sender: (_place(sender) <= here, _place(sender))):
             self._release(sender)
         self.state = InboxState.RECEIVING
         return self._next()
@@ -257,3 +259,8 @@ class Inbox:
         """Make a sender without an open request available for the next one."""
         if left := len(self._waiting[sender]):
             heapq.heappush(self._free, (-left, next(self._turns), sender))
+
+
+def _place(participant: int) -> int:
+    """Where a participant stands among those that are asked in turn: a forwarder has the place of its rank."""
+    return forwarder_of(participant) if participant <= FORWARDER else participant

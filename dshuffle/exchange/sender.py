@@ -44,6 +44,8 @@ class Sender:
         self._jobs = jobs
         self._acknowledged = True
         self._mend: Callable[[], int] = nothing_to_mend
+        self._reuses = True
+        self._cannot: tuple[int, str] | None = None
         self._flows: Mapping[int, Flow] = {}
         self._source: asyncio.Future[RowSource] | None = None
         self._answers: dict[MessageId, asyncio.Future[OutboxInstruction]] = {}
@@ -59,15 +61,18 @@ class Sender:
         window: int | None = None,
         acknowledged: bool = True,
         mend: Callable[[], int] = nothing_to_mend,
+        reuses: bool = True,
     ) -> None:
         """Start a run that sends these flows (by destination), with items from ``source`` once it is ready.
 
         Messages that are not ``acknowledged`` leave the window once they are packed. This saves the acknowledgement.
         Use it only where all messages fit in memory: nothing but the receivers' requests then limits what they take.
         ``mend`` is called before a message is sent again, because the rows held here may be corrupted. It returns the
-        number of corrupted rows.
+        number of corrupted rows. A sender that ``reuses`` buffers packs other messages into them once a message has
+        been acknowledged, so receivers must not keep what they are given.
         """
         self.meter = Meter()
+        self._reuses, self._cannot = reuses, None
         self._acknowledged, self._mend = acknowledged, mend
         self._sent.clear()
         self._packed.clear()
@@ -77,6 +82,11 @@ class Sender:
         owed = {to: flow.n_messages for to, flow in flows.items()}
         gates = {to: flow.gates.tolist() for to, flow in flows.items() if flow.gates is not None}
         self._perform(self._outbox.begin(run_id, owed, gates=gates, window=window))
+
+    def refuse(self, run_id: int, reason: str) -> None:
+        """Start a run in which this sender cannot send anything. Receivers read the rows from the store instead."""
+        self._cannot = run_id, reason
+        self._perform(self._outbox.begin(run_id, {}))
 
     def open_gate(self, run_id: int, gate: int) -> None:
         """Allow the messages that wait for a gate: their packets have arrived."""
@@ -118,6 +128,8 @@ class Sender:
         finally:
             if self._answers.get(message) is answer:
                 del self._answers[message]
+        if self._cannot is not None and self._cannot[0] == message.run_id:
+            return {"status": "refused", "reason": self._cannot[1], "again": True}
         if not isinstance(instruction, Send):
             return {"status": "refused", "reason": instruction.reason, "again": False}
         flow, future = self._flows.get(message.destination), self._source
@@ -153,7 +165,7 @@ class Sender:
                 return packed[1:]
         self._sent.add(message)
         pool, n_rows = self._buffers, last - first
-        rows, checksums = pool.take(message, n_rows) if self._acknowledged else pool.single_use(n_rows)
+        rows, checksums = pool.take(message, n_rows) if self._acknowledged and self._reuses else pool.single_use(n_rows)
         self.meter.gather_seconds += await self._jobs.run(
             timed, source.pack, first, last, rows, checksums, nbytes=rows.nbytes
         )

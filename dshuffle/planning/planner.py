@@ -113,17 +113,17 @@ class EpochPlanner:
         n_needed = len(missing_samples(last.holders, drawn.ranks))
         plan = EpochPlan(epoch, choices.seed, spec.n_workers, drawn.ranks, holders, packets, n_needed)
         self._served = {one: known for one, known in self._served.items() if one == epoch - 1}
-        if get_delivery(name).needs_server or get_delivery(name).needs_others:
+        if get_delivery(name).needs_server:
             self._served[epoch] = last.holders, drawn, plan
         return self._found(plan, drawn)
 
     def again(self, epoch: int, delivery: str | None = None) -> EpochPlan:
-        """The plan of the current epoch. It may have another delivery if that of the first plan may fail.
+        """The plan of the current epoch. It may have another delivery if that of the first plan needs a server.
 
         Raises
         ------
         PlanError
-            If the epoch is not the current one, nor the one before it with a delivery that may fail.
+            If the epoch is not the current one, nor the one before it with a delivery that needs a server.
         """
         if epoch in self._served:
             before, drawn, plan = self._served[epoch]

@@ -96,7 +96,7 @@ class Remainder:
         if isinstance(sharding, GivenSharding) and sharding.n_broadcast:
             hint = "In the middle of an epoch, samples that every worker trains on cannot be given to others."
             raise InvalidParameter.of("n_workers", spec.n_workers, f"{len(self.trained[-1])}, as before", hint)
-        left = self._left_samples(spec, spec_for or (lambda n_workers: dataclasses.replace(spec, n_workers=n_workers)))
+        left = self._left_samples(spec, spec_for or spec.with_workers)
         counts = [int(np.count_nonzero(left[order])) for order in orders]
         return left[orders[rank]], (min(counts), max(counts))
 

@@ -110,6 +110,10 @@ class ShuffleSpec:
         """The same job with other choices."""
         return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))
 
+    def with_workers(self, n_workers: int) -> ShuffleSpec:
+        """The same job with another number of workers."""
+        return dataclasses.replace(self, n_workers=n_workers, hosts=())
+
     @property
     def history(self) -> WorkerHistory:
         """How many workers there are, and how they have changed."""

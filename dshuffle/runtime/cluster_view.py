@@ -52,17 +52,17 @@ def is_adaptive(client: Client) -> bool:
 
 
 def starts_no_more(client: Client) -> str | None:
-    """Say that an adaptive cluster could have more workers and will not start them, if that is so.
+    """Say that an adaptive cluster has one worker and will not start more, if that is so.
 
-    Dask starts workers for tasks that wait, and a session has one task for each worker that is there.
+    Dask starts workers only when tasks wait. A session never has waiting tasks, because it has one for each worker.
     """
-    adaptive, n_workers = getattr(client.cluster, "_adaptive", None), count_training_workers(client)
-    if adaptive is None or not n_workers <= max(1, adaptive.minimum) < adaptive.maximum:
+    adaptive = getattr(client.cluster, "_adaptive", None)
+    if adaptive is None or not adaptive.minimum <= 1 < adaptive.maximum or count_training_workers(client) > 1:
         return None
-    workers = "1 worker" if n_workers == 1 else f"{n_workers} workers"
-    reason = "because a session has one task for each worker"
-    way_out = f"For more workers, raise the minimum: cluster.adapt(minimum=..., maximum={adaptive.maximum})"
-    return f"the session trains on {workers}, and the adaptive cluster starts no more for it, {reason}. {way_out}"
+    return (
+        "the session trains on 1 worker, and the adaptive cluster starts no more for it, because a session has one task "
+        "for each worker. For more workers, raise the minimum: cluster.adapt(minimum=...)"
+    )
 
 
 def count_training_workers(client: Client) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,10 +11,14 @@ from dask.utils import parse_bytes
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.planning import ShuffleSpec, WorkerHistory, get_delivery
+from dshuffle.planning.delivery.grid import WorkerGrid
 from dshuffle.planning.own_part import plans_own_parts
 from dshuffle.planning.plan_memory import plan_nbytes
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import SessionSpec
+
+LUMPS = 2.5
+"""Rows that a worker forwards at most, relative to the mean, if whole chunks move: counted in plans of few chunks."""
 
 
 def parse_memory_limit(memory_limit: int | str | None) -> int | None:
@@ -172,10 +177,11 @@ def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool =
 def _relayed(shuffle: ShuffleSpec) -> int:
     """Maximum number of packets or rows that a worker passes on.
 
-    It only relays packets from which it decodes a sample, and forwards about as many rows as it receives.
+    It only relays packets from which it decodes a sample. How many rows it forwards is up to chance.
     """
     if get_delivery(shuffle.choices.delivery).two_hops:
-        return shuffle.max_incoming
+        uneven = LUMPS if shuffle.choices.assignment.in_chunks else 1.1
+        return math.ceil(uneven * WorkerGrid(shuffle.n_workers).most_forwarded * shuffle.max_incoming)
     return 0 if not shuffle.choices.coded or shuffle.choices.relay == "unicast" else shuffle.max_incoming
 
 

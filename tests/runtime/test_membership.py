@@ -483,8 +483,6 @@ def test_an_adaptive_cluster_keeps_the_fewest_workers(labelled, checked, eventua
 
     with LocalCluster(n_workers=4, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
         assert starts_no_more(client) is None
-        cluster.adapt(minimum=4, maximum=4)
-        assert starts_no_more(client) is None
         for options, count in [({"elastic": True, "min_workers": 3}, 1), ({"on_loss": "shrink"}, 0)]:
             with Shuffler(client, labelled, **options) as shuffler:
                 epoch = next(shuffler.epochs(2))
@@ -492,7 +490,17 @@ def test_an_adaptive_cluster_keeps_the_fewest_workers(labelled, checked, eventua
                 eventually(lambda count=count: client.run_on_scheduler(removable) == count)  # not during the exchange
 
 
-def test_an_adaptive_cluster(labelled, checked, caplog):
+def test_an_adaptive_cluster_that_stays_at_one_worker(labelled, caplog):
+    with LocalCluster(n_workers=1, processes=False, memory_limit=0, **OPTIONS) as cluster, Client(cluster) as client:
+        assert starts_no_more(client) is None
+        cluster.adapt(minimum=1, maximum=1)
+        assert starts_no_more(client) is None
+        cluster.adapt(minimum=1)
+        with Shuffler(client, labelled, elastic=True):
+            assert "trains on 1 worker, and the adaptive cluster starts no more for it" in caplog.text
+
+
+def test_an_adaptive_cluster(labelled, checked):
     """Other tasks make the cluster grow, and it shrinks when workers are idle."""
     with (
         LocalCluster(n_workers=2, processes=True, memory_limit="4 GiB", **OPTIONS) as cluster,
@@ -501,8 +509,6 @@ def test_an_adaptive_cluster(labelled, checked, caplog):
         cluster.adapt(minimum=2, maximum=6, interval="50ms", wait_count=2, target_duration="100ms")
         counts = []
         with Shuffler(client, labelled, elastic=True) as shuffler:
-            told = "trains on 2 workers, and the adaptive cluster starts no more for it"
-            assert told in caplog.text
             for epoch in shuffler.epochs(100):
                 futures = epoch.map(checked, 0.02)
                 if epoch.number % 40 == 10:

@@ -13,7 +13,8 @@ from dshuffle.planning.cost.cluster import Cluster
 from dshuffle.planning.cost.expected_packets import HolderSets, expected_packets
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
-from dshuffle.planning.cost.loads_expected import needed_rows, ring_bytes, storage_loads, two_hop_loads
+from dshuffle.planning.cost.loads_expected import needed_rows, ring_bytes, storage_loads
+from dshuffle.planning.delivery.grid import WorkerGrid
 from dshuffle.planning.delivery.relay import route
 from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.planner import EpochPlanner
@@ -54,7 +55,7 @@ def counted_loads(work: Work, cluster: Cluster, *, at_most: int) -> Loads:
         return Loads(**loads | read)  # type: ignore[arg-type]
     if work.delivery.two_hops:
         row = (work.row_nbytes + CHECKSUM_NBYTES) * grown
-        return Loads(**loads | two_hop_loads(cluster, received * row))  # type: ignore[arg-type]
+        return Loads(**loads | _in_two_hops(plan, cluster, row))  # type: ignore[arg-type]
     if work.coded:
         hops = route(work.choices.relay, plan, n, BATCH)
         senders, degrees = hops.senders, np.diff(plan.offsets)[hops.packets]
@@ -87,6 +88,21 @@ def counted_loads(work: Work, cluster: Cluster, *, at_most: int) -> Loads:
         if work.choices.relay == "ring":
             loads["passed_on"] = ring_bytes(rows, packets, n) * row
     return Loads(**loads)  # type: ignore[arg-type]
+
+
+def _in_two_hops(plan: Packets, cluster: Cluster, row: float) -> dict[str, object]:
+    """Count the bytes on every link if each row of a plan goes through a forwarder."""
+    n, racks = cluster.n_workers, cluster.racks()
+    through = WorkerGrid(n).forwarders(plan.senders, plan.destinations)
+    starts, ends = np.concatenate([plan.senders, through]), np.concatenate([through, plan.destinations])
+    starts, ends = starts[starts != ends], ends[starts != ends]
+    crossing = racks[starts] != racks[ends]
+    return {
+        "worker_out": np.bincount(starts, minlength=n) * row,
+        "worker_in": np.bincount(ends, minlength=n) * row,
+        "rack_out": np.bincount(racks[starts[crossing]], minlength=cluster.n_racks) * row,
+        "rack_in": np.bincount(racks[ends[crossing]], minlength=cluster.n_racks) * row,
+    }
 
 
 def _fewer(work: Work, few: int, n_workers: int) -> float:

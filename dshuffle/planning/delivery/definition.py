@@ -124,11 +124,6 @@ class Delivery:
         """Whether workers read the samples from the dataset again."""
         return self.source is Source.STORE
 
-    @property
-    def needs_others(self) -> bool:
-        """Whether workers depend on messages that cannot be read from the store: packets or bundles."""
-        return self.coded or self.two_hops
-
     def supports(self, n_workers: int, *, excess: bool) -> bool:
         """Whether it can serve this many workers, with or without excess in their caches."""
         if self.most_workers is not None and n_workers > self.most_workers:

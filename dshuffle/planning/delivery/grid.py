@@ -90,6 +90,13 @@ class WorkerGrid:
         """The senders whose rows a worker forwards within its column, ascending."""
         return np.flatnonzero(self.forwarders(np.arange(self.n_workers), np.array(forwarder)) == forwarder)
 
+    @property
+    def most_forwarded(self) -> float:
+        """Rows through the busiest worker, relative to what a worker receives, if all send equally to all others."""
+        through = np.bincount(self.first_hops().ravel(), minlength=self.n_workers)
+        members = np.bincount(np.arange(self.n_workers) % self.n_columns)[np.arange(self.n_workers) % self.n_columns]
+        return float((through * members - 1).max()) / max(1, self.n_workers - 1)
+
     def first_hops(self) -> Numbers:
         """``(n, columns)``, the worker that each worker sends the rows for each column to."""
         return self.forwarders(np.arange(self.n_workers)[:, None], np.arange(self.n_columns)[None, :])

@@ -15,6 +15,9 @@ from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.store import Dataset
 
+CLEARLY = 0.9
+"""An exchange in two hops must be predicted to take less than this part of an exchange between peers."""
+
 PROBE_SECONDS = 4.0
 """Duration of the measurement if the user does not describe the cluster."""
 
@@ -71,4 +74,7 @@ def expected_seconds(
                 continue
         names.append(delivery.name)
     ways = [work.with_choices(delivery=name) for name in names]
-    return {found.work.delivery.name: found.exchange_seconds for found in compare_costs(cluster, ways)}
+    seconds = {found.work.delivery.name: found.exchange_seconds for found in compare_costs(cluster, ways)}
+    # Two hops take memory for another share, and only short messages gain by them.
+    slower = {name for name in names if get_delivery(name).two_hops and seconds[name] > CLEARLY * seconds["peer"]}
+    return {name: found for name, found in seconds.items() if name not in slower}

@@ -39,10 +39,10 @@ class EpochDeliveries:
         return FALLBACK if get_delivery(name).needs_server and not self._has_server else name
 
     def of_run(self, run: Run) -> str:
-        """Delivery of a run. The last attempt reads from the store if others may send what cannot be read there."""
+        """Delivery of a run. The last attempt of a coded delivery reads from the store instead."""
         name = self.of(run.epoch)
         last = run.epoch != self._first_epoch and run.attempt == ATTEMPTS
-        return "storage" if last and get_delivery(name).needs_others else name
+        return "storage" if last and get_delivery(name).coded else name
 
     def observe(self, run: Run) -> None:
         """Note how long a run took. Repeated runs do not count, because they may have less to receive."""

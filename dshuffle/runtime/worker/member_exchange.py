@@ -55,6 +55,8 @@ class Flows:
         Whether receivers acknowledge the messages of this process.
     bundles
         Rank -> the bundles that it sends, if rows take two hops.
+    asked_bundles, answered_rows
+        Maximum number of bundles that a forwarder requests, and of messages with their rows that it answers at once.
     """
 
     sends: dict[int, Listed]
@@ -64,6 +66,8 @@ class Flows:
     answered: int
     acknowledged: bool = True
     bundles: dict[int, Bundles] = field(default_factory=dict)
+    asked_bundles: int = 1
+    answered_rows: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,10 @@ class MemberExchange:
         if self.flows is not None:
             return self
         pacing = Pacing.of(rate, message_bytes=settings.message_bytes, window_bytes=settings.window_bytes)
-        grid = self.grid if layout.nbytes else None  # rows without bytes have no room for the headers of bundles
+        grid = self.grid
+        if grid is not None and not 0 < self.shares[1] * layout.nbytes <= grid.n_columns * settings.window_bytes:
+            # Rows without bytes have no room for headers, and messages that are so long are sent faster directly.
+            grid = None
         flows = _uncoded_flows(self.parts, layout, settings, pacing, grid)
         return dataclasses.replace(self, flows=flows, grid=grid)
 
@@ -278,7 +285,8 @@ def _uncoded_flows(
     # Nothing but the requests limits what unacknowledged messages take, so all of them together must fit the window.
     total = sum(len(items) for items, _ in sends.values()) * layout.nbytes
     acknowledged = served or leaving > UNACKNOWLEDGED_BYTES or total > settings.window_bytes
-    return Flows(sends, receives, at_most, asked, answered, acknowledged, bundles)
+    fitting = max(1, settings.window_bytes // (at_most * max(1, layout.nbytes)))
+    return Flows(sends, receives, at_most, asked, answered, acknowledged, bundles, answered, fitting)
 
 
 def _coded_flows(

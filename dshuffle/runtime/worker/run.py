@@ -251,7 +251,7 @@ class ExchangeRun:
         training = self._parts.training
         if training is None or self._parts.spec.shuffle.n_workers > MOST_LINKS:
             return {}
-        # A forwarder's bundles come from its row of the grid, and rows come from the column, so no worker sends both.
+        # Bundles come from other columns of the grid, and rows from the own column. So no worker appears twice.
         return {
             (who if who > FORWARDER else forwarder_of(who)): (one.nbytes, one.ended - one.begun)
             for meter in training.meters
@@ -343,6 +343,7 @@ class ExchangeRun:
             window=answered,
             acknowledged=acknowledged,
             mend=self.mend if who != SERVER else nothing_to_mend,
+            reuses=who not in exchange.messages.bundles,
         )
 
     def _begin_forwarding(self, exchange: MemberExchange, training: TrainingState, *, resumed: bool) -> None:
@@ -357,11 +358,10 @@ class ExchangeRun:
             training.forwarder.begin(
                 self.run_id,
                 self._forwarded,
-                asked=messages.asked,
-                answered=messages.answered,
+                asked=messages.asked_bundles,
+                answered=messages.answered_rows,
                 at_most=messages.at_most,
                 resumed=resumed,
-                failed=self.received,
             )
 
     def _read_rate(self, exchange: MemberExchange) -> float:
