@@ -39,7 +39,7 @@ def name_of(participant: int) -> str:
 
 
 def forwarder_of(rank: int) -> int:
-    """Return the participant as which a rank forwards rows, or the rank of such a participant."""
+    """Return the number of a rank's forwarder. Given that number, return the rank."""
     return FORWARDER - rank
 
 

@@ -60,8 +60,8 @@ def starts_no_more(client: Client) -> str | None:
     if adaptive is None or not adaptive.minimum <= 1 < adaptive.maximum or count_training_workers(client) > 1:
         return None
     return (
-        "the session trains on 1 worker, and the adaptive cluster starts no more for it, because a session has one task "
-        "for each worker. For more workers, raise the minimum: cluster.adapt(minimum=...)"
+        "the session trains on 1 worker, and the adaptive cluster starts no more for it, because a session has one "
+        "task for each worker. For more workers, raise the minimum: cluster.adapt(minimum=...)"
     )
 
 

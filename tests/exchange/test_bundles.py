@@ -89,19 +89,3 @@ def test_bundles_that_are_not_what_they_say():
         kept.unpack(first, last, rows[:0], checksums[:0])
     with pytest.raises(ExchangeError, match="cannot be read from the store"):
         kept.read_store(first, last, lambda: False)
-
-
-def test_the_own_bundle_is_copied():
-    """Its buffer is packed over once it is acknowledged."""
-    grid, layout = WorkerGrid(4), layout_of(16)
-    kept = ForwardedRows(grid, 1, layout)
-    for sender in (0, 1):
-        rows, checksums = bundle_of(grid, sender, 1, {3: np.full(2, 7)}, layout)
-        kept.unpack(*kept.incoming[sender].message(0), rows, checksums)
-        if sender == 1:
-            rows[:], checksums[:] = 0, 0
-    flow = kept.outgoing(at_most=10)[3]
-    got, sums = layout.empty(4), np.empty(4, np.uint32)
-    kept.pack(*flow.message(0), got, sums)
-    assert (got == 7).all()
-    assert (sums == 7).all()

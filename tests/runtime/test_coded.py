@@ -83,7 +83,7 @@ def test_the_server_beside_training_needs_no_wire_to_itself(threads, small, orde
 def test_packets_to_hand_on_count_in_the_budget(with_server, small, orders, sessions_left):
     # 500 rows, room for 250 that come in and for 250 packets, 64 bytes each and 28 for their places: 92,000 bytes.
     # Plans take 110 bytes for each of 1,000 samples, and 25 for each of 2,000 copies.
-    told = r"needs 252000 bytes on each of 4 workers.*250 packets to relay, and 160000 bytes for plans of all 1000"
+    told = r"needs 252000 bytes on each of 4 workers.*250 packets to pass on, and 160000 bytes for plans of all 1000"
     with pytest.raises(CacheBudgetError, match=told):
         Shuffler(with_server, small, delivery="clique", cache_fraction=0.5, memory_limit=251_999)
     assert sessions_left(with_server) == (0, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import dask
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from dshuffle.exchange.bundles import ForwardedRows
 from dshuffle.exchange.forwarder import Forwarder
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES
 from dshuffle.planning.delivery.grid import WorkerGrid
+from dshuffle.runtime.worker.run import ExchangeRun
 
 ROW = 64
 """Bytes of a row of `small`."""
@@ -75,15 +78,17 @@ def test_bundles_that_are_always_corrupted_are_replaced_by_rows_of_the_store(thr
 
     with Shuffler(threads, small, delivery="grid") as shuffler:
         monkeypatch.setattr(ForwardedRows, "unpack", spoil)
-        orders(shuffler, 2)
-    assert shuffler.records[1].delivery == "storage"
+        orders(shuffler, 3)
+    for record in shuffler.records[1:]:
+        assert record.recovered_rows == record.needed
+        assert sum(record.wire_sent_bytes) == sum(record.wire_received_bytes)
 
 
 def test_a_row_that_is_corrupted_on_the_way_is_read_from_the_store(threads, small, orders, monkeypatch):
     unpack, spoilt = ForwardedRows.unpack, []
 
     def spoil(self, first, last, rows, checksums):
-        if not spoilt:
+        if not spoilt and len(rows) > 1:
             spoilt.append(first)
             rows = rows.copy()
             rows[-1, 3] ^= 1
@@ -102,15 +107,67 @@ def test_an_aborted_run_keeps_the_bundles_that_have_arrived(threads, small, orde
     def fail_once(self, run_id, rows, **options):
         resumed.append(options["resumed"])
         begin(self, run_id, rows, **options)
-        if len(resumed) == 3:
-            options["failed"](run_id, "on purpose", True)
+
+    received, failed = ExchangeRun.received, []
+
+    def fail(self, run_id, reason, again):
+        if not failed and self.epoch == 1:
+            failed.append(run_id)
+            reason, again = "on purpose", True
+        received(self, run_id, reason, again)
 
     with Shuffler(threads, small, delivery="grid") as shuffler:
         monkeypatch.setattr(Forwarder, "begin", fail_once)
+        monkeypatch.setattr(ExchangeRun, "received", fail)
         orders(shuffler, 3)
-    assert shuffler.records[1].run_id == 3
-    assert resumed.count(True) >= 1
+    assert shuffler.records[1].run_id == failed[0] + 1
+    assert any(resumed)
     assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 2
+
+
+@pytest.mark.parametrize("fails", ["at once", "when all else is done"])
+def test_a_forwarder_that_fails_late_ends_nothing(cluster_of, small, orders, monkeypatch, within, fails):
+    """Ranks vote when their own rows are here, whatever their forwarders do."""
+    received = Forwarder._received
+
+    def fail(self, run_id, reason, again):
+        if run_id == 2 and fails == "when all else is done":
+            asyncio.get_running_loop().call_later(1.0, received, self, run_id, "on purpose", True)
+        else:
+            received(self, run_id, "on purpose" if run_id == 2 else reason, again)
+
+    monkeypatch.setattr(Forwarder, "_received", fail)
+    with cluster_of({str(rank): {} for rank in range(7)}) as cluster, Client(cluster) as client:
+        client.wait_for_workers(7)
+        with Shuffler(client, small, delivery="grid") as shuffler:
+            within(60, lambda: orders(shuffler, 3))
+    assert shuffler.records[1].recovered_rows == shuffler.records[1].needed
+    assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 2
+
+
+def test_bundles_that_are_acknowledged_stay_what_they_are(threads, tmp_path):
+    """Within a process, Dask hands over the very arrays that were packed."""
+    rows = np.random.default_rng(0).integers(0, 255, (3000, 4096), np.uint8)
+    dataset = create_dataset(str(tmp_path / "long.zarr"), {"x": rows, "y": np.arange(3000)})
+    with (
+        dask.config.set({"dshuffle.window-bytes": 2**21, "dshuffle.message-bytes": 2**19}),
+        Shuffler(threads, dataset, delivery="grid") as shuffler,
+    ):
+        for epoch in shuffler.epochs(4):
+            threads.gather(epoch.map(lambda partition: partition["y"].copy()))
+    assert [record.recovered_rows for record in shuffler.records] == [0, 0, 0, 0]
+    assert sum(shuffler.records[1].wire_sent_bytes) > 1.1 * shuffler.records[1].needed * 4100
+
+
+def test_rows_take_one_hop_where_bundles_would_be_too_long(threads, tmp_path):
+    dataset = create_dataset(str(tmp_path / "long.zarr"), {"x": np.zeros((1000, 4096), np.uint8)})
+    with (
+        dask.config.set({"dshuffle.window-bytes": 2**17, "dshuffle.message-bytes": 2**16}),
+        Shuffler(threads, dataset, delivery="grid") as shuffler,
+    ):
+        for epoch in shuffler.epochs(2):
+            threads.gather(epoch.map(lambda partition: None))
+    assert sum(shuffler.records[1].wire_sent_bytes) == shuffler.records[1].needed * 4100
 
 
 @pytest.mark.parametrize("delivery", ["grid", "peer"])
@@ -122,7 +179,7 @@ def test_rows_without_bytes(threads, tmp_path, delivery):
             assert np.array_equal(np.sort(ids), np.arange(100))
 
 
-@pytest.mark.parametrize("n_workers", [1, 2, 3])
+@pytest.mark.parametrize("n_workers", [1, 2, 3, 7])
 def test_few_workers(cluster_of, small, orders, n_workers):
     with cluster_of({str(rank): {} for rank in range(n_workers)}) as cluster, Client(cluster) as client:
         client.wait_for_workers(n_workers)

@@ -49,8 +49,8 @@ def plan_peer(
 
     Samples with few holders choose their sender first, and samples with many holders fill the gaps. With two or more
     holders per sample, loads differ by less than 1 % of the mean. Every worker must receive its samples in any case,
-    so equal sends meet the cut-set bound. A holder on the host of the destination is preferred: its sends leave no
-    link of the network busy, and are balanced among themselves.
+    so equal sends meet the cut-set bound. Holders on the destination's host come first, because their rows do
+    not cross the network. Sends within hosts and sends between hosts are balanced separately.
 
     Raises
     ------
