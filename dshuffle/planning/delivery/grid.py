@@ -1,10 +1,10 @@
 r"""The delivery ``grid``: every row takes two hops over a grid of workers, so messages are few and long.
 
-The ranks fill a grid of about :math:`\sqrt n` rows and columns, row by row. For each column, a worker packs all rows for
-that column into one message. It sends the message to the worker of that column in its own grid row, the *forwarder*. The
-forwarder sorts the rows by destination and sends them on. So a worker has :math:`2 (\sqrt n - 1)` messages in each
-direction in place of :math:`n - 1`, and rows of samples cross the network up to twice. That pays where messages are so
-short that their fixed cost is most of the exchange.
+The ranks fill a grid of about :math:`\sqrt n` rows and columns, row by row. For each column, a worker packs all rows
+for that column into one message. It sends the message to the worker of that column in its own grid row, the
+*forwarder*. The forwarder sorts the rows by destination and sends them on. So a worker has :math:`2 (\sqrt n - 1)`
+messages in each direction in place of :math:`n - 1`, and rows of samples cross the network up to twice. That pays where
+messages are so short that their fixed cost is most of the exchange.
 
 References
 ----------
