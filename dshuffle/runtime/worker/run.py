@@ -7,9 +7,8 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,23 +16,16 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError
 from dshuffle.exchange.bundles import ForwardedRows
-from dshuffle.exchange.cache_partition import CachePartition, Swap
-from dshuffle.exchange.endpoints import Meter, RowSink, RowSource, nothing_to_mend
-from dshuffle.exchange.forwarder import Forwarder
-from dshuffle.exchange.receiver import Receiver
-from dshuffle.exchange.sender import Sender
+from dshuffle.exchange.cache_partition import Swap
+from dshuffle.exchange.endpoints import RowSink, RowSource, nothing_to_mend
 from dshuffle.planning import SERVER
 from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.records import Measures
 from dshuffle.runtime.dataset_inputs import for_workers
 from dshuffle.runtime.measure.processors import ProcessorTimes
-from dshuffle.runtime.session_spec import SessionSpec
-from dshuffle.runtime.worker.epoch_lock import EpochLock, View
-from dshuffle.runtime.worker.former_partitions import FormerPartitions
+from dshuffle.runtime.worker.epoch_lock import View
 from dshuffle.runtime.worker.member_exchange import MemberExchange
-from dshuffle.runtime.worker.plans import Plans
-from dshuffle.runtime.worker.server_rows import ServerRows
-from dshuffle.store import Dataset
+from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 
 logger = logging.getLogger(__name__)
 
@@ -47,35 +39,6 @@ MOST_LINKS = 64
 
 RESTORE = "restore"
 """In place of a delivery: read the whole partition from the store, for a rank whose worker was lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingState:
-    """Objects that only a worker that trains has, not a dedicated server."""
-
-    rank: int
-    cache: CachePartition
-    receiver: Receiver
-    lock: EpochLock
-    forwarder: Forwarder | None = None
-
-    @property
-    def meters(self) -> list[Meter]:
-        """What the receivers of the rank, and of its forwarder, have measured in a run."""
-        return [self.receiver.meter] + ([] if self.forwarder is None else [self.forwarder.receiver.meter])
-
-
-@dataclass(frozen=True, slots=True)
-class MemberParts:
-    """What the runs of a session on one worker share."""
-
-    spec: SessionSpec
-    dataset: Dataset
-    plans: Plans
-    senders: Mapping[int, Sender]
-    training: TrainingState | None
-    server_rows: ServerRows | None
-    former: FormerPartitions | None
 
 
 class ExchangeRun:

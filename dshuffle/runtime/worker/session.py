@@ -38,8 +38,9 @@ from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.disk import PartitionOnDisk
 from dshuffle.runtime.worker.epoch_lock import EpochLock
 from dshuffle.runtime.worker.former_partitions import FormerPartitions, RowsHere
+from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.plans import Plans
-from dshuffle.runtime.worker.run import RESTORE, ExchangeRun, MemberParts, TrainingState
+from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
 from dshuffle.runtime.worker.server_rows import ServerRows
 from dshuffle.store import Dataset
 

@@ -1,0 +1,47 @@
+"""What a session has on one worker: its dataset, cache partition, and the ends of its exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.endpoints import Meter
+from dshuffle.exchange.forwarder import Forwarder
+from dshuffle.exchange.receiver import Receiver
+from dshuffle.exchange.sender import Sender
+from dshuffle.runtime.session_spec import SessionSpec
+from dshuffle.runtime.worker.epoch_lock import EpochLock
+from dshuffle.runtime.worker.former_partitions import FormerPartitions
+from dshuffle.runtime.worker.plans import Plans
+from dshuffle.runtime.worker.server_rows import ServerRows
+from dshuffle.store import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Objects that only a worker that trains has, not a dedicated server."""
+
+    rank: int
+    cache: CachePartition
+    receiver: Receiver
+    lock: EpochLock
+    forwarder: Forwarder | None = None
+
+    @property
+    def meters(self) -> list[Meter]:
+        """What the receivers of the rank, and of its forwarder, have measured in a run."""
+        return [self.receiver.meter] + ([] if self.forwarder is None else [self.forwarder.receiver.meter])
+
+
+@dataclass(frozen=True, slots=True)
+class MemberParts:
+    """What the runs of a session on one worker share."""
+
+    spec: SessionSpec
+    dataset: Dataset
+    plans: Plans
+    senders: Mapping[int, Sender]
+    training: TrainingState | None
+    server_rows: ServerRows | None
+    former: FormerPartitions | None
