@@ -1,0 +1,162 @@
+"""The Python blocks of the pages on datasets, resuming and pipelines run, one after the other, on small data.
+
+Blocks of other pages are run elsewhere: docs/training.md and docs/iterators.md by the tests of training and of the
+integrations, and docs/clusters.md needs a Slurm (tests/benchmarks/slurm.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+import warnings
+from pathlib import Path
+from types import MappingProxyType
+
+import anndata
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from distributed import Client, LocalCluster
+
+import dshuffle
+from dshuffle.errors import RunCancelled
+from dshuffle.pipeline import LocalWorkers
+from dshuffle.synthetic import keyed_regression
+from dshuffle.training import fit_linear_regression
+
+DOCS = Path(__file__).parents[1] / "docs"
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DOCS.exists(), reason="the docs are not here")]
+
+
+def blocks(page, changes=MappingProxyType({})):
+    """The Python blocks of a page, with some words replaced by others."""
+    found = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    for old, new in changes.items():
+        assert any(old in block for block in found), old
+        found = [block.replace(old, new) for block in found]
+    return found
+
+
+@pytest.fixture
+def two_workers():
+    """Make a client of two workers that are threads of this process."""
+
+    @contextlib.contextmanager
+    def make():
+        with (
+            LocalCluster(n_workers=2, processes=False, dashboard_address=":0", memory_limit=0) as cluster,
+            Client(cluster) as client,
+        ):
+            yield client
+
+    return make
+
+
+def test_the_blocks_on_datasets(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    create, opened, split, windows, patches = blocks("datasets.md")
+
+    x, y = rng.random((40, 3)), np.arange(40)
+    fields = {name: (("time", "lat", "lon"), rng.random((120, 128, 64), "f4")) for name in ("t2m", "precipitation")}
+    ds = xr.Dataset(fields, coords={"time": np.arange(120)})
+    names = {"dshuffle": dshuffle, "np": np, "x": x, "y": y, "frame": pd.DataFrame({"a": y, "b": y / 2}), "ds": ds}
+    exec(create, names)
+    assert dshuffle.open_dataset("table.zarr").n_samples == 40
+    assert dshuffle.open_dataset("era5.zarr").n_samples == 120
+
+    ds.to_zarr("era5.zarr", mode="w", consolidated=False, encoding={name: {"chunks": (12, 128, 64)} for name in fields})
+    kinds = pd.DataFrame({"kind": pd.Categorical(["a", "b", "c"] * 10)}, index=[f"cell {n}" for n in range(30)])
+    cells = anndata.AnnData(rng.random((30, 4)), obs=kinds)
+    cells.obsm["X_pca"] = rng.random((30, 2))
+    with warnings.catch_warnings(action="ignore"):  # of anndata, about the Zarr format that it writes
+        cells.write_zarr("cells.zarr")
+    exec(opened, names)
+    assert set(names["dataset"].arrays) == {"X", "obs/kind/codes", "obsm/X_pca"}
+
+    arrays = {"patient": y // 4, "age": np.arange(40), "x": x}
+    names["dataset"] = dshuffle.create_dataset(None, arrays, chunk_rows=4)
+    exec(split, names)
+    assert names["adults"].n_samples == 22
+    patients = [set(part.read_rows(np.arange(part.n_samples))["patient"]) for part in (names["train"], names["test"])]
+    assert not patients[0] & patients[1]
+
+    names["era5"] = dshuffle.open_dataset("era5.zarr", arrays=["t2m", "precipitation"])
+    exec(windows, names)
+    assert names["train"].n_samples + names["test"].n_samples <= names["forecast"].n_samples == 117
+    exec(patches, names)
+    assert names["regions"].arrays["t2m"].shape == (3, 64, 64)
+
+
+def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):
+    arrays = {name: array.compute() for name, array in keyed_regression(600).items()}
+    dshuffle.create_dataset(tmp_path / "train.zarr", arrays)
+    changes = {"s3://bucket": str(tmp_path), "/local/scratch/rows": str(tmp_path / "rows"), "90": "3", "(10)": "(0.01)"}
+    changes |= {"min_workers=4": "min_workers=2"}
+    made, resumed, retried, jobs, elastic, train, saved, kept, attached, fitted = blocks("resuming.md", changes)
+    one_epoch = "    for epoch in shuffler.epochs(1):\n        shuffler.client.gather(epoch.map(len))\n"
+
+    class Model:
+        def step(self, batch):
+            assert len(batch["x"]) == len(batch["y"]) > 0
+
+    with two_workers() as client, two_workers() as other_client:
+        names = {"dshuffle": dshuffle, "np": np, "time": time, "contextlib": contextlib, "client": client}
+        names |= {"other_client": other_client, "model": Model(), "fit_linear_regression": fit_linear_regression}
+        names |= {"make_client": lambda: contextlib.nullcontext(client)}
+        exec(made, names)
+        assert len(names["shuffler"].records) == 3
+        exec(resumed, names)
+        assert names["shuffler"].next_epoch == 3
+        (tmp_path / "run.json").unlink()
+        exec(retried, names)
+        assert (tmp_path / "run.json").exists()
+        exec(elastic, names)
+        assert len(names["shuffler"].records) == 3
+        exec(train, names)
+        with dshuffle.Shuffler(client, tmp_path / "train.zarr") as shuffler:
+            for epoch in shuffler.epochs(1):
+                names |= {"shuffler": shuffler, "epoch": epoch}
+                exec(saved, names)
+        (tmp_path / "run.json").unlink()
+        exec(kept.replace("    ...\n", one_epoch), names)
+        assert names["shuffler"].next_epoch == 2
+
+        (tmp_path / "run.json").unlink()
+        with dshuffle.Shuffler(client, tmp_path / "train.zarr", checkpoint=tmp_path / "run.json") as shuffler:
+            shuffler.attach(np.zeros(2))
+            for epoch in shuffler.epochs(1):
+                client.gather(epoch.map(len))
+        exec(attached, names | {"train": lambda partition, weights: weights + 1})
+        (tmp_path / "run.json").unlink()
+        exec(fitted, names)
+        assert len(names["history"].points) == 3
+        exec(jobs, names)  # it only defines a function, which needs a Slurm
+        assert callable(names["make_client"])
+
+
+def test_the_blocks_on_pipelines(two_workers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arrays = {name: array.compute() for name, array in keyed_regression(400).items()}
+    dshuffle.create_dataset("keyed.zarr", arrays)
+    first, fit, own, ways, submitted = blocks("pipelines.md", {"LocalWorkers(4)": "LocalWorkers(2, processes=False)"})
+    names = {"__name__": "__main__", "mean_of_batches": lambda partition, scale: scale * len(partition)}
+    exec(first, names)
+    assert len(names["result"].records) == 5
+    exec(fit, names)
+    cluster = {"cluster": LocalWorkers(2, processes=False)}
+    written = {}
+    for block in (own, ways):
+        names["Pipeline"] = lambda *args, **options: written.update(one=dshuffle.Pipeline(*args, **options | cluster))
+        exec(block, names)
+        assert written["one"].run().records
+    assert (tmp_path / "report" / "report.html").exists()
+    names["pipeline"] = dshuffle.Pipeline(
+        "keyed.zarr", dshuffle.Training("linear_regression", epochs=5, step=0.01), checkpoint="run.json", **cluster
+    )
+    with pytest.raises(RunCancelled):  # it waits for the result of a run that it has cancelled
+        exec(submitted, names)
+    names["run"] = names["run"].resume()
+    assert names["run"].result(60).records
