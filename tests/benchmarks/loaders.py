@@ -1,11 +1,12 @@
 """What an epoch of shuffled batches takes with dshuffle, and with loaders that read from files.
 
-    python tests/benchmarks/loaders.py [--samples 200000] [--row-bytes 1024] [--workers 4] [--training 0.0] [--cold]
+    python tests/benchmarks/loaders.py [--samples 200000] [--row-bytes 1024] [--workers 4] [--training 0.0]
+        [--cold] [--folder DIR]
 
 Every way delivers the same rows, in batches of 256, to as many processes of this machine. Every process adds up one
 column of each batch, and the sums must agree. `--training` is the time that a process trains in every epoch, a part of
 it after each batch, in which it needs no processor. `--cold` empties the page cache before every epoch (root only), so
-that files are read from the disk.
+that files are read from the disk. `--folder` says where all files are, for instance on storage behind a slow link.
 
 * `dshuffle`: partitions in the memory of Dask workers, which exchange samples while the processes train.
 * `DistributedSampler`: every process reads its part of a random permutation from a file in memory (`np.memmap`), a
@@ -62,9 +63,10 @@ def of_partition(partition: dshuffle.Partition, training: float) -> int:
     return add_up((batch["x"] for batch in partition.batches(BATCH)), len(partition), training)
 
 
-def ours(x: np.ndarray, n_workers: int, epochs: int, training: float, cold: bool, **way: Any) -> list[float]:
+def ours(
+    folder: str, x: np.ndarray, n_workers: int, epochs: int, training: float, cold: bool, **way: Any
+) -> list[float]:
     with (
-        tempfile.TemporaryDirectory() as folder,
         LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
@@ -177,6 +179,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=7, help="at least 2")
     parser.add_argument("--training", type=float, default=0.0)
     parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--folder", help="where the files are; by default the system's folder for temporary files")
     options = parser.parse_args()
     x = np.random.default_rng(0).integers(0, 256, (options.samples, options.row_bytes), dtype=np.uint8)
     share = options.workers, options.epochs, options.training, options.cold
@@ -184,10 +187,10 @@ def main() -> None:
     with contextlib.ExitStack() as folders:
 
         def folder() -> str:
-            return folders.enter_context(tempfile.TemporaryDirectory())
+            return folders.enter_context(tempfile.TemporaryDirectory(dir=options.folder))
 
         for way in ({"assignment": "global"}, {"assignment": "partial:0.1"}, {"assignment": "chunks"}):
-            found[f"dshuffle, {way['assignment']}"] = ours(x, *share, **way)
+            found[f"dshuffle, {way['assignment']}"] = ours(folder(), x, *share, **way)
         file = folder()
         np.save(f"{file}/x.npy", x)
         found["DistributedSampler on a file"] = theirs(from_memmap, file, x, *share)
