@@ -52,50 +52,44 @@ def test_short_messages(threads, small, orders):
     assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 3
 
 
-def test_a_corrupted_header_is_asked_for_again(threads, small, orders, monkeypatch):
-    unpack, spoilt = ForwardedRows.unpack, []
+@pytest.fixture
+def corrupt(monkeypatch):
+    """Flip a bit in one row of the first bundle that has another row than its header, or of all bundles."""
 
-    def spoil(self, first, last, rows, checksums):
-        if not spoilt:
-            spoilt.append(first)
-            rows = rows.copy()
-            rows[0, 0] ^= 1
-        unpack(self, first, last, rows, checksums)
+    def corrupt(row, *, always=False):
+        unpack, spoilt = ForwardedRows.unpack, []
 
-    with Shuffler(threads, small, delivery="grid") as shuffler:
+        def spoil(self, first, last, rows, checksums):
+            if always or (not spoilt and len(rows) > 1):
+                spoilt.append(first)
+                rows = rows.copy()
+                rows[row, 3] ^= 1
+            unpack(self, first, last, rows, checksums)
+
         monkeypatch.setattr(ForwardedRows, "unpack", spoil)
+
+    return corrupt
+
+
+def test_a_corrupted_header_is_asked_for_again(threads, small, orders, corrupt):
+    corrupt(0)
+    with Shuffler(threads, small, delivery="grid") as shuffler:
         orders(shuffler, 3)
-    assert [record.run_id for record in shuffler.records] == [1, 2, 3]
+    assert [(record.run_id, record.recovered_rows) for record in shuffler.records] == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_bundles_that_are_always_corrupted_are_replaced_by_rows_of_the_store(threads, small, orders, monkeypatch):
-    unpack = ForwardedRows.unpack
-
-    def spoil(self, first, last, rows, checksums):
-        rows = rows.copy()
-        rows[0, 0] ^= 1
-        unpack(self, first, last, rows, checksums)
-
+def test_bundles_that_are_always_corrupted_are_replaced_by_rows_of_the_store(threads, small, orders, corrupt):
+    corrupt(0, always=True)
     with Shuffler(threads, small, delivery="grid") as shuffler:
-        monkeypatch.setattr(ForwardedRows, "unpack", spoil)
         orders(shuffler, 3)
     for record in shuffler.records[1:]:
         assert record.recovered_rows == record.needed
         assert sum(record.wire_sent_bytes) == sum(record.wire_received_bytes)
 
 
-def test_a_row_that_is_corrupted_on_the_way_is_read_from_the_store(threads, small, orders, monkeypatch):
-    unpack, spoilt = ForwardedRows.unpack, []
-
-    def spoil(self, first, last, rows, checksums):
-        if not spoilt and len(rows) > 1:
-            spoilt.append(first)
-            rows = rows.copy()
-            rows[-1, 3] ^= 1
-        unpack(self, first, last, rows, checksums)
-
+def test_a_row_that_is_corrupted_on_the_way_is_read_from_the_store(threads, small, orders, corrupt):
+    corrupt(-1)
     with Shuffler(threads, small, delivery="grid") as shuffler:
-        monkeypatch.setattr(ForwardedRows, "unpack", spoil)
         orders(shuffler, 3)
     assert shuffler.records[1].recovered_rows > 0
     assert [record.delivery for record in shuffler.records[1:]] == ["grid"] * 2
