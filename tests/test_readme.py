@@ -28,7 +28,8 @@ def test_the_example_runs(tmp_path):
     *epochs, record = ran.stdout.splitlines()
     assert len(epochs) == 3
     assert record.startswith("<EpochRecord 2: global + peer; workers 2")
-    assert ran.stderr == ""
+    # A busy machine may take more than three seconds for something, which is said.
+    assert [line for line in ran.stderr.splitlines() if not line.startswith("dshuffle: ")] == []
 
 
 @needs_docs

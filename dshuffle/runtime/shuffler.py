@@ -215,7 +215,7 @@ class Shuffler:
         start = Remainder(request.first_epoch, ()) if _resumed is None else _resumed.next
         self._handed_out = True  # whether the current epoch has been yielded
         self._collectives = itertools.count(1)
-        with said("dshuffle is being set up on the scheduler and the workers"):
+        with said("the scheduler and the workers are being set up"):
             install_plugin(client)
         if min_workers > 1:
             wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
