@@ -414,16 +414,18 @@ def test_the_whole_cluster_is_killed(labelled, tmp_path):
 
     def slowly(partition):
         for _ in partition.batches(10, mark=True):
-            time.sleep(0.05)
+            time.sleep(0.5)  # far longer than saving takes, also on a busy machine
 
     with LocalCluster(n_workers=3, processes=True, **OPTIONS) as cluster, Client(cluster) as client:
         shuffler = Shuffler(client, labelled, on_loss="raise")
         epoch = next(shuffler.epochs(1))
         futures = epoch.map(slowly)
-        for _ in range(3):
+        for _ in range(50):
             time.sleep(0.2)
             shuffler.save(path)
-        state = json.loads(path.read_text())["state"]
+            state = json.loads(path.read_text())["state"]
+            if any(map(sum, state["trained"])):
+                break
         for nanny in cluster.workers.values():
             os.kill(nanny.pid, signal.SIGKILL)
         with pytest.raises(DShuffleError):
