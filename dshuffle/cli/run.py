@@ -85,11 +85,7 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
             raise InvalidParameter.of("TARGET", target, "FILE.py, FILE.py:NAME or MODULE:NAME", str(error)) from error
     if name not in names:
         candidates = ", ".join(sorted(one for one, value in names.items() if isinstance(value, Pipeline)))
-        found = (
-            f"It has the pipelines {candidates}."
-            if candidates
-            else "It has no pipeline. If it is a script, run it with python."
-        )
+        found = f"It has the pipelines {candidates}." if candidates else "It does not define a pipeline."
         raise InvalidParameter.because("TARGET", f"{place} has no name {name!r}", found)
     value = names[name]
     if callable(value):

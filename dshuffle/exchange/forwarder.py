@@ -98,5 +98,5 @@ class Forwarder:
 
 
 def with_forwarders(addresses: Mapping[int, str]) -> dict[int, str]:
-    """The addresses of participants, with those of the forwarder of each rank."""
+    """Add the address of each rank's forwarder to the addresses of participants."""
     return dict(addresses) | {forwarder_of(rank): address for rank, address in addresses.items() if rank >= 0}

@@ -262,5 +262,5 @@ class Inbox:
 
 
 def _place(participant: int) -> int:
-    """Where a participant stands among those that are asked in turn: a forwarder has the place of its rank."""
+    """Return the place of a participant in the order of requests. A forwarder has the place of its rank."""
     return forwarder_of(participant) if participant <= FORWARDER else participant

@@ -1,7 +1,7 @@
 """Rows by bucket, in files on a local disk: between the two passes of a shuffle.
 
-The files have no names, so nothing is left of them when their process ends. In a folder of their own they stay, with a
-note of how far the first pass has come. A process that does the same later continues there.
+By default the files do not have names, and vanish when their process ends. In a folder of their own they stay, with a
+note of how far the first pass has come. A later process with the same task then continues.
 """
 
 from __future__ import annotations

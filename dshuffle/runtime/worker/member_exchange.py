@@ -180,7 +180,7 @@ class MemberExchange:
         pacing = Pacing.of(rate, message_bytes=settings.message_bytes, window_bytes=settings.window_bytes)
         grid = self.grid
         if grid is not None and not 0 < self.shares[1] * layout.nbytes <= grid.n_columns * settings.window_bytes:
-            # Rows without bytes have no room for headers, and messages that are so long are sent faster directly.
+            # A header does not fit into rows without bytes. Bundles beyond the window are slower than direct messages.
             grid = None
         flows = _uncoded_flows(self.parts, layout, settings, pacing, grid)
         return dataclasses.replace(self, flows=flows, grid=grid)
