@@ -11,7 +11,6 @@ Nguyen et al. (2022), section III: a worker needs memory for (1 + Q) N / M rows;
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numba
@@ -138,9 +137,9 @@ class CachePartition:
         return self._file is not None
 
     @property
-    def will_need(self) -> Callable[[NDArray[np.int64]], None] | None:
-        """What to call with slots whose rows are needed soon; None if rows are in memory."""
-        return None if self._file is None else self._file.will_need
+    def file(self) -> RowFile | None:
+        """The file that rows are in; None if they are in memory."""
+        return self._file
 
     def relieve(self) -> None:
         """Give memory back, if rows are on a disk and the process has grown too large."""
@@ -156,6 +155,11 @@ class CachePartition:
     def n_slots(self) -> int:
         """Total number of slots."""
         return len(self.rows)
+
+    @property
+    def n_free(self) -> int:
+        """Number of slots that hold no row."""
+        return len(self._free)
 
     def reserve(self, sample_ids: NDArray[np.int64], positions: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Reserve a free slot for each sample of one exchange, replacing any earlier reservation.
@@ -175,6 +179,8 @@ class CachePartition:
         if len(sample_ids) > len(self._free):
             raise ExchangeError(f"{len(sample_ids)} incoming rows do not fit into {len(self._free)} free slots")
         slots = self._free[: len(sample_ids)]
+        if self._file is not None:
+            self._file.drop_pages(slots)
         if positions is not None:
             ascending, slots = slots, np.empty_like(slots)
             slots[np.argsort(positions)] = ascending
@@ -198,10 +204,11 @@ class CachePartition:
     def pack(self, sample_ids: NDArray[np.int64], rows: ByteMatrix, checksums: NDArray[np.uint32]) -> None:
         """Gather rows and checksums of held samples into contiguous buffers."""
         slots = self.index.find(sample_ids)
-        if self._file is not None:
+        if self._file is None:
+            gather_rows(self.rows, slots, rows)
+        else:
             self._file.will_need(slots)
-        gather_rows(self.rows, slots, rows)
-        self.relieve()
+            self._file.read(slots, rows)
         np.take(self.checksums, slots, out=checksums, mode="clip")
 
     def unpack(
@@ -233,14 +240,13 @@ class CachePartition:
         if wrong >= 0:
             raise ChecksumMismatch(f"the row of sample {int(sample_ids[wrong])} arrived corrupted")
         self.checksums[slots] = checksums
-        self.relieve()
 
     def prepare(self, held: NDArray[np.int64]) -> Swap:
         """Build the state after a commit that keeps ``held`` (sorted), a subset of the held and incoming samples."""
         slots = np.empty(len(held), dtype=np.int64)
         free = np.ones(self.n_slots, dtype=np.bool_)
-        here, coming = self.index, self._incoming
-        missing = _merge(here.sample_ids, here.slots, coming.sample_ids, coming.slots, held, slots, free)
+        coming, here = self._incoming, self.index  # rows on a disk may move to other slots
+        missing = _merge(coming.sample_ids, coming.slots, here.sample_ids, here.slots, held, slots, free)
         if missing >= 0:
             raise ExchangeError(f"sample {int(held[missing])} must be kept, but is neither held nor incoming")
         return Swap(Index(held, slots), np.flatnonzero(free))

@@ -32,7 +32,7 @@ from dshuffle.errors import CacheBudgetError, ExchangeError
 from dshuffle.exchange.cache_partition import EMPTY, Index
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.planning import WorkerHistory
-from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows, gather_rows
+from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
 from dshuffle.unnamed_file import reserve
 
 logger = logging.getLogger(__name__)
@@ -219,8 +219,7 @@ class KeptPartition:
         places = np.minimum(np.searchsorted(self._index.sample_ids, sample_ids), len(self._index.sample_ids) - 1)
         slots = self._index.slots[places]
         self._file.will_need(slots)
-        gather_rows(self._file.rows, slots, rows)
-        self._file.relieve()
+        self._file.read(slots, rows)
         checksums = self._checksums[places]
         found: NDArray[np.bool_] = self._index.sample_ids[places] == sample_ids
         found &= checksum_rows(rows, sample_ids) == checksums

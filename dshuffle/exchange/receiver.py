@@ -134,10 +134,11 @@ class Receiver:
         for flow in flows.values():
             if flow.gates is not None:
                 self._towards.update(flow.gates.tolist())
-        self._owed = Counter({sender: flow.n_items for sender, flow in flows.items() if sender != self._store})
+        others = {sender: flow for sender, flow in flows.items() if sender not in (self._store, self._inbox.rank)}
+        self._owed = Counter({sender: flow.n_items for sender, flow in others.items()})
         for sender, sequence in self._arrived:
             first, last = flows[sender].message(sequence)
-            self.meter.rows += last - first
+            self._meter_rows(sender, last - first)
             self._owed[sender] -= last - first
             self._count_towards_gate(MessageId(run_id, sender, self._inbox.rank, sequence))
         owed = {sender: flow.n_messages for sender, flow in flows.items()}
@@ -146,7 +147,7 @@ class Receiver:
     @property
     def arrived(self) -> float:
         """Fraction of the run's items that have arrived."""
-        expected = sum(flow.n_items for flow in self._flows.values())
+        expected = sum(flow.n_items for sender, flow in self._flows.items() if sender != self._inbox.rank)
         return self.meter.rows / expected if expected else 1.0
 
     def commit(self, run_id: int) -> None:
@@ -231,7 +232,8 @@ class Receiver:
             self._failed(message, f"{type(error).__name__}: {error}", again=False)
         else:
             if message in self._inbox.outstanding:
-                self._count_rows(message.sender, last - first)
+                self._meter_rows(message.sender, last - first)
+                self._rows_from[message.sender] += last - first
                 self._arrived.add((message.sender, message.sequence))
                 self._count_towards_gate(message)
                 self._perform(self._inbox.arrived(message))
@@ -242,9 +244,9 @@ class Receiver:
             logger.warning("dshuffle: %s cannot be delivered (%s); trying to read its rows", message, reason)
         self._perform(instructions)
 
-    def _count_rows(self, sender: int, n_rows: int) -> None:
-        self.meter.rows += n_rows
-        self._rows_from[sender] += n_rows
+    def _meter_rows(self, sender: int, n_rows: int) -> None:
+        if sender != self._inbox.rank:  # rows that only move to other slots do not count
+            self.meter.rows += n_rows
 
     def _stop_looking(self) -> None:
         """Cancel the timer, which would keep the receiver alive."""

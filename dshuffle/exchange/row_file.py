@@ -40,23 +40,48 @@ _madvise.restype = ctypes.c_int
 _pwrite = ctypes.CDLL(None).pwrite64
 _pwrite.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
 _pwrite.restype = ctypes.c_ssize_t
+_pread = ctypes.CDLL(None).pread64
+_pread.argtypes = _pwrite.argtypes
+_pread.restype = ctypes.c_ssize_t
 _PAGE, _WILL_NEED = mmap.PAGESIZE, int(mmap.MADV_WILLNEED)
+
+GAP = 128 * 2**10
+"""Most bytes between rows that are read ahead together: reading that much takes about as long as another request."""
+
+_LONG_RUN = 4 * 2**20
+_MOST_READ = 64 * 2**20
 
 # Numba cannot cache the code of functions that call C functions.
 
 
 @numba.njit(nogil=True)
 def _read_ahead(start, row_nbytes, slots):  # type: ignore[no-untyped-def]
-    """Call madvise for the rows of a matrix that starts at an address, once for each run of consecutive slots."""
+    """Call madvise for the rows of a matrix that starts at an address, once for each run of ascending close slots."""
     i = 0
     while i < slots.size:
         end = i + 1
-        while end < slots.size and slots[end] == slots[end - 1] + 1:
+        while end < slots.size and 0 < (slots[end] - slots[end - 1]) * row_nbytes <= row_nbytes + GAP:
             end += 1
         first = start + slots[i] * row_nbytes
         page = first // _PAGE * _PAGE
-        _madvise(page, first + (end - i) * row_nbytes - page, _WILL_NEED)
+        _madvise(page, start + (slots[end - 1] + 1) * row_nbytes - page, _WILL_NEED)
         i = end
+
+
+@numba.njit(nogil=True)
+def _read_rows(file, rows, row_nbytes, slots):  # type: ignore[no-untyped-def]
+    """Read rows to an address, once for each run of consecutive slots; the place of a row that failed, or -1."""
+    most = max(1, _MOST_READ // max(1, row_nbytes))
+    i = 0
+    while i < slots.size:
+        end = i + 1
+        while end < slots.size and end - i < most and slots[end] == slots[end - 1] + 1:
+            end += 1
+        nbytes = (end - i) * row_nbytes
+        if _pread(file, rows + i * row_nbytes, nbytes, slots[i] * row_nbytes) != nbytes:
+            return i
+        i = end
+    return -1
 
 
 @numba.njit(nogil=True)
@@ -131,6 +156,7 @@ class RowFile:
         # These calls compile, which must not happen within an exchange.
         self.will_need(np.empty(0, np.int64))
         self.write(np.empty(0, np.int64), self.rows[:0])
+        self.read(np.empty(0, np.int64), self.rows[:0])
         self._closed = threading.Event()
         self._process = psutil.Process()
         self._most: int | None = None
@@ -148,6 +174,18 @@ class RowFile:
         # A copy can be written, so that numba compiles for one type only.
         _read_ahead(self.rows.ctypes.data, self.rows.shape[1], slots.copy())
 
+    def read(self, slots: NDArray[np.int64], out: ByteMatrix) -> None:
+        """Copy rows into a contiguous buffer. Reading takes much less time than touching mapped pages one by one.
+
+        Raises
+        ------
+        OSError
+            If the disk fails.
+        """
+        failed = _read_rows(self._file, out.ctypes.data, out.shape[1], slots.copy())
+        if failed >= 0:
+            raise OSError(f"the row in slot {int(slots[failed])} of a partition on the disk could not be read")
+
     def write(self, slots: NDArray[np.int64], rows: ByteMatrix) -> None:
         """Write contiguous rows to their slots. What was in the slots before is not read, if rows fill whole pages.
 
@@ -161,6 +199,16 @@ class RowFile:
         failed = _write_rows(self._file, rows.ctypes.data, rows.shape[1], slots.copy())
         if failed >= 0:
             raise OSError(f"a row could not be written to slot {int(slots[failed])} of a partition on the disk")
+
+    def drop_pages(self, slots: NDArray[np.int64]) -> None:
+        """Take long runs of ascending slots whose rows are not needed any more out of the page cache.
+
+        Writing single pages takes much longer where larger pieces have been read into the page cache.
+        """
+        nbytes = self.rows.shape[1]
+        for run in np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1):
+            if len(run) * nbytes >= _LONG_RUN:
+                os.posix_fadvise(self._file, int(run[0]) * nbytes, len(run) * nbytes, os.POSIX_FADV_DONTNEED)
 
     def relieve(self) -> None:
         """Give pages back if the process has grown too large. Called by whoever touches many rows."""

@@ -26,7 +26,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation, random_words
 from dshuffle.planning.types import Samples, Words
 
-DRAW_VERSION = 2
+DRAW_VERSION = 3
 """Changes whenever the same seed would draw other samples, so that no release reorders a resumed run silently."""
 
 LARGEST_TABLE = 2**16

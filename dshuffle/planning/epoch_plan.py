@@ -142,7 +142,7 @@ class EpochPlan:
             rank=rank,
             epoch=self.epoch,
             own=own,
-            permutation=epoch_permutation(len(own), seed=self.seed, epoch=self.epoch, rank=rank),
+            permutation=epoch_permutation(own, seed=self.seed, epoch=self.epoch, rank=rank),
             held=np.flatnonzero(held_by(self.holders, rank)),
             receives=split_by_worker(packets.samples[incoming], packets.senders[incoming], self.n_workers),
             sends=sends,

@@ -19,7 +19,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.combinatorics import log_choose
 from dshuffle.planning.grouping import group_by
-from dshuffle.planning.order import epoch_permutation
+from dshuffle.planning.order import epoch_order
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 from dshuffle.planning.types import Samples
@@ -118,10 +118,7 @@ def training_orders(spec: ShuffleSpec, epochs: int) -> Iterator[Orders]:
         plan = planner.advance() if epoch else planner.load()
         order, offsets = group_by(plan.ranks, spec.n_workers)
         owns = [order[offsets[rank] : offsets[rank + 1]] for rank in range(spec.n_workers)]
-        yield [
-            own[epoch_permutation(len(own), seed=spec.choices.seed, epoch=epoch, rank=rank)]
-            for rank, own in enumerate(owns)
-        ]
+        yield [epoch_order(own, seed=spec.choices.seed, epoch=epoch, rank=rank) for rank, own in enumerate(owns)]
 
 
 def shuffle_quality(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dshuffle.checks import as_integer
-from dshuffle.planning.randomness import permutation
+from dshuffle.planning.randomness import permutation, random_words, words_at
 from dshuffle.planning.types import Samples
 
 
@@ -17,14 +17,18 @@ def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Sam
     Examples
     --------
     >>> epoch_order(np.array([30, 10, 20]), seed=0, epoch=1, rank=0)
-    array([10, 30, 20])
+    array([30, 10, 20])
     """
-    return np.sort(sample_ids)[epoch_permutation(len(sample_ids), seed=seed, epoch=epoch, rank=rank)]
+    return sample_ids[epoch_permutation(sample_ids, seed=seed, epoch=epoch, rank=rank)]
 
 
-def epoch_permutation(n_own: int, *, seed: int, epoch: int, rank: int) -> Samples:
-    """The order of :func:`epoch_order` as ``(n_own,)`` int64 positions in the ascending samples."""
-    return permutation(n_own, "order", seed, epoch, rank)
+def epoch_permutation(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
+    """The order of :func:`epoch_order` as ``(k,)`` int64 positions in ``sample_ids``.
+
+    Samples are sorted by words drawn for each of them, no two of which are equal. So the order of some samples of a
+    worker is known without its other samples. A worker that receives rows knows in which order their sender trains.
+    """
+    return np.argsort(words_at(random_words(1, "order", seed, epoch, rank)[0], sample_ids))
 
 
 def row_permutation(n_rows: int, seed: int = 0) -> Samples:

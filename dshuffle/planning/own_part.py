@@ -129,7 +129,7 @@ class OwnPlanner:
         else:
             receives = split_by_worker(moves.arriving, moves.senders, spec.n_workers)
             sends = split_by_worker(moves.leaving, moves.receivers, spec.n_workers)
-        order = epoch_permutation(len(moves.own), seed=spec.choices.seed, epoch=epoch, rank=rank)
+        order = epoch_permutation(moves.own, seed=spec.choices.seed, epoch=epoch, rank=rank)
         part = WorkerPart(rank, epoch, moves.own, order, moves.own, receives, sends)
         return OwnPart(part, self.shares(epoch))
 

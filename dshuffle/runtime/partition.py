@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter, StaleEpoch
+from dshuffle.exchange.row_file import RowFile
 from dshuffle.notebook import html_summary
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.units import human_bytes, human_count
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", bound=np.generic)
+
+READ_AHEAD = 8 * 2**20
+"""Bytes of rows on a disk that are read ahead of the batches."""
 
 
 class Partition:
@@ -43,8 +47,8 @@ class Partition:
         Ascending ids of the samples in this partition that every worker has. Empty by default.
     note
         Called with the number of samples that were trained on so far.
-    will_need
-        Called with slots whose rows are needed next, if rows are on a disk.
+    file
+        The file of the rows, if they are on a disk.
 
     Examples
     --------
@@ -71,7 +75,7 @@ class Partition:
         shares: tuple[int, int] | None = None,
         broadcast: NDArray[np.int64] | None = None,
         note: Callable[[int], None] = lambda _: None,
-        will_need: Callable[[NDArray[np.int64]], None] | None = None,
+        file: RowFile | None = None,
     ) -> None:
         self._layout = layout
         self._rows: ByteMatrix | None = rows
@@ -83,7 +87,7 @@ class Partition:
         self._shares = shares or (len(slots), len(slots))
         self._broadcast = _read_only(sample_ids[:0] if broadcast is None else broadcast)
         self._note = note
-        self._will_need = will_need
+        self._file = file
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -131,7 +135,7 @@ class Partition:
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Copy of one array for all samples, in training order: ``(n, *per-sample shape)``."""
-        return self._values(name, self._slots)
+        return self.take(slice(None), [name])[name]
 
     def rows(self, name: str) -> tuple[NDArray[Any], int, NDArray[np.int64]]:
         """One array without a copy, for kernels that index the rows themselves.
@@ -210,7 +214,7 @@ class Partition:
             shares=self._shares,
             broadcast=self._broadcast,
             note=note,
-            will_need=self._will_need,
+            file=self._file,
         )
 
     def mark_trained(self, n_samples: int | None = None) -> None:
@@ -329,24 +333,32 @@ class Partition:
             If the dataset does not have one of the arrays.
         """
         slots = self._slots[positions]
-        return {name: self._values(name, slots) for name in (self.names if names is None else names)}
+        columns = {name: self._column(name) for name in (self.names if names is None else names)}
+        if self._file is None:
+            return {name: self._decoded(name, column[slots]) for name, column in columns.items()}
+        rows = self._layout.empty(len(slots))
+        self._file.read(slots, rows)
+        # The column of a dataset with one array is contiguous already.
+        return {name: self._decoded(name, np.ascontiguousarray(self._layout.column(rows, name))) for name in columns}
 
     def _batches(self, batch_size: int, drop_last: bool, mark: bool) -> Iterator[dict[str, NDArray[Any]]]:
         end = len(self) - len(self) % batch_size if drop_last else len(self)
         if mark:
             self.mark_trained(0)  # the task may run again
+        window = max(2 * batch_size, READ_AHEAD // max(1, self._layout.nbytes))
+        asked = 0
         for first in range(0, end, batch_size):
-            if self._will_need is not None:
-                ahead = slice(first + batch_size, first + 2 * batch_size) if first else slice(0, 2 * batch_size)
-                self._will_need(self._slots[ahead])
+            if self._file is not None and asked < first + window // 2:
+                self._file.will_need(self._slots[asked : first + window])
+                asked = first + window
             yield self.take(slice(first, first + batch_size))
             if mark:
                 self.mark_trained(min(first + batch_size, len(self)))
         if mark:  # what was dropped is not trained on in this epoch
             self.mark_trained()
 
-    def _values(self, name: str, slots: NDArray[np.int64]) -> NDArray[Any]:
-        stored, encoding = self._column(name)[slots], self._layout.encoding(name)
+    def _decoded(self, name: str, stored: NDArray[Any]) -> NDArray[Any]:
+        encoding = self._layout.encoding(name)
         return stored if encoding is None else encoding.decode(stored)
 
     def _column(self, name: str) -> NDArray[Any]:

@@ -123,3 +123,22 @@ def test_a_partition_on_a_disk_counts_its_index_only(tmp_path):
     with pytest.raises(CacheBudgetError):
         CachePartition(LAYOUT, capacity=20, incoming=10, budget=30 * 28 - 1, file=file)
     cache.close()
+
+
+@pytest.mark.parametrize("width", [7, 1024])
+def test_rows_are_read_as_they_were_written(tmp_path, width):
+    layout = RowLayout.of({"x": (np.dtype("f4"), (width,))})
+    file = RowFile(layout, 3000, str(tmp_path))
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 255, (3000, layout.nbytes), np.uint8)
+    file.write(rng.permutation(3000), rows)
+    expected = file.rows.copy()
+    file.drop_pages(np.arange(3000))
+    for slots in (np.arange(3000), rng.permutation(3000), np.array([5, 6, 7, 2, 3, 2999, 0]), np.arange(0)):
+        found = layout.empty(len(slots))
+        file.will_need(slots)
+        file.read(slots, found)
+        np.testing.assert_array_equal(found, expected[slots])
+    with pytest.raises(OSError, match="the row in slot 3000 of a partition on the disk could not be read"):
+        file.read(np.array([1, 3000]), layout.empty(2))
+    file.close()

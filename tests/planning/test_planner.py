@@ -242,7 +242,7 @@ def test_advancing_before_loading():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"draw_version": 1}, "draw_version=1 .*2 in this release.*Use the release"),
+        ({"draw_version": 1}, "draw_version=1 .*3 in this release.*Use the release"),
         ({"n_workers": 0}, "n_workers=0 .* >= 1"),
         ({"first_epoch": -1}, "first_epoch=-1 .*integer >= 0"),
         ({"first_epoch": 2**63}, r"first_epoch=9223372036854775808 .*in \[0, 9223372036854775807\]"),

@@ -72,3 +72,17 @@ def test_a_folder_that_workers_cannot_use(threads, small, tmp_path):
         Shuffler(threads, small, cache_directory=tmp_path / "file" / "rows")
     with Shuffler(threads, small):  # nothing is reserved any more
         pass
+
+
+def slots_in_order(partition):
+    return partition._slots.copy()
+
+
+def test_rows_on_a_disk_are_in_the_order_of_training(threads, tmp_path):
+    values = np.arange(300, dtype="f4")
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.stack([values, values], axis=1)})
+    with Shuffler(threads, dataset, cache_directory="local") as shuffler:
+        for epoch in shuffler.epochs(4):
+            check(threads.gather(epoch.map(look)), 300)
+            for slots in threads.gather(epoch.map(slots_in_order)):
+                assert epoch.number == 0 or np.all(np.diff(slots) == 1)

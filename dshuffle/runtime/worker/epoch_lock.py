@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import StaleEpoch
+from dshuffle.exchange.row_file import RowFile
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.runtime.partition import Partition
 
@@ -40,8 +41,8 @@ class EpochLock:
         Rank of the worker.
     loop
         Event loop on which commits wait. Tasks run in other threads.
-    will_need
-        Called with slots whose rows are needed next, if rows are on a disk.
+    file
+        The file of the rows, if they are on a disk.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class EpochLock:
         rows: ByteMatrix,
         rank: int,
         loop: asyncio.AbstractEventLoop,
-        will_need: Callable[[NDArray[np.int64]], None] | None = None,
+        file: RowFile | None = None,
     ) -> None:
         self._layout = layout
         self._rows = rows
         self._rank = rank
         self._loop = loop
-        self._will_need = will_need
+        self._file = file
         self._view: View | None = None
         self._lock = threading.Lock()
         self._readers = 0
@@ -96,7 +97,7 @@ class EpochLock:
                 shares=view.shares,
                 broadcast=view.broadcast,
                 note=functools.partial(self._note_trained, epoch),
-                will_need=self._will_need,
+                file=self._file,
             )
             self._readers += 1
         started = time.perf_counter()

@@ -22,6 +22,7 @@ from dshuffle.planning import SERVER, STORE, EpochPlan, EpochPlanner, Packets, S
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.delivery.grid import WorkerGrid
 from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
+from dshuffle.planning.disk_order import in_disk_order
 from dshuffle.planning.own_part import OwnPlanner
 from dshuffle.planning.pacing import Pacing
 from dshuffle.rows import RowLayout
@@ -33,6 +34,9 @@ UNACKNOWLEDGED_BYTES = MIB // 4
 
 STORE_BYTES = 256 * MIB
 """Rows that are read from the store at a time. If reading fails, only these are read again."""
+
+SHORT_ROW = 16 * 2**10
+"""Rows on a disk up to this length move to the order of the next epoch. A disk reads longer ones in any order."""
 
 Listed = tuple[NDArray[np.int64], dict[int, Flow]]
 ReadFormer = Callable[[NDArray[np.int64], NDArray[np.int64], Callable[[], bool]], Awaitable[NDArray[np.int64]]]
@@ -172,6 +176,29 @@ class MemberExchange:
         seconds = time.perf_counter() - started
         grid = _grid(planner.spec, epoch, delivery)
         return cls(made, hops, parts, flows, summary, seconds, made.shares, made.broadcast, grid)
+
+    def on_disk(self, spec: ShuffleSpec, layout: RowLayout, n_free: int) -> MemberExchange:
+        """The same exchange with rows in the order in which disks read them (:mod:`dshuffle.planning.disk_order`).
+
+        Parameters
+        ----------
+        spec, layout
+            Specification of the shuffle, and layout of a row.
+        n_free
+            Number of free slots of this worker.
+        """
+        if self.flows is not None or self.grid is not None:
+            return self
+        seed, first = spec.choices.seed, spec.first_epoch
+        short = layout.nbytes <= SHORT_ROW
+        parts = {
+            who: in_disk_order(
+                part, seed=seed, trained=part.epoch > first + 1, moves_within=short and len(part.own) <= n_free
+            )
+            for who, part in self.parts.items()
+            if who >= 0
+        }
+        return dataclasses.replace(self, parts=self.parts | parts)
 
     def with_messages(self, layout: RowLayout, settings: Settings, rate: float | None) -> MemberExchange:
         """The same exchange with its rows cut into messages, for links of a rate (bytes per second into a worker)."""

@@ -230,9 +230,7 @@ class ExchangeRun:
                 planned = await parts.plans.restoring(self.epoch, training.rank)
             else:
                 planned = await parts.plans.plan(self.epoch, self._delivery)
-            self.exchange = await loop.run_in_executor(
-                None, planned.with_messages, parts.dataset.layout, parts.spec.settings, self._rate
-            )
+            self.exchange = await loop.run_in_executor(None, self._with_messages, planned)
         else:
             self.exchange = before.exchange
         if self._stopped:
@@ -278,6 +276,12 @@ class ExchangeRun:
                 await asyncio.shield(end)
         if training is None:
             self._vote(None, again=False)
+
+    def _with_messages(self, planned: MemberExchange) -> MemberExchange:
+        parts = self._parts
+        if parts.training is not None and parts.training.cache.on_disk:
+            planned = planned.on_disk(parts.spec.shuffle, parts.dataset.layout, parts.training.cache.n_free)
+        return planned.with_messages(parts.dataset.layout, parts.spec.settings, self._rate)
 
     def _is_like(self, epoch: int, delivery: str, rate: float | None) -> bool:
         """Whether this run's messages are the same as those of another attempt, and its rows can be kept."""

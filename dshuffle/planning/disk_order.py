@@ -1,0 +1,56 @@
+"""The order in which rows on a disk are sent. It is the order of training, in which the disk reads them fastest.
+
+A worker stores the rows of an epoch in the order of training. In the next exchange it sends them in this order, which
+their receivers know, too. Where there is room, rows that stay also move, so that all rows are in the order of the next
+epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from dshuffle.planning.epoch_plan import WorkerPart
+from dshuffle.planning.order import epoch_order
+from dshuffle.planning.packets import STORE
+from dshuffle.planning.types import Samples
+
+
+def in_disk_order(part: WorkerPart, *, seed: int, trained: bool, moves_within: bool) -> WorkerPart:
+    """The same part of an exchange, with samples listed in the order in which the disks of their senders have them.
+
+    Parameters
+    ----------
+    part
+        A worker's part of an exchange without packets.
+    seed
+        Seed of the session.
+    trained
+        Whether rows are stored in the order of training. After epoch 0 they are still in the order of the samples, in
+        which they were read from the store.
+    moves_within
+        Whether rows that stay are sent from the worker to itself, so that they get new slots.
+
+    Examples
+    --------
+    >>> own, part = np.arange(4), {1: np.array([3])}
+    >>> part = WorkerPart(0, 1, own, own, own, receives=part, sends={1: np.array([5, 6, 7, 8])})
+    >>> moved = in_disk_order(part, seed=0, trained=True, moves_within=True)
+    >>> moved.sends[1].tolist(), sorted(moved.receives[0].tolist()), moved.sends[0] is moved.receives[0]
+    ([6, 5, 8, 7], [0, 1, 2], True)
+    """
+
+    def ordered(sender: int, samples: Samples) -> Samples:
+        if not trained or sender < 0:
+            return samples
+        return epoch_order(samples, seed=seed, epoch=part.epoch - 1, rank=sender)
+
+    sends = {other: ordered(part.rank, samples) for other, samples in part.sends.items()}
+    receives = {other: ordered(other, samples) for other, samples in part.receives.items()}
+    if moves_within and receives and STORE not in receives:
+        arriving = np.concatenate([part.own[:0], *receives.values()])
+        staying = part.own[~np.isin(part.own, arriving)]
+        if len(staying):
+            sends[part.rank] = receives[part.rank] = ordered(part.rank, staying)
+    return dataclasses.replace(part, sends=sends, receives=receives)
