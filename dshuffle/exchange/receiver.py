@@ -139,7 +139,8 @@ class Receiver:
         for sender, sequence in self._arrived:
             first, last = flows[sender].message(sequence)
             self._meter_rows(sender, last - first)
-            self._owed[sender] -= last - first
+            if sender in others:
+                self._owed[sender] -= last - first
             self._count_towards_gate(MessageId(run_id, sender, self._inbox.rank, sequence))
         owed = {sender: flow.n_messages for sender, flow in flows.items()}
         self._perform(self._inbox.begin(run_id, owed, window=window, done=self._arrived))
@@ -287,7 +288,8 @@ class Receiver:
         finally:
             self._asking.pop(message, None)
         answered = time.perf_counter()
-        self.meter.transfer_seconds = answered - self._started
+        if message.sender != self._inbox.rank:
+            self.meter.transfer_seconds = answered - self._started
         if reply["status"] == "OK":
             check_arrays(reply)
             if not self._network.is_local(message.sender):

@@ -45,8 +45,8 @@ _pread.argtypes = _pwrite.argtypes
 _pread.restype = ctypes.c_ssize_t
 _PAGE, _WILL_NEED = mmap.PAGESIZE, int(mmap.MADV_WILLNEED)
 
-GAP = 128 * 2**10
-"""Most bytes between rows that are read ahead together: reading that much takes about as long as another request."""
+GAP = 32 * 2**10
+"""Rows at most this many bytes apart are read ahead in one request. Reading them takes about as long as another one."""
 
 _LONG_RUN = 4 * 2**20
 _MOST_READ = 64 * 2**20
@@ -201,14 +201,16 @@ class RowFile:
             raise OSError(f"a row could not be written to slot {int(slots[failed])} of a partition on the disk")
 
     def drop_pages(self, slots: NDArray[np.int64]) -> None:
-        """Take long runs of ascending slots whose rows are not needed any more out of the page cache.
+        """Drop long runs of free slots from the page cache. ``slots`` ascend.
 
         Writing single pages takes much longer where larger pieces have been read into the page cache.
         """
         nbytes = self.rows.shape[1]
-        for run in np.split(slots, np.flatnonzero(np.diff(slots) != 1) + 1):
-            if len(run) * nbytes >= _LONG_RUN:
-                os.posix_fadvise(self._file, int(run[0]) * nbytes, len(run) * nbytes, os.POSIX_FADV_DONTNEED)
+        ends = np.append(np.flatnonzero(np.diff(slots) != 1) + 1, len(slots))
+        n_rows = np.diff(ends, prepend=0)
+        for run in np.flatnonzero(n_rows * nbytes >= _LONG_RUN).tolist():
+            first, count = int(slots[ends[run] - n_rows[run]]), int(n_rows[run])
+            os.posix_fadvise(self._file, first * nbytes, count * nbytes, os.POSIX_FADV_DONTNEED)
 
     def relieve(self) -> None:
         """Give pages back if the process has grown too large. Called by whoever touches many rows."""

@@ -143,10 +143,12 @@ class Sender:
                 self.acknowledged(message)
                 return {"status": "later"}
             rows, checksums = await self._pack(message, future.result(), first, last)
-        except (ExchangeError, DatasetError) as error:
+        except (ExchangeError, DatasetError, OSError) as error:
             error.__traceback__ = None  # its frames hold the cache, also once the session is closed
             self.acknowledged(message)
-            return {"status": "refused", "reason": f"{type(error).__name__}: {error}", "again": False}
+            # Rows on a disk that fails can still be read from the store.
+            again = isinstance(error, OSError) and not isinstance(error, DatasetError)
+            return {"status": "refused", "reason": f"{type(error).__name__}: {error}", "again": again}
         if not self._network.is_local(message.destination):
             self.meter.sent_bytes += rows.nbytes + checksums.nbytes
             self.meter.sent_checksum_bytes += checksums.nbytes

@@ -20,6 +20,7 @@ from dshuffle.pipeline.run import PipelineResult, PipelineRun, execute
 from dshuffle.pipeline.training import Training
 from dshuffle.planning import AUTO, Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.cost import Cluster
+from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.dataset_inputs import resolved
@@ -128,6 +129,14 @@ class Pipeline:
                 object.__setattr__(self, name, os.fspath(value))
         if self.checkpoint is not None and len(ways) > 1:
             raise InvalidParameter.of("checkpoint", self.checkpoint, "None with several ways of shuffling")
+
+    def __repr__(self) -> str:
+        dataset = hide_secrets(self.dataset) if isinstance(self.dataset, str) else self.dataset
+        values: dict[str, object] = {"dataset": dataset, "training": self.training, "cluster": self.cluster}
+        values["shuffle"] = [way.label for way in self.ways]
+        values |= {name: value for name, value in (("checkpoint", self.checkpoint), ("report", self.report)) if value}
+        values |= self.session
+        return f"Pipeline({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = [getattr(self, one.name) for one in dataclasses.fields(self)]

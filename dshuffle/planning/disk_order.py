@@ -1,8 +1,8 @@
 """The order in which rows on a disk are sent. It is the order of training, in which the disk reads them fastest.
 
-A worker stores the rows of an epoch in the order of training. In the next exchange it sends them in this order, which
-their receivers know, too. Where there is room, rows that stay also move, so that all rows are in the order of the next
-epoch.
+A worker stores the rows of an epoch in the order of training. It sends them in this order in the next exchange.
+Receivers can compute the order. Where there is room, rows that stay also move, so that all rows are in the order of the
+next epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dshuffle.planning.types import Samples
 
 
 def in_disk_order(part: WorkerPart, *, seed: int, trained: bool, moves_within: bool) -> WorkerPart:
-    """The same part of an exchange, with samples listed in the order in which the disks of their senders have them.
+    """The same part of an exchange, with samples in the order in which they are stored on their senders' disks.
 
     Parameters
     ----------

@@ -25,8 +25,8 @@ def epoch_order(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Sam
 def epoch_permutation(sample_ids: Samples, *, seed: int, epoch: int, rank: int) -> Samples:
     """The order of :func:`epoch_order` as ``(k,)`` int64 positions in ``sample_ids``.
 
-    Samples are sorted by words drawn for each of them, no two of which are equal. So the order of some samples of a
-    worker is known without its other samples. A worker that receives rows knows in which order their sender trains.
+    Samples are sorted by words drawn for each of them, no two of which are equal. So the order of any subset
+    can be computed without the other samples. A worker that receives rows knows in which order their sender trains.
     """
     return np.argsort(words_at(random_words(1, "order", seed, epoch, rank)[0], sample_ids))
 

@@ -336,10 +336,26 @@ class Partition:
         columns = {name: self._column(name) for name in (self.names if names is None else names)}
         if self._file is None:
             return {name: self._decoded(name, column[slots]) for name, column in columns.items()}
-        rows = self._layout.empty(len(slots))
-        self._file.read(slots, rows)
-        # The column of a dataset with one array is contiguous already.
-        return {name: self._decoded(name, np.ascontiguousarray(self._layout.column(rows, name))) for name in columns}
+        read = self._read(self._file, slots, list(columns))
+        return {name: self._decoded(name, stored) for name, stored in read.items()}
+
+    def _read(self, file: RowFile, slots: NDArray[np.int64], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Read rows from their file, as many at a time as are read ahead."""
+        most = max(1, READ_AHEAD // max(1, self._layout.nbytes))
+        rows = self._layout.empty(min(most, len(slots)))
+        if len(slots) <= most:
+            file.read(slots, rows)
+            # The column of a dataset with one array is contiguous already.
+            return {name: np.ascontiguousarray(self._layout.column(rows, name)) for name in names}
+        columns = {name: self._layout.column(rows, name) for name in names}
+        out = {name: np.empty((len(slots), *column.shape[1:]), column.dtype) for name, column in columns.items()}
+        for first in range(0, len(slots), most):
+            some = slots[first : first + most]
+            file.will_need(some)
+            file.read(some, rows[: len(some)])
+            for name, column in columns.items():
+                out[name][first : first + most] = column[: len(some)]
+        return out
 
     def _batches(self, batch_size: int, drop_last: bool, mark: bool) -> Iterator[dict[str, NDArray[Any]]]:
         end = len(self) - len(self) % batch_size if drop_last else len(self)
@@ -348,9 +364,9 @@ class Partition:
         window = max(2 * batch_size, READ_AHEAD // max(1, self._layout.nbytes))
         asked = 0
         for first in range(0, end, batch_size):
-            if self._file is not None and asked < first + window // 2:
-                self._file.will_need(self._slots[asked : first + window])
-                asked = first + window
+            if self._file is not None and asked < min(first + batch_size + window // 2, end):
+                asked, unread = first + batch_size + window, asked
+                self._file.will_need(self._slots[unread:asked])
             yield self.take(slice(first, first + batch_size))
             if mark:
                 self.mark_trained(min(first + batch_size, len(self)))

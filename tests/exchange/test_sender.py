@@ -143,3 +143,21 @@ def test_buffers_that_were_never_acknowledged_are_let_go_by_the_next_run() -> No
         assert rows() is None
 
     play(scenario, window=1)
+
+
+def test_rows_that_a_disk_cannot_read_are_refused_and_may_be_read_from_the_store() -> None:
+    async def scenario(sender: Sender) -> None:
+        def fail(first: int, last: int, rows: np.ndarray, checksums: np.ndarray) -> None:
+            raise OSError("the disk fails")
+
+        broken = Source(SAMPLES)
+        broken.pack = fail  # type: ignore[method-assign]
+        source: asyncio.Future[Source] = asyncio.get_running_loop().create_future()
+        source.set_result(broken)
+        sender.end()
+        sender.begin(2, {1: Flow.evenly(0, len(SAMPLES), at_most=2)}, source)  # type: ignore[arg-type]
+        for sequence in range(3):  # each gets the only place in the window
+            reply = await sender.serve(message(sequence, 2))
+            assert reply == {"status": "refused", "reason": "OSError: the disk fails", "again": True}
+
+    play(scenario, window=1)

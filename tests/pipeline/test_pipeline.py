@@ -372,6 +372,19 @@ def test_storage_options_are_not_written(tmp_path):
     assert "max_retries" not in json.dumps(Pipeline(dataset, LINEAR).to_dict())
 
 
+def test_a_pipeline_says_what_was_chosen():
+    pipeline = Pipeline(
+        "s3://key:word@host/data.zarr",
+        Training("linear_regression", step=0.1),
+        shuffle="local",
+        session={"on_loss": "raise"},
+    )
+    assert "shuffle=['local'], on_loss='raise')" in repr(pipeline)
+    assert "Training(fit_linear_regression, epochs=5, step=0.1)" in repr(pipeline)
+    assert "word" not in repr(pipeline)
+    assert "checkpoint" not in repr(pipeline)
+
+
 def test_after_a_loss_a_pipeline_waits_as_its_cluster_says(monkeypatch, tmp_path):
     asked = {}
     monkeypatch.setattr(

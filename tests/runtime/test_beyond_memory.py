@@ -86,3 +86,18 @@ def test_rows_on_a_disk_are_in_the_order_of_training(threads, tmp_path):
             check(threads.gather(epoch.map(look)), 300)
             for slots in threads.gather(epoch.map(slots_in_order)):
                 assert epoch.number == 0 or np.all(np.diff(slots) == 1)
+
+
+def in_pieces(partition):
+    return partition.sample_ids.copy(), partition["y"], next(partition.batches(7))["y"]
+
+
+def test_an_array_of_a_partition_on_a_disk_is_read_in_pieces(threads, tmp_path, monkeypatch):
+    monkeypatch.setattr("dshuffle.runtime.partition.READ_AHEAD", 1000)  # 30 rows of 32 bytes
+    y = np.arange(300, dtype="f8")
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.zeros((300, 3)), "y": y})
+    with Shuffler(threads, dataset, cache_directory="local") as shuffler:
+        for epoch in shuffler.epochs(2):
+            for ids, all_of_them, batch in threads.gather(epoch.map(in_pieces)):
+                np.testing.assert_array_equal(all_of_them, y[ids])
+                np.testing.assert_array_equal(batch, y[ids[:7]])

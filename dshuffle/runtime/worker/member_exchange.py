@@ -36,7 +36,7 @@ STORE_BYTES = 256 * MIB
 """Rows that are read from the store at a time. If reading fails, only these are read again."""
 
 SHORT_ROW = 16 * 2**10
-"""Rows on a disk up to this length move to the order of the next epoch. A disk reads longer ones in any order."""
+"""Rows on a disk up to this length move to the order of the next epoch. Random reads of longer ones are fast."""
 
 Listed = tuple[NDArray[np.int64], dict[int, Flow]]
 ReadFormer = Callable[[NDArray[np.int64], NDArray[np.int64], Callable[[], bool]], Awaitable[NDArray[np.int64]]]
