@@ -56,10 +56,10 @@ class ExchangeSampler:
     --------
     >>> sampler = ExchangeSampler(8, rank=0, world_size=2, assignment="partial:0.5", sharding="contiguous")
     >>> list(sampler)
-    [3, 1, 0, 2]
+    [1, 0, 2, 3]
     >>> sampler.set_epoch(1)
     >>> list(sampler), sampler.arrived, sampler.departed
-    ([0, 7, 2, 4], array([4, 7]), array([1, 3]))
+    ([7, 0, 4, 2], array([4, 7]), array([1, 3]))
     """
 
     def __init__(
