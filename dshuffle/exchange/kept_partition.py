@@ -2,8 +2,8 @@
 
 Each partition has a folder with its rows and an index. The index names the dataset, the way of shuffling, the rank and
 the epoch, and has the sample, slot and checksum of every row. It is replaced after each epoch, while the next rows
-arrive in other slots. So if a process is killed, the index is that of the last epoch, or of the one before it, of which
-some rows may have been overwritten. Every row is compared with its checksum when it is read.
+arrive in other slots. So if a process is killed, the index is that of the last epoch, or of the one before it. Some or
+all rows of the latter may have been overwritten. Every row is compared with its checksum when it is read.
 
 A process holds a lock on the rows that it uses. A folder without a lock may be read by any session, and removed by the
 next session on the same dataset.

@@ -177,7 +177,7 @@ class MemberExchange:
         grid = _grid(planner.spec, epoch, delivery)
         return cls(made, hops, parts, flows, summary, seconds, made.shares, made.broadcast, grid)
 
-    def on_disk(self, spec: ShuffleSpec, layout: RowLayout, n_free: int) -> MemberExchange:
+    def for_disk(self, spec: ShuffleSpec, layout: RowLayout, n_free: int) -> MemberExchange:
         """The same exchange with rows in the order in which disks read them (:mod:`dshuffle.planning.disk_order`).
 
         Parameters

@@ -280,7 +280,7 @@ class ExchangeRun:
     def _with_messages(self, planned: MemberExchange) -> MemberExchange:
         parts = self._parts
         if parts.training is not None and parts.training.cache.on_disk:
-            planned = planned.on_disk(parts.spec.shuffle, parts.dataset.layout, parts.training.cache.n_free)
+            planned = planned.for_disk(parts.spec.shuffle, parts.dataset.layout, parts.training.cache.n_free)
         return planned.with_messages(parts.dataset.layout, parts.spec.settings, self._rate)
 
     def _is_like(self, epoch: int, delivery: str, rate: float | None) -> bool:
