@@ -20,7 +20,7 @@ import os
 import shutil
 import tempfile
 import weakref
-import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Self
@@ -37,8 +37,15 @@ from dshuffle.unnamed_file import reserve
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Version of the format of an index. Others are ignored."""
+
+INDEX = "index"
+"""Name of the file of the index: a line of JSON with the label, then the arrays one after the other, little-endian.
+
+It is not a NumPy file. ``numpy.load`` calls ``ast.literal_eval``, which may fail where several threads parse Python
+code at the same time (python/cpython#106905; Python 3.11 before 3.11.8, and 3.12 before 3.12.2).
+"""
 
 PREFIX = "dshuffle-partition-"
 """Beginning of the names of the folders."""
@@ -46,7 +53,10 @@ PREFIX = "dshuffle-partition-"
 UNFINISHED = "dshuffle-new-"
 """The same, until the folder has a lock."""
 
-UNREADABLE = (CacheBudgetError, OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+_INT64, _UINT32, _NBYTES_PER_ROW = "<i8", "<u4", 20
+_LONGEST_HEADER = 2**24
+
+UNREADABLE = (CacheBudgetError, OSError, ValueError, KeyError, TypeError)
 """Errors of a folder that is damaged."""
 
 
@@ -154,12 +164,16 @@ class PartitionFolder:
 
     def _write(self, epoch: int, index: Index, checksums: NDArray[np.uint32]) -> None:
         label = dataclasses.replace(self._label, epoch=epoch)
-        header = json.dumps({"format": FORMAT, **dataclasses.asdict(label)})
         new = os.path.join(self.path, "index.new")
+        parts = [np.ascontiguousarray(part, _INT64).data for part in (index.sample_ids, index.slots)]
+        parts.append(np.ascontiguousarray(checksums, _UINT32).data)
+        crc32 = 0
+        for part in parts:
+            crc32 = zlib.crc32(part, crc32)
+        header = {"format": FORMAT, "n_rows": len(checksums), "crc32": crc32, **dataclasses.asdict(label)}
         with open(new, "wb") as file:
-            text = np.array(header)
-            np.savez(file, header=text, sample_ids=index.sample_ids, slots=index.slots, checksums=checksums)
-        os.replace(new, os.path.join(self.path, "index.npz"))
+            file.writelines([json.dumps(header).encode(), b"\n", *parts])
+        os.replace(new, os.path.join(self.path, INDEX))
 
     def close(self) -> None:
         """Leave the partition to later sessions. It is removed if it does not have any rows yet."""
@@ -190,17 +204,18 @@ class KeptPartition:
             self._lock = _locked(path, fcntl.LOCK_SH)
         except OSError as error:
             raise ExchangeError(f"the kept partition {path} is gone, or another session uses it ({error})") from error
-        try:
-            with _index(path) as found:
-                label = _label(found)
-                self._index = Index(found["sample_ids"], found["slots"])
-                self._checksums: NDArray[np.uint32] = found["checksums"]
-            self._check(label, layout)
-            with open(os.path.join(path, "rows"), "r+b", buffering=0) as file:
-                self._file = RowFile(layout, label.n_slots, path, memory_limit, file=file)
-        except UNREADABLE as error:
-            self._lock.close()
-            raise ExchangeError(f"the kept partition {path} is damaged ({type(error).__name__}: {error})") from error
+        with contextlib.ExitStack() as on_error:
+            on_error.push(self._lock)
+            try:
+                label, self._index, self._checksums = _index(path)
+                self._check(label, layout)
+                with open(os.path.join(path, "rows"), "r+b", buffering=0) as file:
+                    self._file = RowFile(layout, label.n_slots, path, memory_limit, file=file)
+            except UNREADABLE as error:
+                raise ExchangeError(
+                    f"the kept partition {path} is damaged ({type(error).__name__}: {error})"
+                ) from error
+            on_error.pop_all()
         self._layout = layout
 
     def read(self, sample_ids: NDArray[np.int64]) -> tuple[ByteMatrix, NDArray[np.uint32], NDArray[np.bool_]]:
@@ -232,12 +247,10 @@ class KeptPartition:
 
     def _check(self, label: KeptLabel, layout: RowLayout) -> None:
         """Refuse an index that does not describe rows."""
-        ids, slots, checksums = self._index.sample_ids, self._index.slots, self._checksums
+        ids, slots = self._index.sample_ids, self._index.slots
         if label.row_nbytes != layout.nbytes:
             raise ValueError(f"its rows have {label.row_nbytes} bytes, and not {layout.nbytes}")
-        if [one.dtype.str for one in (ids, slots, checksums)] != ["<i8", "<i8", "<u4"]:
-            raise ValueError("its index has other types")
-        if not len(ids) == len(slots) == len(checksums) or np.any(ids[1:] <= ids[:-1]):
+        if np.any(ids[1:] <= ids[:-1]):
             raise ValueError("its index is not one of rows")
         if len(slots) and not 0 <= slots.min() <= slots.max() < label.n_slots:
             raise ValueError("its index has slots that do not exist")
@@ -311,26 +324,36 @@ def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:
         except OSError:  # a session fills it, or it has just been removed
             continue
         try:
-            with _index(path) as found:
-                label = _label(found)
+            with open(os.path.join(path, INDEX), "rb") as file:
+                label, *_ = _header(file)
         except UNREADABLE as error:
             logger.debug("dshuffle: the kept partition %s cannot be read: %s", path, error)
             label = None
         yield name, label
 
 
-@contextlib.contextmanager
-def _index(path: str) -> Iterator[np.lib.npyio.NpzFile]:
-    # NumPy leaves a file open that it cannot read, if it has opened it.
-    with open(os.path.join(path, "index.npz"), "rb") as file, np.load(file, allow_pickle=False) as found:
-        yield found
+def _index(path: str) -> tuple[KeptLabel, Index, NDArray[np.uint32]]:
+    """Read the index of a folder: the label, the samples and their slots, and the checksums of their rows."""
+    with open(os.path.join(path, INDEX), "rb") as file:
+        label, n_rows, crc32 = _header(file)
+        data = file.read()
+    if zlib.crc32(data) != crc32:
+        raise ValueError("its index has changed on the disk")
+    ids: NDArray[np.int64] = np.frombuffer(data, _INT64, n_rows)
+    slots: NDArray[np.int64] = np.frombuffer(data, _INT64, n_rows, ids.nbytes)
+    checksums: NDArray[np.uint32] = np.frombuffer(data, _UINT32, n_rows, ids.nbytes + slots.nbytes)
+    return label, Index(ids, slots), checksums
 
 
-def _label(found: np.lib.npyio.NpzFile) -> KeptLabel:
-    header = json.loads(str(found["header"]))
+def _header(file: BinaryIO) -> tuple[KeptLabel, int, int]:
+    """Read the label, the number of rows, and the checksum of the arrays that follow."""
+    header = dict(json.loads(file.readline(_LONGEST_HEADER)))
     if header.pop("format") != FORMAT:
         raise ValueError("another release of dshuffle wrote it")
-    return KeptLabel.from_dict(header)
+    n_rows, crc32 = header.pop("n_rows"), header.pop("crc32")
+    if os.fstat(file.fileno()).st_size != file.tell() + n_rows * _NBYTES_PER_ROW:
+        raise ValueError("its index has another length")
+    return KeptLabel.from_dict(header), n_rows, crc32
 
 
 def _removed(path: str, lock: BinaryIO) -> None:

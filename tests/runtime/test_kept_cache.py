@@ -173,7 +173,7 @@ def test_what_is_damaged_is_read_from_the_store(threads, small, ids, tmp_path, h
 
         monkeypatch.setattr(Listed, "all_in", classmethod(and_then_removed))
     else:
-        path = folder / ("rows" if harm == "rows" else "index.npz")
+        path = folder / ("rows" if harm == "rows" else "index")
         path.write_bytes(bytes(path.stat().st_size))
     with Shuffler(threads, small, **kept) as shuffler:
         record = first_record(shuffler, ids, threads)
