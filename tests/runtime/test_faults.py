@@ -12,16 +12,19 @@ import time
 import dask
 import numpy as np
 import pytest
-from distributed import Client, Status, wait
+from distributed import Client, LocalCluster, Status, wait
+from distributed.utils_test import captured_logger
 
 import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import ClusterError, ExchangeError, WorkerLost
 from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.session_spec import DatasetReference
+from dshuffle.runtime.worker import worker_plugin
 from dshuffle.runtime.worker.session import WorkerSession
 
-from .conftest import address_of
+from .conftest import OPTIONS, address_of
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -298,6 +301,29 @@ def slow_to_answer(dask_worker):
         return await answer()
 
     dask_worker.handlers["dshuffle_protocol"] = late
+
+
+def test_workers_that_are_being_set_up_are_waited_for(small, orders, monkeypatch):
+    """They load kernels. Dask would log a traceback if they were asked something that they do not know yet."""
+    install, tasks = DShuffleScheduler._install, []
+
+    async def does_not_wait(self):
+        tasks.append(asyncio.ensure_future(install(self)))
+
+    def slow():
+        time.sleep(1.5)
+
+    monkeypatch.setattr(DShuffleScheduler, "_install", does_not_wait)
+    monkeypatch.setattr(worker_plugin, "load_exchange_kernels", slow)
+    with (
+        LocalCluster(n_workers=2, processes=False, memory_limit=0, **OPTIONS) as cluster,
+        Client(cluster) as client,
+        captured_logger("distributed.core") as log,
+        Shuffler(client, small) as shuffler,
+    ):
+        orders(shuffler, 1)
+    assert "No handler" not in log.getvalue()
+    assert tasks[0].done()
 
 
 # -- stopped workers -----------------------------------------------------------------------------------------------

@@ -124,4 +124,4 @@ class Candidates:
             reply = await within(ANSWER_WITHIN, self._scheduler.rpc(address).dshuffle_protocol())
         except OSError:
             return False
-        return isinstance(reply, dict) and reply.get("protocol") == PROTOCOL
+        return isinstance(reply, dict) and reply.get("protocol") == PROTOCOL and bool(reply.get("is_set_up"))

@@ -337,7 +337,7 @@ class DShuffleScheduler(SchedulerPlugin):
                 )
             asked = [where for where, worker in self._scheduler.workers.items() if worker.status not in LEAVING]
             replies = await self._ask_all(ask, asked, settings)
-            missing = {address: reply for address, reply in replies.items() if not isinstance(reply, dict)}
+            missing = {address: reply for address, reply in replies.items() if not _is_set_up(reply)}
             if not missing:
                 break
             if loop.time() > deadline:
@@ -386,6 +386,11 @@ class DShuffleScheduler(SchedulerPlugin):
                 return error
 
         return dict(zip(workers, await asyncio.gather(*map(ask, workers)), strict=True))
+
+
+def _is_set_up(reply: Any) -> bool:
+    # A release with another protocol may not say whether it is set up, and is refused by name later.
+    return isinstance(reply, dict) and "protocol" in reply and bool(reply.get("is_set_up", True))
 
 
 def _is_error(reply: Any) -> bool:

@@ -68,11 +68,17 @@ class DShuffleWorker(WorkerPlugin):
         self._worker: Worker | None = None
 
     async def setup(self, worker: Worker) -> None:
-        """Register the handlers, then send a hello to the scheduler."""
+        """Register the handlers, load the kernels, then send a hello to the scheduler."""
         self._worker = worker
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle")
+        this, is_set_up = weakref.ref(self), False
 
-        this = weakref.ref(self)
+        async def protocol() -> Reply | None:
+            found = isinstance(worker.plugins.get(PLUGIN), DShuffleWorker)
+            return {"protocol": PROTOCOL, "is_set_up": is_set_up} if found else None
+
+        # The scheduler may ask from now on. Dask logs a traceback if it asks a worker without the handler.
+        worker.handlers["dshuffle_protocol"] = protocol
 
         def plugin() -> DShuffleWorker:
             found = worker.plugins.get(PLUGIN, this())  # Dask has removed it while a worker that closes sends rows
@@ -163,13 +169,13 @@ class DShuffleWorker(WorkerPlugin):
             "dshuffle_acknowledge": acknowledge,
         }
         # Off the event loop, and before the first rows arrive.
-        await asyncio.get_running_loop().run_in_executor(self._executor, load_exchange_kernels)
-
-        async def protocol() -> Reply | None:
-            return {"protocol": PROTOCOL} if isinstance(worker.plugins.get(PLUGIN), DShuffleWorker) else None
-
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, load_exchange_kernels)
+        except BaseException:
+            del worker.handlers["dshuffle_protocol"]
+            raise
         # From here on the scheduler can use this worker. The hello makes it check at once instead of waiting.
-        worker.handlers["dshuffle_protocol"] = protocol
+        is_set_up = True
         try:
             unwrap(await worker.scheduler.dshuffle_hello(), "the scheduler")
         except OSError as error:  # the scheduler asks again; a worker must not fail to start because of it
