@@ -12,6 +12,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self
 
 import dask
@@ -173,7 +174,7 @@ def create_dataset(
                 raise  # raised by the source; some are also OSErrors
             except OSError as exc:
                 raise DatasetError(f"cannot write to {url}: {type(exc).__name__}: {exc}") from exc
-    return dataclasses.replace(open_dataset(url, storage_options=storage_options), skipped=skipped)
+    return dataclasses.replace(open_dataset(url, storage_options=storage_options), skipped=MappingProxyType(skipped))
 
 
 def _checked(arrays: Mapping[str, Any]) -> dict[str, Any]:

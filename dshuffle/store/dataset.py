@@ -300,9 +300,10 @@ class Dataset(Views):
         return html_summary(f"Dataset {hide_secrets(self.url)}", facts, headings, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (self._opening, self._view)
+        # What was left out when the store was written is not in the store.
+        return _opened, (self._opening, self._view, dict(self.skipped))
 
 
-def _opened(opening: Opening, view: View) -> Dataset:
-    dataset = opening.open()
+def _opened(opening: Opening, view: View, skipped: dict[str, str]) -> Dataset:
+    dataset = dataclasses.replace(opening.open(), skipped=MappingProxyType(skipped))
     return dataset if view.is_whole else dataset._seen_as(view)
