@@ -376,7 +376,7 @@ def main() -> None:
             logging.getLogger("dshuffle").setLevel(logging.ERROR)  # threads that share a core differ in speed
         title = f"{options.seeds} seeds; {kind}. Brackets and bands show minimum and maximum over the seeds."
         console.print(title, highlight=False)
-        compile_kernels(options.deliveries)
+        compile_kernels()
         n_workers = count_training_workers(client) if client else 0
         for study in studies(options, n_workers):
             with ExitStack() as own:

@@ -13,7 +13,6 @@ from distributed.utils import get_mp_context
 from hypothesis import settings
 
 from dshuffle.compare import compile_kernels
-from dshuffle.planning import DELIVERIES
 
 # No deadlines: the first call of a kernel compiles it, or loads it from numba's cache.
 settings.register_profile("whole", deadline=None)
@@ -59,7 +58,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if is_quick(config) or config.getoption("collectonly"):
         return
     if len(session.items) >= MANY:
-        compile_kernels(DELIVERIES)
+        compile_kernels()
     fork_workers()
 
 

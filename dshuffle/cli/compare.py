@@ -54,6 +54,9 @@ from dshuffle.units import parse_rate
 DEFAULT_SAMPLES = 100_000
 MEASURING_SECONDS = 3.0
 DEFAULT_CHUNK_ROWS = 1_000
+CODED_FRACTION = 0.5
+"""Cache fraction of coded deliveries of the generated samples. Without excess, there is nothing to code."""
+
 DEFAULT_RATES = {"links": "200mbit", "store": "800mbit"}
 """Rates that two cores can fill with the generated samples, so that they and not the processors limit the times."""
 
@@ -195,7 +198,7 @@ def compare(
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
     with _datasets(dataset, shuffled, seed, copied=not chosen) as (data, copy):
         if not chosen:
-            ways = default_ways(base, copy)
+            ways = default_ways(base, copy, CODED_FRACTION if dataset is None else None)
             for way in ways:
                 check_copy(way, data)
         _make_folder(output)
@@ -209,7 +212,7 @@ def compare(
             advance = stack.enter_context(progress_bar())
             advance(0, len(ways) * epochs, "loading compiled code; the first run compiles it")
             # Compiled here once, the workers find the code on disk.
-            compile_kernels({way.choices.delivery for way in ways} - {AUTO})
+            compile_kernels((way.choices for way in ways), data.layout)
             beginning = f"connecting to {scheduler}" if scheduler else f"starting {workers + 1} processes"
             advance(0, len(ways) * epochs, beginning)
             client = stack.enter_context(connect(scheduler, workers, rates))

@@ -8,7 +8,6 @@ import time
 import click
 
 from dshuffle.compare import compile_kernels
-from dshuffle.planning import DELIVERIES
 from dshuffle.report.progress import progress_bar
 from dshuffle.units import human_seconds
 
@@ -23,6 +22,6 @@ def warmup() -> None:
     started = time.perf_counter()
     with progress_bar() as advance:
         advance(0, 1, "compiling kernels")
-        compile_kernels(DELIVERIES)
+        compile_kernels()
     where = os.environ.get("NUMBA_CACHE_DIR") or "beside the installed modules"
     click.echo(f"Kernels are compiled ({human_seconds(time.perf_counter() - started)}); the cache is {where}.")

@@ -8,39 +8,74 @@ from collections.abc import Iterable
 import numpy as np
 
 from dshuffle.exchange.warmup import ROW_NBYTES, warm_up
-from dshuffle.planning import Aligned, Choices, Global, Partial, ShuffleSpec, get_delivery
+from dshuffle.planning import AUTO, DELIVERIES, Aligned, Choices, Chunks, Global, Partial, ShuffleSpec, get_delivery
 from dshuffle.planning.delivery import Excess
 from dshuffle.planning.mixing import planned_quality
 from dshuffle.planning.small_plan import compile_planner
+from dshuffle.rows import RowLayout
 from dshuffle.store.reader import scatter_patches, scatter_rows
 from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
 
-def compile_kernels(deliveries: Iterable[str] = ("peer",)) -> None:
-    """Run the numba kernels of planning, exchanges, reading and SGD on small inputs.
+def all_choices() -> Iterable[Choices]:
+    """Choices that need all kernels of planning and exchanges."""
+    yield from (Choices(Global()), Choices(Partial(0.5)))
+    for delivery in map(get_delivery, DELIVERIES):
+        if delivery.coded:
+            fraction = None if delivery.excess is Excess.REFUSED else 0.5
+            yield from (Choices(rule, delivery.name, None, fraction) for rule in (Global(), Aligned()))
 
-    Processes that start later load the code from numba's cache on disk. On two cores and four workers, this makes the
-    very first run about half a minute shorter. If all kernels are cached already, it takes a second.
+
+def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout | None = None) -> None:
+    """Run the numba kernels of planning, exchanges, reading and linear regression on small inputs.
+
+    Processes that start later load the code from numba's cache on disk. If all kernels are cached already, this takes a
+    second.
+
+    Parameters
+    ----------
+    choices
+        What is going to be run. By default kernels of all choices are compiled, which takes half a minute of processor
+        time.
+    layout
+        Layout of the rows. By default kernels for rows of all lengths and types are compiled.
+
+    Examples
+    --------
+    >>> layout = RowLayout.of({"x": (np.dtype("f4"), (10,)), "y": (np.dtype("f4"), ())})
+    >>> compile_kernels([Choices(Partial(0.1)), Choices(delivery="storage")], layout)
     """
-    for dtypes in itertools.product((np.float32, np.float64), repeat=2):
-        rows, targets = (np.zeros((1, 1), dtype) for dtype in dtypes)
+    floats = {np.dtype(np.float32), np.dtype(np.float64)}
+    if layout is not None:
+        floats &= {layout.dtype[name].base for name in layout.names}
+    for pair in itertools.product(floats, repeat=2):
+        rows, targets = (np.zeros((1, 1), dtype) for dtype in pair)
         rows.flags.writeable = targets.flags.writeable = False  # like the arrays of a partition
         slots = np.zeros(1, np.int64)
         sgd_pass(np.zeros(1), rows, 0, targets, 0, slots, 0.0)
         squared_residual(np.zeros(1), rows, 0, targets, 0, slots)
-    coded = [get_delivery(name) for name in sorted(deliveries) if get_delivery(name).coded]
+    few = dict.fromkeys(map(_few, all_choices() if choices is None else choices))
     for row_nbytes in ROW_NBYTES:
-        warm_up(row_nbytes, coded=bool(coded))
-    ways = [Choices(Global()), Choices(Partial(0.5))]
-    for delivery in coded:
-        fraction = None if delivery.excess is Excess.REFUSED else 0.5
-        ways += [Choices(rule, delivery.name, None, fraction) for rule in (Global(), Aligned())]
-    for choices in ways:
-        compile_planner(ShuffleSpec(64, 4, choices))
-    planned_quality(ShuffleSpec(64, 4, ways[0]), epochs=2, chunk_rows=8, batch_rows=8, classes=np.arange(64) % 2)
+        warm_up(row_nbytes)
+    if any(reduced.coded for reduced in few):
+        for row_nbytes in ROW_NBYTES if layout is None else (layout.nbytes,):
+            warm_up(row_nbytes, coded=True)
+    for reduced in few:
+        compile_planner(ShuffleSpec(64, 4, reduced))
+    planned_quality(ShuffleSpec(64, 4, Choices()), epochs=2, chunk_rows=8, batch_rows=8, classes=np.arange(64) % 2)
     for writeable in (True, False):  # like decoded and stored blocks
         block = np.zeros((1, 1), np.uint8)
         block.flags.writeable = writeable
         one = np.zeros(1, np.int64)
         scatter_rows(block, one, 0, np.zeros(1, np.uint8), one)
         scatter_patches(block, one, 0, np.zeros(1, np.uint8), one, one, one, 1)
+
+
+def _few(choices: Choices) -> Choices:
+    """Choices for a few samples that need the same kernels."""
+    return Choices(
+        Chunks(4) if isinstance(choices.assignment, Chunks) else choices.assignment,
+        "peer" if choices.delivery == AUTO else choices.delivery,
+        choices.caching,
+        None if choices.cache_fraction is None else 0.5,
+    )

@@ -40,7 +40,9 @@ class Way:
 DEFAULT = Choices()
 
 
-def default_ways(base: Choices = DEFAULT, copy: Dataset | None = None) -> tuple[Way, ...]:
+def default_ways(
+    base: Choices = DEFAULT, copy: Dataset | None = None, coded_fraction: float | None = None
+) -> tuple[Way, ...]:
     """The baselines of the papers, from the least shuffling to the most.
 
     ``partial`` starts from contiguous shards, because the question is whether exchanging a tenth makes up for leaving
@@ -54,11 +56,17 @@ def default_ways(base: Choices = DEFAULT, copy: Dataset | None = None) -> tuple[
         The cache fraction and the seed of all ways; its other choices are ignored.
     copy
         The dataset in random order.
+    coded_fraction
+        Cache fraction of two further ways, a server with and without coding, if ``base`` does not have one.
     """
 
     def way(label: str, assignment: Assignment, delivery: str, sharding: str = "random") -> Way:
         choices = Choices(assignment, delivery, None, base.cache_fraction, sharding=sharding, seed=base.seed)
         return Way(label, choices)
+
+    def holding(fraction: float, delivery: str) -> Way:
+        choices = Choices(Global(), delivery, None, fraction, seed=base.seed)
+        return Way(f"global + {delivery}, {100 * fraction:g}\N{NO-BREAK SPACE}% cached", choices)
 
     chunks = way("chunks + storage", Chunks(), "storage")
     ways = (
@@ -72,7 +80,9 @@ def default_ways(base: Choices = DEFAULT, copy: Dataset | None = None) -> tuple[
         way("global + peer", Global(), "peer"),
     )
     if base.cache_fraction is None:
-        return ways
+        return (
+            ways if coded_fraction is None else (*ways, *(holding(coded_fraction, one) for one in ("server", "clique")))
+        )
     return (
         *ways,
         way("global + ubershuffle", Global(), "ubershuffle"),

@@ -24,14 +24,14 @@ def load_exchange_kernels() -> None:
             warm_up(row_nbytes)
 
 
-def load_session_kernels(spec: ShuffleSpec) -> None:
+def load_session_kernels(spec: ShuffleSpec, row_nbytes: int) -> None:
     """Load the kernels that plan a session and decode its packets, or compile them if no process of this host has."""
     choices = spec.choices
     excess = " with excess" if spec.has_excess else ""
-    with compile_once(f"{choices.assignment.name} + {choices.delivery}{excess}"):
+    rows = "" if row_nbytes % 8 == 0 else ", rows not of whole words"
+    with compile_once(f"{choices.assignment.name} + {choices.delivery}{excess}{rows}"):
         if choices.coded:
-            for row_nbytes in ROW_NBYTES:
-                warm_up(row_nbytes, coded=True)
+            warm_up(row_nbytes, coded=True)
         compile_planner(spec)
 
 

@@ -18,7 +18,6 @@ from dshuffle.compare.comparison import comparison_of, result_of
 from dshuffle.compare.mixing_of_ways import QualityOfWays
 from dshuffle.errors import ClusterError, InvalidParameter, RunCancelled
 from dshuffle.notebook import html_summary
-from dshuffle.planning import AUTO
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
 from dshuffle.report import TrainingPoint, WayResult
@@ -126,7 +125,7 @@ def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> 
         advance(done, total, text)
 
     say("loading compiled code; the first run compiles it")
-    compile_kernels({way.choices.delivery for way in pipeline.ways} - {AUTO})
+    compile_kernels((way.choices for way in pipeline.ways), dataset.layout)
     say(f"waiting for {pipeline.cluster}")
 
     def waiting(there: int) -> None:

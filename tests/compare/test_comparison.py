@@ -28,6 +28,17 @@ def test_the_default_ways_are_the_papers_baselines():
     assert len({way.label for way in ways}) == len(ways)
 
 
+def test_coded_ways_can_be_added_with_a_cache_fraction_of_their_own():
+    *others, server, clique = default_ways(Choices(seed=3), coded_fraction=0.5)
+    assert [way.label for way in others] == [way.label for way in default_ways()]
+    assert [way.label for way in (server, clique)] == [
+        "global + server, 50\N{NO-BREAK SPACE}% cached",
+        "global + clique, 50\N{NO-BREAK SPACE}% cached",
+    ]
+    assert {(way.choices.cache_fraction, way.choices.seed) for way in (server, clique)} == {(0.5, 3)}
+    assert len(default_ways(Choices(cache_fraction=0.75), coded_fraction=0.5)) == len(default_ways()) + 3
+
+
 def test_a_product_holds_each_way_once():
     ways = product_of_ways(Choices(), ["global", "local", "partial:0.50", "partial:0.5"], ["peer", "server", "peer"])
     assert [way.label for way in ways] == [

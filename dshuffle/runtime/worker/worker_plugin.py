@@ -326,7 +326,7 @@ class DShuffleWorker(WorkerPlugin):
         try:
             dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
             spec = spec.with_shuffle(await loop.run_in_executor(self._executor, with_data, spec.shuffle, dataset))
-            await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle)
+            await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle, dataset.layout.nbytes)
             if rank is not None and epoch is not None:
                 spec = await loop.run_in_executor(self._executor, kept_here, self._worker, spec, rank, epoch)
             if rank is not None and spec.cache_directory is not None:
