@@ -1,23 +1,29 @@
 """How fast a global exchange is, against what users have today and against the bare network.
 
     python tests/benchmarks/exchange.py [--samples 200000] [--row-bytes 1024] [--workers 4] [--skip array] [--with ray]
+    python tests/benchmarks/exchange.py --scheduler tcp://... --data /shared/folder [--with ray --ray ADDRESS]
 
 One run measures all of them on the same cluster, so read the ratios. `bare` sends the same bytes between the same
 processes through Dask comms in 8 MiB messages, four at once from each, and does nothing with them. Both are timed on
 the scheduler, from the order to begin until the last worker has reported. `Ray Data` is `random_shuffle` of the same
 rows in 64 blocks of its object store, with as many processes, after Dask's have ended and after one shuffle that is not
 counted (`pip install ray pyarrow`).
+
+With --scheduler and --ray, clusters that run already are used, for example on shaped links. All hosts must see the
+folder of --data.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import dask
@@ -38,9 +44,9 @@ def sleep(partition: dshuffle.Partition, seconds: float) -> None:
     time.sleep(seconds)
 
 
-def ours(client: Client, x: np.ndarray, repeats: int, training: float = 0.5) -> dict[str, Any]:
+def ours(client: Client, x: np.ndarray, repeats: int, data: str | None, training: float = 0.5) -> dict[str, Any]:
     """Seconds from the start of an exchange to its end, and of the commit. The plan was made an epoch ahead."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=data) as folder:
         dataset = dshuffle.create_dataset(f"{folder}/x.zarr", {"x": x})
         with dshuffle.Shuffler(client, dataset, assignment="global", delivery="peer") as shuffler:
             for epoch in shuffler.epochs(repeats + 2):
@@ -136,15 +142,17 @@ def array_shuffle(client: Client, x: np.ndarray) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - started}
 
 
-def ray_data(x: np.ndarray, n_workers: int, repeats: int) -> dict[str, Any]:
+def ray_data(x: np.ndarray, n_workers: int, repeats: int, address: str | None) -> dict[str, Any]:
     """`random_shuffle` of the same rows from 64 blocks."""
     import ray
 
-    ray.init(num_cpus=n_workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    where = {"num_cpus": n_workers} if address is None else {"address": address}
+    ray.init(log_to_driver=False, logging_level="ERROR", **where)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         ray.data.DataContext.get_current().enable_progress_bars = False
-        blocks = ray.data.from_numpy(np.array_split(x, 64)).materialize()
+        given = ray.data.from_numpy(np.array_split(x, 64))
+        blocks = given.map_batches(lambda batch: batch, batch_size=None).materialize()  # on the nodes that have CPUs
         seconds = []
         for repeat in range(repeats + 1):
             started = time.perf_counter()
@@ -155,17 +163,13 @@ def ray_data(x: np.ndarray, n_workers: int, repeats: int) -> dict[str, Any]:
     return {"seconds": statistics.median(seconds[1:]), "all": seconds[1:]}
 
 
-def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=200_000)
-    parser.add_argument("--row-bytes", type=int, default=1024)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--skip", action="append", default=[], choices=["bare", "dataframe", "array"])
-    parser.add_argument("--with", dest="also", action="append", default=[], choices=["ray"])
-    options = parser.parse_args(argv)
-    x = np.random.default_rng(0).integers(0, 256, (options.samples, options.row_bytes), dtype=np.uint8)
-    results: dict[str, dict[str, Any]] = {}
+@contextlib.contextmanager
+def cluster(options: argparse.Namespace) -> Iterator[Client]:
+    """A client of the cluster to measure."""
+    if options.scheduler:
+        with Client(options.scheduler) as client:
+            yield client
+        return
     with (
         LocalCluster(
             n_workers=options.workers,
@@ -173,13 +177,31 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
             processes=True,
             dashboard_address=":0",
             memory_limit=0,
-        ) as cluster,
-        Client(cluster) as client,
+        ) as local,
+        Client(local) as client,
     ):
-        results["ours"] = ours(client, x, options.repeats)
+        yield client
+
+
+def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=200_000)
+    parser.add_argument("--row-bytes", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="use this cluster")
+    parser.add_argument("--ray", metavar="ADDRESS", help="use this Ray cluster")
+    parser.add_argument("--data", metavar="FOLDER", help="where to write the dataset  [default: a temporary folder]")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--skip", action="append", default=[], choices=["bare", "dataframe", "array"])
+    parser.add_argument("--with", dest="also", action="append", default=[], choices=["ray"])
+    options = parser.parse_args(argv)
+    x = np.random.default_rng(0).integers(0, 256, (options.samples, options.row_bytes), dtype=np.uint8)
+    results: dict[str, dict[str, Any]] = {}
+    with cluster(options) as client:
+        results["ours"] = ours(client, x, options.repeats, options.data)
         if "bare" not in options.skip:
             results["bare"] = bare(client, results["ours"]["wire_bytes"], options.repeats)
-            again = ours(client, x, options.repeats)  # before and after, since the machine may drift
+            again = ours(client, x, options.repeats, options.data)  # before and after, since the machine may drift
             both = results["ours"]["all"] + again["all"]
             results["ours"] = again | {"seconds": statistics.median(both), "all": both}
         if "dataframe" not in options.skip:
@@ -187,7 +209,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
         if "array" not in options.skip:
             results["dask.array.shuffle"] = array_shuffle(client, x)
     if "ray" in options.also:
-        results["Ray Data"] = ray_data(x, options.workers, options.repeats)
+        results["Ray Data"] = ray_data(x, options.workers, options.repeats, options.ray)
     base = results["ours"]["seconds"]
     for name, result in results.items():
         result["ratio"] = result["seconds"] / base
