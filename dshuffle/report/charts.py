@@ -13,11 +13,11 @@ from dshuffle.records import PHASES
 from dshuffle.report.summary import Comparison, Figures, TrainingPoint, WayResult, figures
 from dshuffle.units import human_bytes, human_error, human_seconds
 
-# Each hue means one way: Okabe and Ito's palette for colour-blind readers without the hue that marks waiting, and three
-# more.
+# Each hue means one way: Okabe and Ito's palette for colour-blind readers without the hue that marks waiting, and five
+# more. The default comparison has ten ways.
 BLUE, ORANGE, GREEN, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"
-SLATE, WINE, TEAL = "#6A5ACD", "#A2285D", "#44AA99"
-WAY_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, SLATE, WINE, TEAL)
+SLATE, WINE, BROWN, LIME, NAVY = "#6A5ACD", "#A2285D", "#7F4F24", "#8DB600", "#27408B"
+WAY_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, SLATE, WINE, BROWN, LIME, NAVY)
 WAY_DASHES = ("solid", "dashed", "dotted", "dotdash")
 WAY_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "hex", "star")
 WAITING = "#D55E00"
