@@ -37,6 +37,12 @@ def test_the_exchange_benchmark_runs():
     assert all(result["seconds"] > 0 for result in results.values())
 
 
+def test_the_benchmark_of_many_workers_runs():
+    results = load("many_workers").main(["--workers=3", "--epochs=1"])
+    assert set(results) == {"first session", "local", "global", "tasks alone"}
+    assert all(seconds > 0 for result in results.values() for seconds in result.values())
+
+
 def test_the_coding_benchmark_runs():
     results = load("coding").main(["--row-bytes=64", "--row-bytes=803", "--components=3", "--mib=1", "--repeats=1"])
     assert set(results) == {64, 803}
