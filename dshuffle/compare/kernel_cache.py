@@ -73,9 +73,11 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
 
 def _few(choices: Choices) -> Choices:
     """Choices for a few samples that need the same kernels."""
+    delivery = get_delivery("peer" if choices.delivery == AUTO else choices.delivery)
+    has_excess = choices.cache_fraction is not None and delivery.excess is not Excess.REFUSED
     return Choices(
         Chunks(4) if isinstance(choices.assignment, Chunks) else choices.assignment,
-        "peer" if choices.delivery == AUTO else choices.delivery,
+        delivery.name,
         choices.caching,
-        None if choices.cache_fraction is None else 0.5,
+        0.5 if has_excess else None,
     )
