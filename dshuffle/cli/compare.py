@@ -166,7 +166,8 @@ def compare(
 
     If DATASET is omitted, 100,000 samples of 100 features, sorted by a key, are generated, and slow links and a slow
     store are emulated; otherwise the processors of one machine limit all ways. If --assignment and --delivery are
-    omitted, the baselines of the papers are compared; --cache-fraction adds coded deliveries to them. The report is
+    omitted, the baselines of the papers are compared; --cache-fraction adds coded deliveries to them. With generated
+    samples, a server and a coded delivery with half of the samples on each worker are compared, too. The report is
     written to --output.
     """
     if scheduler and not dataset:
@@ -198,7 +199,9 @@ def compare(
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
     with _datasets(dataset, shuffled, seed, copied=not chosen) as (data, copy):
         if not chosen:
-            ways = default_ways(base, copy, CODED_FRACTION if dataset is None else None)
+            ways = default_ways(
+                base, copy, CODED_FRACTION if dataset is None and CODED_FRACTION * workers > 1 else None
+            )
             for way in ways:
                 check_copy(way, data)
         _make_folder(output)
@@ -225,7 +228,7 @@ def compare(
                 done += 1
                 advance(done, len(ways) * epochs, way.label)
 
-            advance(0, len(ways) * epochs, "measuring the cluster, once its workers have imported everything")
+            advance(0, len(ways) * epochs, "measuring the cluster")
             measured = measure_cluster(client, data, seconds=MEASURING_SECONDS).cluster
             comparison = compare_ways(
                 client,

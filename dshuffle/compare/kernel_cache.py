@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dshuffle.exchange.warmup import ROW_NBYTES, warm_up
+from dshuffle.exchange.warmup import CODED_ROW_NBYTES, ROW_NBYTES, like, warm_up
 from dshuffle.planning import AUTO, DELIVERIES, Aligned, Choices, Chunks, Global, Partial, ShuffleSpec, get_delivery
 from dshuffle.planning.delivery import Excess
 from dshuffle.planning.mixing import planned_quality
@@ -19,7 +19,7 @@ from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
 def all_choices() -> Iterable[Choices]:
     """Choices that need all kernels of planning and exchanges."""
-    yield from (Choices(Global()), Choices(Partial(0.5)))
+    yield from (Choices(Global()), Choices(Partial(0.5)), Choices(Global(), "peer", None, 0.5))
     for delivery in map(get_delivery, DELIVERIES):
         if delivery.coded:
             fraction = None if delivery.excess is Excess.REFUSED else 0.5
@@ -35,8 +35,8 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
     Parameters
     ----------
     choices
-        What is going to be run. By default kernels of all choices are compiled, which takes half a minute of processor
-        time.
+        The ways of shuffling of the run. By default kernels of all choices are compiled, which takes half a minute
+        of processor time.
     layout
         Layout of the rows. By default kernels for rows of all lengths and types are compiled.
 
@@ -45,10 +45,13 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
     >>> layout = RowLayout.of({"x": (np.dtype("f4"), (10,)), "y": (np.dtype("f4"), ())})
     >>> compile_kernels([Choices(Partial(0.1)), Choices(delivery="storage")], layout)
     """
-    floats = {np.dtype(np.float32), np.dtype(np.float64)}
+    features = {np.dtype(np.float32), np.dtype(np.float64)}
+    target_types = features
     if layout is not None:
-        floats &= {layout.dtype[name].base for name in layout.names}
-    for pair in itertools.product(floats, repeat=2):
+        types = {layout.dtype[name].base for name in layout.names}
+        features = features & types
+        target_types = features | ({np.dtype(np.float64)} if types - features else set())  # integers are cast
+    for pair in itertools.product(features, target_types):
         rows, targets = (np.zeros((1, 1), dtype) for dtype in pair)
         rows.flags.writeable = targets.flags.writeable = False  # like the arrays of a partition
         slots = np.zeros(1, np.int64)
@@ -58,7 +61,7 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
     for row_nbytes in ROW_NBYTES:
         warm_up(row_nbytes)
     if any(reduced.coded for reduced in few):
-        for row_nbytes in ROW_NBYTES if layout is None else (layout.nbytes,):
+        for row_nbytes in CODED_ROW_NBYTES if layout is None else (like(layout.nbytes),):
             warm_up(row_nbytes, coded=True)
     for reduced in few:
         compile_planner(ShuffleSpec(64, 4, reduced))

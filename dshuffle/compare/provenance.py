@@ -38,9 +38,10 @@ def describe_cluster(client: Client) -> dict[str, Any]:
     """Return the workers of a cluster and the protocol between them."""
     information = cluster_info(client)
     workers = information["workers"].values()
+    n_servers = sum(only_serves(worker["resources"]) for worker in workers)
     return {
-        "workers": len(workers),
-        "of them servers": sum(only_serves(worker["resources"]) for worker in workers),
+        "workers that train": len(workers) - n_servers,
+        "servers": n_servers,
         "hosts": len({worker["host"] for worker in workers}),
         "threads a worker": _range(worker["nthreads"] for worker in workers),
         "memory a worker": _range((worker["memory_limit"] for worker in workers), human_bytes),

@@ -57,7 +57,7 @@ def default_ways(
     copy
         The dataset in random order.
     coded_fraction
-        Cache fraction of two further ways, a server with and without coding, if ``base`` does not have one.
+        Cache fraction of two more ways, ``server`` and ``clique``. Ignored if ``base`` has a cache fraction.
     """
 
     def way(label: str, assignment: Assignment, delivery: str, sharding: str = "random") -> Way:

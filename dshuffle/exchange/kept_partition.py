@@ -56,7 +56,7 @@ UNFINISHED = "dshuffle-new-"
 _INT64, _UINT32, _NBYTES_PER_ROW = "<i8", "<u4", 20
 _LONGEST_HEADER = 2**24
 
-UNREADABLE = (CacheBudgetError, OSError, ValueError, KeyError, TypeError)
+UNREADABLE = (CacheBudgetError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """Errors of a folder that is damaged."""
 
 
@@ -350,6 +350,10 @@ def _header(file: BinaryIO) -> tuple[KeptLabel, int, int]:
     header = dict(json.loads(file.readline(_LONGEST_HEADER)))
     if header.pop("format") != FORMAT:
         raise ValueError("another release of dshuffle wrote it")
+    numbers = [header[name] for name in ("n_rows", "crc32", "row_nbytes", "n_slots", "rank", "epoch")]
+    names = [header[name] for name in ("dataset", "shuffle", "session")]
+    if any(type(one) is not int for one in numbers) or not all(isinstance(one, str) for one in names):
+        raise TypeError("its index has fields of other types")
     n_rows, crc32 = header.pop("n_rows"), header.pop("crc32")
     if os.fstat(file.fileno()).st_size != file.tell() + n_rows * _NBYTES_PER_ROW:
         raise ValueError("its index has another length")

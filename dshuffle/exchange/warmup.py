@@ -16,6 +16,14 @@ from dshuffle.rows import RowLayout, checksum_rows
 ROW_NBYTES = 8, 12
 """Rows of whole words and other rows use different kernels."""
 
+CODED_ROW_NBYTES = 8, 12, 9
+"""Packets are coded in the widest words that divide a row: of 8, 4 or 1 bytes."""
+
+
+def like(row_nbytes: int) -> int:
+    """Length of the short rows that use the same kernels."""
+    return next(nbytes for word, nbytes in zip((8, 4, 1), CODED_ROW_NBYTES, strict=True) if row_nbytes % word == 0)
+
 
 def load_exchange_kernels() -> None:
     """Load the kernels of uncoded exchanges, or compile them if no process of this host has."""
@@ -28,10 +36,10 @@ def load_session_kernels(spec: ShuffleSpec, row_nbytes: int) -> None:
     """Load the kernels that plan a session and decode its packets, or compile them if no process of this host has."""
     choices = spec.choices
     excess = " with excess" if spec.has_excess else ""
-    rows = "" if row_nbytes % 8 == 0 else ", rows not of whole words"
+    rows = f", rows like those of {like(row_nbytes)} bytes" if choices.coded else ""
     with compile_once(f"{choices.assignment.name} + {choices.delivery}{excess}{rows}"):
         if choices.coded:
-            warm_up(row_nbytes, coded=True)
+            warm_up(like(row_nbytes), coded=True)
         compile_planner(spec)
 
 
@@ -61,6 +69,7 @@ def warm_up(row_nbytes: int, *, coded: bool = False) -> None:
         destinations=np.array([0, 1, 0], dtype=np.int32),
         senders=np.full(2, SERVER, dtype=np.int32),
     )
+    route("ring", plan, 2, 1)
     hops = route("pipelined", plan, 2, 1)
     part = CodedPart.of(plan, hops, 0, at_most=1)
     wanted = np.ones(2, dtype=np.bool_)

@@ -158,16 +158,15 @@ def _times(measured: list[_Measured], ranking: _Ranking) -> str:
     times = [
         f"{human_seconds(one.spread.median)} with {one.label}" for one in (fastest, *ranking.alike, *ranking.slower)
     ]
-    parts = [f"An exchange takes {_listed(times)}", _cost(measured, fastest)]
+    sentences = [f"An exchange takes {_listed(times)}.", _cost(measured, fastest)]
     chunks = [
         one for one in measured if one.way.choices.assignment.in_chunks and one.figures.shuffle_seconds is not None
     ]
     if chunks:
         best = min(chunks, key=lambda one: one.spread.median)
-        parts.append(
-            f"{best.label}, which keeps the rows of a chunk together, takes {human_seconds(best.spread.median)}"
-        )
-    return f"{'; '.join(parts)}."
+        seconds = human_seconds(best.spread.median)
+        sentences.append(f"{best.label} keeps the rows of a chunk together, and takes {seconds}.")
+    return " ".join(sentences)
 
 
 def _cost(measured: list[_Measured], fastest: _Measured) -> str:
@@ -177,8 +176,8 @@ def _cost(measured: list[_Measured], fastest: _Measured) -> str:
     if without and found.epoch_seconds is not None:
         # The waiting time alone would hide that exchange and training share processors.
         took, alone = human_seconds(found.epoch_seconds), human_seconds(min(without))
-        return f"with {fastest.label} epochs take {took}, and {alone} without an exchange"
-    return f"training waits for {human_seconds(found.waited_seconds)} of it"
+        return f"An epoch takes {took} with {fastest.label}, and {alone} without an exchange."
+    return f"Training waits for {human_seconds(found.waited_seconds)} of it."
 
 
 def _errors(measured: list[_Measured]) -> str:

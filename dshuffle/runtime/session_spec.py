@@ -113,7 +113,7 @@ ON_LOSS = ("replace", "shrink", "raise")
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 18
+PROTOCOL = 19
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

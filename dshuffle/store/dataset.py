@@ -300,7 +300,7 @@ class Dataset(Views):
         return html_summary(f"Dataset {hide_secrets(self.url)}", facts, headings, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What was left out when the store was written is not in the store.
+        # The store does not record which arrays were left out when it was written.
         return _opened, (self._opening, self._view, dict(self.skipped))
 
 

@@ -6,8 +6,8 @@
 One run measures all of them on the same cluster, so read the ratios. `bare` sends the same bytes between the same
 processes through Dask comms in 8 MiB messages, four at once from each, and does nothing with them. Both are timed on
 the scheduler, from the order to begin until the last worker has reported. `Ray Data` is `random_shuffle` of the same
-rows in 64 blocks of its object store, with as many processes, after Dask's have ended and after one shuffle that is not
-counted (`pip install ray pyarrow`).
+rows in 64 blocks of its object store, after one shuffle that is not counted (`pip install ray pyarrow`). Without --ray
+it has as many processes, which start when Dask's have ended.
 
 With --scheduler and --ray, clusters that run already are used, for example on shaped links. All hosts must see the
 folder of --data.
@@ -146,7 +146,9 @@ def ray_data(x: np.ndarray, n_workers: int, repeats: int, address: str | None) -
     """`random_shuffle` of the same rows from 64 blocks."""
     import ray
 
-    where = {"num_cpus": n_workers} if address is None else {"address": address}
+    where: dict[str, Any] = (
+        {"num_cpus": n_workers, "include_dashboard": False} if address is None else {"address": address}
+    )
     ray.init(log_to_driver=False, logging_level="ERROR", **where)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
@@ -195,6 +197,10 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
     parser.add_argument("--skip", action="append", default=[], choices=["bare", "dataframe", "array"])
     parser.add_argument("--with", dest="also", action="append", default=[], choices=["ray"])
     options = parser.parse_args(argv)
+    if options.ray and "ray" not in options.also:
+        parser.error("--ray needs --with ray")
+    if options.scheduler and not options.data:
+        parser.error("--scheduler needs --data, a folder that all hosts see")
     x = np.random.default_rng(0).integers(0, 256, (options.samples, options.row_bytes), dtype=np.uint8)
     results: dict[str, dict[str, Any]] = {}
     with cluster(options) as client:

@@ -1,9 +1,9 @@
-"""What an epoch costs beside its bytes: many workers in one process, and tasks that do nothing.
+"""What an epoch costs apart from transferring rows: many workers in one process, and tasks that do nothing.
 
     python tests/benchmarks/many_workers.py [--workers 64] [--epochs 10]
 
-All workers, the scheduler and the client share one interpreter. So the seconds of an epoch are nearly all processor
-time, of all of them together. `tasks alone` is as many tasks, one on each worker, without dshuffle.
+All workers, the scheduler and the client share one interpreter. The seconds of an epoch are therefore almost
+entirely the processor time of all of them. `tasks alone` is as many tasks, one on each worker, without dshuffle.
 """
 
 from __future__ import annotations

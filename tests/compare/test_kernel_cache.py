@@ -10,6 +10,7 @@ import pytest
 from dshuffle.compare import compile_kernels
 from dshuffle.compare.kernel_cache import _few
 from dshuffle.errors import InvalidParameter
+from dshuffle.exchange.warmup import like
 from dshuffle.planning import AUTO, DELIVERIES, Aligned, Choices, Chunks, Global, Local, Partial, ShuffleSpec
 from dshuffle.rows import RowLayout
 
@@ -46,3 +47,14 @@ def test_only_the_kernels_of_these_rows_are_compiled(monkeypatch):
     compile_kernels([Choices(Global(), "clique", None, 0.5), Choices(Partial(0.1))], layout)
     assert [nbytes for nbytes, coded in warmed if coded] == [12]
     assert {nbytes for nbytes, coded in warmed if not coded} == {8, 12}
+
+
+def test_the_kernels_of_a_run_are_all_compiled_ahead(monkeypatch):
+    """Integer targets are cast to float64; each length of a row is coded in its widest words."""
+    used = []
+    monkeypatch.setattr(
+        "dshuffle.compare.kernel_cache.sgd_pass", lambda *given: used.append((given[1].dtype.str, given[3].dtype.str))
+    )
+    compile_kernels([Choices()], RowLayout.of({"x": (np.dtype("f4"), (3,)), "y": (np.dtype("i8"), ())}))
+    assert set(used) == {("<f4", "<f4"), ("<f4", "<f8")}
+    assert [like(nbytes) for nbytes in (800, 404, 6, 7)] == [8, 12, 9, 9]

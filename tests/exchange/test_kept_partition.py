@@ -196,6 +196,10 @@ def index_of(path, **changes):
         ({"n_rows": -1}, False),
         ({"n_rows": 4.5}, False),
         ({"n_rows": "many"}, False),
+        ({"n_rows": 4.0}, False),
+        ({"epoch": "9"}, False),
+        ({"session": 9}, False),
+        ({"n_slots": 10**30}, True),
         ({"slots": np.array([0, 1])}, False),
         ({"crc32": 7}, True),
         ({"slots": np.array([0, 1, 2, 12])}, True),
@@ -215,7 +219,7 @@ def test_an_index_that_describes_no_rows_is_ignored(tmp_path, changes, listed):
     assert remove_unused(str(tmp_path), NEXT) == 1  # whoever tried to read it has let go of it
 
 
-@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "gone", "number", "binary"])
+@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "gone", "number", "binary", "nested"])
 def test_a_damaged_index_is_ignored_and_removed(tmp_path, damage):
     path = Path(kept(tmp_path))
     index = path / "index"
@@ -224,6 +228,8 @@ def test_a_damaged_index_is_ignored_and_removed(tmp_path, damage):
         index.unlink()
     elif damage == "number":
         index.write_bytes(b"3\n")
+    elif damage == "nested":
+        index.write_bytes(b"[" * 100_000)
     elif damage == "binary":
         index.write_bytes(bytes(range(256)))
     elif damage == "flipped":

@@ -49,7 +49,7 @@ def test_the_first_sentence_answers(comparison):
     )
     assert times == (
         "An exchange takes 200 ms with “global + peer”, 600 ms with “global + server” and 900 ms with “global + "
-        "storage”; with “global + peer” epochs take 500 ms, and 310 ms without an exchange."
+        "storage”. An epoch takes 500 ms with “global + peer”, and 310 ms without an exchange."
     )
     without = verdict_sentences(only(comparison, "global + peer", "global + server"))[0]
     assert without == (
@@ -91,9 +91,9 @@ def test_what_loaders_do_that_re_read_stands_beside(comparison):
     chunks = dataclasses.replace(comparison.ways[3], label="chunks + storage", choices=Choices("chunks", "storage"))
     comparison = dataclasses.replace(comparison, ways=(*comparison.ways, chunks))
     comparison = with_error(with_seconds(comparison, "chunks + storage", [0.1] * 5), "chunks + storage", 0.03)
-    told = "“chunks + storage”, which keeps the rows of a chunk together, takes 100 ms."
+    told = "“chunks + storage” keeps the rows of a chunk together, and takes 100 ms."
     assert "“chunks" not in verdict_sentences(comparison)[0]
-    assert verdict_sentences(comparison)[1].endswith(f"; {told}")
+    assert verdict_sentences(comparison)[1].endswith(f". {told}")
 
 
 def with_idle(comparison, idle):
@@ -146,7 +146,7 @@ def test_overlapping_ranges_are_not_called_faster(comparison):
 
 
 def test_without_a_local_way_the_wait_is_told(comparison):
-    assert "; training waits for 0 s of it." in verdict(
+    assert ". Training waits for 0 s of it." in verdict(
         with_seconds(only(comparison, "global + peer"), "global + peer", [0.2] * 5)
     )
 

@@ -389,7 +389,7 @@ class DShuffleScheduler(SchedulerPlugin):
 
 
 def _is_set_up(reply: Any) -> bool:
-    # A release with another protocol may not say whether it is set up, and is refused by name later.
+    # Releases with another protocol may lack this field. They are refused by name later.
     return isinstance(reply, dict) and "protocol" in reply and bool(reply.get("is_set_up", True))
 
 
@@ -402,6 +402,8 @@ def _not_set_up(missing: dict[str, Any], n_workers: int) -> ClusterError:
     reason = "the worker's log has the reason"
     if isinstance(reply, BaseException):
         reason = f"{type(reply).__name__}: {reply}"
+    elif isinstance(reply, dict) and reply.get("is_set_up") is False:
+        reason = "it still loads or compiles kernels; open the session again later, or run dshuffle warmup there"
     elif _is_error(reply):
         reason = f"{reply.get('exception_text', 'the plugin was refused')}"
     return ClusterError(

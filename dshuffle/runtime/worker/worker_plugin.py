@@ -77,7 +77,7 @@ class DShuffleWorker(WorkerPlugin):
             found = isinstance(worker.plugins.get(PLUGIN), DShuffleWorker)
             return {"protocol": PROTOCOL, "is_set_up": is_set_up} if found else None
 
-        # The scheduler may ask from now on. Dask logs a traceback if it asks a worker without the handler.
+        # Registered first, because Dask logs a traceback when a worker is asked for something that it does not know.
         worker.handlers["dshuffle_protocol"] = protocol
 
         def plugin() -> DShuffleWorker:
@@ -172,7 +172,8 @@ class DShuffleWorker(WorkerPlugin):
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, load_exchange_kernels)
         except BaseException:
-            del worker.handlers["dshuffle_protocol"]
+            if worker.handlers.get("dshuffle_protocol") is protocol:
+                del worker.handlers["dshuffle_protocol"]
             raise
         # From here on the scheduler can use this worker. The hello makes it check at once instead of waiting.
         is_set_up = True
