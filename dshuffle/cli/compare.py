@@ -199,9 +199,8 @@ def compare(
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
     with _datasets(dataset, shuffled, seed, copied=not chosen) as (data, copy):
         if not chosen:
-            ways = default_ways(
-                base, copy, CODED_FRACTION if dataset is None and CODED_FRACTION * workers > 1 else None
-            )
+            has_excess = CODED_FRACTION * workers > 1
+            ways = default_ways(base, copy, CODED_FRACTION if dataset is None and has_excess else None)
             for way in ways:
                 check_copy(way, data)
         _make_folder(output)

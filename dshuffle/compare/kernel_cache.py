@@ -18,7 +18,7 @@ from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
 
 def all_choices() -> Iterable[Choices]:
-    """Choices that need all kernels of planning and exchanges."""
+    """Choices that need all kernels of planning and exchanges, except those of class balance."""
     yield from (Choices(Global()), Choices(Partial(0.5)), Choices(Global(), "peer", None, 0.5))
     for delivery in map(get_delivery, DELIVERIES):
         if delivery.coded:
@@ -35,8 +35,8 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
     Parameters
     ----------
     choices
-        The ways of shuffling of the run. By default kernels of all choices are compiled, which takes half a minute
-        of processor time.
+        The ways of shuffling of the run. By default kernels of all choices are compiled, which takes about 20
+        seconds of processor time.
     layout
         Layout of the rows. By default kernels for rows of all lengths and types are compiled.
 

@@ -80,9 +80,9 @@ def default_ways(
         way("global + peer", Global(), "peer"),
     )
     if base.cache_fraction is None:
-        return (
-            ways if coded_fraction is None else (*ways, *(holding(coded_fraction, one) for one in ("server", "clique")))
-        )
+        if coded_fraction is None:
+            return ways
+        return (*ways, holding(coded_fraction, "server"), holding(coded_fraction, "clique"))
     return (
         *ways,
         way("global + ubershuffle", Global(), "ubershuffle"),

@@ -36,7 +36,7 @@ def load_session_kernels(spec: ShuffleSpec, row_nbytes: int) -> None:
     """Load the kernels that plan a session and decode its packets, or compile them if no process of this host has."""
     choices = spec.choices
     excess = " with excess" if spec.has_excess else ""
-    rows = f", rows like those of {like(row_nbytes)} bytes" if choices.coded else ""
+    rows = f", kernels for {like(row_nbytes)}-byte rows" if choices.coded else ""
     with compile_once(f"{choices.assignment.name} + {choices.delivery}{excess}{rows}"):
         if choices.coded:
             warm_up(like(row_nbytes), coded=True)
