@@ -102,13 +102,15 @@ class Measures:
     Parameters
     ----------
     wire_sent_bytes, wire_received_bytes
-        Bytes of messages that crossed the network, by rank (rows or packets, and their checksums): the workers' egress,
-        without what the server beside a rank sends, and their ingress. Of one member a single value; none of a
-        dedicated server.
+        Bytes of messages between workers, by rank (rows or packets, and their checksums): the workers' egress, without
+        what the server beside a rank sends, and their ingress. Of one member a single value; none of a dedicated
+        server. They crossed the network, unless they passed through shared memory.
     server_sent_bytes
         Bytes that the server sent: its egress.
     metadata_bytes
         Bytes of messages that are not rows or packets: their checksums. Plans do not cross the network.
+    shared_memory_bytes
+        Bytes sent between workers of the same host through memory that they share, in place of the network.
     recovered_rows
         Rows read from the store because their sender could not deliver them, delivered them corrupted, or was slow.
     store_requests, store_bytes, store_delivered_bytes
@@ -141,6 +143,7 @@ class Measures:
     wire_received_bytes: tuple[int, ...] = _measure("bytes", by_rank, ())
     server_sent_bytes: int = _measure("bytes", total)
     metadata_bytes: int = _measure("bytes", total)
+    shared_memory_bytes: int = _measure("bytes", total)
     recovered_rows: int = _measure("rows", total)
     store_requests: int = _measure("requests", total)
     store_bytes: int = _measure("bytes", total)

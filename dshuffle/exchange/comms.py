@@ -5,8 +5,9 @@ No other module sends samples over the network.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from distributed import Worker
@@ -18,6 +19,9 @@ from dshuffle.errors import ExchangeError
 from dshuffle.exchange.acknowledgements import Acknowledgements
 from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.shared_memory import Place, host, mapped
+
+logger = logging.getLogger(__name__)
 
 WORD = 8
 """Bytes of a word."""
@@ -30,6 +34,9 @@ _ARRAYS = ("rows", "checksums", "found")
 
 SHORT_NBYTES = 2**18
 """Replies up to this length are sent as one string of bytes. Two arrays cost more to serialize, each as a frame."""
+
+_PLACE = "place"
+"""Where the rows and checksums are in shared memory."""
 
 _LINK_SECONDS = "link_seconds"
 """How long the arrays took to leave an emulated link."""
@@ -48,6 +55,8 @@ class DaskNetwork:
         Address of each participant (a rank or the server).
     serve_here, acknowledge_here
         Handlers for participants in this process, which are called without using the network.
+    shares_memory
+        Whether long messages from workers of this host pass through shared memory.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class DaskNetwork:
         *,
         serve_here: Callable[[MessageId], Awaitable[Reply]],
         acknowledge_here: Callable[[MessageId], None],
+        shares_memory: bool,
     ) -> None:
         self._worker = worker
         self._session_id = session_id
@@ -65,6 +75,9 @@ class DaskNetwork:
         self._serve_here = serve_here
         self._acknowledge_here = acknowledge_here
         self._acknowledgements = Acknowledgements(worker, self._send_acknowledged)
+        # Messages within a process need not be copied at all.
+        self._host = host() if shares_memory and not worker.address.startswith("inproc:") else ""
+        self._unmappable: set[str] = set()
 
     def is_local(self, participant: int) -> bool:
         """Whether a participant runs on this worker."""
@@ -74,16 +87,14 @@ class DaskNetwork:
         """Request a message. Concurrent requests use separate comms."""
         if self.is_local(message.sender):
             return await self._serve_here(message)
-        sender = self._worker.rpc(self._addresses[message.sender])
-        acknowledged = self._acknowledgements.take(message.sender)
+        address = self._addresses[message.sender]
+        reply = await self._request(message, address, "" if address in self._unmappable else self._host)
         try:
-            reply: Reply = await sender.dshuffle_fetch(
-                session_id=self._session_id, message=tuple(message), acknowledged=acknowledged
-            )
-        except BaseException:  # the acknowledgements may be lost; sending them twice is harmless
-            self._acknowledgements.add(message.sender, acknowledged)
-            raise
-        return await _received(self._worker, reply)
+            return await _received(self._worker, reply)
+        except OSError as error:
+            logger.warning("dshuffle: messages from %s use the network, not shared memory: %s", address, error)
+            self._unmappable.add(address)
+        return await _received(self._worker, await self._request(message, address, ""))
 
     async def acknowledge(self, message: MessageId) -> None:
         """Acknowledge a message with the next request to its sender, or with a one-way message if there is none."""
@@ -92,15 +103,27 @@ class DaskNetwork:
         else:
             self._acknowledgements.add(message.sender, [tuple(message)])
 
+    async def _request(self, message: MessageId, address: str, host: str) -> Reply:
+        acknowledged = self._acknowledgements.take(message.sender)
+        try:
+            reply: Reply = await self._worker.rpc(address).dshuffle_fetch(
+                session_id=self._session_id, message=tuple(message), acknowledged=acknowledged, host=host
+            )
+        except BaseException:  # the acknowledgements may be lost; sending them twice is harmless
+            self._acknowledgements.add(message.sender, acknowledged)
+            raise
+        return reply
+
     async def _send_acknowledged(self, sender: int, acknowledged: list[tuple[int, ...]]) -> None:
         rpc = self._worker.rpc(self._addresses[sender])
         await rpc.dshuffle_acknowledge(session_id=self._session_id, acknowledged=acknowledged, reply=False)
 
 
-async def probe(worker: Worker, address: str, nbytes: int) -> int:
-    """Request ``nbytes`` from another worker, sent as messages are, and return the number of bytes received."""
-    reply = await _received(worker, await worker.rpc(address).dshuffle_probe(nbytes=nbytes))
-    return int(reply["rows"].nbytes)
+async def probe(worker: Worker, address: str, nbytes: int, *, shares_memory: bool) -> NDArray[np.uint8]:
+    """Request ``nbytes`` from another worker, sent as messages are, and return what was received."""
+    asked = worker.rpc(address).dshuffle_probe(nbytes=nbytes, host=host() if shares_memory else "")
+    reply = await _received(worker, await asked)
+    return cast(NDArray[np.uint8], reply["rows"])
 
 
 async def request_rows(
@@ -125,10 +148,16 @@ async def end_collective(worker: Worker, address: str, **message: Any) -> None:
 
 
 async def sent(worker: Worker, reply: Reply) -> Reply:
-    """Return a reply to another worker as Dask sends it fastest: long arrays as frames, without pickling."""
+    """Return a reply to another worker as it is sent fastest.
+
+    The other worker maps arrays that have a place in shared memory. Dask sends other long arrays as frames, without
+    pickling.
+    """
     nbytes = _nbytes(reply)
     if (link := emulated("links", f"out of {worker.address}")) is not None:
         reply = {**reply, _LINK_SECONDS: await link.send(nbytes)}
+    if _PLACE in reply:
+        return {key: value for key, value in reply.items() if key not in _ARRAYS}
     if 0 < nbytes <= SHORT_NBYTES and {"rows", "checksums"} == reply.keys() & set(_ARRAYS):
         return packed(reply)
     return {key: to_serialize(value) if key in _ARRAYS else value for key, value in reply.items()}
@@ -167,7 +196,11 @@ def unpacked(reply: Reply) -> Reply:
 
 
 async def _received(worker: Worker, reply: Reply) -> Reply:
+    """Unpack or map the arrays of a reply. Raises OSError if this worker cannot map them."""
     reply = unpacked(reply)
+    if isinstance(reply, dict) and _PLACE in reply:
+        rows, checksums = mapped(Place(*reply.pop(_PLACE)))
+        reply |= {"rows": rows, "checksums": checksums}
     if (link := emulated("links", f"into {worker.address}")) is not None:
         await link.receive(_nbytes(reply), reply.get(_LINK_SECONDS, 0.0))
     return reply

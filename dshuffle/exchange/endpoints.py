@@ -78,10 +78,15 @@ class LinkMeter:
 
 @dataclass(slots=True)
 class Meter:
-    """Bytes and seconds of one run on one participant; ``links`` by sender, without those in the same process."""
+    """Bytes and seconds of one run on one participant.
+
+    ``shared_bytes`` are those of ``sent_bytes`` that receivers mapped. ``links`` are by sender, without those in the
+    same process.
+    """
 
     sent_bytes: int = 0
     sent_checksum_bytes: int = 0
+    shared_bytes: int = 0
     received_bytes: int = 0
     gather_seconds: float = 0.0
     transfer_seconds: float = 0.0

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from dshuffle.errors import DatasetError, ExchangeError
-from dshuffle.exchange.buffers import BufferPool
-from dshuffle.exchange.endpoints import Checksums, Meter, Network, Reply, RowSource, nothing_to_mend, timed
+from dshuffle.exchange.buffers import Buffer, BufferPool
+from dshuffle.exchange.endpoints import Meter, Network, Reply, RowSource, nothing_to_mend, timed
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
 from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
-from dshuffle.rows import ByteMatrix
 
 ANSWER_AFTER = 10.0
 """Seconds after which a request that still has to wait is answered with ``"later"``, so that it is made again. A
@@ -50,7 +49,7 @@ class Sender:
         self._source: asyncio.Future[RowSource] | None = None
         self._answers: dict[MessageId, asyncio.Future[OutboxInstruction]] = {}
         self._sent: set[MessageId] = set()
-        self._packed: dict[MessageId, tuple[float, ByteMatrix, Checksums]] = {}  # until it is acknowledged
+        self._packed: dict[MessageId, tuple[float, Buffer]] = {}  # until it is acknowledged
 
     def begin(
         self,
@@ -76,9 +75,8 @@ class Sender:
         self._acknowledged, self._mend = acknowledged, mend
         self._sent.clear()
         self._packed.clear()
-        self._buffers.forget()
         self._flows, self._source = flows, source
-        self._buffers.fit(max((flow.longest for flow in flows.values()), default=0))
+        self._buffers.begin(max((flow.longest for flow in flows.values()), default=0))
         owed = {to: flow.n_messages for to, flow in flows.items()}
         gates = {to: flow.gates.tolist() for to, flow in flows.items() if flow.gates is not None}
         self._perform(self._outbox.begin(run_id, owed, gates=gates, window=window))
@@ -108,8 +106,12 @@ class Sender:
         self._buffers.give_back(message)
         self._perform(self._outbox.acknowledged(message))
 
-    async def serve(self, message: MessageId) -> Reply:
-        """Reply to a request as soon as the state machine allows it."""
+    async def serve(self, message: MessageId, *, shared: bool = False) -> Reply:
+        """Reply to a request as soon as the state machine allows it.
+
+        With ``shared``, the receiver can map memory of this process. The reply to a long message then has the
+        ``"place"`` of its rows.
+        """
         earlier = self._answers.get(message)
         if earlier is not None and not earlier.done():  # the receiver timed out and asks again
             earlier.set_result(Refuse(message, "superseded by a newer request"))
@@ -142,21 +144,25 @@ class Sender:
             if not future.done():
                 self.acknowledged(message)
                 return {"status": "later"}
-            rows, checksums = await self._pack(message, future.result(), first, last)
+            buffer = await self._pack(message, future.result(), first, last, shared=shared)
         except (ExchangeError, DatasetError, OSError) as error:
             error.__traceback__ = None  # its frames hold the cache, also once the session is closed
             self.acknowledged(message)
             # Rows on a disk that fails can still be read from the store.
             again = isinstance(error, OSError) and not isinstance(error, DatasetError)
             return {"status": "refused", "reason": f"{type(error).__name__}: {error}", "again": again}
+        place = buffer.place if shared else None
         if not self._network.is_local(message.destination):
-            self.meter.sent_bytes += rows.nbytes + checksums.nbytes
-            self.meter.sent_checksum_bytes += checksums.nbytes
+            nbytes = buffer.rows.nbytes + buffer.checksums.nbytes
+            self.meter.sent_bytes += nbytes
+            self.meter.sent_checksum_bytes += buffer.checksums.nbytes
+            self.meter.shared_bytes += 0 if place is None else nbytes
         if not self._acknowledged:
             self.acknowledged(message)
-        return {"status": "OK", "rows": rows, "checksums": checksums, "acknowledge": self._acknowledged}
+        reply = {"status": "OK", "rows": buffer.rows, "checksums": buffer.checksums, "acknowledge": self._acknowledged}
+        return reply if place is None else {**reply, "place": place}
 
-    async def _pack(self, message: MessageId, source: RowSource, first: int, last: int) -> tuple[ByteMatrix, Checksums]:
+    async def _pack(self, message: MessageId, source: RowSource, first: int, last: int, *, shared: bool) -> Buffer:
         """Pack a message, unless it was packed for an earlier request."""
         if message in self._sent:
             self._buffers.drop(message)  # the first reply may still be on its way when this one is acknowledged
@@ -164,16 +170,17 @@ class Sender:
             if not self._outbox.is_open(message.run_id):
                 raise ExchangeError(f"run {message.run_id} has ended")
             if packed is not None and not n_mended:
-                return packed[1:]
+                return packed[1]
         self._sent.add(message)
         pool, n_rows = self._buffers, last - first
-        rows, checksums = pool.take(message, n_rows) if self._acknowledged and self._reuses else pool.single_use(n_rows)
+        pooled = self._acknowledged and self._reuses
+        buffer = pool.take(message, n_rows, shared=shared) if pooled else pool.single_use(n_rows)
         self.meter.gather_seconds += await self._jobs.run(
-            timed, source.pack, first, last, rows, checksums, nbytes=rows.nbytes
+            timed, source.pack, first, last, buffer.rows, buffer.checksums, nbytes=buffer.rows.nbytes
         )
         if message in self._outbox.in_flight:
-            self._packed[message] = asyncio.get_running_loop().time(), rows, checksums
-        return rows, checksums
+            self._packed[message] = asyncio.get_running_loop().time(), buffer
+        return buffer
 
     def _give_up_acknowledgements(self) -> None:
         """Free the window slots of messages whose acknowledgement seems to be lost, so that others do not wait."""

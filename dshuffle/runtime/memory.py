@@ -94,7 +94,7 @@ class WorkerMemory:
 
     Examples
     --------
-    >>> WorkerMemory(10 * 2**30, 0.8, 2**30, {}).room(window_bytes=2**26) / 2**30
+    >>> WorkerMemory(10 * 2**30, 0.8, 2**30, {}).room(2**27) / 2**30
     6.875
     """
 
@@ -103,15 +103,12 @@ class WorkerMemory:
     process_nbytes: int
     reserved: Mapping[str, int]
 
-    def room(self, window_bytes: int) -> int | None:
-        """Bytes that a partition may take without Dask pausing the worker; ``None`` if Dask does not.
-
-        Messages take up to two windows: one of requests, and one of answers.
-        """
+    def room(self, messages_nbytes: int) -> int | None:
+        """Bytes that a partition may take beside messages without Dask pausing the worker; ``None`` if Dask does not."""
         if not self.limit or self.pause_fraction is None:
             return None
         allowed = int(self.limit * self.pause_fraction)
-        return max(0, allowed - self.process_nbytes - 2 * window_bytes)
+        return max(0, allowed - self.process_nbytes - messages_nbytes)
 
     def reserve(self, spec: SessionSpec, *, trains: bool) -> tuple[SessionSpec, int]:
         """Check that a session fits, and return it with its byte limit, and the bytes of its partition.
@@ -125,7 +122,7 @@ class WorkerMemory:
         given, limit = spec.memory_limit, spec.memory_limit
         if given is None and self.limit:
             limit = max(0, int(settings.memory_fraction * self.limit) - sum(self.reserved.values()))
-        room = self.room(settings.window_bytes)
+        room = self.room(settings.messages_nbytes)
         on_disk = spec.cache_directory is not None
         needed = member_nbytes(spec.shuffle, layout, on_disk=on_disk) if trains else 0
         if trains:
@@ -139,7 +136,7 @@ class WorkerMemory:
                 raise CacheBudgetError(
                     f"a cache partition needs {needed} bytes, but this worker has room for {room}: Dask would pause it "
                     f"at {self.pause_fraction:.0%} of its memory limit of {self.limit} bytes, its process takes "
-                    f"{self.process_nbytes} bytes, and messages take up to {2 * settings.window_bytes}. Use more "
+                    f"{self.process_nbytes} bytes, and messages take up to {settings.messages_nbytes}. Use more "
                     f"workers, workers with more memory, or a lower cache_fraction. {self._others()}".rstrip()
                 )
         if room is not None:

@@ -46,6 +46,9 @@ class Settings:
         Seconds after which a task fails whose worker is paused by Dask.
     replacement_timeout
         Seconds to wait for another worker to take the rank of a lost one.
+    shared_memory
+        Whether long messages between workers of one host pass through memory that they share. Otherwise they use the
+        network, like messages between hosts.
     new_workers
         Whether the cluster starts new workers in place of lost ones, so that it is worth waiting for them although none
         is starting yet. By default it is so if the client's cluster is adaptive.
@@ -58,6 +61,7 @@ class Settings:
     heartbeat: float = 15.0
     paused_timeout: float = 60.0
     replacement_timeout: float = 60.0
+    shared_memory: bool = True
     new_workers: bool = False
 
     def __post_init__(self) -> None:
@@ -95,6 +99,7 @@ class Settings:
             heartbeat=seconds("heartbeat", default.heartbeat),
             paused_timeout=seconds("paused-timeout", default.paused_timeout),
             replacement_timeout=seconds("replacement-timeout", default.replacement_timeout),
+            shared_memory=bool(dask.config.get("dshuffle.shared-memory", default.shared_memory)),
             new_workers=bool(dask.config.get("dshuffle.new-workers", adaptive)),
         )
 
@@ -102,6 +107,11 @@ class Settings:
     def window(self) -> int:
         """The window in messages."""
         return self.window_bytes // self.message_bytes
+
+    @property
+    def messages_nbytes(self) -> int:
+        """Bytes that messages may take: a window of requests and one of answers, and another in shared memory."""
+        return (3 if self.shared_memory else 2) * self.window_bytes
 
 
 LOCAL = "local"
@@ -113,7 +123,7 @@ ON_LOSS = ("replace", "shrink", "raise")
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 19
+PROTOCOL = 20
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

@@ -1,18 +1,26 @@
-"""Buffers of messages: never two messages in one, used again when given back."""
+"""Buffers of messages: never two messages in one, used again when given back, in shared memory where asked for."""
 
 from __future__ import annotations
+
+import gc
+import os
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dshuffle.exchange import buffers
 from dshuffle.exchange.buffers import Buffer, BufferPool
 from dshuffle.exchange.messages import MessageId
 from dshuffle.rows import RowLayout
 
-LAYOUT = RowLayout.of({"x": (np.dtype("f4"), (3,))})
+LAYOUT = RowLayout.of({"x": (np.dtype("u1"), (2**16,))})
 ROWS = 10
+LEAST_SHARED = 5
+"""Rows of the shortest message that is worth sharing."""
+
+both = pytest.mark.parametrize("shared", [False, True], ids=["own memory", "shared memory"])
 
 
 def message(sequence: int, run_id: int = 1) -> MessageId:
@@ -20,11 +28,11 @@ def message(sequence: int, run_id: int = 1) -> MessageId:
 
 
 def address(buffer: Buffer) -> tuple[int, int]:
-    return buffer[0].ctypes.data, buffer[1].ctypes.data
+    return buffer.rows.ctypes.data, buffer.checksums.ctypes.data
 
 
 def share_memory(a: Buffer, b: Buffer) -> bool:
-    return np.shares_memory(a[0], b[0]) or np.shares_memory(a[1], b[1])
+    return np.shares_memory(a.rows, b.rows) or np.shares_memory(a.checksums, b.checksums)
 
 
 @given(data=st.data(), size=st.integers(0, 3))
@@ -32,14 +40,16 @@ def test_no_two_messages_in_use_share_a_buffer(data: st.DataObject, size: int) -
     pool = BufferPool(LAYOUT, ROWS, size)
     in_use: dict[MessageId, Buffer] = {}
     abandoned: list[Buffer] = []  # somebody may still be reading them
+    longest = ROWS
     for _ in range(data.draw(st.integers(0, 30))):
         m = message(data.draw(st.integers(0, 5)))
-        match data.draw(st.sampled_from(["take", "take", "give back", "give back", "forget"])):
+        match data.draw(st.sampled_from(["take", "take", "give back", "give back", "drop", "begin"])):
             case "take":
-                n_rows = data.draw(st.integers(1, ROWS))
-                buffer = pool.take(m, n_rows)
-                assert buffer[0].shape == (n_rows, LAYOUT.nbytes)
-                assert (buffer[1].shape, buffer[1].dtype) == ((n_rows,), np.uint32)
+                n_rows = data.draw(st.integers(1, longest))
+                buffer = pool.take(m, n_rows, shared=data.draw(st.booleans()))
+                assert buffer.rows.shape == (n_rows, LAYOUT.nbytes)
+                assert (buffer.checksums.shape, buffer.checksums.dtype) == ((n_rows,), np.uint32)
+                assert buffer.place is None or buffer.place.n_rows == n_rows
                 assert not any(share_memory(buffer, other) for other in [*in_use.values(), *abandoned])
                 if m in in_use:  # packed again, and the first reply may still be under way
                     abandoned.append(in_use[m])
@@ -47,29 +57,36 @@ def test_no_two_messages_in_use_share_a_buffer(data: st.DataObject, size: int) -
             case "give back":
                 pool.give_back(m)
                 in_use.pop(m, None)
-            case "forget":
-                pool.forget()
+            case "drop":
+                pool.drop(m)
+                abandoned += [in_use.pop(m)] if m in in_use else []
+            case "begin":
+                longest = data.draw(st.integers(1, ROWS))
+                pool.begin(longest)
                 abandoned += in_use.values()
                 in_use.clear()
 
 
-def test_a_buffer_that_is_given_back_is_used_again() -> None:
+@both
+def test_a_buffer_that_is_given_back_is_used_again(shared: bool) -> None:
     pool = BufferPool(LAYOUT, ROWS, size=2)
-    first = pool.take(message(0), ROWS)
+    first = pool.take(message(0), ROWS, shared=shared)
     pool.give_back(message(0))
-    again = pool.take(message(1), ROWS - 7)  # also for a message that is smaller
+    again = pool.take(message(1), ROWS - 5 if shared else ROWS - 7, shared=shared)  # also for a shorter message
     assert address(again) == address(first)
-    assert len(again[0]) == len(again[1]) == ROWS - 7
+    assert len(again.rows) == len(again.checksums) == (ROWS - 5 if shared else ROWS - 7)
     pool.give_back(message(1))
-    assert address(pool.take(message(2), ROWS)) == address(first)
+    assert address(pool.take(message(2), ROWS, shared=shared)) == address(first)
 
 
-def test_a_repeated_return_does_not_double_a_buffer() -> None:
+@both
+def test_a_repeated_return_does_not_double_a_buffer(shared: bool) -> None:
     pool = BufferPool(LAYOUT, ROWS, size=4)
-    pool.take(message(0), ROWS)
+    pool.take(message(0), ROWS, shared=shared)
     pool.give_back(message(0))
     pool.give_back(message(0))
-    assert not share_memory(pool.take(message(1), ROWS), pool.take(message(2), ROWS))
+    two = [pool.take(message(i), ROWS, shared=shared) for i in (1, 2)]
+    assert not share_memory(*two)
 
 
 def test_no_more_idle_buffers_are_kept_than_asked_for() -> None:
@@ -81,31 +98,72 @@ def test_no_more_idle_buffers_are_kept_than_asked_for() -> None:
     assert [any(share_memory(a, b) for b in buffers) for a in again] == [True, True, False]
 
 
-@pytest.mark.parametrize("rows_per_message", [ROWS, ROWS // 3])
-def test_shorter_messages_may_keep_more_buffers_in_the_same_room(rows_per_message: int) -> None:
+@both
+@pytest.mark.parametrize("rows_per_message", [ROWS, ROWS // 2])
+def test_shorter_messages_may_keep_more_buffers_in_the_same_room(rows_per_message: int, shared: bool) -> None:
     pool = BufferPool(LAYOUT, ROWS, size=2)
-    pool.fit(rows_per_message)
+    pool.begin(rows_per_message)
     kept = 2 * ROWS // rows_per_message
-    buffers = [pool.take(message(i), rows_per_message) for i in range(kept + 2)]
+    if shared:  # shorter buffers in whole pages take a little more
+        kept -= rows_per_message < ROWS
+    buffers = [pool.take(message(i), rows_per_message, shared=shared) for i in range(kept + 2)]
+    assert [buffer.place is not None for buffer in buffers] == [shared] * kept + [False] * 2
     for i in range(kept + 2):
         pool.give_back(message(i))
-    again = [pool.take(message(i), rows_per_message) for i in range(kept + 1)]
-    assert [any(share_memory(a, b) for b in buffers) for a in again] == [True] * kept + [False]
+    again = [pool.take(message(i), rows_per_message, shared=shared) for i in range(kept)]
+    assert all(any(share_memory(a, b) for b in buffers) for a in again)
+    if not shared:
+        assert not any(share_memory(pool.take(message(kept), rows_per_message), b) for b in buffers)
 
 
 @pytest.mark.parametrize(("n_rows", "kept"), [(4, False), (5, True), (ROWS, True)])
 def test_a_small_last_message_takes_little_room_and_is_not_kept(n_rows: int, kept: bool) -> None:
     pool = BufferPool(LAYOUT, ROWS, size=2)
-    rows, _ = small = pool.take(message(0), n_rows)
-    assert rows.base is not None
-    assert rows.base.size == (ROWS if kept else n_rows) * LAYOUT.nbytes
+    small = pool.take(message(0), n_rows)
+    assert small.rows.base is not None
+    assert small.rows.base.size == (ROWS if kept else n_rows) * LAYOUT.nbytes
     pool.give_back(message(0))
     assert share_memory(pool.take(message(1), ROWS), small) == kept
 
 
-def test_what_is_forgotten_is_not_used_again() -> None:
+@both
+def test_what_was_not_given_back_is_not_used_again(shared: bool) -> None:
     pool = BufferPool(LAYOUT, ROWS, size=2)
-    abandoned = pool.take(message(0), ROWS)
-    pool.forget()
+    abandoned = pool.take(message(0), ROWS, shared=shared)
+    pool.begin(ROWS)
     pool.give_back(message(0))  # an acknowledgement of the run before
-    assert not share_memory(pool.take(message(0, run_id=2), ROWS), abandoned)
+    buffers = [pool.take(message(i, run_id=2), ROWS, shared=shared) for i in range(4)]
+    assert not any(share_memory(buffer, abandoned) for buffer in buffers)
+    assert sum(buffer.place is not None for buffer in buffers) == (2 if shared else 0)
+
+
+def test_short_messages_are_not_shared() -> None:
+    pool = BufferPool(LAYOUT, ROWS, size=2)
+    places = [pool.take(message(i), n, shared=True).place for i, n in enumerate((LEAST_SHARED - 1, LEAST_SHARED))]
+    assert [place is not None for place in places] == [False, True]
+
+
+def test_without_shared_memory_messages_get_other_buffers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(nbytes: int) -> None:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(buffers, "SharedMemory", refuse)
+    pool = BufferPool(LAYOUT, ROWS, size=2)
+    assert [pool.take(message(i), ROWS, shared=True).place for i in range(2)] == [None, None]
+    assert caplog.text.count("use the network: too many open files") == 1
+
+
+def test_the_file_is_closed_once_no_buffer_is_left() -> None:
+    pool = BufferPool(LAYOUT, ROWS, size=1)
+    buffer = pool.take(message(0), ROWS, shared=True)
+    assert buffer.place is not None
+    name = f"/proc/self/fd/{buffer.place.fd}"
+    assert os.readlink(name).startswith("/memfd:dshuffle")
+    pool.begin(ROWS)
+    gc.collect()
+    assert os.readlink(name).startswith("/memfd:dshuffle"), "a receiver may be about to map this buffer"
+    del buffer
+    gc.collect()
+    assert not os.path.exists(name)

@@ -46,7 +46,14 @@ def play(scenario: Any) -> list[tuple[str, list[tuple[int, ...]]]]:
         worker = FakeWorker()
         addresses = {0: "here", 1: "there", 2: "elsewhere"}
         here: Any = None
-        network = DaskNetwork(worker, "s", addresses, serve_here=here, acknowledge_here=here)  # type: ignore[arg-type]
+        network = DaskNetwork(
+            worker,  # type: ignore[arg-type]
+            "s",
+            addresses,
+            serve_here=here,
+            acknowledge_here=here,
+            shares_memory=False,
+        )
         await scenario(worker, network)
         await asyncio.sleep(0.01)
         return worker.sent

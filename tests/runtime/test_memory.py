@@ -27,10 +27,10 @@ NAMES = {"0": {}, "1": {}, "2": {}}
 
 def test_the_room_for_a_partition_is_what_dask_process_and_messages_leave():
     memory = WorkerMemory(limit=2**30, pause_fraction=0.8, process_nbytes=300 * 2**20, reserved={"other": 2**20})
-    room = memory.room(2**25)
+    room = memory.room(2**26)
     assert room == int(0.8 * 2**30) - 300 * 2**20 - 2**26
-    assert WorkerMemory(None, 0.8, 1, {}).room(2**25) is None
-    assert WorkerMemory(2**30, None, 1, {}).room(2**25) is None
+    assert WorkerMemory(None, 0.8, 1, {}).room(2**26) is None
+    assert WorkerMemory(2**30, None, 1, {}).room(2**26) is None
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure import probe_tasks
 from dshuffle.runtime.measure.probe_tasks import Kernels, Machine, Traffic
 from dshuffle.runtime.measure.shared_links import SharedLinks, pairs_between_machines
+from dshuffle.runtime.session_spec import Settings
 from dshuffle.store import Dataset
 
 LONGEST = 20.0
@@ -238,7 +239,12 @@ class _Probe:
 
         def work() -> list[Traffic]:
             done = self.client.run(
-                probe_tasks.pull, workers=list(receivers), senders=senders, receivers=receivers, seconds=seconds
+                probe_tasks.pull,
+                workers=list(receivers),
+                senders=senders,
+                receivers=receivers,
+                seconds=seconds,
+                shares_memory=Settings.from_config().shared_memory,
             )
             return [traffic for traffic in done.values() if traffic.nbytes]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import time
 import uuid
@@ -12,10 +13,13 @@ from pathlib import Path
 
 import numpy as np
 from distributed import Worker
+from numpy.typing import NDArray
 
 from dshuffle.coding import decode, encode
+from dshuffle.exchange.buffers import Buffer, BufferPool
 from dshuffle.exchange.comms import probe, sent
-from dshuffle.exchange.messages import MIB
+from dshuffle.exchange.messages import MIB, MessageId
+from dshuffle.exchange.shared_memory import may_share
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.rows import RowLayout, checksum_rows, gather_rows, scatter_verified
 from dshuffle.runtime.dataset_inputs import unit_rows
@@ -91,11 +95,21 @@ _opened: dict[str, Dataset] = {}
 
 async def install(dask_worker: Worker) -> None:
     """Let a worker answer probes."""
-    payload = np.random.default_rng(0).integers(0, 256, MESSAGE_BYTES, dtype=np.uint8)
+    layout = RowLayout.of({"x": (np.dtype("u1"), (MESSAGE_BYTES,))})
+    message = MessageId(0, 0, 0, 0)
 
-    async def give(nbytes: int) -> Reply:
-        await _through_a_thread()  # real messages are packed in a thread, too
-        return await sent(dask_worker, {"rows": payload[:nbytes]})
+    async def give(nbytes: int, host: str) -> Reply:
+        await _through_a_thread(time.perf_counter)  # real messages are packed in a thread, too
+        payload = mapped if may_share(host) else copied
+        reply: Reply = {"rows": payload.rows[:, :nbytes], "checksums": payload.checksums}
+        if payload.place is not None:
+            reply["place"] = payload.place._replace(row_nbytes=nbytes)
+        return await sent(dask_worker, reply)
+
+    pool = BufferPool(layout, 1, 1)
+    mapped, copied = pool.take(message, 1, shared=True), Buffer.new(layout, 1)
+    for payload in (mapped, copied):
+        payload.rows[:] = np.random.default_rng(0).integers(0, 256, MESSAGE_BYTES, dtype=np.uint8)
 
     dask_worker.handlers[HANDLER] = give
 
@@ -130,10 +144,13 @@ async def connect(dask_worker: Worker, senders: Sequence[str], receivers: Sequen
     others = [address for address in senders if address != dask_worker.address]
     if dask_worker.address in receivers and others:
         at_once = -(-WINDOW // len(others))
-        await asyncio.gather(*(probe(dask_worker, other, 1) for other in others for _ in range(at_once)))
+        probes = [probe(dask_worker, other, 1, shares_memory=False) for other in others for _ in range(at_once)]
+        await asyncio.gather(*probes)
 
 
-async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[str], seconds: float) -> Traffic:
+async def pull(
+    dask_worker: Worker, senders: Sequence[str], receivers: Sequence[str], seconds: float, shares_memory: bool
+) -> Traffic:
     """Fetch from all senders in turn for some seconds, if this worker is one of the receivers.
 
     Each receiver starts with a different sender, so that all senders are busy from the start.
@@ -156,8 +173,9 @@ async def pull(dask_worker: Worker, senders: Sequence[str], receivers: Sequence[
         while (asked := time.perf_counter()) - began < seconds:
             other = others[turn % len(others)]
             turn += 1
-            arrived = await probe(dask_worker, other, nbytes)  # concurrent calls update the totals meanwhile
-            total += arrived
+            arrived = await probe(dask_worker, other, nbytes, shares_memory=shares_memory)
+            await _through_a_thread(_touch, arrived)  # mapped pages take time only when they are read
+            total += arrived.nbytes
             messages += 1
             nbytes = _next_size(nbytes, time.perf_counter() - asked, seconds, first, MESSAGE_BYTES)
 
@@ -234,8 +252,12 @@ def kernels(row_nbytes: int) -> Kernels:
     )
 
 
-async def _through_a_thread() -> None:
-    await asyncio.get_running_loop().run_in_executor(None, time.perf_counter)
+async def _through_a_thread(call: Callable[..., object], *args: object) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, call, *args)
+
+
+def _touch(array: NDArray[np.uint8]) -> None:
+    array.ravel()[:: mmap.PAGESIZE].max()
 
 
 def _next_size(nbytes: int, took: float, seconds: float, least: int, most: int) -> int:

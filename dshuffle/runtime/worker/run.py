@@ -191,6 +191,7 @@ class ExchangeRun:
             wire_received_bytes=(sum(one.received_bytes for one in into),) if into else (),
             server_sent_bytes=sent[SERVER].sent_bytes if SERVER in sent else 0,
             metadata_bytes=sum(meter.sent_checksum_bytes for meter in sent.values()),
+            shared_memory_bytes=sum(meter.shared_bytes for meter in sent.values()),
             recovered_rows=(self._mended or 0) + (meter.recovered_rows if meter else 0),
             store_requests=traffic.requests,
             store_bytes=traffic.fetched_bytes,

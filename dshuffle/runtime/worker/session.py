@@ -100,7 +100,12 @@ class WorkerSession:
         settings, layout = spec.settings, dataset.layout
         self._addresses = with_forwarders(spec.addresses)
         network = DaskNetwork(
-            worker, spec.session_id, self._addresses, serve_here=self.serve, acknowledge_here=self.acknowledge
+            worker,
+            spec.session_id,
+            self._addresses,
+            serve_here=self.serve,
+            acknowledge_here=self.acknowledge,
+            shares_memory=settings.shared_memory,
         )
 
         def sender(participant: int) -> Sender:
@@ -340,12 +345,12 @@ class WorkerSession:
         if parts.server_rows is not None:
             await self._loop.run_in_executor(None, parts.server_rows.close)
 
-    async def serve(self, message: MessageId) -> Reply:
-        """Answer another participant's request for a message."""
+    async def serve(self, message: MessageId, *, shared: bool = False) -> Reply:
+        """Answer another participant's request for a message. ``shared``: it can map memory of this process."""
         sender = None if self._parts is None else self._parts.senders.get(message.sender)
         if sender is None:
             return {"status": "refused", "reason": f"{name_of(message.sender)} is not on this worker", "again": False}
-        return await sender.serve(message)
+        return await sender.serve(message, shared=shared)
 
     def acknowledge(self, message: MessageId) -> None:
         """Note that another participant has received the message."""

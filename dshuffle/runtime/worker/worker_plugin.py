@@ -24,6 +24,7 @@ from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, PeerFail
 from dshuffle.exchange.comms import sent
 from dshuffle.exchange.kept_partition import PREFIX, Listed
 from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.shared_memory import may_share
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning import SERVER
 from dshuffle.runtime.collective import Collective
@@ -121,14 +122,17 @@ class DShuffleWorker(WorkerPlugin):
             await plugin().close(session_id, number)
 
         async def fetch(
-            session_id: str, message: tuple[int, int, int, int], acknowledged: Sequence[tuple[int, int, int, int]]
+            session_id: str,
+            message: tuple[int, int, int, int],
+            acknowledged: Sequence[tuple[int, int, int, int]],
+            host: str,
         ) -> Reply:
             session = plugin().sessions.get(session_id)
             if session is None:
                 return {"status": "refused", "reason": "the session is not open on this worker", "again": False}
             for arrived in acknowledged:
                 session.acknowledge(MessageId(*arrived))
-            return await sent(worker, await session.serve(MessageId(*message)))
+            return await sent(worker, await session.serve(MessageId(*message), shared=may_share(host)))
 
         async def kept(directory: str, dataset: str) -> Reply:
             loop, executor = asyncio.get_running_loop(), plugin()._executor
