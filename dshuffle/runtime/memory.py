@@ -104,7 +104,10 @@ class WorkerMemory:
     reserved: Mapping[str, int]
 
     def room(self, messages_nbytes: int) -> int | None:
-        """Bytes that a partition may take beside messages without Dask pausing the worker; ``None`` if Dask does not."""
+        """Bytes that a partition may take without Dask pausing the worker; ``None`` if Dask does not.
+
+        ``messages_nbytes`` are taken by messages.
+        """
         if not self.limit or self.pause_fraction is None:
             return None
         allowed = int(self.limit * self.pause_fraction)

@@ -1,4 +1,7 @@
-"""Acknowledgements travel with the next request to the same sender, or at once, and are not lost with a request."""
+"""Messages over Dask: short ones in one string, long ones of this host through shared memory, and acknowledgements.
+
+Acknowledgements travel with the next request to the same sender, or at once, and are not lost with a request.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from distributed import Status
 from distributed.protocol import dumps, loads
 
 from dshuffle.errors import ExchangeError
+from dshuffle.exchange.buffers import Buffer
 from dshuffle.exchange.comms import DaskNetwork, packed, unpacked
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.receiver import check_arrays
+from dshuffle.exchange.shared_memory import Place, SharedMemory, buffer_nbytes, host, may_share
 
 
 class FakeWorker:
@@ -59,6 +64,84 @@ def play(scenario: Any) -> list[tuple[str, list[tuple[int, ...]]]]:
         return worker.sent
 
     return asyncio.run(main())
+
+
+class SharingWorker:
+    """A worker whose rpc answers from shared memory, if it is asked by this host and the memory is there."""
+
+    status = Status.running
+
+    def __init__(self, address: str, place: Place) -> None:
+        self.address = address
+        self.place = place
+        self.asked: list[str] = []
+
+    def rpc(self, address: str) -> Any:
+        async def dshuffle_fetch(host: str, **_: Any) -> dict[str, Any]:
+            self.asked.append(host)
+            if may_share(host):
+                return {"status": "OK", "acknowledge": True, "place": tuple(self.place)}
+            rows = np.full((2, 8), 9, np.uint8)
+            return packed({"status": "OK", "acknowledge": True, "rows": rows, "checksums": np.zeros(2, np.uint32)})
+
+        return SimpleNamespace(dshuffle_fetch=dshuffle_fetch)
+
+
+def fetched(worker: SharingWorker, *, shares_memory: bool = True) -> list[int]:
+    """The first byte of three messages, of which the last two come from the same sender."""
+
+    async def main() -> list[int]:
+        here: Any = None
+        addresses = {0: worker.address, 1: "one", 2: "two"}
+        network = DaskNetwork(
+            worker,  # type: ignore[arg-type]
+            "s",
+            addresses,
+            serve_here=here,
+            acknowledge_here=here,
+            shares_memory=shares_memory,
+        )
+        replies = [await network.fetch(message(sender, 0)) for sender in (1, 2, 2)]
+        for reply in replies:
+            check_arrays(reply)
+        return [int(reply["rows"][0, 0]) for reply in replies]
+
+    return asyncio.run(main())
+
+
+@pytest.fixture
+def buffer() -> Buffer:
+    """A message in shared memory, all 7."""
+    [buffer] = SharedMemory(buffer_nbytes(2, 8)).cut(2, 8)
+    buffer[0][:] = 7
+    return Buffer(*buffer)
+
+
+def test_messages_of_this_host_are_mapped(buffer: Buffer) -> None:
+    assert buffer.place is not None
+    worker = SharingWorker("tcp://here", buffer.place)
+    assert fetched(worker) == [7, 7, 7]
+    assert worker.asked == [host()] * 3
+
+
+def test_what_cannot_be_mapped_is_asked_for_again_and_not_shared_any_more(
+    buffer: Buffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert buffer.place is not None
+    worker = SharingWorker("tcp://here", buffer.place._replace(inode=1))
+    assert fetched(worker) == [9, 9, 9]
+    assert worker.asked == [host(), "", host(), "", ""]
+    assert caplog.text.count("messages from two use the network, not shared memory: process") == 1
+
+
+@pytest.mark.parametrize(("address", "shares_memory"), [("tcp://here", False), ("inproc://here", True)])
+def test_memory_is_not_shared_if_not_wanted_or_within_a_process(
+    buffer: Buffer, address: str, shares_memory: bool
+) -> None:
+    assert buffer.place is not None
+    worker = SharingWorker(address, buffer.place)
+    assert fetched(worker, shares_memory=shares_memory) == [9, 9, 9]
+    assert worker.asked == [""] * 3
 
 
 def message(sender: int, sequence: int) -> MessageId:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
+import dask
 import numpy as np
 import pytest
 
@@ -144,3 +145,31 @@ def test_waiting_is_recorded(threads, tmp_path):
     for record in shuffler.records:
         assert 0 < record.waited_seconds <= record.exchange_seconds + 0.5
     assert sum(record.waited_seconds for record in shuffler.records[1:]) > 0.01
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+@pytest.mark.parametrize(("delivery", "cache_fraction"), [("peer", None), ("server", None)])
+def test_processes_of_a_host_share_the_memory_of_long_messages(
+    processes, tmp_path, delivery, cache_fraction, shares_memory
+):
+    x = np.random.default_rng(0).integers(0, 256, (120, 2**16), np.uint8)
+    dataset = create_dataset(str(tmp_path / "long.zarr"), {"x": x}, chunk_rows=40)
+
+    def rows(partition):
+        return partition.sample_ids.copy(), partition["x"].copy()
+
+    with (
+        dask.config.set({"dshuffle.shared-memory": shares_memory}),
+        Shuffler(processes, dataset, delivery=delivery, cache_fraction=cache_fraction) as shuffler,
+    ):
+        for epoch in shuffler.epochs(3):
+            for sample_ids, found in processes.gather(epoch.map(rows)):
+                np.testing.assert_array_equal(found, x[sample_ids])
+        records = shuffler.records
+    assert records[0].shared_memory_bytes == 0
+    for record in records[1:]:
+        assert record.wire_bytes > 0
+        if shares_memory:
+            assert 0.5 * record.wire_bytes < record.shared_memory_bytes <= record.wire_bytes
+        else:
+            assert record.shared_memory_bytes == 0

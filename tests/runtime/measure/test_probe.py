@@ -46,16 +46,17 @@ def test_all_that_the_model_needs_is_measured(cluster_of, small):
 
 
 @pytest.mark.slow
-def test_every_byte_counts(cluster_of):
+@pytest.mark.parametrize("shares_memory", [False, True])
+def test_every_byte_counts(cluster_of, shares_memory):
     """Several messages are under way at a time, and none may be lost from the sum."""
 
     def count(dask_worker):
         give = dask_worker.handlers[probe_tasks.HANDLER]
         dask_worker.given = 0
 
-        async def counted(nbytes):
+        async def counted(nbytes, host):
             dask_worker.given += nbytes
-            return await give(nbytes)
+            return await give(nbytes, host)
 
         dask_worker.handlers[probe_tasks.HANDLER] = counted
 
@@ -64,7 +65,8 @@ def test_every_byte_counts(cluster_of):
         workers = list(client.scheduler_info()["workers"])
         client.run(probe_tasks.install)
         client.run(count)
-        done = client.run(probe_tasks.pull, senders=workers, receivers=workers, seconds=0.2)
+        asked = {"senders": workers, "receivers": workers, "seconds": 0.2, "shares_memory": shares_memory}
+        done = client.run(probe_tasks.pull, **asked)
         given = sum(client.run(lambda dask_worker: dask_worker.given).values())
         client.run(probe_tasks.remove, "no name")
     assert sum(traffic.nbytes for traffic in done.values()) == given

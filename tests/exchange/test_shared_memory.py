@@ -1,0 +1,120 @@
+"""Memory that another process maps: it has the sender's bytes, leaves nothing behind, and fails with an OSError."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dshuffle.exchange import shared_memory
+from dshuffle.exchange.buffers import Buffer
+from dshuffle.exchange.shared_memory import Place, SharedMemory, buffer_nbytes, host, mapped, may_share
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no anonymous files in memory")
+
+HOLD = """
+import sys
+import numpy as np
+from dshuffle.exchange.shared_memory import SharedMemory, buffer_nbytes, host
+n_rows, row_nbytes = 6, 40
+memory = SharedMemory(3 * buffer_nbytes(n_rows, row_nbytes))
+for number, (rows, checksums, place) in enumerate(memory.cut(n_rows, row_nbytes)):
+    rows[:] = np.arange(rows.size).reshape(rows.shape) % 251 + number
+    checksums[:] = np.arange(n_rows) + 1000 * number
+    print(*place, flush=True)
+print(host(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder():
+    """Another process with three buffers, the places of these, and the name of its host."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        places = [Place(*map(int, process.stdout.readline().split())) for _ in range(3)]
+        yield process, places, process.stdout.readline().strip()
+        process.kill()
+
+
+def check(number: int, rows: np.ndarray, checksums: np.ndarray) -> None:
+    np.testing.assert_array_equal(rows, np.arange(240).reshape(6, 40)[: len(rows)] % 251 + number)
+    np.testing.assert_array_equal(checksums, np.arange(len(rows)) + 1000 * number)
+
+
+def test_another_process_maps_rows_and_checksums(holder) -> None:
+    process, places, name = holder
+    assert may_share(name)
+    arrays = [mapped(place) for place in places]
+    for number, (rows, checksums) in enumerate(arrays):
+        check(number, rows, checksums)
+        assert rows.flags.writeable
+        assert rows.flags.c_contiguous
+        assert rows.ctypes.data % 64 == 0
+    check(1, *mapped(places[1]._replace(n_rows=4)))
+    process.kill()
+    process.wait()
+    for number, (rows, checksums) in enumerate(arrays):  # what has been mapped outlives its sender
+        check(number, rows, checksums)
+    with pytest.raises(OSError, match=f"/proc/{places[0].pid}/fd"):
+        mapped(places[0])
+
+
+def test_a_number_that_the_sender_uses_for_another_file(holder) -> None:
+    place = holder[1][0]
+    with pytest.raises(OSError, match=f"process {place.pid} no longer has this memory"):
+        mapped(place._replace(inode=place.inode + 1))
+
+
+def test_a_place_beyond_the_end_of_the_file(holder) -> None:
+    place = holder[1][0]
+    with pytest.raises(OSError, match="has less memory than it says"):
+        mapped(place._replace(n_rows=10_000))
+
+
+def test_who_has_no_such_memory_shares_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert may_share(host())
+    assert not may_share("")
+    assert not may_share("another host")
+    monkeypatch.delattr(os, "memfd_create")
+    shared_memory.host.cache_clear()
+    try:
+        assert host() == ""
+        assert not may_share("")
+    finally:
+        shared_memory.host.cache_clear()
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_processes_in_another_network_namespace_use_the_network() -> None:
+    code = "from dshuffle.exchange.shared_memory import host; print(host())"
+    done = subprocess.run(["unshare", "--net", sys.executable, "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot make a network namespace: {done.stderr.strip()}")
+    assert done.stdout.strip() not in ("", host())
+
+
+def test_buffers_do_not_overlap_and_fill_whole_pages() -> None:
+    memory = SharedMemory(5 * buffer_nbytes(7, 1001))
+    buffers = [Buffer(*buffer) for buffer in memory.cut(7, 1001)]
+    assert len(buffers) == 5
+    for number, buffer in enumerate(buffers):
+        buffer.rows[:], buffer.checksums[:] = number, number
+    for number, buffer in enumerate(buffers):
+        assert (buffer.rows == number).all()
+        assert (buffer.checksums == number).all()
+        assert buffer.place is not None
+        rows, checksums = mapped(buffer.place)  # also within a process
+        assert (rows == number).all()
+        assert (checksums == number).all()
+
+
+def test_nothing_is_left_in_the_file_system(holder) -> None:
+    assert not [path for path in Path("/dev/shm").glob("*dshuffle*")]
