@@ -310,7 +310,7 @@ class EpochRecord(Measures):
 
     @property
     def wire_bytes(self) -> int:
-        """Total message bytes received over the network."""
+        """Total bytes of the messages that workers received from others."""
         return sum(self.wire_received_bytes)
 
     @property

@@ -91,6 +91,12 @@ class Settings:
         def seconds(name: str, value: float) -> float:
             return float(parse_timedelta(dask.config.get(f"dshuffle.{name}", value)))
 
+        def switch(name: str, value: bool) -> bool:
+            found = dask.config.get(f"dshuffle.{name}", value)
+            if not isinstance(found, bool):
+                raise InvalidParameter.of(f"dshuffle.{name}", found, "true or false")
+            return found
+
         return cls(
             message_bytes=parse_bytes(dask.config.get("dshuffle.message-bytes", default.message_bytes)),
             window_bytes=parse_bytes(dask.config.get("dshuffle.window-bytes", default.window_bytes)),
@@ -99,8 +105,8 @@ class Settings:
             heartbeat=seconds("heartbeat", default.heartbeat),
             paused_timeout=seconds("paused-timeout", default.paused_timeout),
             replacement_timeout=seconds("replacement-timeout", default.replacement_timeout),
-            shared_memory=bool(dask.config.get("dshuffle.shared-memory", default.shared_memory)),
-            new_workers=bool(dask.config.get("dshuffle.new-workers", adaptive)),
+            shared_memory=switch("shared-memory", default.shared_memory),
+            new_workers=switch("new-workers", adaptive),
         )
 
     @property
