@@ -65,6 +65,8 @@ def test_defaults_are_those_of_the_settings():
     default = Settings()
     expected = {name.replace("_", "-"): value for name, value in dataclasses.asdict(default).items()}
     assert expected.pop("new-workers") is False
+    assert expected.pop("shared-memory") is True
+    assert "| `dshuffle.shared-memory` | true |" in page
     assert "| `dshuffle.new-workers` | whether the client's cluster is adaptive |" in page
     expected |= {name: value / 2**20 for name, value in expected.items() if name.endswith("-bytes")}
     assert {name: float(value) for name, value in rows.items()} == expected
