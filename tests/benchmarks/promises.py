@@ -143,10 +143,10 @@ def main(argv: list[str] | None = None) -> bool:
     arguments = ["--samples", str(options.samples), *(["--skip", "array"] if options.quick else [])]
     results = _neighbour("exchange").main(arguments)
     ratios = {name: result["seconds"] / results["ours"]["seconds"] for name, result in results.items()}
-    judge("at least half the rate of a bare all-to-all", f"{ratios['bare']:.2f}", ratios["bare"] >= 0.5)
-    judge("10 times a DataFrame P2P shuffle", f"{ratios['dataframe P2P']:.1f}", ratios["dataframe P2P"] >= 10)
+    judge("at least 0.7 of the rate of a bare all-to-all", f"{ratios['bare']:.2f}", ratios["bare"] >= 0.7)
+    judge("20 times a DataFrame P2P shuffle", f"{ratios['dataframe P2P']:.1f}", ratios["dataframe P2P"] >= 20)
     if not options.quick:
-        judge("40 times dask.array.shuffle", f"{ratios['dask.array.shuffle']:.1f}", ratios["dask.array.shuffle"] >= 40)
+        judge("80 times dask.array.shuffle", f"{ratios['dask.array.shuffle']:.1f}", ratios["dask.array.shuffle"] >= 80)
 
     x = np.random.default_rng(0).integers(0, 256, (options.samples, 1024), dtype=np.uint8)
     with (
