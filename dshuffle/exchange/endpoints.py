@@ -80,8 +80,8 @@ class LinkMeter:
 class Meter:
     """Bytes and seconds of one run on one participant.
 
-    ``shared_bytes`` are those of ``sent_bytes`` that receivers mapped. ``links`` are by sender, without those in the
-    same process.
+    ``shared_bytes`` is the part of ``sent_bytes`` that receivers mapped. ``links`` has one entry for each sender in
+    another process.
     """
 
     sent_bytes: int = 0

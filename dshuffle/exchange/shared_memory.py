@@ -1,7 +1,7 @@
 """Memory that workers of one host share, so that long messages between them do not pass through sockets.
 
 A sender packs messages into an anonymous file in memory. A receiver opens the file through ``/proc`` and maps the part
-that has its message. Such files have no name: nothing is left behind when processes end or are killed.
+with its message. Such files have no name, so nothing is left behind when processes end or are killed.
 """
 
 from __future__ import annotations

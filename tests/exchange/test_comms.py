@@ -46,19 +46,15 @@ class FakeWorker:
         return SimpleNamespace(dshuffle_fetch=dshuffle_fetch, dshuffle_acknowledge=dshuffle_acknowledge)
 
 
+def network_of(worker: Any, addresses: dict[int, str], *, shares_memory: bool = False) -> DaskNetwork:
+    here: Any = None
+    return DaskNetwork(worker, "s", addresses, serve_here=here, acknowledge_here=here, shares_memory=shares_memory)
+
+
 def play(scenario: Any) -> list[tuple[str, list[tuple[int, ...]]]]:
     async def main() -> list[tuple[str, list[tuple[int, ...]]]]:
         worker = FakeWorker()
-        addresses = {0: "here", 1: "there", 2: "elsewhere"}
-        here: Any = None
-        network = DaskNetwork(
-            worker,  # type: ignore[arg-type]
-            "s",
-            addresses,
-            serve_here=here,
-            acknowledge_here=here,
-            shares_memory=False,
-        )
+        network = network_of(worker, {0: "here", 1: "there", 2: "elsewhere"})
         await scenario(worker, network)
         await asyncio.sleep(0.01)
         return worker.sent
@@ -91,16 +87,7 @@ def fetched(worker: SharingWorker, *, shares_memory: bool = True) -> list[int]:
     """The first byte of three messages, of which the last two come from the same sender."""
 
     async def main() -> list[int]:
-        here: Any = None
-        addresses = {0: worker.address, 1: "one", 2: "two"}
-        network = DaskNetwork(
-            worker,  # type: ignore[arg-type]
-            "s",
-            addresses,
-            serve_here=here,
-            acknowledge_here=here,
-            shares_memory=shares_memory,
-        )
+        network = network_of(worker, {0: worker.address, 1: "one", 2: "two"}, shares_memory=shares_memory)
         replies = [await network.fetch(message(sender, 0)) for sender in (1, 2, 2)]
         for reply in replies:
             check_arrays(reply)
