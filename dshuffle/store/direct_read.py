@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import google_crc32c
 import numpy as np
-from numcodecs import GZip, Zstd
-from numcodecs.blosc import Blosc
 from numpy.typing import NDArray
 from zarr import Array
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
-from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdCodec
-from zarr.codecs.sharding import ShardingCodecIndexLocation
 from zarr.core.buffer import Buffer, default_buffer_prototype
-from zarr.core.metadata.v2 import ArrayV2Metadata
 
 from dshuffle.store.backends.chunk_cache import ChunkCache
+from dshuffle.store.chunk_format import ChunkFormat, checked
 
 Bytes = NDArray[np.uint8]
-Decoder = Callable[[Any], Any]
 #: Shard -> task that reads the index of this shard; one dictionary per call of the reader.
 Indexes = dict[int, "asyncio.Task[NDArray[np.uint64] | None]"]
 
@@ -47,56 +40,36 @@ class DirectArray:
         Store that chunks are fetched from.
     cached
         Whether the store caches answers.
-    decoders
-        Functions that undo the codecs, last codec first.
+    chunk_format
+        How stored bytes become rows.
     chunk_nbytes
         Decoded bytes of a chunk.
-    shard_chunks
-        Number of chunks in a shard; 0 if the array is not sharded.
-    index_first
-        Whether the index is at the start of a shard instead of the end.
     """
 
     array: Array[Any]
     store: Store
     cached: bool
-    decoders: tuple[Decoder, ...]
+    chunk_format: ChunkFormat
     chunk_nbytes: int
-    shard_chunks: int
-    index_first: bool
 
     @classmethod
     def of(cls, array: Array[Any], cache: ChunkCache | None = None) -> DirectArray | None:
         """Return a direct reader for an array, or ``None`` if only zarr can read it."""
-        outer = array.shards or array.chunks
-        if not (array.chunks[1:] == outer[1:] == array.shape[1:]) or not math.prod(array.shape[1:]):
-            return None
-        metadata = array.metadata
-        if isinstance(metadata, ArrayV2Metadata):
-            if metadata.order != "C" or metadata.filters:
-                return None
-            decoders: tuple[Decoder, ...] | None = (metadata.compressor.decode,) if metadata.compressor else ()
-            shard_chunks, index_first = 0, False
-        else:
-            codecs: Iterable[Any] = metadata.codecs
-            shard_chunks, index_first = 0, False
-            if len(metadata.codecs) == 1 and isinstance(metadata.codecs[0], ShardingCodec):
-                sharding = metadata.codecs[0]
-                if [type(codec) for codec in sharding.index_codecs] != [BytesCodec, Crc32cCodec]:
-                    return None
-                codecs = sharding.codecs
-                shard_chunks = outer[0] // array.chunks[0]
-                index_first = sharding.index_location is ShardingCodecIndexLocation.start
-            decoders = _decoders(codecs, array.dtype)
-        if decoders is None:
+        chunk_format = ChunkFormat.of(array)
+        if chunk_format is None:
             return None
         nbytes = math.prod(array.chunks) * array.dtype.itemsize
-        return cls(array, cache or array.store, cache is not None, decoders, nbytes, shard_chunks, index_first)
+        return cls(array, cache or array.store, cache is not None, chunk_format, nbytes)
+
+    @property
+    def shard_chunks(self) -> int:
+        """Number of chunks in a shard; 0 if the array is not sharded."""
+        return self.chunk_format.shard_chunks
 
     @property
     def decompresses(self) -> bool:
         """Whether decoding does more than verify checksums."""
-        return any(decoder is not _checked for decoder in self.decoders)
+        return any(decoder is not checked for decoder in self.chunk_format.decoders)
 
     async def fetch(self, chunks: list[int], indexes: Indexes) -> list[Bytes] | None:
         """Fetch the stored bytes of some chunks.
@@ -129,6 +102,11 @@ class DirectArray:
         found = [data for data in stored if data is not None]
         return found if len(found) == len(chunks) else None
 
+    async def read_chunk(self, chunk: int) -> Bytes | None:
+        """Read and decode one chunk; ``None`` if it is missing."""
+        stored = await self.fetch([chunk], {})
+        return None if stored is None else self.decode(stored[0])
+
     async def _fetch_from_shard(self, first: int, last: int, indexes: Indexes) -> list[Bytes] | None:
         shard, first = divmod(first, self.shard_chunks)
         last -= shard * self.shard_chunks
@@ -138,7 +116,8 @@ class DirectArray:
             data = await self._get(shard, None)
             if data is None:
                 return None
-            index = self._index(data[: self._index_nbytes] if self.index_first else data[-self._index_nbytes :])
+            size = self._index_nbytes
+            index = self._index(data[:size] if self.chunk_format.index_first else data[-size:])
             places = _places(index[:last])
             return None if places is None else [data[start:stop] for start, stop in places]
         if shard not in indexes:
@@ -165,7 +144,7 @@ class DirectArray:
             If the bytes fail their checksum, or are too many or too few.
         """
         data: Any = stored
-        for decoder in self.decoders:
+        for decoder in self.chunk_format.decoders:
             data = decoder(data)
         rows = np.frombuffer(data, dtype=np.uint8)
         if rows.size != self.chunk_nbytes:
@@ -179,11 +158,12 @@ class DirectArray:
     def _index(self, data: Bytes) -> NDArray[np.uint64]:
         if data.size != self._index_nbytes:
             raise ValueError("the shard is too short to contain its index")
-        return np.frombuffer(_checked(data), dtype="<u8").reshape(self.shard_chunks, 2)
+        return np.frombuffer(checked(data), dtype="<u8").reshape(self.shard_chunks, 2)
 
     async def _fetch_index(self, shard: int) -> NDArray[np.uint64] | None:
         size = self._index_nbytes
-        data = await self._get(shard, RangeByteRequest(0, size) if self.index_first else SuffixByteRequest(size))
+        first = self.chunk_format.index_first
+        data = await self._get(shard, RangeByteRequest(0, size) if first else SuffixByteRequest(size))
         return None if data is None else self._index(data)
 
     async def _part(self, shard: int, start: int, stop: int) -> Bytes:
@@ -210,29 +190,3 @@ def _places(entries: NDArray[np.uint64]) -> list[tuple[int, int]] | None:
     if (entries == _ABSENT).any():
         return None
     return [(start, start + size) for start, size in entries.tolist()]
-
-
-def _decoders(codecs: Iterable[Any], dtype: np.dtype[Any]) -> tuple[Decoder, ...] | None:
-    serializer, *compressors = codecs
-    if not isinstance(serializer, BytesCodec) or getattr(serializer.endian, "value", "little") != "little":
-        return None
-    if dtype.byteorder == ">":
-        return None
-    found = [_DECODERS.get(type(codec)) for codec in reversed(compressors)]
-    return None if None in found else tuple(decoder for decoder in found if decoder is not None)
-
-
-def _checked(data: Any) -> Any:
-    body, stored = data[:-4], data[-4:]
-    if google_crc32c.value(body) != int.from_bytes(stored, "little"):
-        raise ValueError("the checksum does not match the bytes")
-    return body
-
-
-_DECODERS: dict[type[Any], Decoder] = {
-    Crc32cCodec: _checked,
-    # Decompression does not need the parameters used for compression.
-    ZstdCodec: Zstd().decode,
-    GzipCodec: GZip().decode,
-    BloscCodec: Blosc().decode,
-}
