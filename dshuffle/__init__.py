@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.errors import MembershipChanged as MembershipChanged
     from dshuffle.errors import MixingWarning as MixingWarning
     from dshuffle.errors import PeerFailed as PeerFailed
+    from dshuffle.errors import ReadersDiffer as ReadersDiffer
     from dshuffle.errors import RunCancelled as RunCancelled
     from dshuffle.errors import ShardingWarning as ShardingWarning
     from dshuffle.errors import StaleEpoch as StaleEpoch
@@ -80,6 +81,7 @@ _MODULES = {
         "MembershipChanged",
         "MixingWarning",
         "PeerFailed",
+        "ReadersDiffer",
         "RunCancelled",
         "ShardingWarning",
         "StaleEpoch",

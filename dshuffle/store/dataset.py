@@ -21,6 +21,7 @@ from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.store import reader
 from dshuffle.store.backends.chunk_cache import ChunkCache
 from dshuffle.store.backends.metered import Meter, MeteredStore
+from dshuffle.store.both_ways import FirstReads
 from dshuffle.store.checked import check_memory_budget, checked_indices, checked_slots
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.store.view import View
@@ -62,6 +63,7 @@ class Dataset(Views):
     _sources: Mapping[str, StoredArray]
     _meter: Meter
     _cache: ChunkCache | None
+    _first_reads: FirstReads
     _opening: Opening
     _view: View
     _folder: object | None = None  # a temporary folder lasts as long as the datasets in it
@@ -100,7 +102,9 @@ class Dataset(Views):
         """Name -> ``"direct"`` for arrays whose chunks are read without zarr's codec pipeline, else ``"zarr"``.
 
         An array is read directly if its chunks (inner chunks, if sharded) span all axes except the first, and if its
-        only codecs are crc32c, zstd, gzip and blosc.
+        metadata contain nothing but little-endian bytes and the codecs crc32c, zstd, gzip and blosc (in Zarr v2: no
+        filters, and a compressor of numcodecs). Before the first read, a chunk of it is also read with zarr and
+        compared.
         """
         return {name: "zarr" if source.direct is None else "direct" for name, source in self._sources.items()}
 
@@ -135,6 +139,8 @@ class Dataset(Views):
             If an id is out of range.
         CorruptChunk
             If a chunk is missing, truncated or fails its checksum.
+        ReadersDiffer
+            If zarr and dshuffle's own reader get different bytes from a chunk.
 
         Examples
         --------
@@ -275,9 +281,12 @@ class Dataset(Views):
         stop: Callable[[], bool] | None = None,
     ) -> None:
         check_memory_budget(memory_budget)
+        items = self._view.items(ids)
+        if items.size:
+            self._first_reads.compare(((sink.source, sink.chunk_of(items[0])) for sink in sinks), memory_budget)
         start = time.perf_counter()
         try:
-            reader.read_rows(sinks, self._view.items(ids), slots, memory_budget=memory_budget, stop=stop)
+            reader.read_rows(sinks, items, slots, memory_budget=memory_budget, stop=stop)
         except CorruptChunk:
             if self._cache is not None:
                 self._cache.forget()

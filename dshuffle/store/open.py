@@ -16,6 +16,7 @@ from dshuffle.rows import RowLayout
 from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_at
 from dshuffle.store.backends.chunk_cache import ChunkCache, cache_nbytes
 from dshuffle.store.backends.metered import Meter, MeteredStore
+from dshuffle.store.both_ways import FirstReads
 from dshuffle.store.cf import encoding_of
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.identity import MARK, identity_of
@@ -167,6 +168,7 @@ class Opening:
             _sources=sources,
             _meter=meter,
             _cache=cache,
+            _first_reads=FirstReads(store.bare),
             _opening=self,
             _view=View(chosen.n_samples),
         )

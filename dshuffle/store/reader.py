@@ -69,6 +69,10 @@ class Sink:
         """Bytes of an item."""
         return self.source.row_nbytes if self.cut is None else self.source.dtype.itemsize * self.cut.n_items
 
+    def chunk_of(self, item: int) -> int:
+        """Number of a chunk, along the samples, that a sample needs; ``item`` is its item, or that of its anchor."""
+        return int((item // self.n_patches + self.window[0]) // self.source.info.chunk_rows)
+
     def places(self, ids: NDArray[np.int64], slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Items in ascending order, and the byte of the matrix at which each begins; ``ids`` are ascending."""
         places = slots * self.matrix.shape[1] + self.offset

@@ -162,8 +162,8 @@ class StoredArray:
         stored = rows.reshape(-1).view(self.dtype).reshape(len(rows), *(self.info.shape if shape is None else shape))
         return stored if self.encoding is None else self.encoding.decode(stored)
 
-    async def check_chunk(self, index: tuple[int, ...]) -> int:
-        """Read and decode one chunk; return its size in bytes, without any part beyond the array's end.
+    async def read_chunk(self, index: tuple[int, ...]) -> NDArray[Any]:
+        """Read one chunk with zarr, without any part beyond the array's end.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class StoredArray:
             raise
         except Exception as exc:
             raise self.corrupt(index, exc) from exc
-        return int(np.asarray(chunk).nbytes)
+        return np.asarray(chunk)
 
     def corrupt(self, index: tuple[int, ...], error: Exception) -> CorruptChunk:
         """Build the error that names a chunk, its store key and its samples."""
@@ -197,7 +197,7 @@ class StoredArray:
 
     async def _blame(self, start: int, stop: int, error: Exception) -> NoReturn:
         for index in self.chunks_of(start, stop):
-            await self.check_chunk(index)
+            await self.read_chunk(index)
         raise CorruptChunk(
             f"samples {start} to {stop - 1} of array {self.name!r} of {self.url} could not be read, although each of "
             f"their chunks could be read in a second attempt: {type(error).__name__}: {error}"

@@ -52,19 +52,20 @@ def test_big_endian_v2_keeps_its_byte_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chunks", "shards", "requests"),
     [
-        ((2, 10, 3), (8, 10, 3), 3),
-        # The last shard reaches beyond the array, so zarr does not take it for whole: index, then 6 chunks.
-        ((1, 5, 3), (4, 10, 3), 5 + 1 + 6),
+        ((2, 10, 3), (8, 10, 3), {3}),
+        # Newer releases of zarr fetch each shard whole. For older ones the last shard, which reaches beyond the array,
+        # is not whole: they fetch its index, then 6 chunks.
+        ((1, 5, 3), (4, 10, 3), {6, 5 + 1 + 6}),
     ],
 )
-def test_shards(tmp_path: Path, chunks: tuple[int, ...], shards: tuple[int, ...], requests: int) -> None:
+def test_shards(tmp_path: Path, chunks: tuple[int, ...], shards: tuple[int, ...], requests: set[int]) -> None:
     array = zarr.create_group(tmp_path / "g").create_array("x", shape=X.shape, dtype="f8", chunks=chunks, shards=shards)
     array[:] = X
     check(tmp_path / "g", {"x": X})
     dataset = open_dataset(tmp_path / "g")
     dataset.read_rows(np.arange(23))
     # A small shard that is wanted whole comes in one request.
-    assert dataset.traffic.requests == requests
+    assert dataset.traffic.requests in requests
     shard = next(path for path in (tmp_path / "g" / "x" / "c").rglob("*") if path.is_file())
     shard.write_bytes(shard.read_bytes()[:-3])
     key = shard.relative_to(tmp_path / "g").as_posix()
