@@ -36,6 +36,9 @@ ALIASES = {"day": "days", "d": "days", "hour": "hours", "hr": "hours", "hrs": "h
 
 SCALES = ("scale_factor", "add_offset")
 
+DECISIVE = (*SCALES, "_FillValue", "missing_value", "_Unsigned", "units", "calendar", "dtype")
+"""Attributes that decide the values of stored numbers."""
+
 DATE = re.compile(r"(\d{1,4})-(\d{1,2})-(\d{1,2})(?:[T ]+(\d{1,2})(?::(\d{1,2}))?(?::(\d{1,2})(\.\d*)?)?)?Z?")
 
 CALENDARS = {"standard", "gregorian", "proleptic_gregorian"}

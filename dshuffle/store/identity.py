@@ -15,6 +15,7 @@ from zarr.abc.store import Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+from dshuffle.store.cf import DECISIVE
 from dshuffle.store.sample_arrays import SampleArrays, Wanted
 
 MARK = "dshuffle"
@@ -42,19 +43,34 @@ def identity_of(store: Store, group: zarr.Group, chosen: SampleArrays, wanted: W
         The arrays of samples, and what the user has asked for.
     """
     mark = group.attrs.get(MARK)
+    meaning = _meaning(chosen, wanted)
     if isinstance(mark, Mapping):
         if isinstance(mark.get("uuid"), str):
-            whole = wanted == Wanted()
-            return str(mark["uuid"]) if whole else hashlib.sha256(f"{mark['uuid']}{wanted}".encode()).hexdigest()[:32]
+            choices = "" if wanted == Wanted() else repr(wanted)
+            if not choices and not meaning:
+                return str(mark["uuid"])
+            return hashlib.sha256(f"{mark['uuid']}{choices}{meaning}".encode()).hexdigest()[:32]
         if not mark.get("complete"):
             return "incomplete"
     digest = hashlib.sha256(b"" if wanted == Wanted() else repr(wanted).encode())
+    digest.update(meaning.encode())
     for name, array in sorted(chosen.arrays.items()):
         metadata = {key: value for key, value in array.metadata.to_dict().items() if key != "attributes"}
         digest.update(f"{name}={json.dumps(metadata, sort_keys=True, default=str)};".encode())
-        for found in sync(_sampled_chunks(store, array)):
-            digest.update(found)
+        for end in sync(_sampled_chunks(store, array)):
+            digest.update(end)
     return digest.hexdigest()[:32]
+
+
+def _meaning(chosen: SampleArrays, wanted: Wanted) -> str:
+    """What decides the values of stored numbers beside the metadata; empty if they are the values, row by row."""
+    meaning = {}
+    for name, array in sorted(chosen.arrays.items()):
+        attributes = array.attrs.asdict() if wanted.decode else {}
+        decisive = {key: attributes[key] for key in DECISIVE if key in attributes}
+        if decisive or chosen.axes[name]:
+            meaning[name] = [chosen.axes[name], decisive]
+    return json.dumps(meaning, sort_keys=True, default=str) if meaning else ""
 
 
 async def _sampled_chunks(store: Store, array: Array[Any]) -> list[bytes]:

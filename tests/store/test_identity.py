@@ -89,3 +89,43 @@ def test_datasets_of_older_releases_have_a_digest(tmp_path):
     older.check_unchanged()
     again = create_dataset(tmp_path / "b.zarr", read_sources([str(tmp_path / "a.zarr")]))
     assert len({dataset.identity, older.identity, again.identity}) == 3
+
+
+@pytest.mark.parametrize("make", [create, foreign, lambda url, x: foreign(url, x, zarr_format=2)])
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"scale_factor": 0.5},
+        {"add_offset": 1},
+        {"_FillValue": 3},
+        {"missing_value": [3, 4]},
+        {"_Unsigned": "true"},
+        {"units": "days since 2000-01-01"},
+        {"units": "days since 2000-01-01", "calendar": "noleap"},
+    ],
+)
+def test_attributes_that_decide_the_values_are_part_of_the_identity(tmp_path, make, attributes):
+    url = str(tmp_path / "a.zarr")
+    dataset = make(url, np.arange(600).reshape(200, 3))
+    array = zarr.open_group(url)["x"]
+    array.attrs["long_name"] = "a name"
+    assert open_dataset(url).identity == dataset.identity
+    stored = open_dataset(url, decode=False)
+    identities = {dataset.identity}
+    for name, value in attributes.items():
+        array.attrs[name] = value
+        identities.add(open_dataset(url).identity)
+    assert len(identities) == 1 + len(attributes)
+    with pytest.raises(DatasetChanged):
+        dataset.check_unchanged()
+    stored.check_unchanged()  # what is stored has not changed
+
+
+def test_the_axis_of_the_samples_is_part_of_the_identity(tmp_path):
+    url = str(tmp_path / "a.zarr")
+    zarr.create_group(url, zarr_format=2).create_array(
+        "x", data=np.ones((5, 5)), attributes={"_ARRAY_DIMENSIONS": ["t", "k"]}
+    )
+    before = open_dataset(url, sample_dim="t")
+    zarr.open_group(url)["x"].attrs["_ARRAY_DIMENSIONS"] = ["k", "t"]
+    assert open_dataset(url, sample_dim="t").identity != before.identity
