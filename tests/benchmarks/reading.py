@@ -6,7 +6,8 @@
 
 Local files are in the page cache. The ways take turns and the best of each counts: read the ratios. Each is given the
 same objects in the same order, 64 at a time; ours also compares checksums (or decompresses), and scatters rows of 4 KiB
-to random places. ``zarr`` is our reader with zarr's codec pipeline instead of its own way.
+to random places. ``zarr`` is our reader with zarr's codec pipeline instead of its own way, and ``zarrs``, on a local
+disk where it is installed, is the same with the codec pipeline of that package on a bare store.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import importlib.util
 import json
 import shutil
 import tempfile
@@ -56,6 +58,7 @@ class Case:
             self.dataset,
             _sources={name: dataclasses.replace(source, direct=None) for name, source in self.dataset._sources.items()},
         )
+        self.through_zarrs = through_zarrs(self.through_zarr, url)
         self.objects = open_bare(url)
         self.keys = [f"x/c/{i}/0" for i in range(-(-rows // chunk_rows))]
         self.ids = np.arange(rows)
@@ -85,6 +88,15 @@ class Case:
         return (dataset.traffic - before).fetched_bytes
 
 
+def through_zarrs(dataset: Dataset, url: str) -> Dataset | None:
+    """The same dataset with the codec pipeline of zarrs, which reads local files itself."""
+    if importlib.util.find_spec("zarrs") is None or "://" in url:
+        return None
+    with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}):
+        array = zarr.open_array(url, path="x", mode="r")
+    return dataclasses.replace(dataset, _sources={"x": dataclasses.replace(dataset._sources["x"], array=array)})
+
+
 def open_bare(url: str) -> Any:
     """obstore itself, in its default settings."""
     if "://" not in url:
@@ -100,14 +112,16 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         "ours": lambda: case.read(case.dataset),
         "zarr": lambda: case.read(case.through_zarr),
     }
+    if (dataset := case.through_zarrs) is not None:
+        ways["zarrs"] = lambda: case.read(dataset)
     speeds: dict[str, float] = dict.fromkeys(ways, 0.0)
     cpu: dict[str, float] = dict.fromkeys(ways, float("inf"))
-    sizes = set()
+    sizes: set[int] = set()
     for _ in range(repeats):
         for name, run in ways.items():
             case.rows[:] = 255
             wall, used = time.perf_counter(), time.process_time()
-            nbytes = run()
+            nbytes = run() or next(iter(sizes))  # zarrs reads past our meter
             speeds[name] = max(speeds[name], nbytes / (time.perf_counter() - wall) / 1e6)
             cpu[name] = min(cpu[name], (time.process_time() - used) / nbytes * 1e9)
             sizes.add(nbytes)
@@ -126,15 +140,15 @@ def main(argv: list[str] | None = None) -> dict[str, dict[str, Any]]:
     options = parser.parse_args(argv)
     folder = None if options.url else tempfile.mkdtemp(prefix="dshuffle-reading-")
     results = {}
-    print("stored MB/s (CPU s/GB)          bare            ours            zarr   ours / bare")
+    print(f"{'stored MB/s (CPU s/GB)':22s}{'ours / bare':>12s}")
     try:
         for chunk_kib in options.chunk_kib or CHUNK_KIB:
             for zstd in (False, True):
                 name = f"{chunk_kib} KiB{', zstd' if zstd else ''}"
                 url = f"{options.url or folder}/{chunk_kib}-{'zstd' if zstd else 'plain'}"
                 result = results[name] = measure(Case(url, chunk_kib, options.mib, zstd), options.repeats)
-                cells = (f"{result['MB/s'][way]:7.0f} ({result['CPU s/GB'][way]:4.1f})" for way in result["MB/s"])
-                print(f"{name:22s}{''.join(f'{cell:>16s}' for cell in cells)}{result['ratio']:12.2f}", flush=True)
+                cells = (f"{way} {speed:.0f} ({result['CPU s/GB'][way]:.1f})" for way, speed in result["MB/s"].items())
+                print(f"{name:22s}{result['ratio']:12.2f}{''.join(f'{cell:>20s}' for cell in cells)}", flush=True)
     finally:
         if folder:
             shutil.rmtree(folder)
