@@ -192,9 +192,10 @@ def _groups(work: Work, n_workers: int) -> Amounts:
     busiest = math.ceil(groups) - (most - 1) * n_workers  # number of workers with the most groups
     lacks = (most - (np.arange(n_workers) >= busiest)) * (groups / math.ceil(groups) * absent)
     # The exchange waits for the worker that lacks the most groups. The others share the rest.
-    unlucky, others = min(_largest(most, absent, busiest), lacks.sum()), lacks[1:].sum()
-    lacks[1:] *= (lacks.sum() - unlucky) / others if others else 1.0
-    lacks[0] = unlucky
+    total, rest = float(lacks.sum()), float(lacks[1:].sum())
+    largest = min(_largest(most, absent, busiest), total)
+    lacks[1:] *= (total - largest) / rest if rest else 1.0
+    lacks[0] = largest
     return lacks.astype(np.float64)
 
 

@@ -73,10 +73,11 @@ class WorkerGrid:
         """The workers that forward between pairs of workers; the arrays broadcast against each other."""
         width = self.n_columns
         columns = np.asarray(destinations, np.int64) % width
-        found = np.asarray(senders, np.int64) // width * width + columns
+        in_row = np.asarray(senders, np.int64) // width * width + columns
         # The last row may be short. Its workers then use the other rows in turn.
-        others = np.asarray(senders, np.int64) % width % (self.n_workers // width) * width + columns
-        return np.where(found < self.n_workers, found, others)
+        in_turn = np.asarray(senders, np.int64) % width % (self.n_workers // width) * width + columns
+        ranks: Numbers = np.where(in_row < self.n_workers, in_row, in_turn)
+        return ranks
 
     def forwarders_of(self, sender: int) -> list[int]:
         """The workers that a sender sends to, one for each column in turn."""
