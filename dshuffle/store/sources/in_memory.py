@@ -77,10 +77,10 @@ def _of_series(name: Any, series: Any) -> Any:
     if str(dtype) == "category":
         hint = "Use its codes (.cat.codes), or leave it out."
         raise InvalidParameter.because(label, "it is categorical", hint)
+    if dtype.type is str or getattr(dtype, "hasobject", False):  # strings have a dtype of their own since pandas 3
+        hint = "Cast it to numbers or fixed-length strings (such as .astype('S8')), or leave it out."
+        raise InvalidParameter.because(label, "its items are strings or other Python objects", hint)
     if isinstance(dtype, np.dtype):
-        if dtype.hasobject:
-            hint = "Cast it to numbers or fixed-length strings, or leave it out."
-            raise InvalidParameter.because(label, "its items are Python objects, such as strings", hint)
         return series.to_numpy()
     kind = getattr(dtype, "numpy_dtype", np.dtype(object))
     if kind.hasobject:

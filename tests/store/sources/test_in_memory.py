@@ -49,7 +49,9 @@ def test_nullable_columns_without_nulls(tmp_path, kind):
 @pytest.mark.parametrize(
     ("frame", "words"),
     [
-        (pd.DataFrame({"s": ["a", "bc"]}), "column 's'.*Python objects"),
+        (pd.DataFrame({"s": ["a", "bc"]}), "column 's'.*strings.*astype"),  # str since pandas 3, object before
+        (pd.DataFrame({"s": pd.Series(["a", "bc"], dtype="string")}), "column 's'.*strings.*astype"),
+        (pd.DataFrame({"s": pd.Series(["a", 2], dtype=object)}), "column 's'.*Python objects.*astype"),
         (pd.DataFrame({"s": pd.Categorical(["a", "bc"])}), r"column 's'.*categorical.*\.cat\.codes"),
         (pd.DataFrame({"n": pd.array([1, None], dtype="Int64")}), "column 'n'.*contains nulls"),
         (pd.DataFrame({"t": pd.date_range("2020", periods=2, tz="UTC")}), "column 't'.*NumPy dtype"),
