@@ -1,10 +1,12 @@
-"""What concerns all tests: how many examples hypothesis draws, and worker processes that start in no time."""
+"""What concerns all tests: how many examples hypothesis draws, worker processes that start in no time, and PyTorch."""
 
+import importlib
 import os
 import sys
 from collections.abc import Generator
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import dask
 import pytest
@@ -45,7 +47,22 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     return [one for one in collectors if not isinstance(one, DoctestModule)]
 
 
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    """PyTorch. Tests that need it ask for this fixture and are skipped without it; `-m torch` selects them.
+
+    With `DSHUFFLE_REQUIRE_TORCH=1` in the environment, they fail without it.
+    """
+    if os.environ.get("DSHUFFLE_REQUIRE_TORCH") == "1":
+        return importlib.import_module("torch")
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "torch" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.torch)
     if is_quick(config):
         seeds = {item: getattr(item, "callspec", None) and item.callspec.params.get("seed") for item in items}
         more = [item for item, seed in seeds.items() if isinstance(seed, int) and seed >= QUICK_SEEDS]

@@ -42,8 +42,7 @@ def test_at_most_six_lines_change():
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_the_script_trains_on_every_sample_before_and_after(which):
-    pytest.importorskip("torch", reason="PyTorch is not installed")
+def test_the_script_trains_on_every_sample_before_and_after(torch, which):
     names = {}
     exec(before_and_after()[which], names)
     ranks = [names["train"](rank, 4) for rank in range(4)]
@@ -54,8 +53,7 @@ def test_the_script_trains_on_every_sample_before_and_after(which):
 
 
 @pytest.mark.slow
-def test_the_pytorch_example_runs(tmp_path):
-    pytest.importorskip("torch", reason="PyTorch is not installed")
+def test_the_pytorch_example_runs(torch, tmp_path):
     assert run(blocks("python")[0], tmp_path) == ["0 [7, 7]", "1 [7, 7]"]
 
 

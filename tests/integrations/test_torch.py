@@ -30,11 +30,6 @@ def test_without_torch_the_error_names_the_extra(monkeypatch):
         partition_of().to_torch(2)
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
-
-
 @pytest.mark.parametrize(("mode", "sizes"), [("drop", [3] * 3), ("pad", [3] * 4), ("uneven", [2, 3, 2, 3])])
 def test_batches_are_the_partition_in_its_order(torch, mode, sizes):
     partition = partition_of(10, shares=(10, 11))

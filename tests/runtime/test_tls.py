@@ -71,8 +71,7 @@ def test_without_a_certificate_nobody_gets_rows(encrypted, small, protocol):
             asyncio.run(asyncio.wait_for(ask(address), 10))
 
 
-def test_ddp_is_refused(encrypted, small):
-    pytest.importorskip("torch")
+def test_ddp_is_refused(torch, encrypted, small):
     torch_ddp = importlib.import_module("dshuffle.training.torch_ddp")
     with (
         Shuffler(encrypted, small) as shuffler,

@@ -26,11 +26,6 @@ def test_without_torch_the_error_names_the_extra(monkeypatch):
 
 
 @pytest.fixture
-def torch():
-    return pytest.importorskip("torch", reason="PyTorch is not installed")
-
-
-@pytest.fixture
 def ddp(torch):
     return importlib.import_module("dshuffle.training.torch_ddp")
 
