@@ -5,7 +5,7 @@ Rows hold the stored numbers, so these are what workers cache and exchange. Whoe
 References
 ----------
 B. Eaton et al., "NetCDF Climate and Forecast (CF) Metadata Conventions", sections 2.5.1, 4.4 and 8.1. Decoded
-values have the same dtypes as in xarray.
+values are the same as in xarray.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.times import Times
+
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
@@ -24,22 +26,24 @@ class Encoding:
     Parameters
     ----------
     dtype
-        Dtype of the values, as a string: floats for scaled numbers, ``"M8[us]"`` or ``"M8[ns]"`` for times, ``"?"``.
+        Dtype of the values, as a string: floats for scaled numbers, ``"M8[us]"`` or ``"M8[ns]"`` for dates, ``"?"``.
     scale, offset
-        A value is the stored number times ``scale`` plus ``offset``.
+        A number is the stored number times ``scale`` plus ``offset``.
     missing
         Stored numbers that mean a missing value, which becomes NaN or NaT.
-    unsigned
-        Whether the stored numbers are unsigned, although their dtype is not.
-    unit, since
-        For times: the length of the stored unit and the origin since 1970, both in units of ``dtype``.
+    kind
+        ``"u"`` or ``"i"`` if the stored bytes are integers with or without a sign, although their dtype says the
+        opposite.
+    times
+        How the numbers become dates or durations; None if they do not.
 
     Examples
     --------
-    >>> Encoding("<f4", scale=0.5, offset=10, missing=(-1,)).decode(np.array([0, 3, -1], "i2"))
+    >>> Encoding("<f4", scale=0.5, offset=10, missing=(-1,)).decode(np.array([0, 3, -1], "i2"), "x")
     array([10. , 11.5,  nan], dtype=float32)
-    >>> Encoding("M8[us]", unit=3_600_000_000, since=0).decode(np.array([0, 25]))
-    array(['1970-01-01T00:00:00.000000', '1970-01-02T01:00:00.000000'],
+    >>> hours = Times("M8[us]", (3_600_000_000,), 0, "hours since 1970-01-01")
+    >>> Encoding("M8[us]", missing=(-1,), times=hours).decode(np.array([25, -1]), "time")
+    array(['1970-01-02T01:00:00.000000',                        'NaT'],
           dtype='datetime64[us]')
     """
 
@@ -47,34 +51,45 @@ class Encoding:
     scale: float | None = None
     offset: float | None = None
     missing: tuple[float, ...] = ()
-    unsigned: bool = False
-    unit: int = 0
-    since: int = 0
+    kind: str = ""
+    times: Times | None = None
 
-    def decode(self, stored: NDArray[Any]) -> NDArray[Any]:
-        """Return the values of stored numbers, as a new array of the same shape."""
-        if self.unsigned:
-            stored = stored.view(f"{stored.dtype.byteorder}u{stored.dtype.itemsize}")
-        absent = np.isin(stored, self.missing) if self.missing else None
-        if self.unit:
-            values = self._times(stored)
-        else:
-            values = stored.astype(self.dtype)
-            if self.scale is not None:
-                values *= self.scale
-            if self.offset is not None:
-                values += self.offset
-        if absent is not None and absent.any():
-            values[absent] = np.nan if values.dtype.kind == "f" else np.datetime64("NaT")
+    def decode(self, stored: NDArray[Any], name: str) -> NDArray[Any]:
+        """Return the values of stored numbers, as a new array of the same shape.
+
+        Parameters
+        ----------
+        stored
+            The stored numbers.
+        name
+            Name of the array, for errors.
+
+        Raises
+        ------
+        DatasetError
+            If a date or duration is beyond what ``dtype`` can hold.
+        """
+        if self.kind:
+            stored = stored.view(f"{stored.dtype.byteorder}{self.kind}{stored.dtype.itemsize}")
+        # As in xarray, numbers are compared with the missing ones before they are scaled, but in the dtype of scaling.
+        packed = self.scale is not None or self.offset is not None
+        numbers = self.dtype if self.times is None else self.times.numbers
+        values = stored.astype(numbers) if self.times is None or packed else stored
+        absent = self._absent(values)
+        if self.scale is not None:
+            values *= self.scale
+        if self.offset is not None:
+            values += self.offset
+        if self.times is not None:
+            return self.times.decode(values, absent, name)
+        if absent is not None:
+            values[absent] = np.nan
         return values
 
-    def _times(self, stored: NDArray[Any]) -> NDArray[Any]:
-        if stored.dtype.kind == "f":
-            known = np.isfinite(stored)
-            counts = np.round(np.where(known, stored, 0).astype(np.float64) * self.unit).astype(np.int64)
-        else:
-            known, counts = None, stored.astype(np.int64) * self.unit
-        values = (counts + self.since).view(self.dtype)
-        if known is not None:
-            values[~known] = np.datetime64("NaT")
-        return values
+    def _absent(self, numbers: NDArray[Any]) -> NDArray[np.bool_] | None:
+        if not self.missing:
+            return None
+        absent = np.zeros(numbers.shape, bool)
+        for number in self.missing:
+            absent |= numbers == np.asarray(number)  # in full precision, unlike a comparison with a Python float
+        return absent

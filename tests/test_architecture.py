@@ -19,7 +19,8 @@ PACKAGE = Path(dshuffle.__file__).parent
 ROWS = [
     {"redaction"},
     {"errors"},
-    {"checks", "encodings", "kernels", "notebook", "units", "unnamed_file"},
+    {"checks", "kernels", "notebook", "times", "units", "unnamed_file"},
+    {"encodings"},
     {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},
     {"records"},

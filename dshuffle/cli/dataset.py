@@ -208,6 +208,8 @@ def info(url: str, as_json: bool) -> None:
     Console().print(table)
     for name, reason in found.skipped.items():
         click.echo(f"left out: {name} ({reason})")
+    for name, reason in found.undecoded.items():
+        click.echo(f"not decoded: {name} ({reason})")
 
 
 def _description(found: Dataset) -> dict[str, Any]:
@@ -217,6 +219,7 @@ def _description(found: Dataset) -> dict[str, Any]:
         "row_nbytes": found.row_nbytes,
         "bytes": found.n_samples * found.row_nbytes,
         "skipped": dict(found.skipped),
+        "undecoded": dict(found.undecoded),
         "arrays": [
             {
                 "name": name,

@@ -375,7 +375,7 @@ class Partition:
 
     def _decoded(self, name: str, stored: NDArray[Any]) -> NDArray[Any]:
         encoding = self._layout.encoding(name)
-        return stored if encoding is None else encoding.decode(stored)
+        return stored if encoding is None else encoding.decode(stored, name)
 
     def _column(self, name: str) -> NDArray[Any]:
         if self._records is None:

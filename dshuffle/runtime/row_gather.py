@@ -346,4 +346,4 @@ def _merge(layout: RowLayout, chunk_rows: Sequence[int], pieces: list[Piece]) ->
 def _column(layout: RowLayout, name: str, number: int, chunks: list[ByteMatrix]) -> NDArray[Any]:
     stored, encoding = layout.column(chunks[number], name), layout.encoding(name)
     # A dataset with several arrays needs a copy here: a view would keep the bytes of the other arrays in memory.
-    return np.ascontiguousarray(stored) if encoding is None else encoding.decode(stored)
+    return np.ascontiguousarray(stored) if encoding is None else encoding.decode(stored, name)

@@ -1,11 +1,11 @@
-"""The encoding of a Zarr array by the CF conventions, as xarray writes and reads it."""
+"""The encoding of Zarr arrays by the CF conventions, as xarray writes and reads it."""
 
 from __future__ import annotations
 
 import base64
-import re
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,60 +14,112 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 
 from dshuffle.encodings import Encoding
 from dshuffle.errors import DatasetError
+from dshuffle.store.cf_times import times_of
 
 DIMENSIONS = "_ARRAY_DIMENSIONS"
 """Attribute with the names of the dimensions of an array in Zarr v2."""
-
-MICROSECONDS = {
-    "days": 86_400_000_000,
-    "hours": 3_600_000_000,
-    "minutes": 60_000_000,
-    "seconds": 1_000_000,
-    "milliseconds": 1_000,
-    "microseconds": 1,
-}
-"""Lengths of units of time. (Nanoseconds are handled apart.)"""
-
-ALIASES = {"day": "days", "d": "days", "hour": "hours", "hr": "hours", "hrs": "hours", "h": "hours"} | {
-    "minute": "minutes", "min": "minutes", "mins": "minutes", "second": "seconds", "sec": "seconds", "secs": "seconds",
-    "s": "seconds", "millisecond": "milliseconds", "ms": "milliseconds", "msec": "milliseconds",
-    "microsecond": "microseconds", "us": "microseconds", "nanosecond": "nanoseconds", "ns": "nanoseconds",
-}  # fmt: skip
 
 SCALES = ("scale_factor", "add_offset")
 
 DECISIVE = (*SCALES, "_FillValue", "missing_value", "_Unsigned", "units", "calendar", "dtype")
 """Attributes that decide the values of stored numbers."""
 
-DATE = re.compile(r"(\d{1,4})-(\d{1,2})-(\d{1,2})(?:[T ]+(\d{1,2})(?::(\d{1,2}))?(?::(\d{1,2})(\.\d*)?)?)?Z?")
 
-CALENDARS = {"standard", "gregorian", "proleptic_gregorian"}
-"""Calendars whose dates are those of NumPy, from 1582 on."""
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How the stored numbers of several arrays become values.
+
+    Parameters
+    ----------
+    encodings
+        Name -> encoding; None if the stored numbers are the values.
+    undecoded
+        Name -> why its numbers are no dates or durations, although its attributes look as if they should be.
+    """
+
+    encodings: dict[str, Encoding | None]
+    undecoded: dict[str, str]
 
 
-def encoding_of(array: Array[Any]) -> Encoding | None:
-    """Return the encoding of an array; None if its stored numbers are its values, or are times that NumPy cannot hold.
+def attributes_of(arrays: Mapping[str, Array[Any]]) -> dict[str, dict[str, Any]]:
+    """Return the attributes of arrays. Bounds of a time have its units and calendar, if they have none of their own.
 
     Examples
     --------
     >>> import zarr
-    >>> array = zarr.create_array({}, shape=4, dtype="i2", attributes={"scale_factor": 0.1, "add_offset": 280.0})
-    >>> encoding_of(array)
-    Encoding(dtype='float64', scale=0.1, offset=280.0, missing=(), unsigned=False, unit=0, since=0)
+    >>> units = {"units": "days since 2000-01-01"}
+    >>> time = zarr.create_array({}, shape=4, dtype="i4", attributes={**units, "bounds": "time_bounds"})
+    >>> bounds = zarr.create_array({}, shape=(4, 2), dtype="i4")
+    >>> attributes_of({"time": time, "time_bounds": bounds})["time_bounds"]
+    {'units': 'days since 2000-01-01'}
     """
-    dtype, attributes = array.dtype, dict(array.attrs)
+    attributes = {name: dict(array.attrs) for name, array in arrays.items()}
+    for own in attributes.values():
+        units, bounds = own.get("units"), own.get("bounds")
+        if isinstance(units, str) and "since" in units and isinstance(bounds, str) and bounds in attributes:
+            for name in ("units", "calendar"):
+                if name in own:
+                    attributes[bounds].setdefault(name, own[name])
+    return attributes
+
+
+def encoding_of(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[Encoding | None, str]:
+    """Return the encoding of an array, and why it is left out of it that the numbers are dates or durations.
+
+    Parameters
+    ----------
+    array
+        The array.
+    attributes
+        Its attributes.
+
+    Returns
+    -------
+    encoding, undecoded
+        No encoding if the stored numbers are the values. The reason is empty if nothing remains undecoded.
+
+    Raises
+    ------
+    DatasetError
+        If an attribute makes no sense, so that the values are not known.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> array = zarr.create_array({}, shape=4, dtype="i2")
+    >>> encoding_of(array, {"scale_factor": 0.1, "add_offset": 280.0})
+    (Encoding(dtype='float64', scale=0.1, offset=280.0, missing=(), kind='', times=None), '')
+    >>> encoding_of(array, {"units": "days since launch"})
+    (None, "its units are 'days since launch', and ...")
+    """
+    dtype = array.dtype
     if dtype.kind not in "iuf":
-        return None
+        return None, ""
     if dtype.kind in "iu" and attributes.get("dtype") == "bool":
-        return Encoding("?")
-    missing = _missing(array, attributes)
-    unsigned = dtype.kind == "i" and str(attributes.get("_Unsigned", "")).lower() == "true"
-    if unsigned:
-        missing = tuple(value % 2 ** (8 * dtype.itemsize) for value in missing)
-    units = attributes.get("units")
-    if isinstance(units, str) and " since " in units:
-        found = _time(units, str(attributes.get("calendar", "standard")))
-        return None if found is None else Encoding(**found, missing=missing)
+        return Encoding("?"), ""
+    kind = _other_kind(dtype, attributes)
+    missing = _missing(array, attributes, kind)
+    scale, offset = _packing(array, attributes)
+    packed = None if scale is None and offset is None else _unpacked_dtype(dtype, scale, offset, missing)
+    floats = dtype.kind == "f" if packed is None else packed == "float64"
+    times, undecoded = times_of(attributes, "float64" if floats else "int64")
+    if times is not None:
+        return Encoding(times.dtype, scale, offset, missing, kind, times), ""
+    if packed is not None:
+        return Encoding(packed, scale, offset, missing, kind), undecoded
+    if missing:
+        return Encoding(_masked_dtype(dtype), missing=missing, kind=kind), undecoded
+    return Encoding(f"{dtype.byteorder}{kind}{dtype.itemsize}", kind=kind) if kind else None, undecoded
+
+
+def _other_kind(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> str:
+    """Kind of integers, if it is not the kind of the dtype; else an empty string."""
+    unsigned = str(attributes.get("_Unsigned", "")).lower()
+    return {("i", "true"): "u", ("u", "false"): "i"}.get((dtype.kind, unsigned), "")
+
+
+def _packing(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Scale and offset; None for each that the attributes do not have."""
     scale, offset = (_number(attributes.get(name)) for name in SCALES)
     for name, number in zip(SCALES, (scale, offset), strict=True):
         if number is None and name in attributes:
@@ -75,21 +127,37 @@ def encoding_of(array: Array[Any]) -> Encoding | None:
                 f"attribute {name}={attributes[name]!r} of array {array.name} is not a number, so its values are not "
                 "known. Open the dataset with decode=False to get the stored numbers, or choose other arrays"
             )
-    if scale is None and offset is None and not missing:
-        return Encoding(f"{dtype.byteorder}u{dtype.itemsize}", unsigned=True) if unsigned else None
-    if scale is None and offset is None:
-        small = dtype.itemsize <= (4 if dtype.kind == "f" else 2)
-        return Encoding("float32" if small else "float64", missing=missing, unsigned=unsigned)
-    return Encoding("float64", scale, offset, missing, unsigned)
+    return scale, offset
 
 
-def _missing(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[float, ...]:
-    found = [attributes.get("missing_value"), attributes.get("_FillValue")]
-    if isinstance(array.metadata, ArrayV2Metadata) and DIMENSIONS in attributes:
-        found.append(array.metadata.fill_value)  # where xarray keeps it in Zarr v2
-    values = (_fill_value(each) for value in found for each in (value if isinstance(value, list) else [value]))
-    known = {value for value in values if value is not None and value == value}  # NaN is NaN anyway
-    return tuple(sorted(known))
+def _unpacked_dtype(dtype: np.dtype[Any], scale: float | None, offset: float | None, missing: tuple[float, ...]) -> str:
+    """Dtype of scaled numbers: as in xarray, integers if the scale is one and they cannot overflow."""
+    whole = isinstance(scale, int) and offset is None and not missing and dtype.kind in "iu"
+    return "int64" if whole and dtype.itemsize <= 4 and abs(scale or 0) < 2**31 else "float64"
+
+
+def _masked_dtype(dtype: np.dtype[Any]) -> str:
+    """Dtype of numbers of which some are missing."""
+    if dtype.kind == "f":
+        return f"float{8 * dtype.itemsize}"
+    return "float32" if dtype.itemsize <= 2 else "float64"
+
+
+def _missing(array: Array[Any], attributes: Mapping[str, Any], kind: str) -> tuple[float, ...]:
+    fill_value = attributes.get("_FillValue")
+    if isinstance(array.metadata, ArrayV2Metadata) and DIMENSIONS in attributes:  # where xarray keeps it in Zarr v2
+        fill_value = fill_value if array.metadata.fill_value is None else array.metadata.fill_value
+    fills = _numbers(fill_value)
+    if kind:  # they are written in the dtype of the array, and missing values in that of the values
+        bits = 8 * array.dtype.itemsize
+        fills = [number % 2**bits - (2**bits if kind == "i" and number % 2**bits >= 2 ** (bits - 1) else 0) for number in fills]
+    numbers = {*fills, *_numbers(attributes.get("missing_value"))}
+    return tuple(sorted(number for number in numbers if number == number))  # NaN is NaN anyway
+
+
+def _numbers(value: Any) -> list[float]:
+    numbers = (_fill_value(item) for item in (value if isinstance(value, list) else [value]))
+    return [number for number in numbers if number is not None]
 
 
 def _fill_value(value: Any) -> float | None:
@@ -108,24 +176,3 @@ def _number(value: Any) -> float | None:
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
         return None
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _time(units: str, calendar: str) -> dict[str, Any] | None:
-    """Dtype, unit and origin of times; None for other calendars and origins that NumPy does not know."""
-    name, _, origin = units.partition(" since ")
-    name = name.strip().lower()
-    name = ALIASES.get(name, name)
-    date = DATE.fullmatch(origin.strip())
-    if calendar.lower() not in CALENDARS or date is None or not (name in MICROSECONDS or name == "nanoseconds"):
-        return None
-    year, month, day, hour, minute, second = (int(part or 0) for part in date.groups()[:6])
-    if year < 1583:  # before it the calendars differ
-        return None
-    text = f"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{(date[7] or '').rstrip('.')}"
-    fine = name == "nanoseconds"
-    dtype = "M8[ns]" if fine else "M8[us]"
-    try:
-        since = np.datetime64(text).astype(dtype).astype(np.int64)
-    except ValueError:
-        return None
-    return {"dtype": dtype, "unit": 1 if fine else MICROSECONDS[name], "since": int(since)}

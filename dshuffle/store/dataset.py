@@ -22,6 +22,7 @@ from dshuffle.store import reader
 from dshuffle.store.backends.chunk_cache import ChunkCache
 from dshuffle.store.backends.metered import Meter, MeteredStore
 from dshuffle.store.both_ways import FirstReads
+from dshuffle.store.cf import Decoding
 from dshuffle.store.checked import check_memory_budget, checked_indices, checked_slots
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.store.view import View
@@ -49,6 +50,8 @@ class Dataset(Views):
         Name -> dtype, shape of one sample, samples in a chunk.
     skipped
         Name -> why an array of the group is not part of the dataset.
+    undecoded
+        Name -> why the values of an array are numbers, although its attributes speak of times.
     layout
         Position of each array in a row.
     """
@@ -57,6 +60,7 @@ class Dataset(Views):
     n_samples: int
     arrays: Mapping[str, ArrayInfo]
     skipped: Mapping[str, str]
+    undecoded: Mapping[str, str]
     layout: RowLayout
     _stored_identity: str
     _store: MeteredStore
@@ -141,6 +145,8 @@ class Dataset(Views):
             If a chunk is missing, truncated or fails its checksum.
         ReadersDiffer
             If zarr and dshuffle's own reader get different bytes from a chunk.
+        DatasetError
+            If a date or duration is beyond what its dtype can hold.
 
         Examples
         --------
@@ -299,20 +305,26 @@ class Dataset(Views):
         left_out = f", without {', '.join(self.skipped)}" if self.skipped else ""
         part = "" if self._view.selection is None else f" of {self._view.n_whole}"
         samples = f"{self.n_samples}{part} samples of {self.row_nbytes} bytes"
-        return f"<Dataset {hide_secrets(self.url)!r}, {samples} ({arrays}){left_out}>"
+        raw = f", not decoded: {', '.join(self.undecoded)}" if self.undecoded else ""
+        return f"<Dataset {hide_secrets(self.url)!r}, {samples} ({arrays}){left_out}{raw}>"
 
     def _repr_html_(self) -> str:
         size = human_bytes(self.n_samples * self.row_nbytes)
-        facts = {"samples": human_count(self.n_samples), "bytes per sample": self.row_nbytes, "size": size}
+        facts: dict[str, object] = {"samples": human_count(self.n_samples), "bytes per sample": self.row_nbytes, "size": size}
+        if self.undecoded:
+            facts["not decoded"] = ", ".join(self.undecoded)
         rows = [(name, info.dtype, info.shape, info.chunk_rows) for name, info in self.arrays.items()]
         headings = ("array", "dtype", "shape of a sample", "rows per chunk")
         return html_summary(f"Dataset {hide_secrets(self.url)}", facts, headings, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The store does not record which arrays were left out when it was written.
-        return _opened, (self._opening, self._view, dict(self.skipped))
+        # The store does not record which arrays were left out when it was written. How arrays are decoded may depend on
+        # the packages of the process that opens it first.
+        encodings = {name: source.encoding for name, source in self._sources.items()}
+        decoding = Decoding(encodings, dict(self.undecoded))
+        return _opened, (self._opening, self._view, dict(self.skipped), decoding)
 
 
-def _opened(opening: Opening, view: View, skipped: dict[str, str]) -> Dataset:
-    dataset = dataclasses.replace(opening.open(), skipped=MappingProxyType(skipped))
+def _opened(opening: Opening, view: View, skipped: dict[str, str], decoding: Decoding) -> Dataset:
+    dataset = dataclasses.replace(opening.open(decoding), skipped=MappingProxyType(skipped))
     return dataset if view.is_whole else dataset._seen_as(view)

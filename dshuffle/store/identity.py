@@ -15,7 +15,7 @@ from zarr.abc.store import Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from dshuffle.store.cf import DECISIVE
+from dshuffle.store.cf import DECISIVE, attributes_of
 from dshuffle.store.sample_arrays import SampleArrays, Wanted
 
 MARK = "dshuffle"
@@ -65,9 +65,9 @@ def identity_of(store: Store, group: zarr.Group, chosen: SampleArrays, wanted: W
 def _meaning(chosen: SampleArrays, wanted: Wanted) -> str:
     """What decides the values of stored numbers beside the metadata; empty if they are the values, row by row."""
     meaning = {}
-    for name, array in sorted(chosen.arrays.items()):
-        attributes = array.attrs.asdict() if wanted.decode else {}
-        decisive = {key: attributes[key] for key in DECISIVE if key in attributes}
+    attributes = attributes_of(chosen.arrays) if wanted.decode else {}
+    for name in sorted(chosen.arrays):
+        decisive = {key: value for key, value in attributes.get(name, {}).items() if key in DECISIVE}
         if decisive or chosen.axes[name]:
             meaning[name] = [chosen.axes[name], decisive]
     return json.dumps(meaning, sort_keys=True, default=str) if meaning else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,19 +11,21 @@ from typing import Any
 
 import zarr
 
-from dshuffle.encodings import Encoding
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
+from dshuffle.redaction import hide_secrets
 from dshuffle.rows import RowLayout
 from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_at
 from dshuffle.store.backends.chunk_cache import ChunkCache, cache_nbytes
 from dshuffle.store.backends.metered import Meter, MeteredStore
 from dshuffle.store.both_ways import FirstReads
-from dshuffle.store.cf import encoding_of
+from dshuffle.store.cf import Decoding, attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.identity import MARK, identity_of
 from dshuffle.store.sample_arrays import SampleArrays, Wanted, find_arrays
 from dshuffle.store.stored_array import StoredArray
 from dshuffle.store.view import View
+
+logger = logging.getLogger(__name__)
 
 
 def open_dataset(
@@ -55,7 +58,8 @@ def open_dataset(
         By default the first dimension of the largest array. It may be any axis of an array.
     decode
         Whether values are decoded by the CF conventions, as xarray does: ``scale_factor``, ``add_offset``,
-        ``_FillValue``, ``missing_value`` and times. Workers cache and exchange the stored numbers.
+        ``_FillValue``, ``missing_value`` and times. Workers cache and exchange the stored numbers. Times that cannot be
+        decoded stay numbers; a warning in the log and :attr:`Dataset.undecoded` say why.
     storage_options
         Options of the store. For S3: ``access_key_id``, ``secret_access_key``, ``session_token``, ``region``,
         ``endpoint``, ``skip_signature`` and obstore's other options, or s3fs's names for them (``key``, ``secret``,
@@ -119,8 +123,14 @@ class Opening:
         group = zarr.open_group(store=store, mode="r")
         return identity_of(store.bare, group, find_arrays(group, self.url, self.wanted), self.wanted)
 
-    def open(self) -> Dataset:
-        """Open the dataset, as :func:`open_dataset` does."""
+    def open(self, decoding: Decoding | None = None) -> Dataset:
+        """Open the dataset, as :func:`open_dataset` does.
+
+        Parameters
+        ----------
+        decoding
+            What the process that opened it first has decided, so that values are the same everywhere.
+        """
         url, wanted, storage_options, nbytes = self.url, self.wanted, self.storage_options, self.chunk_cache
         found = standing_at(url, storage_options)
         if not found:
@@ -149,7 +159,13 @@ class Opening:
             store.absent_is_error = True
         if chosen.n_samples == 0:
             raise DatasetError(f"the dataset at {url} has no samples")
-        encodings, skipped = _encodings(chosen, wanted)
+        skipped = dict(chosen.skipped)
+        if decoding is None:
+            decoding, refused = _decoding(chosen, wanted)
+            skipped |= refused
+            for name, reason in decoding.undecoded.items():
+                logger.warning("Array %r of %s is not decoded: %s", name, hide_secrets(url), reason)
+        encodings = {name: how for name, how in decoding.encodings.items() if name in chosen.arrays}
         sources = {
             name: StoredArray.of(url, name, chosen.arrays[name], cache, axis=chosen.axes[name], encoding=encoding)
             for name, encoding in encodings.items()
@@ -159,6 +175,7 @@ class Opening:
             n_samples=chosen.n_samples,
             arrays=MappingProxyType({name: source.info for name, source in sources.items()}),
             skipped=MappingProxyType(skipped),
+            undecoded=MappingProxyType(decoding.undecoded),
             layout=RowLayout.of(
                 {name: (source.dtype, source.info.shape) for name, source in sources.items()},
                 {name: encoding for name, encoding in encodings.items() if encoding is not None},
@@ -174,17 +191,21 @@ class Opening:
         )
 
 
-def _encodings(chosen: SampleArrays, wanted: Wanted) -> tuple[dict[str, Encoding | None], dict[str, str]]:
+def _decoding(chosen: SampleArrays, wanted: Wanted) -> tuple[Decoding, dict[str, str]]:
     """How the numbers of each array become values, and why arrays are left out."""
-    encodings: dict[str, Encoding | None] = {}
-    refused: dict[str, str] = {}
-    for name, array in chosen.arrays.items():
+    decoding, refused = Decoding({}, {}), dict[str, str]()
+    if not wanted.decode:
+        return Decoding(dict.fromkeys(chosen.arrays), {}), refused
+    for name, attributes in attributes_of(chosen.arrays).items():
         try:
-            encodings[name] = encoding_of(array) if wanted.decode else None
+            decoding.encodings[name], undecoded = encoding_of(chosen.arrays[name], attributes)
         except DatasetError as error:
             if wanted.arrays is not None or len(chosen.arrays) == 1:
                 raise
             refused[name] = str(error)
-    if not encodings:
+            continue
+        if undecoded:
+            decoding.undecoded[name] = undecoded
+    if not decoding.encodings:
         raise DatasetError(f"no array can be decoded: {'; '.join(refused.values())}")
-    return encodings, {**chosen.skipped, **refused}
+    return decoding, refused

@@ -160,7 +160,7 @@ class StoredArray:
     def values(self, rows: NDArray[np.uint8], shape: tuple[int, ...] | None = None) -> NDArray[Any]:
         """The values of rows that :meth:`read_rows` has read: ``(n, *shape of one sample)``, or of another shape."""
         stored = rows.reshape(-1).view(self.dtype).reshape(len(rows), *(self.info.shape if shape is None else shape))
-        return stored if self.encoding is None else self.encoding.decode(stored)
+        return stored if self.encoding is None else self.encoding.decode(stored, self.name)
 
     async def read_chunk(self, index: tuple[int, ...]) -> NDArray[Any]:
         """Read one chunk with zarr, without any part beyond the array's end.
