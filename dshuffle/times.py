@@ -83,7 +83,9 @@ class Times:
             missing |= np.isnan(numbers)
         if absent is not None:
             missing |= absent
-        values, fits = self._from_floats(numbers, missing) if numbers.dtype.kind == "f" else self._from_integers(numbers)
+        values, fits = (
+            self._from_floats(numbers, missing) if numbers.dtype.kind == "f" else self._from_integers(numbers)
+        )
         fits |= missing
         if not fits.all():
             raise self._outside(numbers[~fits].flat[0], name)

@@ -266,6 +266,8 @@ def shuffle(
     opened = open_dataset(source)
     for name, reason in opened.skipped.items():
         click.echo(f"left out: {name}: {reason}", err=True)
+    for name, reason in opened.undecoded.items():
+        click.echo(f"not decoded: {name}: {reason}", err=True)
     with progress_bar() as advance:
         made = shuffle_dataset(
             opened,

@@ -150,7 +150,10 @@ def _missing(array: Array[Any], attributes: Mapping[str, Any], kind: str) -> tup
     fills = _numbers(fill_value)
     if kind:  # they are written in the dtype of the array, and missing values in that of the values
         bits = 8 * array.dtype.itemsize
-        fills = [number % 2**bits - (2**bits if kind == "i" and number % 2**bits >= 2 ** (bits - 1) else 0) for number in fills]
+        fills = [
+            number % 2**bits - (2**bits if kind == "i" and number % 2**bits >= 2 ** (bits - 1) else 0)
+            for number in fills
+        ]
     numbers = {*fills, *_numbers(attributes.get("missing_value"))}
     return tuple(sorted(number for number in numbers if number == number))  # NaN is NaN anyway
 

@@ -174,7 +174,10 @@ def _origin_in_xarray(unit: str, origin: str, calendar: str) -> tuple[int | None
     try:
         xarray = importlib.import_module("xarray")
     except ImportError:
-        return None, f"only xarray and cftime can read {origin!r} in the {calendar} calendar (pip install xarray cftime)"
+        return (
+            None,
+            f"only xarray and cftime can read {origin!r} in the {calendar} calendar (pip install xarray cftime)",
+        )
     attributes = {"units": f"{unit} since {origin}", "calendar": calendar}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -182,7 +185,10 @@ def _origin_in_xarray(unit: str, origin: str, calendar: str) -> tuple[int | None
             [date] = xarray.decode_cf(xarray.Dataset({"t": ("i", np.array([0]), attributes)}))["t"].values
         except ValueError as error:
             if importlib.util.find_spec("cftime") is None:
-                return None, f"xarray cannot read {origin!r} in the {calendar} calendar without cftime (pip install cftime)"
+                return (
+                    None,
+                    f"xarray cannot read {origin!r} in the {calendar} calendar without cftime (pip install cftime)",
+                )
             return None, f"xarray cannot read {origin!r} in the {calendar} calendar ({error.__cause__ or error})"
     if isinstance(date, np.datetime64):
         return int(date.astype("M8[ns]").astype(np.int64)), ""

@@ -310,7 +310,11 @@ class Dataset(Views):
 
     def _repr_html_(self) -> str:
         size = human_bytes(self.n_samples * self.row_nbytes)
-        facts: dict[str, object] = {"samples": human_count(self.n_samples), "bytes per sample": self.row_nbytes, "size": size}
+        facts: dict[str, object] = {
+            "samples": human_count(self.n_samples),
+            "bytes per sample": self.row_nbytes,
+            "size": size,
+        }
         if self.undecoded:
             facts["not decoded"] = ", ".join(self.undecoded)
         rows = [(name, info.dtype, info.shape, info.chunk_rows) for name, info in self.arrays.items()]

@@ -196,7 +196,7 @@ def exact(stored: Stored) -> list[Fraction | None]:
 
 
 def span(stored: Stored, floats: bool) -> tuple[int, int]:
-    """The times that can be decoded: as many as the resolution allows, and in the calendars with a reform from it on."""
+    """The first and the last time that can be decoded, by the resolution and the reform of the calendar."""
     units = stored.attributes["units"]
     if " since " not in units:
         named = {"[s]": 10**9, "[D]": 10**9, "[ms]": 10**6, "[us]": 10**3}
