@@ -18,6 +18,8 @@ LATEST = 2**63 - 1
 EARLIEST = NAT + 1
 TURN = 2.0**64
 """By how much an integer is wrong after it has wrapped."""
+NEAR = 4096
+"""More than what floats of this size are off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,6 @@ class Times:
         values[missing] = NAT
         return values.view(self.dtype)
 
-    # Below, integers may wrap on the way. A sum that fits is right nevertheless, and one that does not is found out.
-
     def _from_integers(self, numbers: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Values as integers, and which of them fit."""
         step = math.prod(self.factors)
@@ -103,14 +103,22 @@ class Times:
     def _from_floats(
         self, numbers: NDArray[Any], missing: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        counts = np.where(missing, 0, numbers).astype(np.float64)
+        counts = np.where(missing, 0, numbers).astype(np.float64, copy=False)
         with np.errstate(over="ignore"):
             for factor in self.factors:
                 counts *= factor
         # xarray truncates nanoseconds. It leaves other resolutions to cftime, which rounds to microseconds.
-        counts = np.trunc(counts) if self.dtype.endswith("[ns]") else np.rint(counts)
+        (np.trunc if self.dtype.endswith("[ns]") else np.rint)(counts, out=counts)
+        least, most = float(counts.min(initial=0)), float(counts.max(initial=0))
+        if (
+            max(-least, most) < TURN / 2
+            and self.earliest + NEAR < least + self.since <= most + self.since < LATEST - NEAR
+        ):
+            return counts.astype(np.int64) + self.since, np.ones(counts.shape, bool)
         fits = np.abs(counts) < TURN
         counts[~fits] = 0
+        # A count may wrap although its sum with the origin fits, which is then right. A sum that does not fit is found
+        # by its distance from the sum of floats.
         wrapped = np.where(counts < TURN / 2, counts, counts - TURN)
         wrapped = np.where(counts >= -TURN / 2, wrapped, counts + TURN)
         values = wrapped.astype(np.int64) + self.since

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -130,10 +131,13 @@ def _packing(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[float | 
     return scale, offset
 
 
-def _unpacked_dtype(dtype: np.dtype[Any], scale: float | None, offset: float | None, missing: tuple[float, ...]) -> str:
-    """Dtype of scaled numbers: as in xarray, integers if the scale is one and they cannot overflow."""
-    whole = isinstance(scale, int) and offset is None and not missing and dtype.kind in "iu"
-    return "int64" if whole and dtype.itemsize <= 4 and abs(scale or 0) < 2**31 else "float64"
+def _unpacked_dtype(
+    dtype: np.dtype[Any], scale: int | float | None, offset: float | None, missing: tuple[float, ...]
+) -> str:
+    """Dtype of scaled numbers: floats, or integers as in xarray if the scale is one and they cannot overflow."""
+    if isinstance(scale, int) and offset is None and not missing and dtype.kind in "iu" and dtype.itemsize <= 4:
+        return "int64" if abs(scale) < 2**31 else "float64"
+    return "float64"
 
 
 def _masked_dtype(dtype: np.dtype[Any]) -> str:
@@ -148,12 +152,10 @@ def _missing(array: Array[Any], attributes: Mapping[str, Any], kind: str) -> tup
     if isinstance(array.metadata, ArrayV2Metadata) and DIMENSIONS in attributes:  # where xarray keeps it in Zarr v2
         fill_value = fill_value if array.metadata.fill_value is None else array.metadata.fill_value
     fills = _numbers(fill_value)
-    if kind:  # they are written in the dtype of the array, and missing values in that of the values
-        bits = 8 * array.dtype.itemsize
-        fills = [
-            number % 2**bits - (2**bits if kind == "i" and number % 2**bits >= 2 ** (bits - 1) else 0)
-            for number in fills
-        ]
+    if kind:  # fill values are written in the dtype of the array, but xarray takes missing values as they are
+        size = array.dtype.itemsize
+        whole = [int(number) % 2 ** (8 * size) for number in fills if math.isfinite(number)]
+        fills = np.array(whole, f"u{size}").view(f"{kind}{size}").tolist()
     numbers = {*fills, *_numbers(attributes.get("missing_value"))}
     return tuple(sorted(number for number in numbers if number == number))  # NaN is NaN anyway
 

@@ -107,7 +107,9 @@ def test_what_is_out_of_range_is_an_error(tmp_path, value, dtype, attributes, mi
 
 def test_integers_reach_farther_than_nanoseconds(tmp_path):
     path = stored(tmp_path / "g", [0, 200_000, -90_000], "i4", units="days since 2000-01-01")
-    np.testing.assert_array_equal(read(path), np.datetime64("2000-01-01", "us") + np.array([0, 200_000, -90_000], "m8[D]"))
+    np.testing.assert_array_equal(
+        read(path), np.datetime64("2000-01-01", "us") + np.array([0, 200_000, -90_000], "m8[D]")
+    )
 
 
 def test_floats_far_from_their_origin(tmp_path):

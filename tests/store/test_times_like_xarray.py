@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import event, given, settings
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from dshuffle.errors import DatasetError
@@ -108,6 +108,7 @@ def stores(draw: st.DrawFn) -> Stored:
         name = draw(st.sampled_from(sorted(NANOSECONDS) * 2 + sorted(SHORT)))
         unit = NANOSECONDS[SHORT.get(name, name)]
         text, origin = draw(origins())
+        assume(name not in ALIASES or len(text) != len("2000-01-01 01"))  # pandas and cftime differ about the hour
         attributes["units"] = f"{name} since {text}"
         calendar = draw(st.sampled_from(STANDARD * 3 + ["noleap", "360_day", "julian"]))
         attributes |= {} if calendar is None else {"calendar": calendar}
