@@ -1,6 +1,7 @@
 """Bounds from the papers on the number of packets, and a lower bound for a given shuffle.
 
-Rates are in packets per epoch. A packet is as large as one row.
+Rates are in packets per epoch. A packet is as large as one row. The shuffling error of Nguyen et al. (2022), imported
+here, is a probability.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from dshuffle.planning.delivery.leftover import as_matrix, leftover_matrix
 from dshuffle.planning.grouping import count_holders
 from dshuffle.planning.holders import as_holders
 from dshuffle.planning.packets import missing_samples
+from dshuffle.planning.shuffling_error import nguyen_equation_11 as nguyen_equation_11
+from dshuffle.planning.shuffling_error import shuffling_error as shuffling_error
 from dshuffle.planning.types import Holders, Ranks
 
 MOST_WORKERS = 20
@@ -277,45 +280,6 @@ def average_lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: 
     masks, ranks = _as_instance(holders, destinations, n_workers)
     counts = _count_by_holders(masks, missing_samples(masks, ranks), n_workers)
     return math.fsum((counts / np.arange(1, n_workers + 2)).tolist())
-
-
-def shuffling_error(n_samples: int, n_workers: int, fraction: float) -> float:
-    """Distance of the orders after one partial exchange from uniform, between 0 (uniform) and 1.
-
-    It is ``1 - sigma / q!``, where sigma is the number of orders that the exchange can lead to.
-
-    Parameters
-    ----------
-    fraction
-        Q in [0, 1], the fraction of its share that every worker exchanges.
-
-    References
-    ----------
-    Nguyen et al. (2022), equations 8 to 11, computed in logarithms; see docs/papers.md. Their sigma counts an order
-    several times if several exchanges lead to it, and exceeds q! for large Q. The absolute value in equation 10 then
-    makes the error 0, but equation 11 no longer gives this value. So the figure is an overcount: for N = 6, M = 3 and
-    Q = 1 it is 0, where the true distance is 0.889. :meth:`dshuffle.Partial.return_probability` is exact, for a single
-    sample.
-
-    Examples
-    --------
-    >>> round(shuffling_error(6, 3, 0.5), 9), shuffling_error(1_200_000, 100_000, 0.1)
-    (0.466666667, 1.0)
-    """
-    n_samples, n_workers = _as_shape(n_samples, n_workers)
-    exchanged = as_ratio("fraction", fraction, Fraction(0)) * n_samples / n_workers
-    share = Fraction(n_samples, n_workers)
-    rest = n_samples - share
-    if exchanged > rest:
-        raise InvalidParameter.of("fraction", fraction, "0 for a single worker, which cannot exchange samples")
-    # Equation 9, factor by factor.
-    orders = (
-        _log_factorial(share)
-        + (_log_factorial(rest) - _log_factorial(rest - exchanged))
-        + (_log_factorial(share) - _log_factorial(share - exchanged))
-        + _log_factorial(rest)
-    )
-    return -math.expm1(min(0.0, orders - _log_factorial(Fraction(n_samples))))
 
 
 def _log_factorial(number: Fraction) -> float:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -180,24 +179,6 @@ def test_no_shuffle_is_worse_than_the_worst(n, share, seed):
     assert bounds.leftover_lower_bound(matrix) <= bounds.leftover_rate(matrix) <= bounds.worst_case_rate(q, n)
 
 
-@pytest.mark.parametrize(("n", "exchanged"), [(1, 0), *itertools.product([2, 3, 4, 6, 12], [0, 1])])
-def test_shuffling_error_in_whole_numbers(n, exchanged):
-    q = 12
-    share, rest = q // n, q - q // n
-    f = math.factorial
-    sigma = f(share) * f(rest) // f(rest - exchanged) * f(share) // f(share - exchanged) * f(rest)
-    # Equation 10 halved, as equation 7 has it, absolute value and all.
-    error = (abs(Fraction(1, f(q)) - Fraction(1, sigma)) * sigma + Fraction(f(q) - sigma, f(q))) / 2
-    assert bounds.shuffling_error(q, n, exchanged / share) == pytest.approx(float(error), abs=1e-12)
-
-
-def test_shuffling_error_does_not_overflow():
-    assert bounds.shuffling_error(10**9, 10**6, 0.0) == 1
-    # Equation 9 exceeds q! here.
-    assert bounds.shuffling_error(1_200_000, 4, 1.0) == 0
-    assert bounds.shuffling_error(10**12, 1, 0.0) == 0
-
-
 def test_bad_input():
     holders, destinations = np.array([1, 2], dtype=np.uint64), [1, 0]
     with pytest.raises(InvalidParameter, match=r"n_workers=21 .*at most 20.*average_lower_bound"):
@@ -225,10 +206,6 @@ def test_bad_input():
         bounds.leftover_rate([[0, 1], [0, 0]])
     with pytest.raises(InvalidParameter, match=r"n_samples=7 .*a multiple of the 2 workers"):
         bounds.worst_case_shuffle(7, 2)
-    with pytest.raises(InvalidParameter, match=r"fraction=0.5 .*single worker"):
-        bounds.shuffling_error(7, 1, 0.5)
-    with pytest.raises(InvalidParameter, match=r"fraction=1.5 .*in \[0, 1\]"):
-        bounds.shuffling_error(7, 2, 1.5)
 
 
 @pytest.mark.parametrize("held", [1, 3])
