@@ -23,9 +23,8 @@ from dshuffle.planning.randomness import choose
 class Aligned(Assignment):
     """A random draw over all or some samples, made so that coded deliveries pack perfectly.
 
-    It needs fewer packets than ``global``, and far fewer with the caching policy ``even``. For many samples it is as
-    random for training. With few samples (2,000 on 20 workers), a sample returns to its worker up to 5 % more often,
-    and samples with the same worker and holders meet again less often.
+    It needs fewer packets than ``global``, and far fewer with the caching policy ``even``. Samples with the same worker
+    and the same holders meet again less often than with ``global``, and hardly ever if few samples share their holders.
 
     Parameters
     ----------
