@@ -35,7 +35,7 @@ QUALITY_CAPTION = (
     "uniform draw. neighbour distance: how far apart a worker trains on rows that are neighbours in the store, "
     "relative to a uniform permutation. class spread: how much the share of each class in a batch of 256 rows "
     "differs from its share in the dataset, relative to random batches. 1.00 is perfectly random; more is less mixed. "
-    "epochs to mix: epochs until a sample's first worker says nothing about its present one, to 1 %."
+    "epochs to mix: epochs until a sample's worker no longer depends on where it started (to within 1 %)."
 )
 MOST_ERROR_COLUMNS = 7
 """Number of epochs that fit beside the label."""
