@@ -25,6 +25,12 @@ def as_integer(name: str, value: object, minimum: int | None = None, hint: str =
     return number
 
 
+def as_shape(n_samples: object, n_workers: object) -> tuple[int, int]:
+    """Return the numbers of samples and of workers, or raise :class:`InvalidParameter` if there are fewer samples."""
+    workers = as_integer("n_workers", n_workers, 1)
+    return as_integer("n_samples", n_samples, workers, "There are fewer samples than workers."), workers
+
+
 def as_ratio(name: str, value: object, minimum: Fraction, hint: str = "") -> Fraction:
     """Return the simple fraction that a float in [``minimum``, 1] represents.
 

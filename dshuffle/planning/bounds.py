@@ -14,8 +14,9 @@ import numba
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dshuffle.checks import as_integer, as_ranks, as_ratio
+from dshuffle.checks import as_integer, as_ranks, as_ratio, as_shape
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.combinatorics import log_choose
 from dshuffle.planning.delivery.leftover import as_matrix, leftover_matrix
 from dshuffle.planning.grouping import count_holders
 from dshuffle.planning.holders import as_holders
@@ -62,7 +63,7 @@ def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
     >>> round(coded_rate(100_000, 20, 20_000))
     18494
     """
-    n_samples, n_workers = _as_shape(n_samples, n_workers)
+    n_samples, n_workers = as_shape(n_samples, n_workers)
     capacity = _as_capacity(capacity, n_samples, n_workers)
     if n_workers == 1:
         return 0.0
@@ -74,11 +75,7 @@ def coded_rate(n_samples: int, n_workers: int, capacity: int) -> float:
         return 0.0
     # Use logarithms: with a thousand workers the number of sets overflows a float.
     logs = (
-        _log_factorial(Fraction(n_workers))
-        - _log_factorial(Fraction(size))
-        - _log_factorial(Fraction(n_workers - size))
-        + (size - 2) * math.log(p)
-        + (n_workers - size + 1) * math.log1p(-p)
+        log_choose(n_workers, size) + (size - 2) * math.log(p) + (n_workers - size + 1) * math.log1p(-p)
         for size in range(2, n_workers + 1)
     )
     return share / n_workers * math.fsum((size - 1) * math.exp(log) for size, log in enumerate(logs, start=2))
@@ -110,7 +107,7 @@ def broadcast_seconds(n_samples: int, n_workers: int, cache_fraction: float, row
     >>> broadcast_seconds(100_000, 20, 0.2, 1000), uncoded_seconds(100_000, 0.2, 1000)
     (20.0, 80.0)
     """
-    n_samples, n_workers = _as_shape(n_samples, n_workers)
+    n_samples, n_workers = as_shape(n_samples, n_workers)
     alpha = as_ratio("cache_fraction", cache_fraction, Fraction(1, n_workers))
     return n_samples * float((1 - alpha) / (alpha * n_workers)) / _as_speed(rows_per_second)
 
@@ -200,7 +197,7 @@ def worst_case_rate(n_samples: int, n_workers: int) -> float:
     >>> worst_case_rate(100, 4)
     75.0
     """
-    n_samples, n_workers = _as_shape(n_samples, n_workers)
+    n_samples, n_workers = as_shape(n_samples, n_workers)
     return n_samples * (n_workers - 1) / n_workers
 
 
@@ -222,7 +219,7 @@ def worst_case_shuffle(n_samples: int, n_workers: int) -> tuple[Ranks, Ranks]:
     >>> worst_case_shuffle(6, 3)
     (array([0, 0, 1, 1, 2, 2], dtype=int32), array([1, 1, 2, 2, 0, 0], dtype=int32))
     """
-    n_samples, n_workers = _as_shape(n_samples, n_workers)
+    n_samples, n_workers = as_shape(n_samples, n_workers)
     if n_samples % n_workers:
         raise InvalidParameter.of("n_samples", n_samples, f"a multiple of the {n_workers} workers")
     owners = np.repeat(np.arange(n_workers, dtype=np.int32), n_samples // n_workers)
@@ -280,15 +277,6 @@ def average_lower_bound(holders: ArrayLike, destinations: ArrayLike, n_workers: 
     masks, ranks = _as_instance(holders, destinations, n_workers)
     counts = _count_by_holders(masks, missing_samples(masks, ranks), n_workers)
     return math.fsum((counts / np.arange(1, n_workers + 2)).tolist())
-
-
-def _log_factorial(number: Fraction) -> float:
-    return math.lgamma(float(number) + 1)
-
-
-def _as_shape(n_samples: int, n_workers: int) -> tuple[int, int]:
-    n_workers = as_integer("n_workers", n_workers, 1)
-    return as_integer("n_samples", n_samples, n_workers, "There are fewer samples than workers."), n_workers
 
 
 def _as_capacity(capacity: int, n_samples: int, n_workers: int) -> int:

@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+
+
+def log_factorial(n: float | Fraction) -> float:
+    """Natural logarithm of n!, which may be that of a real number.
+
+    Examples
+    --------
+    >>> round(math.exp(log_factorial(4)))
+    24
+    """
+    return math.lgamma(float(n) + 1)
 
 
 def log_choose(n: float, k: float) -> float:

@@ -18,9 +18,10 @@ from fractions import Fraction
 import numpy as np
 import scipy
 
-from dshuffle.checks import as_integer, as_ratio
+from dshuffle.checks import as_ratio, as_shape
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.partial import Partial
+from dshuffle.planning.combinatorics import log_factorial
 
 MOST_SUMS = 100_000
 """Maximum number of sums of counts for one more round of an exchange; they take about a second."""
@@ -159,7 +160,7 @@ def nguyen_equation_11(n_samples: int, n_workers: int, fraction: float) -> float
     >>> round(nguyen_equation_11(6, 3, 0.5), 4), nguyen_equation_11(1_200_000, 4, 0.3)
     (0.4667, -inf)
     """
-    n_samples, n_workers = _as_shape(n_samples, n_workers)
+    n_samples, n_workers = as_shape(n_samples, n_workers)
     share = Fraction(n_samples, n_workers)
     exchanged = as_ratio("fraction", fraction, Fraction(0)) * share
     rest = n_samples - share
@@ -167,13 +168,13 @@ def nguyen_equation_11(n_samples: int, n_workers: int, fraction: float) -> float
         raise InvalidParameter.of("fraction", fraction, "0 for a single worker, which cannot exchange samples")
     # Equation 9, factor by factor.
     orders = (
-        _log_factorial(share)
-        + (_log_factorial(rest) - _log_factorial(rest - exchanged))
-        + (_log_factorial(share) - _log_factorial(share - exchanged))
-        + _log_factorial(rest)
+        log_factorial(share)
+        + (log_factorial(rest) - log_factorial(rest - exchanged))
+        + (log_factorial(share) - log_factorial(share - exchanged))
+        + log_factorial(rest)
     )
     try:
-        return -math.expm1(orders - _log_factorial(n_samples))
+        return -math.expm1(orders - log_factorial(n_samples))
     except OverflowError:
         return -math.inf
 
@@ -182,7 +183,7 @@ def exact_distance(shares: list[int], rounds: int) -> float | None:
     """Distance for these shares and this number of rounds, or None if there are too many possible counts."""
     if rounds == 0:
         # A single partition is left of all those that a uniform draw may give.
-        return max(0.0, -math.expm1(math.fsum(map(_log_factorial, shares)) - _log_factorial(sum(shares))))
+        return max(0.0, -math.expm1(math.fsum(map(log_factorial, shares)) - log_factorial(sum(shares))))
     if len(shares) == 2:
         # What one of two workers keeps says how many samples take each way.
         return _distance_of_first(shares, rounds)
@@ -223,9 +224,7 @@ def _uniform_probability(shares: list[int], moved: Counts, rounds: int) -> float
     n = len(shares)
     kept = [share - rounds for share in shares]
     cells = (count + (kept[i // n] if i // n == i % n else 0) for i, count in enumerate(moved))
-    logs = (
-        2 * math.fsum(map(_log_factorial, shares)) - _log_factorial(sum(shares)) - math.fsum(map(_log_factorial, cells))
-    )
+    logs = 2 * math.fsum(map(log_factorial, shares)) - log_factorial(sum(shares)) - math.fsum(map(log_factorial, cells))
     return math.exp(logs)
 
 
@@ -263,18 +262,9 @@ def _bound_by_moments(shares: list[int], rounds: int) -> float:
     return float(difference**2 / (difference**2 + 2 * (uniform_variance + rounds)))
 
 
-def _as_shape(n_samples: int, n_workers: int) -> tuple[int, int]:
-    n_workers = as_integer("n_workers", n_workers, 1)
-    return as_integer("n_samples", n_samples, n_workers, "There are fewer samples than workers."), n_workers
-
-
 def _as_exchange(n_samples: int, n_workers: int, fraction: float) -> tuple[list[int], int]:
     """The share of each worker, and the number of rounds."""
-    n_samples, n_workers = _as_shape(n_samples, n_workers)
+    n_samples, n_workers = as_shape(n_samples, n_workers)
     as_ratio("fraction", fraction, Fraction(0))
     shares = [(n_samples + n_workers - 1 - rank) // n_workers for rank in range(n_workers)]
     return shares, Partial(fraction).n_exchanged(n_samples, n_workers)
-
-
-def _log_factorial(number: Fraction | int) -> float:
-    return math.lgamma(float(number) + 1)
