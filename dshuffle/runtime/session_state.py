@@ -21,7 +21,7 @@ from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.runtime.dataset_inputs import wanted_sharding
 from dshuffle.store import Dataset
-from dshuffle.store.backends import canonical_url
+from dshuffle.store.backends.urls import canonical_url
 from dshuffle.store.small_objects import read_object, write_object
 
 FORMAT = 2

@@ -25,10 +25,13 @@ from zarr.errors import UnstableSpecificationWarning
 from zarr.storage import MemoryStore
 
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
-from dshuffle.store.backends import GROUP, canonical_url, is_local, is_memory, open_store, standing_at
+from dshuffle.store.backends import open_store
+from dshuffle.store.backends.standing import GROUP, standing_at
+from dshuffle.store.backends.urls import canonical_url, is_local, is_memory
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.identity import MARK
+from dshuffle.store.mark import Mark
 from dshuffle.store.open import open_dataset
+from dshuffle.store.sources.array_values import array_of
 from dshuffle.store.sources.in_memory import arrays_of
 from dshuffle.store.sources.source import RowSource
 from dshuffle.store.temporary_folder import TemporaryFolder
@@ -115,7 +118,8 @@ def create_dataset(
         In a DataFrame (pandas, Dask) or an Arrow table (pyarrow, Polars, DuckDB, ...), each column becomes an array.
         From an ``xarray.Dataset``, all variables with the sample dimension are taken, which is the first dimension of
         the largest variable (``ds.transpose("time", ...)`` chooses another one). :attr:`Dataset.skipped` names the
-        others.
+        others. An ``xarray.DataArray`` with a name becomes an array, and so do its coordinates along its first
+        dimension.
     chunk_rows
         Samples in a chunk. By default each array's chunks hold about 4 MiB.
     shard_rows
@@ -193,17 +197,7 @@ def _checked_array(name: object, value: Any) -> Any:
     if not isinstance(name, str) or not name or "/" in name or name.startswith(("__", ".")) or name == "zarr.json":
         raise InvalidParameter.of("array name", name, "a string without '/' that does not start with '__' or '.'")
     label = f"arrays[{name!r}]"
-    if isinstance(value, np.ma.MaskedArray):
-        raise InvalidParameter.because(label, "it is a masked array", "Use its .filled() values.")
-    if not isinstance(value, da.Array | RowSource):
-        try:
-            value = np.asarray(value)
-        except ValueError as exc:
-            raise InvalidParameter.because(
-                label,
-                f"NumPy cannot convert this {type(value).__name__} to an array ({exc})",
-                "All samples must have the same shape.",
-            ) from exc
+    value = array_of(label, value)
     if value.ndim == 0:
         raise InvalidParameter.of(f"{label}.shape", (), "(n_samples, ...)")
     dtype = _storable(f"{label}.dtype", value.dtype)
@@ -216,6 +210,9 @@ def _storable(label: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     allowed = "a dtype of fixed size that Zarr v3 can store"
     if dtype.hasobject or dtype.kind in "OT":
         raise InvalidParameter.of(label, str(dtype), allowed, "Cast it to numbers or fixed-length strings.")
+    if dtype.type.__module__ != "numpy":
+        hint = "Cast it to a dtype of NumPy, or store its bits as integers (.view)."
+        raise InvalidParameter.of(label, str(dtype), allowed, f"It is a dtype of {dtype.type.__module__}. {hint}")
     stored = _packed_little_endian(dtype)
     if _has_subarrays(stored):
         hint = "Store each array field as a separate array."
@@ -303,7 +300,7 @@ def _write(
     *,
     in_process: bool,
 ) -> None:
-    group = zarr.create_group(store, overwrite=True, attributes={MARK: {"version": 1, "complete": False}})
+    group = zarr.create_group(store, overwrite=True, attributes=Mark.unfinished().attributes())
     sources: list[da.Array] = []
     targets: list[Any] = []
     for name, array in arrays.items():
@@ -324,7 +321,7 @@ def _write(
         # A memory store exists in this process only: workers of a cluster would each fill their own.
         with dask.config.set(scheduler="threads") if in_process else contextlib.nullcontext():
             da.store(sources, targets, lock=False)
-    group.attrs[MARK] = {"version": 1, "complete": True, "uuid": uuid.uuid4().hex}
+    group.attrs.update(Mark.of_new_dataset().attributes())
 
 
 def _create_array(

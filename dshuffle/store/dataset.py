@@ -115,7 +115,7 @@ class Dataset(Views):
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
         """Options of the store, with which it was opened. They may hold secrets."""
-        return self._opening.storage_options
+        return self._opening.location.storage_options
 
     @property
     def traffic(self) -> StoreTraffic:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dshuffle.errors import DatasetChanged, InvalidParameter
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.open import Opening, open_dataset
+from dshuffle.store.open import open_dataset
 from dshuffle.store.sample_arrays import Wanted
 from dshuffle.store.selection import Selection
 
@@ -22,12 +22,26 @@ def describe(dataset: Dataset) -> str | dict[str, Any]:
     """What :func:`dataset_of` opens again: the URL, or a mapping if more was chosen than that.
 
     Storage options, which may be secrets, are left out.
+
+    Raises
+    ------
+    InvalidParameter
+        If the dataset was opened from a store object.
     """
     opening, view = dataset._opening, dataset._view
     windows, patches, selection = view.windows, view.patches, view.selection
-    plain = Opening(opening.url, Wanted(), None, 0)
-    chosen = {**dataclasses.asdict(opening.wanted), "chunk_cache": opening.chunk_cache}
-    defaults = {**dataclasses.asdict(plain.wanted), "chunk_cache": plain.chunk_cache}
+    if opening.location.store is not None:
+        raise InvalidParameter.because(
+            "dataset",
+            f"it was opened from a store object, {opening.url}, which JSON cannot describe",
+            "Open it by its URL, or open it yourself where the description is read.",
+        )
+    chosen = {
+        **dataclasses.asdict(opening.wanted),
+        "chunk_cache": opening.chunk_cache,
+        "absent_chunks": opening.absent_chunks,
+    }
+    defaults = {**dataclasses.asdict(Wanted()), "chunk_cache": 0, "absent_chunks": None}
     fields = {name: value for name, value in chosen.items() if value != defaults[name]}
     if windows is not None:
         fields["windows"] = dict(windows.offsets)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import zarr
@@ -16,10 +15,8 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from dshuffle.store.cf import DECISIVE, attributes_of
+from dshuffle.store.mark import Mark
 from dshuffle.store.sample_arrays import SampleArrays, Wanted
-
-MARK = "dshuffle"
-"""Group attribute that marks a group written by dshuffle."""
 
 SAMPLED = 8
 """Stored objects of a group from elsewhere that its digest looks at, spread over each array."""
@@ -42,15 +39,15 @@ def identity_of(store: Store, group: zarr.Group, chosen: SampleArrays, wanted: W
     chosen, wanted
         The arrays of samples, and what the user has asked for.
     """
-    mark = group.attrs.get(MARK)
+    mark = Mark.of(group.attrs)
     meaning = _meaning(chosen, wanted)
-    if isinstance(mark, Mapping):
-        if isinstance(mark.get("uuid"), str):
+    if mark is not None:
+        if mark.uuid is not None:
             choices = "" if wanted == Wanted() else repr(wanted)
             if not choices and not meaning:
-                return str(mark["uuid"])
-            return hashlib.sha256(f"{mark['uuid']}{choices}{meaning}".encode()).hexdigest()[:32]
-        if not mark.get("complete"):
+                return mark.uuid
+            return hashlib.sha256(f"{mark.uuid}{choices}{meaning}".encode()).hexdigest()[:32]
+        if not mark.complete:
             return "incomplete"
     digest = hashlib.sha256(b"" if wanted == Wanted() else repr(wanted).encode())
     digest.update(meaning.encode())

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import zarr
 
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.redaction import hide_secrets
 from dshuffle.rows import RowLayout
-from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_at
 from dshuffle.store.backends.chunk_cache import ChunkCache, cache_nbytes
+from dshuffle.store.backends.location import Location, Place
 from dshuffle.store.backends.metered import Meter, MeteredStore
+from dshuffle.store.backends.refusals import checked_absent_chunks
+from dshuffle.store.backends.standing import ARRAY, GROUP
+from dshuffle.store.backends.urls import is_memory
 from dshuffle.store.both_ways import FirstReads
 from dshuffle.store.cf import Decoding, attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.identity import MARK, identity_of
+from dshuffle.store.identity import identity_of
+from dshuffle.store.mark import Mark
 from dshuffle.store.sample_arrays import SampleArrays, Wanted, find_arrays
 from dshuffle.store.stored_array import StoredArray
 from dshuffle.store.view import View
@@ -29,25 +32,26 @@ logger = logging.getLogger(__name__)
 
 
 def open_dataset(
-    url: str | os.PathLike[str],
+    url: Place,
     *,
     arrays: Sequence[str] | None = None,
     sample_dim: str | int | None = None,
     decode: bool = True,
     storage_options: Mapping[str, Any] | None = None,
     chunk_cache: int | str | None = None,
+    absent_chunks: str | None = None,
 ) -> Dataset:
     """Open a dataset: any Zarr group (v2 or v3) with arrays that share a dimension of samples.
 
-    The group does not have to come from dshuffle. Its arrays may be chunked in any way, sharded or compressed. In a
-    dataset from :func:`create_dataset` a missing chunk is an error. In any other group a missing chunk is read as the
-    fill value, as the Zarr specification says.
+    The group does not have to come from dshuffle. Its arrays may be chunked in any way, sharded or compressed.
 
     Parameters
     ----------
     url
         A local path (including mounted file systems) or a URL: ``file://``, ``s3://bucket/prefix``,
-        ``nfs://server/export/path``, ``memory://name`` (this process only), or any scheme that fsspec knows.
+        ``nfs://server/export/path``, ``memory://name`` (this process only), or any scheme that fsspec knows. Or a Zarr
+        store object (of zarr, obstore, icechunk, ...), a ``zarr.storage.StorePath`` for a group in it, or a
+        ``zarr.Group``. Workers open a store object from its pickle, so it must have one.
     arrays
         Names of arrays, or their paths below the group, such as ``"obsm/X_pca"``. By default all arrays directly below
         the group that have the sample dimension. Others (coordinates of other dimensions, scalars, strings) are left
@@ -70,6 +74,11 @@ def open_dataset(
     chunk_cache
         Bytes (or ``"256 MiB"``) of stored chunks that each process keeps in memory between epochs; by default none.
         It applies to arrays whose chunks span all axes except the first.
+    absent_chunks
+        What a chunk is that the store does not have: ``"fill"`` for the fill value, ``"error"`` for a
+        :class:`CorruptChunk`. By default an error in a dataset from :func:`create_dataset`, and the fill value in any
+        other group, as the Zarr specification says. Some stores do not say whether a chunk exists, and refuse access to
+        it (403). Such a chunk is absent if you set this option. By default it is a :class:`DatasetError`.
 
     Raises
     ------
@@ -94,7 +103,8 @@ def open_dataset(
     ArrayInfo(dtype=dtype('<f4'), shape=(3,), chunk_rows=10, shard_rows=None)
     """
     wanted = Wanted(arrays, sample_dim, decode)
-    return Opening(canonical_url(url), wanted, storage_options, cache_nbytes(chunk_cache)).open()
+    location = Location.of(url, storage_options)
+    return Opening(location, wanted, cache_nbytes(chunk_cache), checked_absent_chunks(absent_chunks)).open()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +113,38 @@ class Opening:
 
     Parameters
     ----------
-    url
-        Canonical URL.
+    location
+        Where it is.
     wanted
         Which arrays, and what they mean.
-    storage_options
-        Options of the store. They may hold secrets.
     chunk_cache
         Bytes of chunks that each process keeps; 0 for none.
+    absent_chunks
+        What an absent chunk is, ``"fill"`` or ``"error"``; None for what suits the group and the store.
     """
 
-    url: str
+    location: Location
     wanted: Wanted
-    storage_options: Mapping[str, Any] | None = field(repr=False)
     chunk_cache: int
+    absent_chunks: str | None = None
+
+    @property
+    def url(self) -> str:
+        """Canonical URL, or the name of a store object."""
+        return self.location.url
 
     def identity(self, store: MeteredStore) -> str:
         """The identity of what is stored now."""
-        group = zarr.open_group(store=store, mode="r")
-        return identity_of(store.bare, group, find_arrays(group, self.url, self.wanted), self.wanted)
+        group = self._group(store, None)
+        return identity_of(store.bare, group, find_arrays(group, self.location, self.wanted), self.wanted)
+
+    def _group(self, store: MeteredStore, zarr_format: Literal[2, 3] | None) -> zarr.Group:
+        path = self.location.path
+        try:
+            return zarr.open_group(store=store, path=path, mode="r", zarr_format=zarr_format)
+        except ValueError:
+            # Consolidated metadata may have an array that zarr does not understand; then find_arrays leaves it out.
+            return zarr.open_group(store=store, path=path, mode="r", zarr_format=zarr_format, use_consolidated=False)
 
     def open(self, decoding: Decoding | None = None) -> Dataset:
         """Open the dataset, as :func:`open_dataset` does.
@@ -131,32 +154,28 @@ class Opening:
         decoding
             What the process that opened it first has decided, so that values are the same everywhere.
         """
-        url, wanted, storage_options, nbytes = self.url, self.wanted, self.storage_options, self.chunk_cache
-        found = standing_at(url, storage_options)
-        if not found:
-            private = url.startswith("memory://")
-            hint = " (memory:// URLs exist only in the process that created them)" if private else ""
-            raise DatasetNotFound(
-                f"no dataset exists at {url}{hint}; create one with create_dataset (dshuffle dataset create)"
-            )
-        if found != GROUP:
-            raise DatasetNotFound(f"{url} is {found}, but a dataset is a Zarr group of arrays")
+        url, wanted, nbytes = self.url, self.wanted, self.chunk_cache
         meter = Meter()
-        store = MeteredStore(open_store(url, storage_options, read_only=True, on_retry=meter.count_retry), meter)
+        bare, standing = self.location.open_to_read(self.absent_chunks, meter.count_retry)
+        if standing.kind != GROUP:
+            raise _not_found(self.location, standing.kind)
+        store = MeteredStore(bare, meter)
         cache = ChunkCache(store, nbytes, meter) if nbytes else None
         try:
-            group = zarr.open_group(store=store, mode="r")
-            mark = group.attrs.get(MARK)
-            chosen = find_arrays(group, url, wanted)
+            group = self._group(store, standing.zarr_format)
+            mark = Mark.of(group.attrs)
+            if mark is not None and not mark.complete:
+                raise DatasetError(
+                    f"the dataset at {url} was never finished, or is still being written; if nothing writes it, create "
+                    "it again with overwrite=True"
+                )
+            chosen = find_arrays(group, self.location, wanted)
             identity = identity_of(store.bare, group, chosen, wanted)
         except (DatasetError, InvalidParameter):
             raise
         except Exception as exc:
             raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
-        if isinstance(mark, Mapping):
-            if not mark.get("complete"):
-                raise DatasetError(f"the dataset at {url} was never finished; create it again with overwrite=True")
-            store.absent_is_error = True
+        store.absent_is_error = (self.absent_chunks or ("fill" if mark is None else "error")) == "error"
         if chosen.n_samples == 0:
             raise DatasetError(f"the dataset at {url} has no samples")
         skipped = dict(chosen.skipped)
@@ -189,6 +208,24 @@ class Opening:
             _opening=self,
             _view=View(chosen.n_samples),
         )
+
+
+def _not_found(location: Location, kind: str) -> DatasetNotFound:
+    """The error for a place where something else exists, or nothing."""
+    url, hint = location.url, ""
+    if not kind and location.store is not None:
+        return DatasetNotFound(f"no Zarr group exists at {url}")
+    if not kind:
+        if is_memory(url):
+            hint = " (memory:// URLs exist only in the process that created them)"
+        return DatasetNotFound(
+            f"no dataset exists at {url}{hint}; create one with create_dataset (dshuffle dataset create)"
+        )
+    if kind == ARRAY:
+        hint = ". Open the group that contains it, with arrays=[...] for this array alone"
+    elif kind == "a file" and url.endswith(".zip"):
+        hint = f". Open a ZIP file with open_dataset(zarr.storage.ZipStore({url!r}))"
+    return DatasetNotFound(f"{url} is {kind}, but a dataset is a Zarr group of arrays{hint}")
 
 
 def _decoding(chosen: SampleArrays, wanted: Wanted) -> tuple[Decoding, dict[str, str]]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import zarr
 from zarr import Array, Group
-from zarr.core.sync import sync
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.store.backends.location import Location
 from dshuffle.store.cf import DIMENSIONS
+from dshuffle.store.nodes import array_named, children, chunk_grid_refusal, kind_of_group
 
 ANNDATA = ("obs", "obsm", "layers")
 """Groups of an AnnData store whose arrays have a row for each observation."""
+
+_MOST_NAMED = 20
+_MOST_VISITED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class SampleArrays:
         return next(self.arrays[name].shape[axis] for name, axis in self.axes.items())
 
 
-def find_arrays(group: Group, url: str, wanted: Wanted) -> SampleArrays:
+def find_arrays(group: Group, location: Location, wanted: Wanted) -> SampleArrays:
     """Find the arrays of samples.
 
     Raises
@@ -87,22 +91,71 @@ def find_arrays(group: Group, url: str, wanted: Wanted) -> SampleArrays:
     DatasetError
         If there are none, or those that are asked for differ in length.
     """
-    found, skipped = _named(group, wanted.arrays) if wanted.arrays is not None else _all(group)
-    for name in list(found):
-        if reason := unreadable_items(found[name]):
-            skipped[name] = reason
-            del found[name]
-    axes, others = _axes(found, wanted.sample_dim)
-    skipped |= others
+    candidates = _candidates(group, wanted)
+    arrays, axes, skipped = candidates.arrays, candidates.axes, candidates.skipped
     if wanted.arrays is not None and skipped:
-        raise DatasetError(f"these arrays of {url} cannot be opened together: {_listed(skipped)}")
+        raise DatasetError(f"these arrays of {location.url} cannot be opened together: {_listed(skipped)}")
+    if candidates.groups and candidates.are_coordinates and (below := _groups_with_samples(candidates.groups, wanted)):
+        own = f"only {', '.join(axes)}, which are coordinates" if axes else "no arrays of samples of its own"
+        names = ", ".join(below[:_MOST_NAMED]) + (", ..." if len(below) > _MOST_NAMED else "")
+        raise DatasetError(
+            f"the Zarr group at {location.url} has {own}. Open a group below it: {location.child(below[0])}. "
+            f"The groups with arrays of samples are {names}"
+        )
     if not axes:
         reasons = f": {_listed(skipped)}" if skipped else ""
-        if isinstance(wanted.sample_dim, str) and found:
-            names = sorted({str(name) for array in found.values() for name in dimensions(array) or ()})
-            raise InvalidParameter.of("sample_dim", wanted.sample_dim, f"one of the dimensions of {url}: {names}")
-        raise DatasetError(f"the Zarr group at {url} has no arrays of samples{reasons}")
-    return SampleArrays({name: found[name] for name in sorted(axes)}, axes, dict(sorted(skipped.items())))
+        if isinstance(wanted.sample_dim, str) and arrays:
+            names_of_dims = sorted({str(name) for array in arrays.values() for name in dimensions(array) or ()})
+            raise InvalidParameter.of(
+                "sample_dim", wanted.sample_dim, f"one of the dimensions of {location.url}: {names_of_dims}"
+            )
+        raise DatasetError(f"the Zarr group at {location.url} has no arrays of samples{reasons}")
+    return SampleArrays({name: arrays[name] for name in sorted(axes)}, axes, dict(sorted(skipped.items())))
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Arrays of a group, which of them have samples, and the groups below."""
+
+    arrays: dict[str, Array[Any]]
+    axes: dict[str, int]
+    skipped: dict[str, str]
+    groups: dict[str, Group]
+
+    @property
+    def are_coordinates(self) -> bool:
+        """Whether all arrays of samples, if there are any, are coordinates of their own dimension."""
+        return all(dimensions(self.arrays[name]) == (name,) for name in self.axes)
+
+
+def _candidates(group: Group, wanted: Wanted) -> _Candidates:
+    if wanted.arrays is not None:
+        arrays, skipped = {name: array_named(group, name) for name in wanted.arrays}, dict[str, str]()
+        groups = dict[str, Group]()
+    else:
+        arrays, skipped, groups = _all(group)
+    for name in list(arrays):
+        if reason := unreadable_items(arrays[name]):
+            skipped[name] = reason
+            del arrays[name]
+    axes, reasons = _axes(arrays, wanted.sample_dim)
+    return _Candidates(arrays, axes, skipped | reasons, groups)
+
+
+def _groups_with_samples(groups: Mapping[str, Group], wanted: Wanted) -> list[str]:
+    """Paths of the groups at any depth that can be opened, as far as few requests tell."""
+    paths: list[str] = []
+    queue = deque(groups.items())
+    for _ in range(_MOST_VISITED):
+        if not queue:
+            break
+        path, group = queue.popleft()
+        candidates = _candidates(group, wanted)
+        if candidates.axes and not (candidates.groups and candidates.are_coordinates):
+            paths.append(path)
+        else:
+            queue.extend((f"{path}/{name}", below) for name, below in candidates.groups.items())
+    return paths
 
 
 def dimensions(array: Array[Any]) -> tuple[str | None, ...] | None:
@@ -158,85 +211,32 @@ def unreadable_items(array: Array[Any]) -> str:
     dtype = array.dtype
     if dtype.hasobject or dtype.kind in "OT":
         return f"its items have different lengths ({dtype})"
-    return ""
+    metadata: Any = array.metadata
+    return "" if metadata.zarr_format == 2 else chunk_grid_refusal({"chunk_grid": metadata.chunk_grid.to_dict()})
 
 
-def _named(group: Group, names: Sequence[str]) -> tuple[dict[str, Array[Any]], dict[str, str]]:
-    found: dict[str, Array[Any]] = {}
-    for name in names:
-        try:
-            node = group[name]
-        except KeyError:
-            hint = f"It has {', '.join(sorted(_children(group)[0]))}."
-            raise InvalidParameter.of("arrays", name, "the name of an array of the group", hint) from None
-        except DatasetError:
-            raise
-        except Exception as error:
-            raise DatasetError(f"zarr cannot open array {name} ({type(error).__name__}: {error})") from error
-        if not isinstance(node, Array):
-            raise DatasetError(f"{name} is not an array: {_kind_of_group(name, node)}")
-        found[name] = node
-    return found, {}
-
-
-def _all(group: Group) -> tuple[dict[str, Array[Any]], dict[str, str]]:
+def _all(group: Group) -> tuple[dict[str, Array[Any]], dict[str, str], dict[str, Group]]:
     """All arrays directly below a group; of an AnnData store, also those with a row for each observation."""
-    found, skipped, groups = _children(group)
+    below = children(group)
+    arrays, skipped, groups = below.arrays, below.skipped, below.groups
     if group.attrs.get("encoding-type") != "anndata":
-        return found, skipped
+        return arrays, skipped, groups
     for name, node in groups.items():
         if name not in ANNDATA:
-            skipped[name] = _kind_of_group(name, node)
+            skipped[name] = kind_of_group(name, node)
             continue
-        below, reasons, inner = _children(node)
-        found |= {f"{name}/{key}": array for key, array in below.items()}
-        skipped |= {f"{name}/{key}": reason for key, reason in reasons.items()}
-        skipped |= {f"{name}/{key}": _kind_of_group(f"{name}/{key}", one) for key, one in inner.items()}
+        inner = children(node)
+        arrays |= {f"{name}/{key}": array for key, array in inner.arrays.items()}
+        skipped |= {f"{name}/{key}": reason for key, reason in inner.skipped.items()}
+        skipped |= {f"{name}/{key}": kind_of_group(f"{name}/{key}", deep) for key, deep in inner.groups.items()}
     index = group["obs"].attrs.get("_index") if "obs" in groups else None
-    n_observations = next((found[name].shape[0] for name in (f"obs/{index}", "X") if name in found), None)
+    n_observations = next((arrays[name].shape[0] for name in (f"obs/{index}", "X") if name in arrays), None)
     # The largest array does not decide here: X may be longer along its other axis.
-    for name, array in list(found.items()):
+    for name, array in list(arrays.items()):
         if n_observations is not None and (array.ndim == 0 or array.shape[0] != n_observations):
             skipped[name] = f"it does not have a row for each of the {n_observations} observations"
-            del found[name]
-    return found, skipped
-
-
-def _kind_of_group(name: str, node: Group) -> str:
-    kind = node.attrs.get("encoding-type", "group")
-    if kind in ("csr_matrix", "csc_matrix"):
-        return f"it is a {kind}, and rows of different lengths cannot be read. Store it as a dense array"
-    if kind == "categorical":
-        return f'it is categorical. Open its codes by name: arrays=["{name}/codes", ...]'
-    return f"it is a {kind}"
-
-
-def _children(group: Group) -> tuple[dict[str, Array[Any]], dict[str, str], dict[str, Group]]:
-    """Arrays, what cannot be opened and why, and groups directly below a group."""
-    found: dict[str, Array[Any]] = {}
-    skipped: dict[str, str] = {}
-    groups: dict[str, Group] = {}
-    try:
-        members = dict(group.members())
-    except Exception:  # one of them has metadata that zarr does not understand
-        members = {}
-        for name in sync(_names(group)):
-            try:
-                members[name] = group[name]
-            except KeyError:  # not a node
-                continue
-            except Exception as error:
-                skipped[name] = f"zarr cannot open it ({type(error).__name__}: {error})"
-    for name, node in sorted(members.items()):
-        if isinstance(node, zarr.Array):
-            found[name] = node
-        else:
-            groups[name] = node
-    return found, skipped, groups
-
-
-async def _names(group: Group) -> list[str]:
-    return sorted([name async for name in group.store.list_dir(group.path)])
+            del arrays[name]
+    return arrays, skipped, {}
 
 
 def _listed(reasons: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.bijection import DRAW_VERSION, Bijection
 from dshuffle.planning.class_order import ClassOrder
-from dshuffle.store.backends import canonical_url, is_local
+from dshuffle.store.backends.urls import canonical_url, is_local
 from dshuffle.store.buckets import Buckets
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import zarr
 from numpy.typing import ArrayLike, NDArray
-from zarr.abc.store import Store
 
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
-from dshuffle.store.backends import open_store
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.identity import MARK
+from dshuffle.store.mark import Mark
 
 FOLDER = "shards"
 
@@ -79,12 +77,13 @@ def write_sharding(
             f"sharding {name!r} of {dataset.url} already exists; replace it with overwrite=True (--overwrite)"
         )
     try:
-        store = open_store(dataset.url, dataset.storage_options, read_only=False)
-        shards = zarr.open_group(store=store, mode="r+").require_group(FOLDER)
-        group = shards.create_group(name, overwrite=True, attributes={MARK: {"version": 1, "complete": False}})
+        location = dataset._opening.location
+        group = zarr.open_group(store=location.open(read_only=False), path=location.path, mode="r+")
+        shards = group.require_group(FOLDER)
+        group = shards.create_group(name, overwrite=True, attributes=Mark.unfinished().attributes())
         for key, array in (("ranks", values), ("broadcast", np.asarray(broadcast, dtype=np.int64))):
             group.create_array(key, data=array, chunks=(max(1, min(len(array), 1 << 20)),))
-        group.attrs.update({"about": dict(about or {}), MARK: {"version": 1, "complete": True}})
+        group.attrs.update({"about": dict(about or {}), **Mark(complete=True).attributes()})
     except DatasetError:
         raise
     except Exception as exc:
@@ -95,10 +94,8 @@ def stored_shardings(dataset: Dataset) -> tuple[str, ...]:
     """Return the names of the shardings stored with a dataset, in ascending order. A part of a dataset has none."""
     if dataset.is_view:
         return ()
-    store = open_store(dataset.url, dataset.storage_options, read_only=True)
     try:
-        # Consolidated metadata would not list shardings that were added later.
-        shards = zarr.open_group(store=store, path=FOLDER, mode="r", use_consolidated=False)
+        shards = _open_group(dataset, FOLDER)
         return tuple(sorted(name for name, group in shards.groups() if _complete(group)))
     except FileNotFoundError:
         return ()
@@ -131,9 +128,8 @@ def read_broadcast(dataset: Dataset, name: str) -> NDArray[np.int64]:
 
 
 def _read(dataset: Dataset, name: str, key: str) -> NDArray[np.generic]:
-    store: Store = open_store(dataset.url, dataset.storage_options, read_only=True)
     try:
-        group = zarr.open_group(store=store, path=f"{FOLDER}/{name}", mode="r", use_consolidated=False)
+        group = _open_group(dataset, f"{FOLDER}/{name}")
         if not _complete(group):
             raise DatasetError(f"sharding {name!r} of {dataset.url} was never finished; write it again")
         array = group[key]
@@ -145,6 +141,13 @@ def _read(dataset: Dataset, name: str, key: str) -> NDArray[np.generic]:
         raise DatasetError(f"cannot read sharding {name!r} of {dataset.url}: {type(exc).__name__}: {exc}") from exc
 
 
+def _open_group(dataset: Dataset, path: str) -> zarr.Group:
+    """Open a group below that of the dataset."""
+    place = "/".join(filter(None, (dataset._opening.location.path, path)))
+    # Consolidated metadata would not list shardings that were added later.
+    return zarr.open_group(store=dataset._store.bare, path=place, mode="r", use_consolidated=False)
+
+
 def _complete(group: zarr.Group) -> bool:
-    mark = group.attrs.get(MARK)
-    return isinstance(mark, Mapping) and bool(mark.get("complete"))
+    mark = Mark.of(group.attrs)
+    return mark is not None and mark.complete

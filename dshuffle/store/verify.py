@@ -11,8 +11,10 @@ from zarr.core.sync import sync
 
 from dshuffle.errors import CorruptChunk, ReadersDiffer
 from dshuffle.store import reader
+from dshuffle.store.backends.location import Place
 from dshuffle.store.both_ways import compare
 from dshuffle.store.dataset import Dataset
+from dshuffle.store.open import open_dataset
 from dshuffle.store.stored_array import StoredArray
 
 
@@ -41,7 +43,7 @@ class VerifyReport:
 
 
 def verify_dataset(
-    dataset: Dataset,
+    dataset: Dataset | Place,
     *,
     progress: Callable[[int, int], None] | None = None,
     memory_budget: int = reader.MEMORY_BUDGET,
@@ -57,7 +59,7 @@ def verify_dataset(
     Parameters
     ----------
     dataset
-        Dataset to verify.
+        Dataset to verify, or its URL or another place that :func:`open_dataset` opens.
     progress
         Called as ``progress(chunks done, total chunks)`` after each chunk, from another thread.
     memory_budget
@@ -76,7 +78,8 @@ def verify_dataset(
     >>> verify_dataset(dataset)
     VerifyReport(n_chunks=3, bytes=80, bad=())
     """
-    sources = dataset._sources.values()
+    opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    sources = opened._sources.values()
     total = sum(math.prod(source.chunk_grid) for source in sources)
     sizes: list[int] = []
     bad: list[tuple[str, tuple[int, ...], str]] = []

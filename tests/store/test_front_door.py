@@ -354,7 +354,7 @@ def test_an_array_that_zarr_cannot_open_is_named(tmp_path):
     group.create_array("x", data=np.arange(4))
     metadata = tmp_path / "g" / "x" / "zarr.json"
     metadata.write_text(metadata.read_text().replace('"int64"', '"int65"'))
-    with pytest.raises(DatasetError, match=r"zarr cannot open array x \("):
+    with pytest.raises(DatasetError, match=r"array x cannot be opened: zarr cannot open it \("):
         open_dataset(tmp_path / "g", arrays=["x"])
 
 

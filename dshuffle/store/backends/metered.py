@@ -13,9 +13,8 @@ from zarr.storage import WrapperStore
 from dshuffle.emulated_links import emulated
 from dshuffle.errors import DatasetError
 from dshuffle.records import StoreTraffic
+from dshuffle.store.backends.refusals import METADATA
 from dshuffle.store.backends.retrying import WrongRange
-
-_METADATA = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
 
 T = TypeVar("T")
 
@@ -70,6 +69,9 @@ class MeteredStore(WrapperStore[Store]):
         self.absent_is_error = False
         self.batch_nbytes: int = getattr(store, "batch_nbytes", 0)
 
+    def __str__(self) -> str:
+        return str(self._store)
+
     @property
     def bare(self) -> Store:
         """The store without the meter."""
@@ -77,7 +79,7 @@ class MeteredStore(WrapperStore[Store]):
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Fetch an object and count it, unless it is metadata."""
-        if key.rpartition("/")[2] in _METADATA:
+        if key.rpartition("/")[2] in METADATA:
             return await self._store.get(key, prototype, byte_range)
         answer = await self._fetched(key, self._store.get(key, prototype, byte_range))
         await _through_link(answer)

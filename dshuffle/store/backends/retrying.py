@@ -22,6 +22,7 @@ from zarr.storage import WrapperStore
 
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.redaction import hide_secrets
+from dshuffle.store.backends.refusals import AccessRefused, is_refusal
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _TRANSIENT_ERRNO = frozenset(
@@ -59,7 +60,6 @@ _HINTS = (
     ),
     (("NoSuchBucket",), "The bucket does not exist at this endpoint."),
     (("InvalidAccessKeyId", "SignatureDoesNotMatch"), "The credentials are wrong for this endpoint."),
-    (("AccessDenied", "status code: 403"), "The credentials have no permission for this."),
     (("kind: Timeout", "TimedOut"), "The server did not answer in time."),
     (("ConnectionRefused",), "Nothing is listening at the endpoint."),
     (("redirect without LOCATION",), "The bucket is in another region; set region=."),
@@ -100,7 +100,7 @@ def is_transient(exc: BaseException) -> bool:
     return False
 
 
-def explained(exc: BaseException, secrets: Iterable[str] = ()) -> str:
+def explained(exc: BaseException, secrets: Iterable[str] = (), access: str = "") -> str:
     """Describe an error in one line, without secrets, and add advice where there is any.
 
     Parameters
@@ -109,6 +109,8 @@ def explained(exc: BaseException, secrets: Iterable[str] = ()) -> str:
         Exception raised by the store.
     secrets
         Values that must not appear in the text.
+    access
+        How access was tried, and advice, for an error that says that it was refused.
 
     Examples
     --------
@@ -125,6 +127,8 @@ def explained(exc: BaseException, secrets: Iterable[str] = ()) -> str:
     said = f"{type(exc).__name__}: {' '.join(text.split())}" if text.strip() else type(exc).__name__
     if type(exc).__module__.startswith("obstore"):
         said += next((f". {hint}" for words, hint in _HINTS if any(word in full for word in words)), "")
+    if access and is_refusal(exc):
+        said += f". {access}"
     return hide_secrets(said, secrets)
 
 
@@ -188,6 +192,8 @@ class RetryingStore(WrapperStore[Store]):
         Seconds that a whole attempt may take; ``None`` if the store limits its attempts itself.
     secrets
         Values that must not appear in errors.
+    access
+        How access is tried, and advice, for errors that say that it was refused.
     on_retry
         Function called before each retry.
     batch_nbytes
@@ -202,6 +208,7 @@ class RetryingStore(WrapperStore[Store]):
         *,
         limit: float | None = None,
         secrets: tuple[str, ...] = (),
+        access: str = "",
         on_retry: Callable[[], None] | None = None,
         batch_nbytes: int = 0,
     ) -> None:
@@ -211,6 +218,7 @@ class RetryingStore(WrapperStore[Store]):
         self._patience = patience
         self._limit = limit
         self._secrets = secrets
+        self._access = access
         self._on_retry = on_retry
 
     def _with_store(self, store: Store) -> Self:
@@ -220,6 +228,7 @@ class RetryingStore(WrapperStore[Store]):
             self._patience,
             limit=self._limit,
             secrets=self._secrets,
+            access=self._access,
             on_retry=self._on_retry,
             batch_nbytes=self.batch_nbytes,
         )
@@ -248,10 +257,12 @@ class RetryingStore(WrapperStore[Store]):
                 last = attempt > self._patience.max_retries or taken >= 2 * self._patience.timeout
                 if last or not is_transient(exc):
                     silent = isinstance(exc, TimeoutError) and not str(exc)
-                    said = f"no answer within {self._limit:g} s" if silent else explained(exc, self._secrets)
+                    answer = explained(exc, self._secrets, self._access)
+                    said = f"no answer within {self._limit:g} s" if silent else answer
                     often = f"; tried {attempt} times in {taken:.1f} s" if attempt > 1 else ""
                     # Not chained: a traceback would print the original message, which may contain secrets.
-                    raise DatasetError(f"cannot {what} of {self._url}: {said}{often}") from None
+                    kind = AccessRefused if is_refusal(exc) else DatasetError
+                    raise kind(f"cannot {what} of {self._url}: {said}{often}") from None
             if self._on_retry is not None:
                 self._on_retry()
             await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)) * random.uniform(0.5, 1))

@@ -16,6 +16,7 @@ from obstore.store import S3Store
 from zarr.storage import ObjectStore
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.store.backends.refusals import SAME_ANSWER
 from dshuffle.store.backends.retrying import Patience, explained
 
 #: Option name in s3fs, fsspec or boto3 -> option name in obstore.
@@ -34,6 +35,7 @@ _OTHER_NAMES = {
     "region_name": "region",
     "aws_region": "region",
     "anon": "skip_signature",
+    "requester_pays": "request_payer",
 }
 _OWN_NAMES = (
     *("access_key_id", "secret_access_key", "session_token", "endpoint", "region", "default_region"),
@@ -49,8 +51,10 @@ _SECRET_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_
 
 def open_s3(
     url: str, storage_options: Mapping[str, Any], patience: Patience, *, read_only: bool
-) -> tuple[ObjectStore[S3Store], tuple[str, ...]]:
-    """Open the store at an ``s3://`` URL; return it with the secrets that must not appear in its errors.
+) -> tuple[ObjectStore[S3Store], tuple[str, ...], str]:
+    """Open the store at an ``s3://`` URL.
+
+    Returns the store, the secrets that must not appear in its errors, and what an error says if access is refused.
 
     Missing options come from the usual environment variables (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
     ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, ...), then from the role of the machine.
@@ -95,7 +99,30 @@ def open_s3(
         raise InvalidParameter.because(
             "storage_options", f"obstore rejects {sorted(storage_options)} ({explained(exc, secrets)})"
         ) from None
-    return ObjectStore(store, read_only=read_only), secrets
+    return ObjectStore(store, read_only=read_only), secrets, _access(options)
+
+
+def _access(options: Mapping[str, Any]) -> str:
+    """How access is tried, and what to do if it is refused."""
+    anonymous = options.get("skip_signature")
+    if anonymous is None:
+        anonymous = os.environ.get("AWS_SKIP_SIGNATURE", "")
+    if str(anonymous).lower() in ("1", "true", "on", "yes", "y"):
+        tried = (
+            "Access was tried without credentials (anon, skip_signature). Give credentials in storage_options (key and "
+            "secret), or requester_pays=True with them, if the bucket asks for that"
+        )
+    else:
+        source = "of this machine's role"
+        if options.get("access_key_id"):
+            source = "in storage_options"
+        elif os.environ.get("AWS_ACCESS_KEY_ID"):
+            source = "in AWS_ACCESS_KEY_ID"
+        tried = (
+            f"Access was tried with the credentials {source}. They lack the permission, or the bucket is public and "
+            "needs anon=True, or its readers pay and it needs requester_pays=True"
+        )
+    return f"{tried}. {SAME_ANSWER}"
 
 
 def _check_endpoint(endpoint: object) -> None:

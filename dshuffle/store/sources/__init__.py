@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
-from dshuffle.store.backends import canonical_url, is_local
+from dshuffle.store.backends.urls import canonical_url, is_local
 from dshuffle.store.sources.numpy_files import npy_arrays, npz_arrays
 from dshuffle.store.sources.source import RowSource
 from dshuffle.store.sources.zarr_nodes import zarr_arrays

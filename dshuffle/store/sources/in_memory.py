@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,9 +16,8 @@ import dask.base
 import numpy as np
 
 from dshuffle.errors import DatasetError, InvalidParameter
-
-Arrays = tuple[dict[str, Any], dict[str, str], dict[str, tuple[str, ...]]]
-"""Name -> array, name -> why something is not one of the arrays, and name -> dimensions, if they have names."""
+from dshuffle.store.sources.array_values import is_sparse
+from dshuffle.store.sources.xarray_objects import Arrays, arrays_of_xarray
 
 
 def arrays_of(data: Any) -> Arrays:
@@ -26,8 +26,8 @@ def arrays_of(data: Any) -> Arrays:
     Parameters
     ----------
     data
-        A mapping of names to arrays, an ``xarray.Dataset``, a DataFrame of pandas or Dask, or a table with the Arrow
-        PyCapsule interface (pyarrow, Polars, DuckDB, ...).
+        A mapping of names to arrays, an ``xarray.Dataset`` or ``DataArray``, a DataFrame of pandas or Dask, or a table
+        with the Arrow PyCapsule interface (pyarrow, Polars, DuckDB, ...).
 
     Raises
     ------
@@ -45,8 +45,8 @@ def arrays_of(data: Any) -> Arrays:
     has_columns, skipped = hasattr(getattr(data, "columns", None), "has_duplicates"), dict[str, str]()
     arrays: dict[str, Any]
     dimensions: dict[str, tuple[str, ...]] = {}
-    if "xarray" in libraries and hasattr(data, "data_vars"):
-        arrays, skipped, dimensions = _of_xarray(data)
+    if "xarray" in libraries:
+        arrays, skipped, dimensions = arrays_of_xarray(data)
     elif "pandas" in libraries and has_columns:
         arrays = {name: _of_series(name, data[name]) for name in _distinct(data.columns)}
         skipped = {str(name): "it is the index; reset_index() makes it a column" for name in data.index.names if name}
@@ -57,12 +57,29 @@ def arrays_of(data: Any) -> Arrays:
     elif isinstance(data, Mapping) and data:
         arrays = dict(data)
     else:
-        raise InvalidParameter.of(
-            "arrays", data, "a mapping of at least one name to an array, a table or an xarray.Dataset"
-        )
+        allowed = "a mapping of at least one name to an array, a table or an xarray.Dataset"
+        raise InvalidParameter.of("arrays", data, allowed, _advice(data, libraries))
     if not arrays and not isinstance(data, Mapping):
         raise InvalidParameter.because("arrays", f"this {type(data).__name__} has no columns", "Give at least one.")
     return _with_known_chunks(arrays), skipped, dimensions
+
+
+def _advice(data: Any, libraries: set[str]) -> str:
+    """What to do with an object that is none of the kinds that :func:`arrays_of` accepts."""
+    kind = type(data).__name__
+    if is_sparse(data):
+        return "It is a sparse matrix; make it dense with .toarray(), and give it a name."
+    if kind == "LazyFrame":
+        return "Compute it with .collect()."
+    if kind == "Series":
+        return "Make a table of it with .to_frame()."
+    if kind == "AnnData":
+        return "Write it with .write_zarr(URL), and open that with open_dataset."
+    if isinstance(data, str | os.PathLike) or "zarr" in libraries:
+        return "What is stored is opened with open_dataset, or read with dshuffle.store.read_sources."
+    if hasattr(data, "__array__") or isinstance(data, list | tuple):
+        return 'Give the array a name: {"x": array}.'
+    return ""
 
 
 def _distinct(columns: Any) -> list[Any]:
@@ -98,29 +115,6 @@ def _of_arrow(table: Any) -> dict[str, Any]:
             f"pyarrow is needed to read this table; install it with pip install 'dshuffle[parquet]' ({exc})"
         ) from exc
     return found
-
-
-def _of_xarray(dataset: Any) -> Arrays:
-    """The variables with the first dimension of the largest one, which moves to the front; Dask arrays stay lazy."""
-    arrays: dict[str, Any] = {}
-    skipped: dict[str, str] = {}
-    dimensions: dict[str, tuple[str, ...]] = {}
-    largest = max((one for one in dataset.data_vars.values() if one.ndim), key=lambda one: one.nbytes, default=None)
-    if largest is None:
-        raise InvalidParameter.because("arrays", "this xarray.Dataset has no variables with a dimension")
-    samples = largest.dims[0]
-    for name, variable in dataset.variables.items():
-        if samples not in variable.dims:
-            dims = ", ".join(map(str, variable.dims)) or "it has no dimensions"
-            skipped[str(name)] = f"its dimensions are {dims}, without {samples}" if variable.dims else dims
-        elif not isinstance(variable.dtype, np.dtype):
-            skipped[str(name)] = f"its dtype is {variable.dtype}"
-        elif variable.dtype.hasobject or variable.dtype.kind in "OT":
-            skipped[str(name)] = f"its items have different lengths ({variable.dtype})"
-        else:
-            turned = variable.transpose(samples, ...)
-            arrays[name], dimensions[name] = turned.data, tuple(map(str, turned.dims))
-    return arrays, skipped, dimensions
 
 
 def _with_known_chunks(arrays: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
-from dshuffle.store.backends import GROUP, canonical_url, open_store, standing_at
+from dshuffle.store.backends import open_store
+from dshuffle.store.backends.standing import ARRAY, GROUP, standing_at
+from dshuffle.store.backends.urls import canonical_url
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import open_dataset
 from dshuffle.store.sample_arrays import unreadable_items
@@ -32,7 +34,7 @@ def zarr_arrays(url: str) -> dict[str, RowSource]:
     standing = standing_at(url, None)
     if standing == GROUP:
         return {name: _source(array) for name, array in open_dataset(url)._sources.items()}
-    if standing != "a Zarr array":
+    if standing != ARRAY:
         raise DatasetError(f"{url} is {standing or 'missing'}; it must be a Zarr array or group")
     name = canonical_url(url).rsplit("/", 1)[-1].removesuffix(".zarr")
     try:
