@@ -26,7 +26,7 @@ from dshuffle.runtime import Shuffler
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.memory import check_budget
 from dshuffle.runtime.session_spec import Settings
-from dshuffle.store import Dataset, dataset_of, describe, open_dataset
+from dshuffle.store import Dataset, Place, as_dataset, dataset_of, describe
 
 OF_OTHERS = {"min_workers", "client", "dataset", "checkpoint", "first_epoch"} | {
     one.name for one in dataclasses.fields(Choices)
@@ -48,7 +48,7 @@ class Pipeline:
     Parameters
     ----------
     dataset
-        A :class:`dshuffle.Dataset`, or the URL of one that this process and the workers can open.
+        A :class:`dshuffle.Dataset`, or the URL or the Zarr store of one that this process and the workers can open.
     training
         The function that trains, with its options.
     shuffle
@@ -86,7 +86,7 @@ class Pipeline:
     (3, 3, (64,))
     """
 
-    dataset: Dataset | str | os.PathLike[str]
+    dataset: Dataset | Place
     training: Training
     shuffle: Choices | Way | str | Sequence[Choices | Way | str] = field(default_factory=Choices)
     cluster: ClusterSource = field(default_factory=LocalWorkers)
@@ -162,7 +162,7 @@ class Pipeline:
 
     def checked(self) -> Dataset:
         """Check the pipeline, and return its open dataset."""
-        dataset = self.dataset if isinstance(self.dataset, Dataset) else open_dataset(self.dataset)
+        dataset = as_dataset(self.dataset)
         problems = [
             f"{option}={name!r} is not an array of the dataset, which has {', '.join(sorted(dataset.arrays))}"
             for option, name in self.training.arrays.items()
@@ -258,7 +258,9 @@ class Pipeline:
             If a function cannot be imported by its name, or JSON cannot hold an option.
         """
         return {
-            "dataset": describe(self.dataset) if isinstance(self.dataset, Dataset) else os.fspath(self.dataset),
+            "dataset": os.fspath(self.dataset)
+            if isinstance(self.dataset, str | os.PathLike)
+            else describe(as_dataset(self.dataset)),
             "training": self.training.to_dict(),
             "shuffle": [{"label": way.label, **way.choices.to_dict()} for way in self.ways],
             "cluster": self.cluster.to_dict(),

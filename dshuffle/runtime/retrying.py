@@ -21,7 +21,7 @@ from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.session_state import CHOOSING, SessionState, find_checkpoint
 from dshuffle.runtime.shuffler import Shuffler
 from dshuffle.runtime.waiting import as_seconds, wait_for_workers
-from dshuffle.store import Dataset, open_dataset
+from dshuffle.store import Dataset, Place, as_dataset
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ LOSSES = (ClusterError, ExchangeError, CommClosedError, KilledWorker, CancelledE
 def retrying(
     train: Callable[[Shuffler], T],
     make_client: Callable[[], Client | AbstractContextManager[Client]],
-    dataset: Dataset | str | os.PathLike[str],
+    dataset: Dataset | Place,
     *,
     checkpoint: str | os.PathLike[str],
     attempts: int = 3,
@@ -99,7 +99,7 @@ def retrying(
     as_integer("attempts", attempts, 1)
     as_integer("min_workers", min_workers, 1)
     as_seconds("patience", patience)
-    opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    opened = as_dataset(dataset)
     failed, before = 0, find_checkpoint(checkpoint, opened)
     while True:
         try:

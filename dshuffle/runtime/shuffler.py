@@ -34,7 +34,7 @@ from dshuffle.runtime.session_state import SessionState, check_no_checkpoint, re
 from dshuffle.runtime.shuffler_summary import in_html, in_words
 from dshuffle.runtime.waiting import said, wait_for_workers
 from dshuffle.sharding import Sharding
-from dshuffle.store import Dataset, open_dataset
+from dshuffle.store import Dataset, Place, as_dataset
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Shuffler:
     client
         A synchronous Dask client.
     dataset
-        A :class:`Dataset`, or the URL of one that the workers can open.
+        A :class:`Dataset`, or the URL or the Zarr store of one that the workers can open.
     assignment
         Rule for which worker trains on which sample. ``"global"``: a new random assignment each epoch. ``"partial:Q"``
         or ``Partial(Q)``: each worker exchanges the fraction Q of its samples. ``"local"``: no exchange. ``"aligned"``:
@@ -157,7 +157,7 @@ class Shuffler:
     def __init__(
         self,
         client: Client,
-        dataset: Dataset | str | os.PathLike[str],
+        dataset: Dataset | Place,
         *,
         assignment: str | Assignment = "global",
         delivery: str = "peer",
@@ -191,7 +191,7 @@ class Shuffler:
         )
         self._closed = True  # until the session is open
         self._client = client
-        self.dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+        self.dataset = as_dataset(dataset)
         choices = dataclasses.replace(choices, sharding=wanted_sharding(self.dataset, sharding))
         request, classes = session_request(
             client,
@@ -239,7 +239,7 @@ class Shuffler:
     def resume(
         cls,
         client: Client,
-        dataset: Dataset | str | os.PathLike[str],
+        dataset: Dataset | Place,
         state: Mapping[str, Any] | str | os.PathLike[str],
         **options: Any,
     ) -> Self:
@@ -278,7 +278,7 @@ class Shuffler:
         ...         [client.gather(epoch.map(len)) for epoch in shuffler.epochs(2)]
         [[3, 3], [5, 5]]
         """
-        dataset = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+        dataset = as_dataset(dataset)
         if not isinstance(state, Mapping):
             options = {"checkpoint": state, **options}
             state = read_checkpoint(state, dataset)

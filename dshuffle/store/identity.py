@@ -14,6 +14,7 @@ from zarr.abc.store import Store, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+from dshuffle.store.backends.refusals import AccessRefused
 from dshuffle.store.cf import DECISIVE, attributes_of
 from dshuffle.store.mark import Mark
 from dshuffle.store.sample_arrays import SampleArrays, Wanted
@@ -85,5 +86,8 @@ async def _sampled_chunks(store: Store, array: Array[Any]) -> list[bytes]:
 
 async def _last_bytes(store: Store, key: str) -> bytes:
     """The end of a stored object, which is where chunks have their checksums; only these bytes are read."""
-    buffer = await store.get(key, default_buffer_prototype(), SuffixByteRequest(SAMPLED_NBYTES))
+    try:
+        buffer = await store.get(key, default_buffer_prototype(), SuffixByteRequest(SAMPLED_NBYTES))
+    except AccessRefused:  # as some stores answer for absent objects
+        buffer = None
     return b"absent;" if buffer is None else buffer.to_bytes()

@@ -107,6 +107,11 @@ def open_dataset(
     return Opening(location, wanted, cache_nbytes(chunk_cache), checked_absent_chunks(absent_chunks)).open()
 
 
+def as_dataset(dataset: Dataset | Place) -> Dataset:
+    """Open a dataset, unless it is open."""
+    return dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """How a dataset was opened, so that other processes can open it again.
@@ -222,7 +227,7 @@ def _not_found(location: Location, kind: str) -> DatasetNotFound:
             f"no dataset exists at {url}{hint}; create one with create_dataset (dshuffle dataset create)"
         )
     if kind == ARRAY:
-        hint = ". Open the group that contains it, with arrays=[...] for this array alone"
+        hint = ". If a group contains it, open that, with arrays=[...] for this array alone"
     elif kind == "a file" and url.endswith(".zip"):
         hint = f". Open a ZIP file with open_dataset(zarr.storage.ZipStore({url!r}))"
     return DatasetNotFound(f"{url} is {kind}, but a dataset is a Zarr group of arrays{hint}")

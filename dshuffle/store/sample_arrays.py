@@ -96,7 +96,7 @@ def find_arrays(group: Group, location: Location, wanted: Wanted) -> SampleArray
     if wanted.arrays is not None and skipped:
         raise DatasetError(f"these arrays of {location.url} cannot be opened together: {_listed(skipped)}")
     if candidates.groups and candidates.are_coordinates and (below := _groups_with_samples(candidates.groups, wanted)):
-        own = f"only {', '.join(axes)}, which are coordinates" if axes else "no arrays of samples of its own"
+        own = f"only coordinates of its own ({', '.join(axes)})" if axes else "no arrays of samples of its own"
         names = ", ".join(below[:_MOST_NAMED]) + (", ..." if len(below) > _MOST_NAMED else "")
         raise DatasetError(
             f"the Zarr group at {location.url} has {own}. Open a group below it: {location.child(below[0])}. "

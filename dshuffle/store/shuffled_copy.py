@@ -25,11 +25,12 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.bijection import DRAW_VERSION, Bijection
 from dshuffle.planning.class_order import ClassOrder
+from dshuffle.store.backends.location import Place
 from dshuffle.store.backends.urls import canonical_url, is_local
 from dshuffle.store.buckets import Buckets
 from dshuffle.store.create import create_dataset
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.open import open_dataset
+from dshuffle.store.open import as_dataset
 from dshuffle.store.sources.source import StreamSource
 from dshuffle.store.sources.zarr_nodes import read_array
 from dshuffle.units import human_bytes
@@ -47,7 +48,7 @@ Progress = Callable[[int, int, str], None]
 
 
 def shuffle_dataset(
-    source: Dataset | str | os.PathLike[str],
+    source: Dataset | Place,
     url: str | os.PathLike[str],
     *,
     seed: int = 0,
@@ -117,7 +118,7 @@ def shuffle_dataset(
     >>> sorted(shuffled.read_rows(np.arange(8))["x"].tolist())
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
-    opened = source if isinstance(source, Dataset) else open_dataset(source)
+    opened = as_dataset(source)
     _check_target(opened, url)
     order = _order(opened, by, as_integer("seed", seed))
     widest = max(info.dtype.itemsize * math.prod(info.shape) for info in opened.arrays.values())

@@ -10,14 +10,16 @@ import zarr
 from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import DatasetError, DatasetExists, InvalidParameter
+from dshuffle.store.backends.location import Place
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.mark import Mark
+from dshuffle.store.open import as_dataset
 
 FOLDER = "shards"
 
 
 def write_sharding(
-    dataset: Dataset,
+    dataset: Dataset | Place,
     name: str,
     ranks: ArrayLike,
     *,
@@ -63,6 +65,7 @@ def write_sharding(
     """
     if not isinstance(name, str) or not name or {"/", ":"} & set(name) or name.startswith((".", "__")):
         raise InvalidParameter.of("name", name, "a string without '/' and ':' that does not start with '.' or '__'")
+    dataset = as_dataset(dataset)
     if dataset.is_view:
         raise InvalidParameter.because(
             "dataset",
@@ -90,8 +93,9 @@ def write_sharding(
         raise DatasetError(f"cannot write sharding {name!r} of {dataset.url}: {type(exc).__name__}: {exc}") from exc
 
 
-def stored_shardings(dataset: Dataset) -> tuple[str, ...]:
+def stored_shardings(dataset: Dataset | Place) -> tuple[str, ...]:
     """Return the names of the shardings stored with a dataset, in ascending order. A part of a dataset has none."""
+    dataset = as_dataset(dataset)
     if dataset.is_view:
         return ()
     try:
@@ -105,7 +109,7 @@ def stored_shardings(dataset: Dataset) -> tuple[str, ...]:
         raise DatasetError(f"cannot list the shardings of {dataset.url}: {type(exc).__name__}: {exc}") from exc
 
 
-def read_sharding(dataset: Dataset, name: str) -> NDArray[np.int32]:
+def read_sharding(dataset: Dataset | Place, name: str) -> NDArray[np.int32]:
     """Read the ranks of a stored sharding, ``(q,)`` int32.
 
     Raises
@@ -113,10 +117,10 @@ def read_sharding(dataset: Dataset, name: str) -> NDArray[np.int32]:
     DatasetError
         If the sharding does not exist or cannot be read.
     """
-    return np.asarray(_read(dataset, name, "ranks"), dtype=np.int32)
+    return np.asarray(_read(as_dataset(dataset), name, "ranks"), dtype=np.int32)
 
 
-def read_broadcast(dataset: Dataset, name: str) -> NDArray[np.int64]:
+def read_broadcast(dataset: Dataset | Place, name: str) -> NDArray[np.int64]:
     """Read the broadcast samples of a stored sharding, ascending int64.
 
     Raises
@@ -124,7 +128,7 @@ def read_broadcast(dataset: Dataset, name: str) -> NDArray[np.int64]:
     DatasetError
         If the sharding does not exist or cannot be read.
     """
-    return np.asarray(_read(dataset, name, "broadcast"), dtype=np.int64)
+    return np.asarray(_read(as_dataset(dataset), name, "broadcast"), dtype=np.int64)
 
 
 def _read(dataset: Dataset, name: str, key: str) -> NDArray[np.generic]:
@@ -137,6 +141,9 @@ def _read(dataset: Dataset, name: str, key: str) -> NDArray[np.generic]:
         return np.asarray(array[:])
     except DatasetError:
         raise
+    except FileNotFoundError:
+        names = ", ".join(stored_shardings(dataset)) or "none"
+        raise DatasetError(f"{dataset.url} has no sharding {name!r}; it has {names}") from None
     except Exception as exc:
         raise DatasetError(f"cannot read sharding {name!r} of {dataset.url}: {type(exc).__name__}: {exc}") from exc
 

@@ -14,7 +14,7 @@ from dshuffle.store import reader
 from dshuffle.store.backends.location import Place
 from dshuffle.store.both_ways import compare
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.open import open_dataset
+from dshuffle.store.open import as_dataset
 from dshuffle.store.stored_array import StoredArray
 
 
@@ -78,8 +78,7 @@ def verify_dataset(
     >>> verify_dataset(dataset)
     VerifyReport(n_chunks=3, bytes=80, bad=())
     """
-    opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    sources = opened._sources.values()
+    sources = as_dataset(dataset)._sources.values()
     total = sum(math.prod(source.chunk_grid) for source in sources)
     sizes: list[int] = []
     bad: list[tuple[str, tuple[int, ...], str]] = []

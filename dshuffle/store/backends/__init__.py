@@ -14,7 +14,7 @@ from dshuffle.redaction import option_values
 from dshuffle.store.backends.local import LocalFiles
 from dshuffle.store.backends.nfs import NfsStore
 from dshuffle.store.backends.refusals import SAME_ANSWER
-from dshuffle.store.backends.retrying import Patience, RetryingStore
+from dshuffle.store.backends.retrying import Patience, RetryingStore, explained
 
 try:
     from dshuffle.store.backends import s3
@@ -105,6 +105,8 @@ def _open_s3(
 def _open_fsspec(url: str, scheme: str, options: dict[str, Any], *, read_only: bool) -> Store:
     try:
         return FsspecStore.from_url(url, storage_options=options, read_only=read_only)
+    except OSError as exc:  # some file systems connect at once
+        raise DatasetError(f"cannot open {url}: {explained(exc, option_values(options))}") from None
     except ImportError as exc:
         raise DatasetError(f"{url} needs a package for {scheme}:// URLs that is not installed: {exc}") from exc
     except ValueError as exc:

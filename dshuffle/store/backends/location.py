@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import zarr
 from zarr.abc.store import Store
+from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 
 from dshuffle.errors import InvalidParameter
@@ -18,6 +19,7 @@ from dshuffle.store.backends import open_store
 from dshuffle.store.backends.refusals import SAME_ANSWER, RefusalsAsAbsence
 from dshuffle.store.backends.retrying import Patience, RetryingStore
 from dshuffle.store.backends.standing import Standing, standing_in
+from dshuffle.store.backends.suffixes import ShorterSuffixes
 from dshuffle.store.backends.urls import canonical_url, is_local, is_memory
 
 Place = str | os.PathLike[str] | Store | StorePath | zarr.Group
@@ -86,8 +88,9 @@ class Location:
             return open_store(self.url, self.storage_options, read_only=read_only, on_retry=on_retry)
         patience, _ = Patience.of(self.storage_options)
         store = _read_only(self.store) if read_only else self.store
+        sync(store._ensure_open())  # as zarr does; a ZipStore cannot be read otherwise
         return RetryingStore(
-            store,
+            store if type(store).__module__.startswith("zarr.") else ShorterSuffixes(store),
             self.url,
             patience,
             limit=patience.timeout,

@@ -53,7 +53,7 @@ def array_of(label: str, value: Any) -> Any:
 
 def is_sparse(value: Any) -> bool:
     """Whether a value is a sparse matrix or array, of SciPy or of another library."""
-    return hasattr(value, "nnz") and hasattr(value, "todense")
+    return isinstance(getattr(value, "nnz", None), int | np.integer) and hasattr(value, "todense")
 
 
 def _has_masked_items(value: Any) -> bool:
@@ -63,6 +63,8 @@ def _has_masked_items(value: Any) -> bool:
 
 def _as_numpy(label: str, value: Any) -> Any:
     kind = type(value).__name__
+    if isinstance(value, Mapping):  # such as a group of h5py, of which NumPy makes an array of names
+        raise InvalidParameter.because(label, f"this {kind} is not an array", "Give each of its arrays a name.")
     try:
         array = np.asarray(value)
     except ValueError as exc:
@@ -81,8 +83,6 @@ def _as_numpy(label: str, value: Any) -> Any:
 def _advice(value: Any) -> str:
     if isinstance(value, Iterator | Set):
         return "Make a list of it."
-    if isinstance(value, Mapping):
-        return "Give each of its arrays a name of its own."
     if type(value).__module__.startswith("dask."):
         return "Make a Dask array of it (dask.array.from_delayed)."
     return "Give a NumPy or a Dask array."

@@ -42,7 +42,9 @@ def arrays_of(data: Any) -> Arrays:
     ({'x': [1, 2]}, {}, {})
     """
     libraries = {kind.__module__.partition(".")[0] for kind in type(data).__mro__}
-    has_columns, skipped = hasattr(getattr(data, "columns", None), "has_duplicates"), dict[str, str]()
+    frames = libraries & {"pandas", "dask", "dask_expr"}  # others may compute their columns
+    has_columns = bool(frames) and hasattr(getattr(data, "columns", None), "has_duplicates")
+    skipped: dict[str, str] = {}
     arrays: dict[str, Any]
     dimensions: dict[str, tuple[str, ...]] = {}
     if "xarray" in libraries:
@@ -50,9 +52,9 @@ def arrays_of(data: Any) -> Arrays:
     elif "pandas" in libraries and has_columns:
         arrays = {name: _of_series(name, data[name]) for name in _distinct(data.columns)}
         skipped = {str(name): "it is the index; reset_index() makes it a column" for name in data.index.names if name}
-    elif libraries & {"dask", "dask_expr"} and has_columns:
-        arrays = {name: data[name].to_dask_array() for name in _distinct(data.columns)}
-    elif hasattr(data, "__arrow_c_stream__") and "pandas" not in libraries:
+    elif has_columns:
+        arrays = {name: _of_dask_series(name, data[name]) for name in _distinct(data.columns)}
+    elif hasattr(data, "__arrow_c_stream__") and "pandas" not in libraries and not hasattr(data, "to_frame"):
         arrays = _of_arrow(data)
     elif isinstance(data, Mapping) and data:
         arrays = dict(data)
@@ -105,6 +107,15 @@ def _of_series(name: Any, series: Any) -> Any:
     if series.isna().any():
         raise InvalidParameter.because(label, "it contains nulls", "Fill the nulls, or leave the column out.")
     return series.to_numpy(kind)
+
+
+def _of_dask_series(name: Any, series: Any) -> Any:
+    """The values of a column of Dask."""
+    _of_series(name, series._meta)
+    if not isinstance(series.dtype, np.dtype):
+        hint = "Cast it to a NumPy dtype (.astype), or leave it out."
+        raise InvalidParameter.because(f"column {name!r}", f"its dtype is {series.dtype}", hint)
+    return series.to_dask_array()
 
 
 def _of_arrow(table: Any) -> dict[str, Any]:

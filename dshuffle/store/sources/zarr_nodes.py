@@ -14,10 +14,11 @@ from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
 from dshuffle.store.backends import open_store
+from dshuffle.store.backends.location import Place
 from dshuffle.store.backends.standing import ARRAY, GROUP, standing_at
 from dshuffle.store.backends.urls import canonical_url
 from dshuffle.store.dataset import Dataset
-from dshuffle.store.open import open_dataset
+from dshuffle.store.open import as_dataset, open_dataset
 from dshuffle.store.sample_arrays import unreadable_items
 from dshuffle.store.sources.source import RowSource, StreamSource, unreadable
 from dshuffle.store.stored_array import StoredArray
@@ -48,7 +49,7 @@ def zarr_arrays(url: str) -> dict[str, RowSource]:
         raise unreadable(url, exc) from exc
 
 
-def read_array(dataset: Dataset, name: str) -> RowSource:
+def read_array(dataset: Dataset | Place, name: str) -> RowSource:
     """Return one array of a dataset as a source that is read in ascending slabs.
 
     Raises
@@ -64,6 +65,7 @@ def read_array(dataset: Dataset, name: str) -> RowSource:
     >>> read_array(dataset, "x")[2:5]
     array([2, 3, 4])
     """
+    dataset = as_dataset(dataset)
     if name not in dataset.arrays:
         raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
     if not dataset.is_view and not dataset.is_temporary:

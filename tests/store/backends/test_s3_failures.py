@@ -108,8 +108,9 @@ def xml(code: str, message: str) -> bytes:
 @pytest.mark.parametrize(
     ("answer", "words", "attempts"),
     [
-        (Answer(403, xml("AccessDenied", "Access Denied")), "AccessDenied.*no permission", 1),
-        (Answer(403, b""), "no permission", 1),
+        # The documents of both formats are tried, because a refused object may be one that does not exist.
+        (Answer(403, xml("AccessDenied", "Access Denied")), "AccessDenied.*lack the permission", 3),
+        (Answer(403, b""), "lack the permission", 3),
         (Answer(403, xml("RequestTimeTooSkewed", "The difference is too large")), "clock of this machine is wrong", 1),
         (Answer(403, xml("InvalidAccessKeyId", "No such key")), "credentials are wrong", 1),
         (Answer(400, xml("InvalidRequest", "Bad")), "InvalidRequest: Bad", 1),

@@ -1,0 +1,208 @@
+"""Datasets in Zarr store objects, instead of at URLs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+from zarr.abc.store import Store
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, ZipStore
+
+import dshuffle
+from dshuffle.errors import CheckpointError, DatasetError, DatasetNotFound, InvalidParameter
+from dshuffle.store import describe, read_sharding, stored_shardings, verify_dataset, write_sharding
+
+X = np.random.default_rng(0).random((40, 3))
+IDS = [39, 0, 7, 7]
+
+
+def fill(store: Store, path: str = "") -> None:
+    group = zarr.create_group(store, path=path)
+    group.create_array("x", data=X, chunks=(6, 3))
+    group.create_array("y", data=np.arange(40), chunks=(12,))
+
+
+def memory(folder: Path) -> Store:
+    return MemoryStore()
+
+
+def local(folder: Path) -> Store:
+    return LocalStore(folder / "local")
+
+
+def obstore_files(folder: Path) -> Store:
+    stores = pytest.importorskip("obstore.store", reason="obstore is not installed")
+    return ObjectStore(stores.LocalStore(str(folder / "objects"), mkdir=True))
+
+
+def fsspec_files(folder: Path) -> Store:
+    return FsspecStore.from_url(f"local://{folder}/fsspec", storage_options={"auto_mkdir": True})
+
+
+WRITABLE = [memory, local, obstore_files, fsspec_files]
+
+
+def filled(make: Callable[[Path], Store]) -> Callable[[Path], Store]:
+    def made(folder: Path) -> Store:
+        store = make(folder)
+        fill(store)
+        return store
+
+    made.__name__ = make.__name__
+    return made
+
+
+def zip_file(folder: Path) -> Store:
+    with ZipStore(folder / "x.zip", mode="w") as store:
+        fill(store)
+    return ZipStore(folder / "x.zip", mode="r")
+
+
+def icechunk_snapshot(folder: Path) -> Store:
+    icechunk = pytest.importorskip("icechunk", reason="icechunk is not installed (Python 3.12 or later)")
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(folder / "ice")))
+    session = repository.writable_session("main")
+    fill(session.store)
+    session.commit("first")
+    store: Store = repository.readonly_session("main").store
+    return store
+
+
+READABLE = [*map(filled, WRITABLE), zip_file, icechunk_snapshot]
+
+
+@pytest.mark.parametrize("make", READABLE)
+def test_a_store_is_opened(tmp_path: Path, make: Callable[[Path], Store]) -> None:
+    store = make(tmp_path)
+    dataset = dshuffle.open_dataset(store)
+    again = pickle.loads(pickle.dumps(dataset))
+    for opened in (dataset, again, dshuffle.open_dataset(zarr.open_group(store, mode="r"))):
+        read = opened.read_rows(IDS)
+        np.testing.assert_array_equal(read["x"], X[IDS])
+        np.testing.assert_array_equal(read["y"], IDS)
+        assert opened.identity == dataset.identity
+    dataset.check_unchanged()
+    assert verify_dataset(store).ok
+    assert stored_shardings(dataset) == ()
+    assert dataset.traffic.requests > 0
+    assert repr(dataset).startswith("<Dataset ")
+    assert type(store).__name__ in repr(dataset) or type(store) is LocalStore
+    # The same data at a URL are the same dataset.
+    fill(LocalStore(tmp_path / "copy"))
+    assert dshuffle.open_dataset(tmp_path / "copy").identity == dataset.identity
+
+
+@pytest.mark.parametrize("make", READABLE)
+def test_nothing_is_a_group_in_an_empty_place(tmp_path: Path, make: Callable[[Path], Store]) -> None:
+    with pytest.raises(DatasetNotFound, match=r"exists at .*absent"):
+        dshuffle.open_dataset(StorePath(make(tmp_path), "absent"))
+
+
+@pytest.mark.parametrize("make", WRITABLE)
+def test_a_group_in_a_store_is_opened(tmp_path: Path, make: Callable[[Path], Store]) -> None:
+    store = make(tmp_path)
+    zarr.create_group(store)
+    fill(store, "deep/group")
+    with pytest.raises(DatasetError, match=r"are deep/group$"):
+        dshuffle.open_dataset(store)
+    for place in (StorePath(store, "deep/group"), zarr.open_group(store, path="deep/group", mode="r")):
+        dataset = pickle.loads(pickle.dumps(dshuffle.open_dataset(place)))
+        np.testing.assert_array_equal(dataset.read_rows(IDS)["x"], X[IDS])
+    dataset = dshuffle.open_dataset(StorePath(store, "deep/group"))
+    write_sharding(dataset, "mine", np.arange(40) % 2)
+    assert stored_shardings(dataset) == ("mine",)
+    np.testing.assert_array_equal(read_sharding(dataset, "mine"), np.arange(40) % 2)
+    assert "shards" in zarr.open_group(store, path="deep/group", mode="r")
+
+
+def test_an_error_says_how_to_open_a_group_in_a_store() -> None:
+    store = MemoryStore()
+    zarr.create_group(store)
+    fill(store, "deep/group")
+    with pytest.raises(DatasetError, match=r"open_dataset\(zarr.storage.StorePath\(store, 'deep/group'\)\)"):
+        dshuffle.open_dataset(StorePath(store, "deep"))
+
+
+def test_a_local_store_is_its_path(tmp_path: Path) -> None:
+    store = filled(local)(tmp_path)
+    dataset = dshuffle.open_dataset(store)
+    assert dataset.url == describe(dataset) == str(tmp_path / "local")
+
+
+@pytest.mark.parametrize("make", [make for make in READABLE if make.__name__ != "local"])
+def test_json_cannot_describe_a_store(tmp_path: Path, make: Callable[[Path], Store]) -> None:
+    store = make(tmp_path)
+    pipeline = dshuffle.Pipeline(store, dshuffle.Training("linear_regression", step=0.1))
+    for run in (lambda: describe(dshuffle.open_dataset(store)), pipeline.to_dict):
+        with pytest.raises(InvalidParameter, match=r"opened from a store object, .* which JSON cannot describe"):
+            run()
+
+
+def test_a_store_that_cannot_be_pickled_is_refused() -> None:
+    stores = pytest.importorskip("obstore.store", reason="obstore is not installed")
+    store = ObjectStore(stores.MemoryStore())
+    fill(store)
+    words = r"this ObjectStore cannot be pickled, so workers cannot open it \(TypeError: .*Open the dataset by its URL"
+    with pytest.raises(InvalidParameter, match=words):
+        dshuffle.open_dataset(store)
+
+
+def test_a_writable_session_of_icechunk_is_refused() -> None:
+    icechunk = pytest.importorskip("icechunk", reason="icechunk is not installed (Python 3.12 or later)")
+    session = icechunk.Repository.create(icechunk.in_memory_storage()).writable_session("main")
+    fill(session.store)
+    with pytest.raises(InvalidParameter, match=r"IcechunkStore cannot be pickled.*store of a read-only session"):
+        dshuffle.open_dataset(session.store)
+
+
+def test_options_of_a_store(tmp_path: Path) -> None:
+    store = filled(memory)(tmp_path)
+    assert dshuffle.open_dataset(store, storage_options={"max_retries": 1, "timeout": 5}).n_samples == 40
+    with pytest.raises(InvalidParameter, match=r"storage_options=\['key'\] .*Set other options where you make the"):
+        dshuffle.open_dataset(store, storage_options={"key": "hunter2"})
+    with pytest.raises(InvalidParameter, match="must be a path or a URL"):
+        dshuffle.create_dataset(store, {"x": [1]})  # type: ignore[arg-type]
+
+
+def test_a_store_does_not_show_its_secrets() -> None:
+    stores = pytest.importorskip("obstore.store", reason="obstore is not installed")
+    secret = "hunter2hunter2"
+    s3 = stores.S3Store(
+        "bucket",
+        access_key_id="AKIAEXAMPLE",
+        secret_access_key=secret,
+        region="x",
+        endpoint="http://127.0.0.1:9",
+        client_options={"allow_http": True},
+        retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
+    )
+    with pytest.raises(DatasetError, match=r"cannot fetch zarr.json of ObjectStore") as caught:
+        dshuffle.open_dataset(ObjectStore(s3), storage_options={"max_retries": 0})
+    assert secret not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", READABLE)
+def test_workers_open_a_store(tmp_path: Path, make: Callable[[Path], Store]) -> None:
+    store: Any = make(tmp_path)
+    checkpoint = tmp_path / "run.json"
+    with Client(n_workers=2, threads_per_worker=1, dashboard_address=":0") as client:
+        with dshuffle.Shuffler(client, store, delivery="storage", checkpoint=checkpoint) as shuffler:
+            for epoch in shuffler.epochs(2):
+                values = client.gather(epoch.map(lambda partition: partition["y"].copy()))
+                np.testing.assert_array_equal(np.sort(np.concatenate(values)), np.arange(40))
+            json.dumps(shuffler.state_dict())
+        with dshuffle.Shuffler.resume(client, store, checkpoint) as shuffler:
+            assert shuffler.dataset.n_samples == 40
+        fill(LocalStore(tmp_path / "other"))
+        zarr.open_group(tmp_path / "other")["y"][:] = 5
+        with pytest.raises(CheckpointError):
+            dshuffle.Shuffler.resume(client, LocalStore(tmp_path / "other"), checkpoint)
