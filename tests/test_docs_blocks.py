@@ -11,13 +11,14 @@ import re
 import time
 import warnings
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import anndata
 import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+import zarr
 from distributed import Client, LocalCluster
 
 import dshuffle
@@ -57,7 +58,7 @@ def two_workers():
 def test_the_blocks_on_datasets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
-    create, opened, split, windows, patches = blocks("datasets.md")
+    create, opened, split, windows, patches, stores = blocks("datasets.md")
 
     x, y = rng.random((40, 3)), np.arange(40)
     fields = {name: (("time", "lat", "lon"), rng.random((120, 128, 64), "f4")) for name in ("t2m", "precipitation")}
@@ -66,6 +67,7 @@ def test_the_blocks_on_datasets(tmp_path, monkeypatch):
     exec(create, names)
     assert dshuffle.open_dataset("table.zarr").n_samples == 40
     assert dshuffle.open_dataset("era5.zarr").n_samples == 120
+    assert set(dshuffle.open_dataset("t2m.zarr").arrays) == {"t2m", "time"}
 
     ds.to_zarr("era5.zarr", mode="w", consolidated=False, encoding={name: {"chunks": (12, 128, 64)} for name in fields})
     kinds = pd.DataFrame({"kind": pd.Categorical(["a", "b", "c"] * 10)}, index=[f"cell {n}" for n in range(30)])
@@ -88,6 +90,15 @@ def test_the_blocks_on_datasets(tmp_path, monkeypatch):
     assert names["train"].n_samples + names["test"].n_samples <= names["forecast"].n_samples == 117
     exec(patches, names)
     assert names["regions"].arrays["t2m"].shape == (3, 64, 64)
+
+    with zarr.storage.ZipStore("era5.zip", mode="w") as store:
+        zarr.create_group(store).create_array("x", data=x)
+    store = zarr.storage.MemoryStore()
+    for path in ("", "train"):
+        zarr.create_group(store, path=path).create_array("x", data=x)
+    session = SimpleNamespace(store=store)  # as icechunk has it, which only the newest Python has
+    names |= {"zarr": zarr, "store": store, "repository": SimpleNamespace(readonly_session=lambda branch: session)}
+    exec(stores, names)
 
 
 def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):
