@@ -143,6 +143,9 @@ def _lines(result: PipelineResult) -> list[str]:
                 f"({human_bytes(record.wire_bytes)} on the wire), training {human_seconds(record.training_seconds)}, "
                 f"waited {human_seconds(record.waited_seconds)}{error}"
             )
+        if way.history is not None and way.history.points and way.history.points[-1].validation:
+            metrics = way.history.points[-1].validation
+            lines.append("  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     if result.report is not None:
         lines.append(f"Report: {result.report}")
     return lines

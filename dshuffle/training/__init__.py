@@ -1,6 +1,9 @@
 """Trainers: SGD on shuffled partitions."""
 
+from dshuffle.training.baseline import Baseline
+from dshuffle.training.entry_shares import split_entries
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, epoch_bar
+from dshuffle.training.held_out import accuracy_on, rmse_on
 from dshuffle.training.linear_regression import fit_linear_regression
 from dshuffle.training.matrix_completion import Factors, column_blocks, entries_by_block, fit_matrix_completion
 from dshuffle.training.mlp import Network, TrainedNetwork
@@ -15,6 +18,7 @@ from dshuffle.training.schedules import CONSTANT, Decay, Linear, Schedule
 from dshuffle.training.synchronous import fit_synchronous_sgd
 
 __all__ = [
+    "Baseline",
     "CONSTANT",
     "Decay",
     "EarlyStopping",
@@ -31,6 +35,7 @@ __all__ = [
     "SoftmaxRegression",
     "Staleness",
     "TrainedNetwork",
+    "accuracy_on",
     "column_blocks",
     "entries_by_block",
     "epoch_bar",
@@ -40,5 +45,7 @@ __all__ = [
     "fit_parameter_server",
     "fit_synchronous_sgd",
     "geometric_speeds",
+    "rmse_on",
     "simulate_parameter_server",
+    "split_entries",
 ]

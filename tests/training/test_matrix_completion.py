@@ -9,15 +9,17 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
 from dshuffle.synthetic import low_rank_entries
 from dshuffle.training import Decay, fit_matrix_completion
-from dshuffle.training.matrix_completion import first_factors
+from dshuffle.training.matrix_completion import FIRST_PRODUCTS, first_factors
 
 SHAPE = {"n_rows": 40, "n_columns": 23}
 ENTRIES = {name: array.compute() for name, array in low_rank_entries(**SHAPE, per_row=8, rank=2).items()}
 
 
-def one_process(partitions_of_epochs, *, rank, step, mu, seed, permute="every epoch"):
+def one_process(partitions_of_epochs, baseline, *, rank, step, mu, seed, permute="every epoch"):
     """P5 and P6 over the same schedule, one entry after the other, on whole factors."""
-    model = first_factors(**SHAPE, rank=rank, seed=seed)
+    expected = baseline.mean + baseline.row_bias[:, np.newaxis] + baseline.column_bias
+    rest = ENTRIES["value"] - expected[ENTRIES["row"], ENTRIES["column"]]
+    model = first_factors(baseline, rank, FIRST_PRODUCTS * np.sqrt(np.mean(rest**2)), seed)
     left, right = model.left.astype(float), model.right.astype(float)
     of_row, of_column = (np.bincount(ENTRIES[name]) for name in ("row", "column"))
     for number, partitions in enumerate(partitions_of_epochs):
@@ -29,7 +31,7 @@ def one_process(partitions_of_epochs, *, rank, step, mu, seed, permute="every ep
             for k, partition in enumerate(partitions):
                 for i, j, value in zip(partition["row"], partition["column"], partition["value"], strict=True):
                     if j in blocks[(k + turn) % n]:
-                        error = left[i] @ right[j] - value
+                        error = expected[i, j] + left[i] @ right[j] - value
                         left[i], right[j] = (
                             (1 - mu * size / of_row[i]) * left[i] - size * error * right[j],
                             (1 - mu * size / of_column[j]) * right[j] - size * error * left[i],
@@ -44,7 +46,8 @@ def test_it_is_what_one_process_computes(fake_shuffler, permute):
     history = fit_matrix_completion(
         shuffler, **SHAPE, **settings, epochs=3, regularization=0.5, schedule=Decay(0.9), permute_columns=permute
     )
-    left, right = one_process([epoch.partitions for epoch in shuffler.epochs(3)], **settings, mu=0.5, permute=permute)
+    partitions = [epoch.partitions for epoch in shuffler.epochs(3)]
+    left, right = one_process(partitions, history.weights.baseline, **settings, mu=0.5, permute=permute)
     np.testing.assert_allclose(history.weights.left, left, atol=1e-5)
     np.testing.assert_allclose(history.weights.right, right, atol=1e-5)
 
@@ -118,7 +121,35 @@ def test_validation_stands_beside_the_test_error_and_rates_are_measured(fake_shu
         test=tuple(ENTRIES[name] for name in ("row", "column", "value")),
         validate=lambda factors: {"rows": len(factors.left)},
     )
-    assert [set(point.validation) for point in history.points] == [{"rows", "test_error"}] * 2
+    assert [set(point.validation) for point in history.points] == [{"rows", "test_error", "baseline_error"}] * 2
     assert history.points[0].validation["rows"] == 40
     assert len(history.worker_rates) == 5
     assert min(history.worker_rates) > 0
+
+
+def test_rows_and_columns_without_entries_are_predicted_by_mean_and_biases(fake_shuffler):
+    """And those with few entries by little more, because the factors start small."""
+    rng = np.random.default_rng(0)
+    row, column = np.repeat(np.arange(30), 12), np.concatenate([rng.permutation(20)[:12] for _ in range(30)])
+    value = 3 + np.linspace(-1, 1, 30)[row] + np.linspace(1, -1, 20)[column] + 0.1 * rng.standard_normal(360)
+    arrays = {"row": row, "column": column, "value": value}
+    shuffler = fake_shuffler(arrays, n_workers=3, assignment="local", sharding="contiguous")
+    seen = []
+    history = fit_matrix_completion(
+        shuffler,
+        n_rows=33,
+        n_columns=24,
+        rank=2,
+        epochs=2,
+        step=0.01,
+        validate=lambda factors: seen.append(factors) or {},
+    )
+    for factors in seen:
+        assert not factors.left[30:].any()
+        assert not factors.right[20:].any()
+        unseen = np.array([30, 32, 0, 31]), np.array([0, 19, 22, 23])
+        mean, rows, columns = factors.baseline.mean, factors.baseline.row_bias, factors.baseline.column_bias
+        expected = [mean + columns[0], mean + columns[19], mean + rows[0], mean]
+        np.testing.assert_allclose(factors.predict(*unseen), expected, rtol=1e-12)
+        assert np.abs(factors.predict(row, column) - value).max() < 0.5
+    assert history.points[-1].error == pytest.approx(0.1**2 / np.mean(value**2), rel=0.2)
