@@ -4,7 +4,7 @@ dshuffle dataset create ratings.zarr --movielens ratings.csv
 dshuffle run pipelines/matrix_completion.py url=ratings.zarr entries_a_row=68
 
 python pipelines/real_data.py movielens all.zarr
-dshuffle run pipelines/matrix_completion.py url=all.zarr rank=20 step=0.08 regularization=10
+dshuffle run pipelines/matrix_completion.py url=all.zarr rank=20 step=0.08
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ def pipeline(
     epochs: int = 7,
     rank: int = 10,
     step: float = 0.05,
-    regularization: float = 6.0,
+    regularization: float | None = None,
 ) -> Pipeline:
     """Fit factors to the entries at a URL, and hold out some as a test (Chung et al., 2017, Figure 8).
 
     If every row has ``entries_a_row`` entries, rows are shuffled between the workers before every epoch. Otherwise they
-    stay on their workers, and only the columns are permuted.
+    stay on their workers, and only the columns are permuted. By default, the regularization is a tenth of the mean
+    number of entries of a row.
     """
     dataset = open_dataset(url)
     entries = dataset.read_rows(np.arange(dataset.n_samples))
@@ -52,6 +53,8 @@ def pipeline(
         shuffle = f"chunks:{entries_a_row - tested}"
     data: dict[str, Any] = {"n_rows": 1 + int(entries["row"].max()), "n_columns": 1 + int(entries["column"].max())}
     data["test"] = tuple(entries[name][is_test] for name in ("row", "column", "value"))
+    if regularization is None:
+        regularization = np.count_nonzero(~is_test) / len(np.unique(entries["row"])) / 10
     data |= {"rank": rank, "step": step, "regularization": regularization}
     training = Training("matrix_completion", epochs=epochs, schedule=Decay(0.9), **data)
     return Pipeline(dataset.select(~is_test), training, shuffle=shuffle, cluster=LocalWorkers(workers))

@@ -3,9 +3,9 @@
     python pipelines/synchronous_sgd.py /mnt/shared/images.zarr --classes 10 [--torch] [--scheduler ADDRESS]
 
 The dataset must have features `x` and integer labels `y`; real_data.py writes one of MNIST's digits. The same network,
-with batch norm, is trained with local shuffling, with partial exchange of a growing fraction Q, and with global shuffles
-that fetch samples from peers or from storage. The table shows the fraction of wrong labels on held-out samples, beside
-that of the most frequent label, and mean seconds of an epoch:
+with batch norm, is trained with local shuffling, with partial exchange of a growing fraction Q, and with global
+shuffles that fetch samples from peers or from storage. The table shows the fraction of wrong labels on held-out
+samples, beside that of the most frequent label, and mean seconds of an epoch:
 
     I/O               gathering mini-batches and waiting for storage
     EXCHANGE          waiting for samples from other workers

@@ -31,7 +31,7 @@ PERMUTATIONS = ("every epoch", "once", "never")
 
 FIRST_PRODUCTS = 0.03
 """Standard deviation of the first products of the factors, as a fraction of that of the values they are fitted to.
-Larger products are noise that SGD must remove again, and cannot where a row or column has few entries."""
+Larger products begin as noise. Where a row or column has few entries, it stays unless the regularization is strong."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

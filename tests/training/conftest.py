@@ -100,7 +100,7 @@ class FakeShuffler:
     arrays: dict[str, NDArray[Any]]
     n_workers: int = 4
     assignment: str = "global"
-    sharding: str = "random"
+    sharding: str | NDArray[np.int32] = "random"
     seed: int = 0
     records: list[Any] = field(default_factory=list)
     client: FakeClient = field(default_factory=FakeClient)
@@ -111,7 +111,9 @@ class FakeShuffler:
         rows = layout.empty(n_samples)
         for name, array in self.arrays.items():
             layout.column(rows, name)[:] = array
-        ranks = first_ranks(self.sharding, n_samples, self.n_workers, seed=self.seed)
+        ranks = self.sharding
+        if isinstance(ranks, str):
+            ranks = first_ranks(ranks, n_samples, self.n_workers, seed=self.seed)
         for epoch in range(count):
             if epoch:
                 parsed = parse_assignment(self.assignment)
