@@ -56,7 +56,7 @@ def run(
         return
     with warnings_as_lines():
         result = found.run()
-    click.echo("\n".join(_json_lines(result) if as_json else _lines(result)))
+    click.echo("\n".join(_json_lines(result) if as_json else lines_of(result)))
 
 
 def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
@@ -130,8 +130,8 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _lines(result: PipelineResult) -> list[str]:
-    """The records of all ways, and the last errors, as text."""
+def lines_of(result: PipelineResult) -> list[str]:
+    """The records of all ways with their errors, and the validation metrics after the last epoch, as text."""
     lines = []
     for way in result.ways:
         lines.append(f"{way.label}, {way.n_workers} workers")

