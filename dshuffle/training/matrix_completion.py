@@ -94,7 +94,7 @@ def fit_matrix_completion(
         Shuffler of a dataset of entries with the arrays ``row`` and ``column`` (integers) and ``value`` (floats). All
         entries of a matrix row must be on one worker. If entries are sorted by row and each row has 68 of them, use
         ``assignment="chunks:68"``. :func:`~dshuffle.synthetic.low_rank_entries` and the MovieLens reader make such
-        datasets.
+        datasets. If rows have different numbers of entries, use :func:`split_entries`.
     n_rows, n_columns
         Shape of the matrix.
     rank
@@ -145,8 +145,8 @@ def fit_matrix_completion(
     touch the same row of either factor. The result is the same as in one process that takes the blocks of each round
     one after the other.
 
-    Mean and biases are fitted once, before the first epoch, and the factors to what they leave. A bias is shrunk
-    towards 0 if its row or column has few entries. All biases are 0 if rows or columns do not differ by more than
+    Mean and biases are fitted once, at the beginning of the first epoch, and the factors to what they leave. A bias is
+    shrunk towards 0 if its row or column has few entries, and all biases if rows or columns hardly differ by more than
     chance explains, as in the matrices of :func:`~dshuffle.synthetic.low_rank_entries`. Entries of a row or column that
     has no training entry are predicted by the mean and the other bias.
 
@@ -186,7 +186,8 @@ def fit_matrix_completion(
             raise InvalidParameter.because(
                 "assignment",
                 "it puts entries of one matrix row on several workers",
-                'Sort the entries by row, and use "chunks:ENTRIES" with the number of entries per row.',
+                'Sort the entries by row, and use "chunks:ENTRIES" with the number of entries per row. If rows have '
+                "different numbers of entries, use split_entries.",
             )
         if sum(squares) == 0:
             raise InvalidParameter.because("value", "all its entries are zero", "Use a dataset with non-zero values.")

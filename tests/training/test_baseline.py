@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dshuffle.synthetic import low_rank_entries
 from dshuffle.training.baseline import fitted_baseline, shrunk_means
 
 
@@ -61,3 +62,14 @@ def test_biases_are_those_of_least_squares_where_there_are_many_entries(fake_shu
         assert not baseline.column_bias[40:].any()
         found.append(baseline)
     np.testing.assert_allclose(found[0].row_bias, found[1].row_bias, rtol=1e-9)
+
+
+def test_a_synthetic_matrix_has_hardly_any_bias(fake_shuffler):
+    """So that P5 and P6 see the entries themselves, as in the paper."""
+    made = low_rank_entries(200, 200, per_row=40, rank=5)
+    arrays = {name: array.compute() for name, array in made.items()}
+    shuffler = fake_shuffler(arrays, assignment="local", sharding="contiguous")
+    baseline, spread = fitted_baseline(next(shuffler.epochs(1)), 200, 200)
+    taken = baseline.predict(arrays["row"], arrays["column"])
+    assert np.mean(taken**2) < 0.01 * np.mean(arrays["value"] ** 2)
+    assert spread == pytest.approx(np.std(arrays["value"]), rel=0.01)
