@@ -266,9 +266,7 @@ def test_units_of_time(tmp_path, units, first):
     assert open_dataset(tmp_path / "g").read_rows([0])["t"][0] == first
 
 
-@pytest.mark.parametrize(
-    "units", ["days since yesterday", "fortnights since 2000-01-01", "days since 0001-01-01", "days since 2000-13-01"]
-)
+@pytest.mark.parametrize("units", ["days since yesterday", "fortnights since 2000-01-01", "days since 2000-13-01"])
 def test_times_that_numpy_does_not_know_stay_numbers(tmp_path, units):
     array = zarr.create_group(tmp_path / "g").create_array("t", data=np.array([3, 4]))
     array.attrs["units"] = units
