@@ -62,14 +62,6 @@ def test_the_reading_benchmark_runs():
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_times_runs():
-    pytest.importorskip("xarray", minversion="2025.9", reason="older releases decode durations in another way")
-    ends = load("times_like_xarray").main(["--examples=40"])
-    assert sum(ends.values()) >= 40
-    assert ends["decoded as in xarray"] > 0
-
-
-@pytest.mark.slow
 def test_two_revisions_are_compared(tmp_path):
     """Each by its own package, although this one is installed."""
     revisions = load("revisions")

@@ -1,10 +1,8 @@
-"""Dates, durations and packed numbers are the values of xarray, over what stores may hold.
-
-``tests/benchmarks/times_like_xarray.py`` runs the same properties with more examples.
-"""
+"""Dates, durations and packed numbers are the values of xarray, over what stores may hold."""
 
 import datetime
 import math
+import os
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from dshuffle.store import open_dataset
 
 xarray = pytest.importorskip("xarray", minversion="2025.9", reason="older releases decode durations in another way")
 
-EXAMPLES = 300
+EXAMPLES = int(os.environ.get("DSHUFFLE_EXAMPLES", "300"))
 SIZE, CHUNK = 7, 3
 IDS = np.arange(SIZE)
 
