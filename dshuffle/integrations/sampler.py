@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.integrations.position import Position
 from dshuffle.planning import Assignment, Choices, Classes, ShuffleSpec, parse_assignment
 from dshuffle.planning.assignment import Drawn
 from dshuffle.planning.batching import DROP, MODES, PAD
@@ -96,7 +97,7 @@ class ExchangeSampler:
         )
         self._planner = OwnPlanner(self._spec, self._rank) if plans_own_parts(self._spec, "peer") else None
         self._drawn: Drawn | None = None  # otherwise all ranks of the epoch
-        self._start = self._yielded = 0  # where the next iteration begins, and how many ids the last one has given
+        self._position = Position(0)
         self.set_epoch(0)
 
     def __len__(self) -> int:
@@ -106,21 +107,24 @@ class ExchangeSampler:
     def __iter__(self) -> Iterator[int]:
         """Iterate over the ids of the current epoch, in an order that changes every epoch."""
         order = epoch_order(self._moves.own, seed=self._spec.choices.seed, epoch=self._epoch, rank=self._rank)
-        self._yielded, self._start = self._start, 0
-        for sample_id in order[self._positions()][self._yielded :].tolist():
-            self._yielded += 1
-            yield sample_id
+        ids = order[self._positions()].tolist()
+        yield from self._position.iterate(len(ids), ids.__getitem__)
 
-    def state_dict(self) -> dict[str, int | str]:
-        """The epoch, and how many of its ids the last iteration has given, for :meth:`load_state_dict`.
+    def state_dict(self) -> dict[str, int | str | None]:
+        """The position for :meth:`load_state_dict`: the epoch, and how many of its ids the last iteration has given.
+
+        At the end of an epoch, ``"yielded"`` is ``len(self)``.
 
         A ``DataLoader`` with workers asks for ids ahead of training. Set ``"yielded"`` to the number of ids that were
         trained on.
         """
-        return {**self._fixed(), "epoch": self._epoch, "yielded": self._yielded}
+        return {**self._fixed(), "epoch": self._position.epoch, "yielded": self._position.n_given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to the epoch of a state. The next iteration begins after the ids that were given.
+        """Go to the position of a state. The next iteration gives the ids that are left of its epoch.
+
+        :meth:`set_epoch` with this epoch keeps the position, so that a loop may call it as always. Nothing is left at
+        the end of an epoch.
 
         Raises
         ------
@@ -136,9 +140,9 @@ class ExchangeSampler:
             raise InvalidParameter.of(
                 "state['yielded']", yielded, f"at most {len(self)}, the ids of epoch {self._epoch}"
             )
-        self._start = self._yielded = yielded
+        self._position.resume(self._epoch, yielded)
 
-    def _fixed(self) -> dict[str, int | str]:
+    def _fixed(self) -> dict[str, int | str | None]:
         """What a state and its sampler must have in common."""
         spec = self._spec
         return {
@@ -147,12 +151,16 @@ class ExchangeSampler:
             "rank": self._rank,
             "world_size": self._n_workers,
             "assignment": str(spec.choices.assignment),
+            "sharding": str(spec.choices.sharding),
+            "balance_checksum": None if spec.choices.balance is None else spec.choices.balance.checksum,
             "seed": spec.choices.seed,
             "mode": self._mode,
         }
 
     def set_epoch(self, epoch: int) -> None:
-        """Go forward or back to an epoch, from 0.
+        """Go to the start of an epoch, from 0, forward or back.
+
+        A position in this epoch from :meth:`load_state_dict` stays, until an iteration has begun there.
 
         With ``balance``, and with the sharding ``"round-robin"``, each assignment is computed from the previous one, so
         that skipping many epochs takes time.
@@ -163,7 +171,7 @@ class ExchangeSampler:
         else:
             self._draw(epoch)
         self._epoch = epoch
-        self._start = self._yielded = 0
+        self._position.set_epoch(epoch)
 
     def _draw(self, epoch: int) -> None:
         """Draw the ranks of all samples up to an epoch."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.integrations.position import Position
 from dshuffle.planning.batching import DROP, Batching
 from dshuffle.planning.randomness import permutation
 
@@ -66,7 +67,7 @@ class PartitionBatches(IterableDataset[Batch]):
                 raise InvalidParameter.of(
                     f"arrays[{name!r}].dtype", str(array.dtype), "a dtype that PyTorch supports", hint
                 ) from None
-        self._first = 0
+        self._position = Position(partition.epoch)
         self.set_epoch(partition.epoch)
 
     def __len__(self) -> int:
@@ -77,34 +78,40 @@ class PartitionBatches(IterableDataset[Batch]):
         if get_worker_info() is not None:
             hint = "The rows are already in this process's memory, so loader processes save no time."
             raise InvalidParameter.of("num_workers", get_worker_info().num_workers, "0", hint)
-        first, self._first = self._first, 0
-        for batch in range(first, len(self)):
-            self._position = batch + 1
-            positions = self.batching.positions(batch)
-            if self._order is not None:
-                positions = self._order[positions]
-            columns = self._partition.take(positions, self._names)
+        order = self._order
+
+        def batch_at(number: int) -> Batch:
+            positions = self.batching.positions(number)
+            columns = self._partition.take(positions if order is None else order[positions], self._names)
             tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
-            yield tuple(tensors.values()) if self._as_tuple else tensors
+            return tuple(tensors.values()) if self._as_tuple else tensors
+
+        yield from self._position.iterate(len(self), batch_at)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go back to the first batch, in the order of an epoch.
+        """Go to the first batch, in the order of an epoch.
 
         The partition's own epoch, the default, uses the partition's order. Any other epoch gives the same samples in
         another order, for several passes over one partition.
+
+        A position in this epoch from :meth:`load_state_dict` stays, until an iteration has begun there.
         """
-        self._epoch = as_integer("epoch", epoch)
-        self._first = self._position = 0
-        own = self._partition
-        path = "pass", own.epoch, own.rank, self._epoch
-        self._order = None if self._epoch == own.epoch else permutation(len(own), *path)
+        epoch, own = as_integer("epoch", epoch), self._partition
+        path = "pass", own.epoch, own.rank, epoch
+        self._order = None if epoch == own.epoch else permutation(len(own), *path)
+        self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return the position of the last iteration as plain values for a checkpoint."""
-        return {**self._identity(), "epoch": self._epoch, "batch": self._position % len(self)}
+        """Return the position of the last iteration as plain values for a checkpoint.
+
+        ``"batch"`` is the number of batches given: ``len(self)`` at the end of an epoch.
+        """
+        return {**self._identity(), "epoch": self._position.epoch, "batch": self._position.n_given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next iteration after the last batch given before :meth:`state_dict` was called.
+        """Go to the position of a state. The next iteration gives the batches that are left of its epoch.
+
+        :meth:`set_epoch` with this epoch keeps the position. Nothing is left at the end of an epoch.
 
         Raises
         ------
@@ -115,8 +122,12 @@ class PartitionBatches(IterableDataset[Batch]):
             if state.get(name) != value:
                 hint = "The state belongs to another partition, batch size or mode."
                 raise InvalidParameter.of(f"state[{name!r}]", state.get(name), repr(value), hint)
-        self.set_epoch(state["epoch"])
-        self._first = self._position = as_integer("state['batch']", state["batch"], 0)
+        epoch = as_integer("state['epoch']", state.get("epoch"))
+        batch = as_integer("state['batch']", state.get("batch"), 0)
+        if batch > len(self):
+            raise InvalidParameter.of("state['batch']", batch, f"at most {len(self)}, the number of batches")
+        self.set_epoch(epoch)
+        self._position.resume(epoch, batch)
 
     def _identity(self) -> dict[str, int | str]:
         own, batching = self._partition, self.batching

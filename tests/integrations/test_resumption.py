@@ -1,0 +1,344 @@
+"""One contract for every iterator that has a position: what it has given, and what is left after resuming.
+
+The oracle is a whole pass of a new iterator that was never stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import dshuffle
+from dshuffle.errors import InvalidParameter
+from dshuffle.integrations.sampler import ExchangeSampler
+from dshuffle.rows import RowLayout
+from dshuffle.runtime import Partition
+
+EPOCH = 3
+BATCH_SIZE = 4
+N_SAMPLES = 39
+
+pytestmark = [
+    # PyTorch forks its worker processes, although the cluster of another test may have left threads.
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata 0.11 calls it
+]
+
+
+def partition() -> Partition:
+    layout = RowLayout.of({"y": (np.dtype("i8"), ())})
+    rows = layout.empty(N_SAMPLES)
+    layout.column(rows, "y")[:] = np.arange(N_SAMPLES)
+    order = np.random.default_rng(0).permutation(N_SAMPLES)
+    return Partition(layout, rows, order, order, rank=1, epoch=EPOCH, shares=(N_SAMPLES, N_SAMPLES + 1))
+
+
+@dataclass
+class Ids:
+    """The sampler by itself."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    loads_late = False
+    """Whether a state is loaded when an iteration begins, after set_epoch, and another iteration follows its end."""
+
+    def __post_init__(self) -> None:
+        options = {"assignment": "partial:0.3", **self.options}
+        self.positioned: Any = ExchangeSampler(3 * N_SAMPLES + 1, rank=1, world_size=3, **options)
+        self.items: Any = self.positioned
+
+    def set_epoch(self, epoch: int) -> None:
+        self.positioned.set_epoch(epoch)
+
+    def state(self, n_given: int) -> dict[str, Any]:
+        return self.positioned.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.positioned.load_state_dict(state)
+
+    def __iter__(self) -> Any:
+        return (item if isinstance(item, int) else item.tolist() for item in self.items)
+
+
+@dataclass
+class LoadedIds(Ids):
+    """The sampler in a DataLoader."""
+
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.items = self.loader(pytest.importorskip("torch.utils.data").DataLoader)
+
+    def loader(self, kind: Any) -> Any:
+        samples = list(range(3 * N_SAMPLES + 1))
+        return kind(samples, batch_size=BATCH_SIZE, sampler=self.positioned, num_workers=self.workers)
+
+    def state(self, n_given: int) -> dict[str, Any]:
+        state = super().state(n_given)
+        if self.workers:  # they ask for ids ahead of training, so the script says how many were trained on
+            state["yielded"] = min(n_given * BATCH_SIZE, len(self.positioned))
+        return state
+
+
+@dataclass
+class Batches(Ids):
+    """``to_torch``, by itself."""
+
+    mode: str = "drop"
+
+    def __post_init__(self) -> None:
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+        self.positioned = partition().to_torch(BATCH_SIZE, mode=self.mode, arrays=("y",))
+
+    def __iter__(self) -> Any:
+        return (y.tolist() for (y,) in self.positioned)
+
+
+class LoadedBatches(Batches):
+    """``to_torch`` in a DataLoader, without worker processes, which it refuses (see test_torch.py)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        data = pytest.importorskip("torch.utils.data")
+        self.loader = data.DataLoader(self.positioned, batch_size=None)
+
+    def __iter__(self) -> Any:
+        return (y.tolist() for (y,) in self.loader)
+
+
+class StatefulLoader(LoadedIds):
+    """The sampler in torchdata's StatefulDataLoader, which saves and loads the sampler's state itself."""
+
+    loads_late = True
+
+    def __post_init__(self) -> None:
+        Ids.__post_init__(self)
+        self.items = self.loader(pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader)
+
+    def state(self, n_given: int) -> dict[str, Any]:
+        return self.items.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.items.load_state_dict(state)
+
+
+class StatefulBatches(Batches):
+    """``to_torch`` in torchdata's StatefulDataLoader."""
+
+    loads_late = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        data = pytest.importorskip("torchdata.stateful_dataloader")
+        self.loader = data.StatefulDataLoader(self.positioned, batch_size=None)
+
+    def state(self, n_given: int) -> dict[str, Any]:
+        return self.loader.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.loader.load_state_dict(state)
+
+    def __iter__(self) -> Any:
+        return (y.tolist() for (y,) in self.loader)
+
+
+ITERATORS = {
+    "sampler": Ids,
+    "sampler, classes": lambda: Ids({"balance": np.arange(3 * N_SAMPLES + 1) % 3, "mode": "uneven"}),
+    "sampler, drop": lambda: Ids({"assignment": "global", "mode": "drop"}),
+    "DataLoader of a sampler, 0 workers": LoadedIds,
+    "DataLoader of a sampler, 2 workers": lambda: LoadedIds(workers=2),
+    "StatefulDataLoader of a sampler, 0 workers": StatefulLoader,
+    "StatefulDataLoader of a sampler, 2 workers": lambda: StatefulLoader(workers=2),
+    "to_torch, drop": Batches,
+    "to_torch, pad": lambda: Batches(mode="pad"),
+    "to_torch, uneven": lambda: Batches(mode="uneven"),
+    "DataLoader of to_torch": LoadedBatches,
+    "StatefulDataLoader of to_torch": StatefulBatches,
+}
+
+
+@pytest.fixture(params=ITERATORS)
+def make(request: Any) -> Any:
+    return ITERATORS[request.param]
+
+
+def whole(make: Any, epoch: int) -> list[Any]:
+    iterator = make()
+    iterator.set_epoch(epoch)
+    return list(iterator)
+
+
+def stopped(make: Any, n_given: int | None, epoch: int = EPOCH) -> tuple[Any, list[Any], dict[str, Any]]:
+    """An iterator that has given some items (None for all), these items, and its state."""
+    iterator = make()
+    iterator.set_epoch(epoch)
+    items = iter(iterator)
+    given = list(items if n_given is None else itertools.islice(items, n_given))
+    state = iterator.state(len(given))
+    assert iterator.state(len(given)) == state  # saving changes nothing
+    return iterator, given, state
+
+
+@pytest.mark.parametrize("stop", ["start", "middle", "last", "end"])
+@pytest.mark.parametrize("sets_epoch", [False, True])
+def test_what_is_left_is_given_and_then_whole_epochs(make, stop, sets_epoch):
+    if stop == "end" and make().loads_late:
+        pytest.skip("it begins another iteration after a state at the end of one")
+    expected = whole(make, EPOCH)
+    n_given = {"start": 0, "middle": len(expected) // 2, "last": len(expected) - 1, "end": None}[stop]
+    _, given, state = stopped(make, n_given)
+    for _ in range(2):  # a state may be loaded by several iterators
+        resumed = make()
+        resumed.set_epoch(EPOCH)
+        resumed.load(state)
+        if sets_epoch:
+            resumed.set_epoch(EPOCH)
+        assert given + list(resumed) == expected
+    if sets_epoch:
+        resumed.set_epoch(EPOCH)
+    assert list(resumed) == expected
+    resumed.set_epoch(EPOCH + 1)
+    assert list(resumed) == whole(make, EPOCH + 1) != expected
+
+
+def test_a_resumed_iterator_may_stop_again(make):
+    expected = whole(make, EPOCH)
+    _, given, state = stopped(make, 2)
+    for count in (0, 1, 2, 0):
+        resumed = make()
+        resumed.load(state)
+        resumed.set_epoch(EPOCH)
+        given += list(itertools.islice(resumed, count))
+        # An iterator that has not begun yet is where its state was.
+        state = resumed.state(len(given)) if count else state
+    last = make()
+    last.load(state)
+    last.set_epoch(EPOCH)
+    assert given + list(last) == expected
+
+
+def test_the_same_iterator_goes_back_to_its_state(make):
+    expected = whole(make, EPOCH)
+    iterator, given, state = stopped(make, 2)
+    for _ in range(2):
+        iterator.load(state)
+        iterator.set_epoch(EPOCH)
+        assert given + list(iterator) == expected
+
+
+@pytest.mark.parametrize("n_given", [2, None])
+def test_another_epoch_begins_at_its_start(make, n_given):
+    _, _, state = stopped(make, n_given)
+    resumed = make()
+    if resumed.loads_late:
+        pytest.skip("it loads a state when an iteration begins, after set_epoch")
+    resumed.load(state)
+    resumed.set_epoch(EPOCH + 1)
+    assert list(resumed) == whole(make, EPOCH + 1)
+    resumed.load(state)
+    resumed.set_epoch(EPOCH + 1)
+    resumed.set_epoch(EPOCH)  # the position was left
+    assert list(resumed) == whole(make, EPOCH)
+
+
+def test_a_loop_of_epochs_as_scripts_have_it(make):
+    def train(iterator, first_epoch, stop):
+        for epoch in range(first_epoch, EPOCH + 3):
+            iterator.set_epoch(epoch)
+            for number, item in enumerate(iterator, 1):
+                seen.append((epoch, item))
+                if (epoch, number) == stop:
+                    return iterator.state(number)
+        return None
+
+    seen = []
+    state = train(make(), EPOCH, (EPOCH + 1, 3))
+    resumed = make()
+    resumed.load(state)
+    train(resumed, EPOCH + 1, None)
+    assert seen == [(epoch, item) for epoch in range(EPOCH, EPOCH + 3) for item in whole(make, epoch)]
+
+
+@pytest.mark.parametrize("make", [Ids, Batches], ids=["sampler", "to_torch"])
+def test_the_end_of_an_epoch_differs_from_every_start(make):
+    _, given, at_end = stopped(make, None)
+    count = {Ids: "yielded", Batches: "batch"}[make]
+    assert (at_end["epoch"], at_end[count]) == (EPOCH, len(given))
+    assert json.loads(json.dumps(at_end)) == at_end
+    for epoch in (EPOCH, EPOCH + 1):
+        _, _, at_start = stopped(make, 0, epoch)
+        assert (at_start["epoch"], at_start[count]) == (epoch, 0)
+    with pytest.raises(InvalidParameter, match=rf"state\['{count}'\]={len(given) + 1}"):
+        make().load({**at_end, count: len(given) + 1})
+
+
+@pytest.mark.parametrize("make", [Ids, Batches], ids=["sampler", "to_torch"])
+def test_an_earlier_iteration_that_is_still_open_changes_nothing(make):
+    expected = whole(make, EPOCH)
+    iterator, given, _ = stopped(make, 0)
+    earlier = iter(iterator)
+    given.append(next(earlier))
+    iterator.set_epoch(EPOCH + 1)
+    given += list(earlier)
+    assert given == expected
+    state = iterator.state(0)
+    assert state["epoch"] == EPOCH + 1
+    resumed = make()
+    resumed.load(state)
+    assert list(resumed) == list(iterator) == whole(make, EPOCH + 1)
+
+
+@pytest.mark.parametrize("change", [{"sharding": "contiguous"}, {"balance": np.arange(3 * N_SAMPLES + 1) % 2}])
+def test_a_state_of_a_sampler_that_gives_other_ids(change):
+    [name] = change
+    with pytest.raises(InvalidParameter, match=rf"state\['{name}"):
+        Ids(change).load(Ids().state(0))
+
+
+# -- sessions --------------------------------------------------------------------------------------------------------
+
+N_BATCHES = 5
+
+
+@pytest.fixture(scope="module")
+def client():
+    with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
+        yield client
+
+
+def batches_of(partition: Partition, count: int) -> list[list[int]]:
+    """The batches that count as trained on: a batch counts when the next one is asked for."""
+    found = [batch["y"].tolist() for batch in itertools.islice(partition.batches(4, mark=True), count + 1)]
+    return found[:count]
+
+
+@pytest.mark.parametrize(
+    "counts", [(0, 0), (2, 3), (4, 4), (N_BATCHES, N_BATCHES), (N_BATCHES, 1)], ids=lambda counts: f"{counts} batches"
+)
+def test_a_session_gives_what_is_left_and_then_whole_epochs(client, counts):
+    dataset = dshuffle.create_dataset(None, {"y": np.arange(2 * 4 * N_BATCHES)})
+    every = dshuffle.PerRank([N_BATCHES] * 2)
+    with dshuffle.Shuffler(client, dataset) as shuffler:
+        expected = [client.gather(epoch.map(batches_of, every)) for epoch in shuffler.epochs(3)]
+    with dshuffle.Shuffler(client, dataset) as shuffler:
+        epochs = shuffler.epochs(2)
+        client.gather(next(epochs).map(batches_of, every))
+        given = client.gather(next(epochs).map(batches_of, dshuffle.PerRank(counts)))
+        state = shuffler.state_dict()
+        assert shuffler.state_dict() == state
+    assert [len(one) for one in given] == list(counts)
+    for _ in range(2):  # a state may be loaded twice
+        with dshuffle.Shuffler.resume(client, dataset, json.loads(json.dumps(state))) as shuffler:
+            resumed = {epoch.number: client.gather(epoch.map(batches_of, every)) for epoch in shuffler.epochs(2)}
+        if counts == (N_BATCHES, N_BATCHES):
+            assert list(resumed) == [2, 3]
+        else:
+            assert [done + rest for done, rest in zip(given, resumed.pop(1), strict=True)] == expected[1]
+        assert resumed[2] == expected[2]
