@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
@@ -61,7 +62,7 @@ class PartitionBatches(IterableDataset[Batch]):
         self._as_tuple = arrays is not None
         for name, array in partition.take(np.arange(0), self._names).items():
             try:
-                torch.from_numpy(array)
+                tensor_of(array)
             except (TypeError, ValueError):
                 hint = "Choose other arrays with arrays=, or use partition.batches()."
                 raise InvalidParameter.of(
@@ -83,7 +84,7 @@ class PartitionBatches(IterableDataset[Batch]):
         def batch_at(number: int) -> Batch:
             positions = self.batching.positions(number)
             columns = self._partition.take(positions if order is None else order[positions], self._names)
-            tensors = {name: torch.from_numpy(column) for name, column in columns.items()}
+            tensors = {name: tensor_of(column) for name, column in columns.items()}
             return tuple(tensors.values()) if self._as_tuple else tensors
 
         yield from self._position.iterate(len(self), batch_at)
@@ -138,3 +139,15 @@ class PartitionBatches(IterableDataset[Batch]):
             "batch_size": batching.batch_size,
             "mode": batching.mode,
         }
+
+
+def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor that shares the memory of an array, or a copy if the bytes are not in the machine's order.
+
+    Raises
+    ------
+    TypeError
+        If PyTorch does not have the dtype.
+    """
+    # A copy takes 40 us for 1 MiB of floats, and NumPy's byteswap in place 345 us.
+    return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))

@@ -149,8 +149,9 @@ class Partition:
         -------
         array, first, slots
             The flattened values of the i-th sample in training order start at column ``first`` of row ``slots[i]`` of
-            the 2-D ``array``. Both arrays are read-only and valid until the task returns. If the stored numbers are
-            encoded (scale, offset, missing values), they are decoded into a copy.
+            the 2-D ``array``. Both arrays are read-only and valid until the task returns. Stored numbers that are
+            encoded (scale, offset, missing values), or in another byte order than the machine's, are decoded into a
+            copy.
 
         Raises
         ------
@@ -168,11 +169,11 @@ class Partition:
         >>> array[slots, first]
         array([6., 5.], dtype=float32)
         """
-        self._column(name)  # raises if the name is unknown or the partition is no longer valid
+        dtype, _ = self.dtype(name)  # raises if the name is unknown or the partition is no longer valid
         assert self._rows is not None
-        if self._layout.encoding(name) is not None:
+        if self._layout.encoding(name) is not None or not dtype.isnative:
             values = self[name].reshape(len(self), -1)
-            decoded = np.empty((len(self._rows), values.shape[1]), values.dtype)
+            decoded = np.empty((len(self._rows), values.shape[1]), dtype.newbyteorder("="))
             decoded[self._slots] = values  # in the slots of the other arrays
             return _read_only(decoded), 0, self._slots
         array, first = self._layout.matrix(_read_only(self._rows), name)

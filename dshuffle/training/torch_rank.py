@@ -37,6 +37,8 @@ try:
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from torch.nn.parallel import DistributedDataParallel
+
+    from dshuffle.integrations.torch import tensor_of
 except ImportError as exc:
     raise ImportError(f"dshuffle.training.torch_ddp needs PyTorch: pip install 'dshuffle[torch]' ({exc})") from exc
 
@@ -359,8 +361,8 @@ def _error(partition: Partition, seat: TrainingState, fit: Fit) -> float:
     total = 0.0
     with torch.no_grad():
         for batch in partition.batches(EVALUATION_ROWS):
-            y = torch.from_numpy(batch[fit.target])
-            scores, wanted = compared(seat.model.module(torch.from_numpy(batch[fit.features]).to(dtype)), y)
+            y = tensor_of(batch[fit.target])
+            scores, wanted = compared(seat.model.module(tensor_of(batch[fit.features]).to(dtype)), y)
             if y.is_floating_point():
                 total += float(fit.loss(scores, wanted)) * len(y)
             else:

@@ -83,6 +83,37 @@ def test_an_iteration_goes_on_where_its_state_was_taken(torch):
         assert [y.tolist() for (y,) in again] == whole
 
 
+ITEMS = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16"]
+
+
+@pytest.mark.parametrize("item", ITEMS)
+@pytest.mark.parametrize("byteorder", "<>")
+@pytest.mark.parametrize("more", [(), (3,)], ids=str)
+def test_values_and_dtypes_are_those_of_the_arrays(torch, item, byteorder, more):
+    values = np.array([[1, 0, 100], [0, 2, 300]]).repeat(4, axis=0).astype(item)[:, : more[0] if more else None]
+    values = values if more else values[:, 2]
+    partition = partition_of(8, z=values.astype(np.dtype(item).newbyteorder(byteorder)))
+    for batch in partition.to_torch(3, mode="pad"):
+        assert batch["z"].dtype == torch.from_numpy(values).dtype
+        assert batch["z"].tolist() == values[batch["y"].numpy()].tolist()
+    assert partition["z"].tolist() == values[partition.sample_ids].tolist()  # the rows stay as they are
+    array, first, slots = partition.rows("z")
+    assert array.dtype.isnative
+    width = values[0].size
+    found = array[slots][:, first : first + width].reshape(8, *more)
+    assert found.tolist() == values[partition.sample_ids].tolist()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["M8[ns]", "m8[s]", ">M8[s]", "S3", "U2", ">U2", [("a", "<i4")], [("a", ">i4")], "V4"]
+)
+def test_items_that_torch_does_not_have_are_refused_by_name(torch, dtype):
+    partition = partition_of(4, z=np.zeros(4, dtype))
+    with pytest.raises(InvalidParameter, match=r"arrays\['z'\].dtype=.*a dtype that PyTorch supports"):
+        partition.to_torch(2)
+    assert len(partition.to_torch(2, arrays=("x", "y"))) == 2
+
+
 def test_bad_input(torch):
     partition = partition_of(10, name=np.full(10, b"abc"))
     for options, message in (
