@@ -31,7 +31,7 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
         - ``.npy``: one array, named after the file without its suffix.
         - ``.npz``: one array per member. Members are read as streams, so they must be in C order.
         - ``.parquet``, ``.pq`` or a folder of such files with such a suffix (extra ``parquet``): one array per
-          column of numbers, or of lists of equal length. Several files form one table, in the given order.
+          column of numbers or times, or of lists of equal length. Several files form one table, in the given order.
         - A Zarr array (named after its folder) or group.
     names
         Names of the arrays to take; by default all.

@@ -93,6 +93,7 @@ def _distinct(columns: Any) -> list[Any]:
 def _of_series(name: Any, series: Any) -> Any:
     """The values of a column of pandas. Missing values of floats stay NaN."""
     dtype, label = series.dtype, f"column {name!r}"
+    _refuse_time_zone(label, dtype)
     if str(dtype) == "category":
         hint = "Use its codes (.cat.codes), or leave it out."
         raise InvalidParameter.because(label, "it is categorical", hint)
@@ -116,6 +117,13 @@ def _of_dask_series(name: Any, series: Any) -> Any:
         hint = "Cast it to a NumPy dtype (.astype), or leave it out."
         raise InvalidParameter.because(f"column {name!r}", f"its dtype is {series.dtype}", hint)
     return series.to_dask_array()
+
+
+def _refuse_time_zone(label: str, dtype: Any) -> None:
+    """Refuse times with a zone, of pandas or of Arrow in pandas."""
+    if getattr(getattr(dtype, "pyarrow_dtype", dtype), "tz", None) is not None:
+        hint = "NumPy's times have no zone. Use .dt.tz_convert(None) for times in UTC, or leave it out."
+        raise InvalidParameter.because(label, f"its dtype is {dtype}", hint)
 
 
 def _of_arrow(table: Any) -> dict[str, Any]:

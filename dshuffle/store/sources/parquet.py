@@ -1,4 +1,4 @@
-"""Parquet files as sources: each column of numbers is an array, read in batches. Needs the extra ``parquet``."""
+"""Parquet files as sources: each column of numbers or times is an array, read in batches. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def parquet_arrays(paths: Sequence[str], wanted: set[str] | None) -> dict[str, R
     DatasetError
         If a file cannot be read.
     InvalidParameter
-        If a column is missing or of a different type in some file, does not hold numbers, or has nulls according to
-        the statistics in the footers. Other nulls and lists of different lengths are found during reading.
+        If a column is missing or of a different type in some file, does not hold numbers or times, or has nulls
+        according to the statistics in the footers. Other nulls and lists of different lengths are found during reading.
     """
     files = [file for path in paths for file in _files_of(path)]
     first, first_schema = files[0], _opened(files[0]).schema_arrow
@@ -93,7 +93,7 @@ def table_arrays(data: Any) -> dict[str, NDArray[Any]]:
     Raises
     ------
     InvalidParameter
-        If a column has nulls, or does not hold numbers or lists of equal length.
+        If a column has nulls, or does not hold numbers, times or lists of equal length.
     """
     try:
         table = pa.table(data)
@@ -109,13 +109,13 @@ def table_arrays(data: Any) -> dict[str, NDArray[Any]]:
         def first_length(column: Any = column, name: str = name) -> int:
             return _length_of_first("table", name, column)
 
-        sizes, _ = _numeric("table", name, column.type, first_length)
+        sizes, _ = _items("table", name, column.type, first_length)
         arrays[name] = _numbers("table", name, column, len(column), sizes)
     return arrays
 
 
-def _numeric(file: str, name: str, kind: Any, first_length: Callable[[], int]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of the items of a column of numbers."""
+def _items(file: str, name: str, kind: Any, first_length: Callable[[], int]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of the items of a column."""
     items, sizes = kind, []
     while pa.types.is_fixed_size_list(items):
         sizes.append(items.list_size)
@@ -123,17 +123,36 @@ def _numeric(file: str, name: str, kind: Any, first_length: Callable[[], int]) -
     if not sizes and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         # Many writers do not support lists of fixed size, so the first row sets the length.
         items, sizes = kind.value_type, [first_length()]
-    if not (pa.types.is_integer(items) or pa.types.is_floating(items) or pa.types.is_boolean(items)):
+    dtype = _dtype(items)
+    if dtype is None:
+        hint = "Cast it, or leave it out by naming the other columns."
+        if pa.types.is_timestamp(items):
+            naive = f"timestamp[{items.unit}]"
+            hint = f"NumPy's times have no zone. Cast it to {naive} for times in UTC, or leave it out."
         raise InvalidParameter.because(
             f"{file}: column {name!r}",
-            f"its type is {kind}, not numbers, booleans, or lists of these of equal length",
-            "Cast it, or leave it out by naming the other columns.",
+            f"its type is {kind}, not numbers, booleans, times, or lists of these of equal length",
+            hint,
         )
-    return tuple(sizes), np.dtype(items.to_pandas_dtype())
+    return tuple(sizes), dtype
+
+
+def _dtype(items: Any) -> np.dtype[Any] | None:
+    """NumPy's dtype of numbers and times; None for other types."""
+    if pa.types.is_integer(items) or pa.types.is_floating(items) or pa.types.is_boolean(items):
+        numbers: np.dtype[Any] = np.dtype(items.to_pandas_dtype())
+        return numbers
+    if pa.types.is_timestamp(items) and items.tz is None:
+        return np.dtype(f"M8[{items.unit}]")
+    if pa.types.is_duration(items):
+        return np.dtype(f"m8[{items.unit}]")
+    if pa.types.is_date(items):
+        return np.dtype("M8[D]" if pa.types.is_date32(items) else "M8[ms]")
+    return None
 
 
 def _column(files: list[str], name: str, kind: Any, n_rows: int) -> RowSource:
-    sizes, dtype = _numeric(files[0], name, kind, lambda: _first_length(files, name))
+    sizes, dtype = _items(files[0], name, kind, lambda: _first_length(files, name))
     shape = (n_rows, *sizes)
     rows = block_rows(shape, dtype)
 

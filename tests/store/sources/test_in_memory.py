@@ -12,19 +12,22 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xarray as xr
 from distributed import Client
 
 import dshuffle
 from dshuffle.errors import DatasetError, InvalidParameter
-from dshuffle.store import read_array
+from dshuffle.store import read_array, read_sources
 from dshuffle.store.temporary_folder import remove_if_mine
 
 N = 50
 RNG = np.random.default_rng(3)
 FRAME = pd.DataFrame({"a": RNG.normal(size=N), "b": np.arange(N, dtype="i4"), "c": np.arange(N) % 2 == 0})
 FRAME.loc[7, "a"] = np.nan
+DAYS = pd.date_range("2020", periods=2)
+ZONED = pd.ArrowDtype(pa.timestamp("us", "UTC"))
 
 
 def contents(dataset):
@@ -54,7 +57,13 @@ def test_nullable_columns_without_nulls(tmp_path, kind):
         (pd.DataFrame({"s": pd.Series(["a", 2], dtype=object)}), "column 's'.*Python objects.*astype"),
         (pd.DataFrame({"s": pd.Categorical(["a", "bc"])}), r"column 's'.*categorical.*\.cat\.codes"),
         (pd.DataFrame({"n": pd.array([1, None], dtype="Int64")}), "column 'n'.*contains nulls"),
-        (pd.DataFrame({"t": pd.date_range("2020", periods=2, tz="UTC")}), "column 't'.*NumPy dtype"),
+        (pd.DataFrame({"t": DAYS.tz_localize("UTC")}), r"column 't'.*UTC\].*no zone.*tz_convert\(None\)"),
+        (pd.DataFrame({"t": pd.Series(DAYS.tz_localize("UTC")).astype(ZONED)}), "column 't'.*UTC.*no zone"),
+        (dd.from_pandas(pd.DataFrame({"t": DAYS.tz_localize("UTC")}), npartitions=1), "column 't'.*UTC.*no zone"),
+        (pa.table({"t": pa.array([1, 2], pa.timestamp("ms", "UTC"))}), r"'t'.*tz=UTC.*Cast it to timestamp\[ms\]"),
+        (pa.table({"t": pa.array([1, None], pa.timestamp("ms"))}), "column 't'.*contains nulls"),
+        (pa.table({"t": pa.array([1, 2], pa.time32("s"))}), r"column 't'.*time32\[s\].*Cast it"),
+        (pa.table({"t": pa.array(["a"]).dictionary_encode()}), "column 't'.*dictionary.*Cast it"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "columns=.*distinct"),
         (pa.table({"n": [1, None]}), "column 'n'.*contains nulls"),
         (pa.table({"n": [[1], [2, 3]]}), "column 'n'.*list of length 2"),
@@ -86,6 +95,42 @@ def test_an_arrow_table_and_whatever_speaks_its_interface(tmp_path):
         np.testing.assert_array_equal(found["x"], np.arange(6.0).reshape(3, 2))
         np.testing.assert_array_equal(found["n"], [[1, 2, 3]] * 3)
         np.testing.assert_array_equal(found["y"], [1, 2, 3])
+
+
+TIMES = {
+    "timestamp": ("M8", ["s", "ms", "us", "ns"]),
+    "duration": ("m8", ["s", "ms", "us", "ns"]),
+}
+TYPES = {f"{name}[{unit}]": f"{kind}[{unit}]" for name, (kind, units) in TIMES.items() for unit in units}
+TYPES |= {"date32[day]": "M8[D]", "date64[ms]": "M8[ms]"}
+COUNTS = {"M8[D]": [18_000, -3, 0], "M8[ms]": [86_400_000, -864_000_000, 0]}
+
+
+@pytest.mark.parametrize("source", ["table", "parquet", "lists"])
+@pytest.mark.parametrize(("kind", "dtype"), TYPES.items())
+def test_times_of_arrow(tmp_path, kind, dtype, source):
+    kind = pa.type_for_alias(kind)
+    counts = COUNTS.get(dtype, [1_600_000_000, -1, 0])
+    column = pa.array(counts, pa.int32() if dtype == "M8[D]" else pa.int64()).view(kind)
+    if source == "lists":
+        column = pa.FixedSizeListArray.from_arrays(column, 1)
+    table = pa.table({"t": column})
+    if source == "parquet":
+        pq.write_table(table, tmp_path / "t.parquet")
+        kept = pq.read_schema(tmp_path / "t.parquet").field("t").type
+        dtype = TYPES[str(kept)]  # Parquet has no seconds and no date64
+        counts = np.array(counts, TYPES[str(kind)]).astype(dtype).astype("i8")
+        table = read_sources([tmp_path / "t.parquet"])
+    found = contents(dshuffle.create_dataset(tmp_path / "d", table))["t"]
+    assert found.dtype == dtype
+    assert found.reshape(-1).tolist() == np.array(counts, "i8").view(dtype).tolist()
+
+
+def test_missing_times_of_pandas_stay_missing(tmp_path):
+    frame = pd.DataFrame({"t": pd.to_datetime(["2020-01-01", None]), "d": pd.to_timedelta([None, 5], unit="s")})
+    found = contents(dshuffle.create_dataset(tmp_path / "d", frame))
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, frame[name].to_numpy())
 
 
 @pytest.mark.parametrize("lazy", [False, True])

@@ -277,10 +277,16 @@ REFUSED: list[tuple[str, Callable[[Path], list[Any]], type[Exception], str]] = [
         "column 'w' is not allowed: its type is string",
     ),
     (
-        "dates",
-        lambda f: [table(f / "a.pq", w=np.array(["2020"], "M8[s]"))],
+        "times with a zone",
+        lambda f: [table(f / "a.pq", w=pa.array([1], pa.timestamp("us", "UTC")))],
         InvalidParameter,
-        "column 'w' .* its type is timestamp",
+        r"column 'w' .* its type is timestamp\[us, tz=UTC\].*Cast it to timestamp\[us\]",
+    ),
+    (
+        "missing times",
+        lambda f: [table(f / "a.parquet", t=pa.array([1, None], pa.timestamp("us")))],
+        InvalidParameter,
+        "column 't' .* contains nulls.*Fill the nulls",
     ),
     (
         "nulls",
