@@ -61,6 +61,13 @@ def test_the_reading_benchmark_runs():
         assert result["ratio"] == result["MB/s"]["ours"] / result["MB/s"]["bare"] > 0
 
 
+def test_the_benchmark_of_columns_runs():
+    results = load("columns").main(["--rows=500", "--columns=20", "--repeats=1"])
+    assert set(results) == {"matrix", "columns", "ratio"}
+    for step, ratio in results["ratio"].items():
+        assert ratio == results["columns"][step] / results["matrix"][step] > 0
+
+
 @pytest.mark.slow
 def test_two_revisions_are_compared(tmp_path):
     """Each by its own package, although this one is installed."""

@@ -13,7 +13,7 @@ from dshuffle.planning.delivery import Excess
 from dshuffle.planning.mixing import planned_quality
 from dshuffle.planning.small_plan import compile_planner
 from dshuffle.rows import RowLayout
-from dshuffle.store.reader import scatter_patches, scatter_rows
+from dshuffle.store.scatter import scatter_columns, scatter_patches, scatter_rows
 from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
 
@@ -72,6 +72,8 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
         one = np.zeros(1, np.int64)
         scatter_rows(block, one, 0, np.zeros(1, np.uint8), one)
         scatter_patches(block, one, 0, np.zeros(1, np.uint8), one, one, one, 1)
+    for word in ("u1", "u2", "u4", "u8"):
+        scatter_columns(np.zeros(1, word), one, one, one, one, 0, np.zeros(1, word), one)
 
 
 def _few(choices: Choices) -> Choices:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import shutil
@@ -12,6 +13,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -20,7 +22,7 @@ import dask.array as da
 import numpy as np
 import zarr
 from zarr.abc.store import Store
-from zarr.codecs import BytesCodec, Crc32cCodec
+from zarr.core.sync import sync
 from zarr.errors import UnstableSpecificationWarning
 from zarr.storage import MemoryStore
 
@@ -31,10 +33,12 @@ from dshuffle.store.backends.urls import canonical_url, is_local, is_memory
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.mark import Mark
 from dshuffle.store.open import open_dataset
+from dshuffle.store.reader import run_bounded
 from dshuffle.store.sources.array_values import array_of
 from dshuffle.store.sources.in_memory import arrays_of
 from dshuffle.store.sources.source import RowSource
 from dshuffle.store.temporary_folder import TemporaryFolder
+from dshuffle.store.zarr_arrays import Slab, create_array, write_slabs
 
 _CHUNK_NBYTES = 4 << 20
 # NumPy arrays are passed to zarr in slabs of this many bytes, enough to write several chunks at a time.
@@ -217,16 +221,22 @@ def _storable(label: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     if _has_subarrays(stored):
         hint = "Store each array field as a separate array."
         raise InvalidParameter.of(label, str(dtype), f"{allowed}, which has no fields that are arrays", hint)
+    if reason := _trial(stored):
+        raise InvalidParameter.of(label, str(dtype), allowed, reason)
+    return stored
+
+
+@functools.cache
+def _trial(stored: np.dtype[Any]) -> str:
+    """Why Zarr does not keep items of a dtype; empty if it does."""
     try:
         with _unstable_dtypes_allowed():
-            trial = _create_array(zarr.create_group(MemoryStore()), "trial", (1,), stored, 1)
+            trial = zarr.Array(sync(create_array(zarr.create_group(MemoryStore()), "trial", (1,), stored, 1)))
             trial[:] = np.ones(1, stored)
             kept = trial.dtype == stored and np.array_equal(trial[:], np.ones(1, stored))
     except Exception as exc:
-        raise InvalidParameter.of(label, str(dtype), allowed, f"Zarr says: {exc}.") from exc
-    if not kept:
-        raise InvalidParameter.of(label, str(dtype), allowed, "Zarr would change it.")
-    return stored
+        return f"Zarr says: {exc}."
+    return "" if kept else "Zarr would change it."
 
 
 def _has_subarrays(dtype: np.dtype[Any]) -> bool:
@@ -301,22 +311,29 @@ def _write(
     in_process: bool,
 ) -> None:
     group = zarr.create_group(store, overwrite=True, attributes=Mark.unfinished().attributes())
+    created = _create_arrays(group, arrays, dimensions, cut)
     sources: list[da.Array] = []
     targets: list[Any] = []
+    slabs: list[Slab] = []
+    nbytes = 0
     for name, array in arrays.items():
-        dtype = _packed_little_endian(array.dtype)
-        row_nbytes = dtype.itemsize * math.prod(array.shape[1:])
-        chunk, shard = cut.for_array(len(array), row_nbytes)
-        target = _create_array(group, name, array.shape, dtype, chunk, shard, dimensions.get(name))
-        rows = shard or chunk
+        target = created[name]
+        rows = (target.shards or target.chunks)[0]
         if isinstance(array, da.Array):
             # One Dask block per stored object, so that no two tasks write to the same object.
             sources.append(array.rechunk({0: rows, **dict.fromkeys(range(1, array.ndim), -1)}))
             targets.append(target)
             continue
+        row_nbytes = target.dtype.itemsize * math.prod(array.shape[1:])
         slab = max(1, _SLAB_NBYTES // max(1, rows * row_nbytes)) * rows
         for start in range(0, len(array), slab):
-            target[start : start + slab] = array[start : start + slab].astype(dtype, copy=False)
+            stop = min(start + slab, len(array))
+            if nbytes + (stop - start) * row_nbytes > _SLAB_NBYTES:  # before more is read
+                write_slabs(slabs)
+                slabs, nbytes = [], 0
+            slabs.append((target, slice(start, stop), array[start:stop].astype(target.dtype, copy=False)))
+            nbytes += (stop - start) * row_nbytes
+    write_slabs(slabs)
     if sources:
         # A memory store exists in this process only: workers of a cluster would each fill their own.
         with dask.config.set(scheduler="threads") if in_process else contextlib.nullcontext():
@@ -324,31 +341,21 @@ def _write(
     group.attrs.update(Mark.of_new_dataset().attributes())
 
 
-def _create_array(
-    group: zarr.Group,
-    name: str,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    chunk_rows: int,
-    shard_rows: int | None = None,
-    dimensions: tuple[str, ...] | None = None,
-) -> zarr.Array[Any]:
-    across = tuple(max(1, size) for size in shape[1:])
-    return group.create_array(
-        name,
-        shape=shape,
-        dtype=dtype,
-        chunks=(chunk_rows, *across),
-        dimension_names=dimensions,
-        shards=None if shard_rows is None else (shard_rows, *across),
-        # Floats hardly compress and re-reading them is the hot path, so rows are stored uncompressed. The checksum
-        # turns a flipped bit or a truncated file into an error.
-        filters=(),
-        serializer=BytesCodec(),
-        compressors=(Crc32cCodec(),),
-        # Chunks of zeros are written too, so that a missing chunk is known to be lost.
-        config={"write_empty_chunks": True},
-    )
+def _create_arrays(
+    group: zarr.Group, arrays: Mapping[str, Any], dimensions: Mapping[str, tuple[str, ...]], cut: Cut
+) -> dict[str, zarr.Array[Any]]:
+    """Create all arrays concurrently, without values."""
+    created: dict[str, zarr.Array[Any]] = {}
+
+    async def create(name: str) -> None:
+        array = arrays[name]
+        dtype = _packed_little_endian(array.dtype)
+        rows = cut.for_array(len(array), dtype.itemsize * math.prod(array.shape[1:]))
+        made = await create_array(group, name, array.shape, dtype, *rows, dimensions.get(name))
+        created[name] = zarr.Array(made)
+
+    sync(run_bounded(((0, partial(create, name)) for name in arrays), 1))
+    return created
 
 
 @contextlib.contextmanager

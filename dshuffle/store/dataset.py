@@ -24,6 +24,7 @@ from dshuffle.store.backends.metered import Meter, MeteredStore
 from dshuffle.store.both_ways import FirstReads
 from dshuffle.store.cf import Decoding
 from dshuffle.store.checked import check_memory_budget, checked_indices, checked_slots
+from dshuffle.store.sink import Sink
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.store.view import View
 from dshuffle.store.views import Views
@@ -275,12 +276,12 @@ class Dataset(Views):
                 "new Shuffler"
             )
 
-    def _sink(self, source: StoredArray, rows: ByteMatrix, offset: int) -> reader.Sink:
-        return reader.Sink(source, rows, offset, self._view.window(source.name), self._view.cut(source))
+    def _sink(self, source: StoredArray, rows: ByteMatrix, offset: int) -> Sink:
+        return Sink(source, rows, offset, self._view.window(source.name), self._view.cut(source))
 
     def _read(
         self,
-        sinks: list[reader.Sink],
+        sinks: list[Sink],
         ids: NDArray[np.int64],
         slots: NDArray[np.int64],
         memory_budget: int,

@@ -8,19 +8,19 @@ systems are bound to the loop of their first use.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError
-from dshuffle.rows import ByteMatrix
-from dshuffle.store.direct_read import DirectArray, Indexes
-from dshuffle.store.patches import Box, Cut, box_items
+from dshuffle.store.direct_read import DirectArray
+from dshuffle.store.patches import Box, box_items
+from dshuffle.store.scatter import scatter_columns
+from dshuffle.store.sink import Sink
 from dshuffle.store.stored_array import StoredArray
 
 #: Default number of bytes in flight at a time.
@@ -36,68 +36,10 @@ _THREAD_NBYTES = 1 << 20
 # The same limit for decompression, which takes longer.
 _DECODE_NBYTES = 128 << 10
 
+# Arrays with shorter rows are read together, if they can: those of a table may have hundreds.
+_NARROW_NBYTES = 64
+
 Job = tuple[int, Callable[[], Awaitable[None]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sink:
-    """Target of one array's rows in one call: the bytes from ``offset`` in the rows of a contiguous byte matrix.
-
-    With ``window``, a row of the matrix gets the stored rows at these distances from a sample, one after the other.
-    With ``cut``, it gets patches of them. Stored rows and patches are both called items here.
-    """
-
-    source: StoredArray
-    matrix: ByteMatrix
-    offset: int
-    window: tuple[int, ...] = (0,)
-    cut: Cut | None = None
-    indexes: Indexes = field(default_factory=dict)
-
-    @property
-    def n_patches(self) -> int:
-        """Number of items in a stored row."""
-        return 1 if self.cut is None else self.cut.n_patches
-
-    @property
-    def band_items(self) -> int:
-        """Number of items in a band."""
-        return self.source.info.chunk_rows * self.n_patches
-
-    @property
-    def item_nbytes(self) -> int:
-        """Bytes of an item."""
-        return self.source.row_nbytes if self.cut is None else self.source.dtype.itemsize * self.cut.n_items
-
-    def chunk_of(self, item: int) -> int:
-        """Number of a chunk, along the samples, that a sample needs; ``item`` is its item, or that of its anchor."""
-        return int((item // self.n_patches + self.window[0]) // self.source.info.chunk_rows)
-
-    def places(self, ids: NDArray[np.int64], slots: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Items in ascending order, and the byte of the matrix at which each begins; ``ids`` are ascending."""
-        places = slots * self.matrix.shape[1] + self.offset
-        if self.window == (0,):
-            return ids, places
-        ids = (ids[:, None] + np.array(self.window) * self.n_patches).reshape(-1)
-        places = (places[:, None] + np.arange(len(self.window)) * self.item_nbytes).reshape(-1)
-        order = np.argsort(ids)
-        return ids[order], places[order]
-
-    def fill(
-        self,
-        block: NDArray[np.uint8],
-        ids: NDArray[np.int64],
-        start: int,
-        places: NDArray[np.int64],
-        box: Box | None = None,
-    ) -> None:
-        """Copy items out of a block of rows, or of a box of these rows. The block begins with item ``start``."""
-        target = self.matrix.reshape(-1)
-        if self.cut is None:
-            scatter_rows(block, ids, start, target, places)
-            return
-        offsets, nbytes, begins = self.cut.runs(self.source.dtype.itemsize, box or self.cut.whole)
-        scatter_patches(block, ids, start, target, places, begins, offsets, nbytes)
 
 
 def read_rows(
@@ -112,7 +54,15 @@ def read_rows(
     order = np.argsort(ids)
     ids, slots = ids[order], slots[order]
     span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
-    jobs = (job for sink in sinks for job in _jobs(sink, *sink.places(ids, slots), span_nbytes))
+    jobs = (
+        job
+        for group in _groups(sinks, span_nbytes)
+        for job in (
+            _jobs(group[0], *group[0].places(ids, slots), span_nbytes)
+            if len(group) == 1
+            else _jobs_of_columns(group, ids, slots)
+        )
+    )
     sync(run_bounded(jobs if stop is None else _until(stop, jobs), memory_budget))
 
 
@@ -201,6 +151,34 @@ def _jobs(sink: Sink, ids: NDArray[np.int64], places: NDArray[np.int64], span_nb
             chunks = bands[firsts[at : at + step]].tolist()
             read = partial(_read_chunks, sink, direct, chunks, ids[some], places[some])
             yield cost(len(chunks) * source.band_nbytes), read
+
+
+def _groups(sinks: Iterable[Sink], span_nbytes: int) -> Iterator[list[Sink]]:
+    """Group narrow arrays with the same chunks and the same matrix, such as the columns of a table."""
+    groups: dict[tuple[int, int], list[Sink]] = {}
+    for sink in sinks:
+        source = sink.source
+        directly = source.direct is not None and not source.direct.shard_chunks
+        if not (directly and sink.cut is None and sink.window == (0,) and 0 < source.row_nbytes < _NARROW_NBYTES):
+            yield [sink]
+            continue
+        key = id(sink.matrix), source.info.chunk_rows
+        group = groups.setdefault(key, [])
+        group.append(sink)
+        if sum(one.source.band_nbytes for one in group) >= span_nbytes:
+            yield groups.pop(key)
+    yield from groups.values()
+
+
+def _jobs_of_columns(sinks: list[Sink], ids: NDArray[np.int64], slots: NDArray[np.int64]) -> Iterator[Job]:
+    if ids.size == 0:
+        return
+    bands = ids // sinks[0].source.info.chunk_rows
+    firsts = np.flatnonzero(np.diff(bands, prepend=-1))
+    nbytes = sum(sink.source.band_nbytes for sink in sinks)
+    for first, end in zip(firsts.tolist(), np.append(firsts[1:], ids.size).tolist(), strict=True):
+        some = slice(first, end)
+        yield cost(nbytes), partial(_read_columns, sinks, int(bands[first]), ids[some], slots[some])
 
 
 def spans(
@@ -295,6 +273,54 @@ async def _one_by_one(
             await _read_chunks(sink, direct, [chunk], ids[some], places[some])
 
 
+async def _read_columns(sinks: list[Sink], chunk: int, ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+    """Read the same chunk of several arrays."""
+    columns: list[tuple[Sink, DirectArray, NDArray[np.uint8]]] = []
+    for sink in sinks:
+        direct = sink.source.direct
+        assert direct is not None
+        try:
+            stored = await direct.fetch([chunk], sink.indexes)
+        except (DatasetError, MemoryError):
+            raise
+        except Exception as exc:  # the chunk is missing
+            raise sink.source.corrupt(_index(sink.source, chunk), exc) from exc
+        if stored is None:
+            await _one_by_one(sink, None, [chunk], *sink.places(ids, slots))
+        else:
+            columns.append((sink, direct, stored[0]))
+    if columns:
+        await asyncio.to_thread(_unpack_columns, columns, chunk, ids, slots)
+
+
+def _unpack_columns(
+    columns: list[tuple[Sink, DirectArray, NDArray[np.uint8]]],
+    chunk: int,
+    ids: NDArray[np.int64],
+    slots: NDArray[np.int64],
+) -> None:
+    matrix, chunk_rows = columns[0][0].matrix, columns[0][0].source.info.chunk_rows
+    widths = np.array([sink.source.row_nbytes for sink, _, _ in columns])
+    offsets = np.array([sink.offset for sink, _, _ in columns])
+    ends = np.cumsum(widths * chunk_rows)
+    begins = ends - widths * chunk_rows
+    block = np.empty(int(ends[-1]), np.uint8)
+    for (sink, direct, stored), begin, end in zip(columns, begins, ends, strict=True):
+        block[begin:end] = _decoded(sink.source, direct, chunk, stored)
+    # The kernel copies words of up to 8 bytes, of which everything is a multiple.
+    word = math.gcd(8, matrix.shape[1], *widths.tolist(), *offsets.tolist())
+    scatter_columns(
+        block.view(f"u{word}"),
+        begins // word,
+        widths // word,
+        offsets // word,
+        ids,
+        chunk * chunk_rows,
+        matrix.reshape(-1).view(f"u{word}"),
+        slots * (matrix.shape[1] // word),
+    )
+
+
 def _unpack(
     sink: Sink,
     direct: DirectArray,
@@ -307,44 +333,20 @@ def _unpack(
     ends = np.searchsorted(ids, (np.asarray(chunks) + 1) * sink.band_items).tolist()
     begin = 0
     for chunk, data, end in zip(chunks, stored, ends, strict=True):
-        try:
-            block = direct.decode(data).reshape(chunk_rows, source.row_nbytes)
-        except MemoryError:
-            raise
-        except Exception as exc:
-            raise source.corrupt(_index(source, chunk), exc) from exc
+        block = _decoded(source, direct, chunk, data).reshape(chunk_rows, source.row_nbytes)
         sink.fill(block, ids[begin:end], chunk * sink.band_items, places[begin:end])
         begin = end
+
+
+def _decoded(source: StoredArray, direct: DirectArray, chunk: int, stored: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    try:
+        return direct.decode(stored)
+    except MemoryError:
+        raise
+    except Exception as exc:
+        raise source.corrupt(_index(source, chunk), exc) from exc
 
 
 def _index(source: StoredArray, chunk: int) -> tuple[int, ...]:
     # Only arrays with samples along the first axis are read directly.
     return (chunk, *[0] * len(source.info.shape))
-
-
-@numba.njit(nogil=True, cache=True)
-def scatter_rows(block, ids, start, target, places):  # type: ignore[no-untyped-def]
-    """Copy the rows ``ids`` of a block that begins at row ``start`` to ``target``, from the bytes ``places`` on."""
-    # Fancy indexing would first copy the selected rows, and cannot write to a range of bytes of packed rows. The two
-    # slices matter: without them the inner loop is not vectorised and is five times slower.
-    width = block.shape[1]
-    for i in range(ids.size):
-        source = block[ids[i] - start]
-        row = target[places[i] : places[i] + width]
-        for b in range(width):
-            row[b] = source[b]
-
-
-@numba.njit(nogil=True, cache=True)
-def scatter_patches(block, ids, start, target, places, begins, offsets, nbytes):  # type: ignore[no-untyped-def]
-    """Copy patches of the rows of a block to ``target``: runs of bytes that follow each other there."""
-    n_patches = begins.size
-    for i in range(ids.size):
-        item = ids[i] - start
-        source, begin, place = block[item // n_patches], begins[item % n_patches], places[i]
-        for offset in offsets:
-            run = source[begin + offset : begin + offset + nbytes]
-            row = target[place : place + nbytes]
-            for b in range(nbytes):
-                row[b] = run[b]
-            place += nbytes
