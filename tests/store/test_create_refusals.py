@@ -152,7 +152,7 @@ def interrupted(tmp_path: Path, monkeypatch: Any) -> Any:
     def broken(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt("no such luck")
 
-    monkeypatch.setattr(zarr.AsyncArray, "setitem", broken)
+    monkeypatch.setattr("dshuffle.store.create.write_slabs", broken)
     return np.arange(9)
 
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.errors import CorruptChunk, DatasetError, InvalidParameter
 from dshuffle.store import Dataset, create_dataset, open_dataset, reader
 from dshuffle.store.backends.metered import MeteredStore
 
@@ -258,3 +259,34 @@ def test_an_unreachable_store_is_not_taken_for_corruption(dataset: Dataset, monk
     with pytest.raises(DatasetError, match=r"cannot fetch .*PermissionError: no") as caught:
         dataset.read_rows([0])
     assert type(caught.value) is DatasetError
+
+
+COLUMNS = ["?", "i1", "u2", "f2", "f4", "i8", "c16", "S3", "M8[s]"]
+
+
+@pytest.mark.parametrize("n_rows", [1, 37])
+def test_columns_of_a_table_are_read_together(tmp_path, n_rows):
+    """Also if one of them lacks a chunk, which has the fill value, or has other chunks."""
+    rng = np.random.default_rng(n_rows)
+    columns = {f"c{number}": rng.integers(0, 2, n_rows).astype(item) for number, item in enumerate(COLUMNS * 4)}
+    group = zarr.create_group(tmp_path / "d")
+    for number, (name, values) in enumerate(columns.items()):
+        group.create_array(name, data=values, chunks=(10 if number % 7 else 4,))
+    (tmp_path / "d" / "c5" / "c" / "0").unlink(missing_ok=True)
+    columns["c5"][:10] = np.zeros((), columns["c5"].dtype)
+    dataset = open_dataset(tmp_path / "d")
+    for ids in (rng.permutation(n_rows), rng.integers(0, n_rows, 5), []):
+        rows = dataset.layout.empty(50)
+        slots = rng.permutation(50)[: len(ids)]
+        dataset.read_into(rows, slots, ids)
+        for name, values in columns.items():
+            np.testing.assert_array_equal(dataset.layout.column(rows, name)[slots], values[np.asarray(ids, int)])
+            np.testing.assert_array_equal(dataset.read_rows(ids)[name], values[np.asarray(ids, int)])
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"damaged")])
+def test_a_bad_chunk_of_a_column_is_named(tmp_path, damage):
+    dataset = create_dataset(tmp_path / "d", {f"c{number}": np.arange(9) for number in range(20)}, chunk_rows=4)
+    damage(tmp_path / "d" / "c13" / "c" / "1")
+    with pytest.raises(CorruptChunk, match="c13"):
+        dataset.read_into(dataset.layout.empty(9), np.arange(9), np.arange(9))
