@@ -13,7 +13,6 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -22,7 +21,6 @@ import dask.array as da
 import numpy as np
 import zarr
 from zarr.abc.store import Store
-from zarr.core.sync import sync
 from zarr.errors import UnstableSpecificationWarning
 from zarr.storage import MemoryStore
 
@@ -33,12 +31,11 @@ from dshuffle.store.backends.urls import canonical_url, is_local, is_memory
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.mark import Mark
 from dshuffle.store.open import open_dataset
-from dshuffle.store.reader import run_bounded
 from dshuffle.store.sources.array_values import array_of
 from dshuffle.store.sources.in_memory import arrays_of
 from dshuffle.store.sources.source import RowSource
 from dshuffle.store.temporary_folder import TemporaryFolder
-from dshuffle.store.zarr_arrays import Slab, create_array, write_slabs
+from dshuffle.store.zarr_arrays import NewArray, Slab, create_arrays, write_slabs
 
 _CHUNK_NBYTES = 4 << 20
 # NumPy arrays are passed to zarr in slabs of this many bytes, enough to write several chunks at a time.
@@ -72,12 +69,13 @@ class Cut:
             )
         return cls(chunk, shard)
 
-    def for_array(self, n_samples: int, row_nbytes: int) -> tuple[int, int | None]:
-        """Return the samples in a chunk and in a shard of an array, limited to the length of the array."""
+    def new_array(self, values: Any, dimensions: tuple[str, ...] | None) -> NewArray:
+        """Return the array for these values. Chunks and shards are at most as long as it is."""
+        dtype, n_samples = _packed_little_endian(values.dtype), len(values)
+        row_nbytes = dtype.itemsize * math.prod(values.shape[1:])
         chunk = min(self.chunk_rows or max(1, _CHUNK_NBYTES // max(1, row_nbytes)), n_samples)
-        if self.shard_rows is None:
-            return chunk, None
-        return chunk, min(self.shard_rows, math.ceil(n_samples / chunk) * chunk) // chunk * chunk
+        shard = self.shard_rows and min(self.shard_rows, math.ceil(n_samples / chunk) * chunk) // chunk * chunk
+        return NewArray(values.shape, dtype, chunk, shard, dimensions)
 
 
 def _positive(name: str, value: int | None, default: str) -> int | None:
@@ -231,7 +229,7 @@ def _trial(stored: np.dtype[Any]) -> str:
     """Why Zarr does not keep items of a dtype; empty if it does."""
     try:
         with _unstable_dtypes_allowed():
-            trial = zarr.Array(sync(create_array(zarr.create_group(MemoryStore()), "trial", (1,), stored, 1)))
+            trial = NewArray((1,), stored, 1).create(zarr.create_group(MemoryStore()), "trial")
             trial[:] = np.ones(1, stored)
             kept = trial.dtype == stored and np.array_equal(trial[:], np.ones(1, stored))
     except Exception as exc:
@@ -311,7 +309,7 @@ def _write(
     in_process: bool,
 ) -> None:
     group = zarr.create_group(store, overwrite=True, attributes=Mark.unfinished().attributes())
-    created = _create_arrays(group, arrays, dimensions, cut)
+    created = create_arrays(group, {name: cut.new_array(array, dimensions.get(name)) for name, array in arrays.items()})
     sources: list[da.Array] = []
     targets: list[Any] = []
     slabs: list[Slab] = []
@@ -339,23 +337,6 @@ def _write(
         with dask.config.set(scheduler="threads") if in_process else contextlib.nullcontext():
             da.store(sources, targets, lock=False)
     group.attrs.update(Mark.of_new_dataset().attributes())
-
-
-def _create_arrays(
-    group: zarr.Group, arrays: Mapping[str, Any], dimensions: Mapping[str, tuple[str, ...]], cut: Cut
-) -> dict[str, zarr.Array[Any]]:
-    """Create all arrays concurrently, without values."""
-    created: dict[str, zarr.Array[Any]] = {}
-
-    async def create(name: str) -> None:
-        array = arrays[name]
-        dtype = _packed_little_endian(array.dtype)
-        rows = cut.for_array(len(array), dtype.itemsize * math.prod(array.shape[1:]))
-        made = await create_array(group, name, array.shape, dtype, *rows, dimensions.get(name))
-        created[name] = zarr.Array(made)
-
-    sync(run_bounded(((0, partial(create, name)) for name in arrays), 1))
-    return created
 
 
 @contextlib.contextmanager

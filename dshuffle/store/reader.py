@@ -276,21 +276,25 @@ async def _one_by_one(
 async def _read_columns(sinks: list[Sink], chunk: int, ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
     """Read the same chunk of several arrays."""
     columns: list[tuple[Sink, DirectArray, NDArray[np.uint8]]] = []
-    for sink in sinks:
-        direct = sink.source.direct
-        assert direct is not None
-        try:
-            stored = await direct.fetch([chunk], sink.indexes)
-        except (DatasetError, MemoryError):
-            raise
-        except Exception as exc:  # the chunk is missing
-            raise sink.source.corrupt(_index(sink.source, chunk), exc) from exc
+    for sink, stored in zip(sinks, await asyncio.gather(*(_fetched(sink, chunk) for sink in sinks)), strict=True):
+        assert sink.source.direct is not None
         if stored is None:
             await _one_by_one(sink, None, [chunk], *sink.places(ids, slots))
         else:
-            columns.append((sink, direct, stored[0]))
+            columns.append((sink, sink.source.direct, stored))
     if columns:
         await asyncio.to_thread(_unpack_columns, columns, chunk, ids, slots)
+
+
+async def _fetched(sink: Sink, chunk: int) -> NDArray[np.uint8] | None:
+    assert sink.source.direct is not None
+    try:
+        stored = await sink.source.direct.fetch([chunk], sink.indexes)
+    except (DatasetError, MemoryError):
+        raise
+    except Exception as exc:  # the chunk is missing
+        raise sink.source.corrupt(_index(sink.source, chunk), exc) from exc
+    return None if stored is None else stored[0]
 
 
 def _unpack_columns(

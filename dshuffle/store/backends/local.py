@@ -1,14 +1,16 @@
-"""Files on this machine's file systems, including network mounts, read several in one call.
+"""Files on this machine's file systems, including network mounts.
 
 Handing one file of 64 KiB to a thread and back costs more than reading it from the page cache. So each thread reads
 several small files per call. The pool has more threads than zarr's loop, because reads from a network mount mostly
-wait.
+wait. Writing makes half of the system calls that zarr's own store makes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,7 +22,7 @@ _POOL = ThreadPoolExecutor(16, thread_name_prefix="dshuffle-files")
 
 
 class LocalFiles(LocalStore):
-    """zarr's local store, with batches of files read in one thread."""
+    """zarr's local store, with batches of files read in one thread, and a quicker way to write a file."""
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
@@ -37,6 +39,26 @@ class LocalFiles(LocalStore):
         wanted = [(f"{root}/{key}", byte_range) for key, byte_range in key_ranges]
         found = await asyncio.get_running_loop().run_in_executor(_POOL, _read_all, wanted)
         return [None if data is None else prototype.buffer.from_bytes(data) for data in found]
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Write a file. It has either its old or its new content, whatever happens."""
+        self._check_writable()
+        path = f"{os.fspath(self.root)}/{key}"
+        await asyncio.get_running_loop().run_in_executor(_POOL, _write, path, memoryview(value.as_buffer_like()))
+
+
+def _write(path: str, data: memoryview) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    part = f"{path}.{uuid.uuid4().hex}.partial"
+    try:
+        with open(part, "xb", buffering=0) as file:
+            while data:
+                data = data[file.write(data) :]
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+        raise
 
 
 def _read_all(wanted: list[tuple[str, ByteRequest | None]]) -> list[bytes | None]:
