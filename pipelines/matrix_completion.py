@@ -35,7 +35,7 @@ def pipeline(
     stay on their workers, and only the columns are permuted. By default, the regularization is a tenth of the mean
     number of entries of a row.
     """
-    dataset = open_dataset(url)
+    dataset = open_dataset(url, arrays=["row", "column", "value"])
     entries = dataset.read_rows(np.arange(dataset.n_samples))
     shuffle: Any
     if entries_a_row is None:

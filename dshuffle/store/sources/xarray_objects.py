@@ -56,7 +56,9 @@ def _with_dimension(variables: Mapping[Hashable, Any], samples: Hashable) -> Arr
             skipped[str(name)] = f"its dimensions are {dims}, without {samples}" if variable.dims else dims
         elif not isinstance(variable.dtype, np.dtype):
             skipped[str(name)] = f"its dtype is {variable.dtype}"
-        elif variable.dtype.hasobject or variable.dtype.kind in "OT":
+        elif variable.dtype.kind == "O":
+            skipped[str(name)] = "its items are Python objects, such as dates of another calendar or strings"
+        elif variable.dtype.hasobject or variable.dtype.kind == "T":
             skipped[str(name)] = f"its items have different lengths ({variable.dtype})"
         else:
             turned = variable.transpose(samples, ...)
