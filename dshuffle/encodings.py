@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dshuffle.errors import DatasetError
 from dshuffle.times import Times
 
 
@@ -67,7 +68,7 @@ class Encoding:
         Raises
         ------
         DatasetError
-            If a date or duration is beyond what ``dtype`` can hold.
+            If a date, a duration or a scaled integer is beyond what its dtype can hold.
         """
         if self.kind:
             stored = stored.view(f"{stored.dtype.byteorder}{self.kind}{stored.dtype.itemsize}")
@@ -77,6 +78,7 @@ class Encoding:
         values = stored.astype(numbers) if self.times is None or packed else stored
         absent = self._absent(values)
         if self.scale is not None:
+            _check_product(values, self.scale, name)
             values *= self.scale
         if self.offset is not None:
             values += self.offset
@@ -93,3 +95,16 @@ class Encoding:
         for number in self.missing:
             absent |= numbers == np.asarray(number)  # in full precision, unlike a comparison with a Python float
         return absent
+
+
+def _check_product(integers: NDArray[Any], scale: float, name: str) -> None:
+    """Check that integers do not overflow when they are scaled; floats do not."""
+    if integers.dtype.kind == "f" or not integers.size:
+        return
+    limits = np.iinfo(integers.dtype)
+    for number in (int(integers.min()), int(integers.max())):
+        if not limits.min <= number * scale <= limits.max:
+            raise DatasetError(
+                f"array {name!r} has the value {number}, and times scale_factor={scale} it is beyond {integers.dtype}. "
+                "Open the dataset with decode=False to get the stored numbers, or without this array"
+            )

@@ -1,7 +1,7 @@
 """Compare the two ways to read a chunk: with zarr, and with dshuffle's own reader.
 
 A dataset compares one chunk of each array in every process that reads it, before the first read. Verification compares
-all chunks. A difference is an error: whatever made one chunk differ may hold for chunks that were not compared.
+all chunks. A difference is an error: other chunks may differ for the same reason.
 """
 
 from __future__ import annotations

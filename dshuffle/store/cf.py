@@ -65,7 +65,7 @@ def attributes_of(arrays: Mapping[str, Array[Any]]) -> dict[str, dict[str, Any]]
 
 
 def encoding_of(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[Encoding | None, str]:
-    """Return the encoding of an array, and why it is left out of it that the numbers are dates or durations.
+    """Return the encoding of an array, and why its numbers are not decoded as dates or durations.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def encoding_of(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[Encod
     kind = _other_kind(dtype, attributes)
     missing = _missing(array, attributes, kind)
     scale, offset = _packing(array, attributes)
-    packed = None if scale is None and offset is None else _unpacked_dtype(dtype, scale, offset, missing)
+    packed = None if scale is None and offset is None else _unpacked_dtype(dtype, kind, scale, offset, missing)
     floats = dtype.kind == "f" if packed is None else packed == "float64"
     times, undecoded = times_of(attributes, "float64" if floats else "int64")
     if times is not None:
@@ -132,11 +132,13 @@ def _packing(array: Array[Any], attributes: Mapping[str, Any]) -> tuple[float | 
 
 
 def _unpacked_dtype(
-    dtype: np.dtype[Any], scale: int | float | None, offset: float | None, missing: tuple[float, ...]
+    dtype: np.dtype[Any], kind: str, scale: int | float | None, offset: float | None, missing: tuple[float, ...]
 ) -> str:
-    """Dtype of scaled numbers: floats, or integers as in xarray if the scale is one and they cannot overflow."""
-    if isinstance(scale, int) and offset is None and not missing and dtype.kind in "iu" and dtype.itemsize <= 4:
-        return "int64" if abs(scale) < 2**31 else "float64"
+    """Dtype of scaled numbers: floats, or integers as in xarray if the scale is an integer."""
+    if isinstance(scale, int) and offset is None and not missing and (kind or dtype.kind) in "iu":
+        if (kind or dtype.kind) == "i" or dtype.itemsize < 8:
+            return "int64"
+        return "uint64" if scale >= 0 else "float64"
     return "float64"
 
 
@@ -152,6 +154,13 @@ def _missing(array: Array[Any], attributes: Mapping[str, Any], kind: str) -> tup
     if isinstance(array.metadata, ArrayV2Metadata) and DIMENSIONS in attributes:  # where xarray keeps it in Zarr v2
         fill_value = fill_value if array.metadata.fill_value is None else array.metadata.fill_value
     fills = _numbers(fill_value)
+    if fill_value is not None and not fills:
+        raise DatasetError(
+            f"attribute _FillValue={fill_value!r} of array {array.name} is not a number, so its values are not known. "
+            "Open the dataset with decode=False to get the stored numbers, or choose other arrays"
+        )
+    if array.dtype.kind == "f":  # as they are stored
+        fills = [float(array.dtype.type(number)) for number in fills]
     if kind:  # fill values are written in the dtype of the array, but xarray takes missing values as they are
         size = array.dtype.itemsize
         whole = [int(number) % 2 ** (8 * size) for number in fills if math.isfinite(number)]

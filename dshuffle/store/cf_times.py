@@ -79,7 +79,7 @@ def times_of(attributes: Mapping[str, Any], numbers: str) -> tuple[Times | None,
     """
     units, dtype = attributes.get("units"), attributes.get("dtype")
     if isinstance(units, str) and "since" in units:
-        return _dates(units, str(attributes.get("calendar", "standard")), numbers)
+        return _dates(units, str(attributes.get("calendar") or "standard"), numbers)
     if isinstance(dtype, str) and dtype.startswith("timedelta64"):
         return _durations(units, dtype, numbers)
     if isinstance(units, str) and units in NANOSECONDS:

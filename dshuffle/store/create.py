@@ -157,13 +157,13 @@ def create_dataset(
         return dataclasses.replace(dataset, _folder=folder)
     url = canonical_url(url)
     cut = Cut.of(chunk_rows, shard_rows)
-    _refuse_what_stands_there(url, overwrite, storage_options)  # before anything is computed
+    replaces = _refuse_what_stands_there(url, overwrite, storage_options)  # before anything is computed
     found, skipped, dimensions = arrays_of(arrays)
     checked = _checked(found)
     if structs := [name for name, array in checked.items() if array.dtype.fields and shard_rows is not None]:
         hint = "Leave shard_rows out, or store the fields as arrays of their own."
         raise InvalidParameter.because("shard_rows", f"zarr cannot shard structs such as array {structs[0]!r}", hint)
-    _refuse_own_source(url, checked)
+    _refuse_own_source(url, checked, replaces)
     with _unstable_dtypes_allowed():
         if is_local(url):
             _write_beside(os.path.realpath(url), checked, dimensions, cut, overwrite)
@@ -250,21 +250,26 @@ def _packed_little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype([(name, _packed_little_endian(item.base), item.shape) for name, item in fields])
 
 
-def _refuse_what_stands_there(url: str, overwrite: bool, storage_options: Mapping[str, Any] | None) -> None:
-    found = standing_at(url, storage_options)
-    if found == GROUP and not overwrite:
+def _refuse_what_stands_there(url: str, overwrite: bool, storage_options: Mapping[str, Any] | None) -> bool:
+    """Refuse what may not be replaced; return whether there is a group to replace."""
+    standing = standing_at(url, storage_options)
+    if standing == GROUP and not overwrite:
         raise DatasetExists(f"{url} already exists; replace it with overwrite=True (--overwrite)")
-    if found not in ("", GROUP, "an empty folder"):
-        raise DatasetExists(f"{url} is {found}; only a Zarr group can be replaced, so choose another URL")
+    if standing not in ("", GROUP, "an empty folder"):
+        raise DatasetExists(f"{url} is {standing}; only a Zarr group can be replaced, so choose another URL")
+    return standing == GROUP
 
 
-def _refuse_own_source(url: str, arrays: Mapping[str, Any]) -> None:
+def _refuse_own_source(url: str, arrays: Mapping[str, Any], replaces: bool) -> None:
     # A local dataset is written to a temporary folder. On other stores the source would be deleted before it is read.
-    for name, array in arrays.items():
-        if not is_local(url) and isinstance(array, RowSource) and (array.origin + "/").startswith(url + "/"):
-            raise InvalidParameter.of(
-                "url", url, f"different from the source of array {name!r}", "Write the dataset to another URL."
-            )
+    sources = {} if is_local(url) else {name: array for name, array in arrays.items() if isinstance(array, RowSource)}
+    for name, source in sources.items():
+        hint = "Write the dataset to another URL."
+        if (source.origin + "/").startswith(url + "/"):
+            raise InvalidParameter.of("url", url, f"different from the source of array {name!r}", hint)
+        if replaces and not source.has_url:
+            allowed = f"a URL where nothing exists, as array {name!r} is read from a store object that may be there"
+            raise InvalidParameter.of("url", url, allowed, hint)
 
 
 def _write_beside(

@@ -75,7 +75,7 @@ class Dataset(Views):
 
     @property
     def identity(self) -> str:
-        """A name of these very data: copies have the same one, and a dataset that was written again has another one.
+        """A name for this content: copies have the same one, and a dataset that was written again has another one.
 
         It is stored with datasets from :func:`create_dataset`. For any other group it is a digest of its metadata, and
         of the last bytes of a few chunks. A part of a dataset has an identity of its own.

@@ -54,13 +54,14 @@ def read_rows(
     order = np.argsort(ids)
     ids, slots = ids[order], slots[order]
     span_nbytes = min(_SPAN_NBYTES, memory_budget // 8)
+    limit = asyncio.Semaphore(_MAX_IN_FLIGHT)  # of all jobs that read several columns
     jobs = (
         job
         for group in _groups(sinks, span_nbytes)
         for job in (
             _jobs(group[0], *group[0].places(ids, slots), span_nbytes)
             if len(group) == 1
-            else _jobs_of_columns(group, ids, slots)
+            else _jobs_of_columns(group, ids, slots, limit)
         )
     )
     sync(run_bounded(jobs if stop is None else _until(stop, jobs), memory_budget))
@@ -156,6 +157,7 @@ def _jobs(sink: Sink, ids: NDArray[np.int64], places: NDArray[np.int64], span_nb
 def _groups(sinks: Iterable[Sink], span_nbytes: int) -> Iterator[list[Sink]]:
     """Group narrow arrays with the same chunks and the same matrix, such as the columns of a table."""
     groups: dict[tuple[int, int], list[Sink]] = {}
+    nbytes: dict[tuple[int, int], int] = {}
     for sink in sinks:
         source = sink.source
         directly = source.direct is not None and not source.direct.shard_chunks
@@ -163,22 +165,25 @@ def _groups(sinks: Iterable[Sink], span_nbytes: int) -> Iterator[list[Sink]]:
             yield [sink]
             continue
         key = id(sink.matrix), source.info.chunk_rows
-        group = groups.setdefault(key, [])
-        group.append(sink)
-        if sum(one.source.band_nbytes for one in group) >= span_nbytes:
+        groups.setdefault(key, []).append(sink)
+        nbytes[key] = nbytes.get(key, 0) + source.band_nbytes
+        if nbytes[key] >= span_nbytes:
+            del nbytes[key]
             yield groups.pop(key)
     yield from groups.values()
 
 
-def _jobs_of_columns(sinks: list[Sink], ids: NDArray[np.int64], slots: NDArray[np.int64]) -> Iterator[Job]:
+def _jobs_of_columns(
+    sinks: list[Sink], ids: NDArray[np.int64], slots: NDArray[np.int64], limit: asyncio.Semaphore
+) -> Iterator[Job]:
     if ids.size == 0:
         return
     bands = ids // sinks[0].source.info.chunk_rows
     firsts = np.flatnonzero(np.diff(bands, prepend=-1))
     nbytes = sum(sink.source.band_nbytes for sink in sinks)
     for first, end in zip(firsts.tolist(), np.append(firsts[1:], ids.size).tolist(), strict=True):
-        some = slice(first, end)
-        yield cost(nbytes), partial(_read_columns, sinks, int(bands[first]), ids[some], slots[some])
+        of_band = slice(first, end)
+        yield cost(nbytes), partial(_read_columns, sinks, int(bands[first]), ids[of_band], slots[of_band], limit)
 
 
 def spans(
@@ -273,28 +278,36 @@ async def _one_by_one(
             await _read_chunks(sink, direct, [chunk], ids[some], places[some])
 
 
-async def _read_columns(sinks: list[Sink], chunk: int, ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
+async def _read_columns(
+    sinks: list[Sink], chunk: int, ids: NDArray[np.int64], slots: NDArray[np.int64], limit: asyncio.Semaphore
+) -> None:
     """Read the same chunk of several arrays."""
-    columns: list[tuple[Sink, DirectArray, NDArray[np.uint8]]] = []
-    for sink, stored in zip(sinks, await asyncio.gather(*(_fetched(sink, chunk) for sink in sinks)), strict=True):
-        assert sink.source.direct is not None
-        if stored is None:
-            await _one_by_one(sink, None, [chunk], *sink.places(ids, slots))
-        else:
-            columns.append((sink, sink.source.direct, stored))
+    fetched = await asyncio.gather(*(_fetch_column(sink, chunk, ids, slots, limit) for sink in sinks))
+    columns = [
+        (sink, sink.source.direct, stored)
+        for sink, stored in zip(sinks, fetched, strict=True)
+        if stored is not None and sink.source.direct is not None
+    ]
     if columns:
         await asyncio.to_thread(_unpack_columns, columns, chunk, ids, slots)
 
 
-async def _fetched(sink: Sink, chunk: int) -> NDArray[np.uint8] | None:
+async def _fetch_column(
+    sink: Sink, chunk: int, ids: NDArray[np.int64], slots: NDArray[np.int64], limit: asyncio.Semaphore
+) -> NDArray[np.uint8] | None:
+    """Fetch a chunk; if it is absent, zarr fills its rows, and there is nothing left to unpack."""
     assert sink.source.direct is not None
-    try:
-        stored = await sink.source.direct.fetch([chunk], sink.indexes)
-    except (DatasetError, MemoryError):
-        raise
-    except Exception as exc:  # the chunk is missing
-        raise sink.source.corrupt(_index(sink.source, chunk), exc) from exc
-    return None if stored is None else stored[0]
+    async with limit:
+        try:
+            stored = await sink.source.direct.fetch([chunk], sink.indexes)
+        except (DatasetError, MemoryError):
+            raise
+        except Exception as exc:  # the chunk is missing
+            raise sink.source.corrupt(_index(sink.source, chunk), exc) from exc
+        if stored is not None:
+            return stored[0]
+        await _one_by_one(sink, None, [chunk], *sink.places(ids, slots))
+        return None
 
 
 def _unpack_columns(

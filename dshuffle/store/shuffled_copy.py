@@ -119,7 +119,7 @@ def shuffle_dataset(
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
     opened = as_dataset(source)
-    _check_target(opened, url)
+    _check_target(opened, url, overwrite)
     order = _order(opened, by, as_integer("seed", seed))
     widest = max(info.dtype.itemsize * math.prod(info.shape) for info in opened.arrays.values())
     least_rows = -(-opened.n_samples // MOST_BUCKETS)  # of a bucket
@@ -210,12 +210,15 @@ def _order(opened: Dataset, by: str | None, seed: int) -> Bijection | ClassOrder
     return ClassOrder.of(read_array(opened, by)[: opened.n_samples], "shuffle dataset", seed)
 
 
-def _check_target(opened: Dataset, url: str | os.PathLike[str]) -> None:
+def _check_target(opened: Dataset, url: str | os.PathLike[str], overwrite: bool) -> None:
     """Refuse the source: the copy may lack arrays, attributes, shardings or samples that it has."""
     target = canonical_url(url)
     same = os.path.realpath(target) == os.path.realpath(opened.url) if is_local(target) else target == opened.url
     if same:
         raise InvalidParameter.of("url", os.fspath(url), "another place than the source's")
+    if overwrite and not is_local(target) and opened._opening.location.store is not None:
+        allowed = "a local path, as the source is a store object that may keep its data at this URL"
+        raise InvalidParameter.of("url", os.fspath(url), allowed, "Leave overwrite out if nothing exists there.")
 
 
 def _ahead(function: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import dshuffle
 from dshuffle.cli import main
 from dshuffle.errors import DatasetError
-from dshuffle.store import open_dataset
+from dshuffle.store import open_dataset, read_sources
 from dshuffle.store.cf_times import _origin_in_xarray
 
 NAT = np.iinfo("i8").min
@@ -251,3 +251,34 @@ def test_tasks_get_the_error_with_the_name_of_the_array(tmp_path):
         [epoch] = shuffler.epochs(1)
         with pytest.raises(DatasetError, match="array 't' has the value 1000000000"):
             client.gather(epoch.map(lambda partition: partition["t"]))
+
+
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+def test_large_integers_keep_their_digits(tmp_path, dtype):
+    path = stored(tmp_path / "g", [2**53 + 1, 3, 2**61], dtype, scale_factor=1)
+    array = open_dataset(path).read_rows([0, 1, 2])["t"]
+    assert array.dtype == dtype
+    assert array.tolist() == [2**53 + 1, 3, 2**61]
+    path = stored(tmp_path / "n", [10**18 + 1], "i8", scale_factor=1, units="nanoseconds since 1970-01-01")
+    assert open_dataset(path).read_rows([0])["t"][0] == np.datetime64(10**18 + 1, "ns")
+
+
+def test_a_scaled_integer_beyond_its_dtype_is_an_error(tmp_path):
+    path = stored(tmp_path / "g", [2**61, 1], "i8", scale_factor=8)
+    dataset = open_dataset(path)
+    assert dataset.read_rows([1])["t"].tolist() == [8]
+    with pytest.raises(DatasetError, match=rf"array 't' has the value {2**61}, and times scale_factor=8.*int64"):
+        dataset.read_rows([0, 1])
+
+
+def test_fill_values_are_compared_as_they_are_stored(tmp_path):
+    path = stored(tmp_path / "g", [1, 2, 1e20], "f4", _FillValue=1e20)
+    assert np.isnan(open_dataset(path).read_rows([2])["t"][0])
+    path = stored(tmp_path / "b", [1, 2], "i4", _FillValue="x")
+    with pytest.raises(DatasetError, match=r"_FillValue='x'.*not a number.*decode=False"):
+        open_dataset(path)
+
+
+def test_a_single_array_is_a_source_of_values(tmp_path):
+    path = stored(tmp_path / "g", [0, 1, 2], "i2", scale_factor=0.5)
+    assert read_sources([f"{path}/t"])["t"][0:3].tolist() == [0, 0.5, 1]

@@ -290,3 +290,32 @@ def test_a_bad_chunk_of_a_column_is_named(tmp_path, damage):
     damage(tmp_path / "d" / "c13" / "c" / "1")
     with pytest.raises(CorruptChunk, match="c13"):
         dataset.read_into(dataset.layout.empty(9), np.arange(9), np.arange(9))
+
+
+def test_columns_are_requested_few_at_a_time(tmp_path: Path, monkeypatch: Any) -> None:
+    """A store behind a network would refuse thousands of requests at once; absent chunks count, too."""
+    n_columns, n_rows = 90, 40
+    group = zarr.create_group(tmp_path / "g")
+    for number in range(n_columns):
+        array = group.create_array(f"c{number:02}", shape=(n_rows,), dtype="f8", chunks=(5,), fill_value=-1.0)
+        if number % 2:
+            array[:] = np.arange(n_rows) + 100 * number
+    dataset = open_dataset(tmp_path / "g")
+    fetch, running, peak = MeteredStore.get, [0], [0]
+
+    async def get(self: MeteredStore, *args: Any, **options: Any) -> Any:
+        running[0] += 1
+        peak[0] = max(peak[0], running[0])
+        try:
+            await asyncio.sleep(0.001)
+            return await fetch(self, *args, **options)
+        finally:
+            running[0] -= 1
+
+    monkeypatch.setattr(MeteredStore, "get", get)
+    rows = dataset.layout.empty(n_rows)
+    dataset.read_into(rows, np.arange(n_rows), np.arange(n_rows))
+    assert 8 < peak[0] <= 64
+    for number in range(n_columns):
+        expected = np.arange(n_rows) + 100 * number if number % 2 else np.full(n_rows, -1.0)
+        assert np.array_equal(dataset.layout.column(rows, f"c{number:02}"), expected)

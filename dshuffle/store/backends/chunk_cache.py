@@ -13,16 +13,16 @@ from collections.abc import Iterable
 from dask.utils import parse_bytes
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import WrapperStore
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.records import StoreTraffic
 from dshuffle.store.backends.metered import Meter
+from dshuffle.store.backends.wrapper import Wrapper
 
 Wanted = tuple[str, ByteRequest | None]
 
 
-class ChunkCache(WrapperStore[Store]):
+class ChunkCache(Wrapper):
     """A store that keeps its first answers in memory.
 
     Parameters

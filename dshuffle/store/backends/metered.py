@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import WrapperStore
 
 from dshuffle.emulated_links import emulated
 from dshuffle.errors import DatasetError
 from dshuffle.records import StoreTraffic
 from dshuffle.store.backends.refusals import METADATA
 from dshuffle.store.backends.retrying import WrongRange
+from dshuffle.store.backends.wrapper import Wrapper
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Meter:
             return self._traffic
 
 
-class MeteredStore(WrapperStore[Store]):
+class MeteredStore(Wrapper):
     """A store that counts requests for chunks and the bytes of the answers. Metadata is not counted.
 
     Parameters

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import WrapperStore
 
 from dshuffle.errors import DatasetError, InvalidParameter
+from dshuffle.store.backends.wrapper import Wrapper
 
 METADATA = frozenset({"zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata"})
 """Names of the objects of a Zarr store that are not chunks."""
@@ -56,7 +56,7 @@ def checked_absent_chunks(absent_chunks: str | None) -> str | None:
     return absent_chunks
 
 
-class RefusalsAsAbsence(WrapperStore[Store]):
+class RefusalsAsAbsence(Wrapper):
     """A store that takes refused objects for absent ones, as far as that is safe.
 
     Metadata are optional, so refused metadata are absent. A refused chunk is absent only if the user has said what

@@ -18,11 +18,11 @@ from typing import Any, Self, TypeVar
 
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import WrapperStore
 
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.redaction import hide_secrets
 from dshuffle.store.backends.refusals import AccessRefused, is_refusal
+from dshuffle.store.backends.wrapper import Wrapper
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _TRANSIENT_ERRNO = frozenset(
@@ -174,7 +174,7 @@ class Patience:
         return cls(**given), rest
 
 
-class RetryingStore(WrapperStore[Store]):
+class RetryingStore(Wrapper):
     """A store that retries after transient errors; other errors become a :class:`~dshuffle.errors.DatasetError`.
 
     It also checks the length of the answers to range requests. Otherwise the answer of a server that ignores ranges

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from zarr.abc.store import ByteRequest, Store, SuffixByteRequest
+from zarr.abc.store import ByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
-from zarr.storage import WrapperStore
+
+from dshuffle.store.backends.wrapper import Wrapper
 
 
-class ShorterSuffixes(WrapperStore[Store]):
+class ShorterSuffixes(Wrapper):
     """A store that is never asked for a longer end of an object than there is. icechunk raises an error then."""
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:

@@ -27,10 +27,16 @@ class RowSource(ABC):
         Shape of the array, ``(n_samples, ...)``.
     dtype
         Item type, as read.
+
+    Attributes
+    ----------
+    has_url
+        Whether the origin is a file or URL. Otherwise it is a store object, and nobody knows where that keeps its data.
     """
 
     def __init__(self, origin: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.origin = origin
+        self.has_url = True
         self.shape = shape
         self.dtype = dtype
 

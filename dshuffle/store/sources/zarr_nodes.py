@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -13,15 +14,19 @@ from numpy.typing import NDArray
 from zarr.core.sync import sync
 
 from dshuffle.errors import DatasetError, DShuffleError, InvalidParameter
+from dshuffle.redaction import hide_secrets
 from dshuffle.store.backends import open_store
 from dshuffle.store.backends.location import Place
 from dshuffle.store.backends.standing import ARRAY, GROUP, standing_at
 from dshuffle.store.backends.urls import canonical_url
+from dshuffle.store.cf import attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import as_dataset, open_dataset
 from dshuffle.store.sample_arrays import unreadable_items
 from dshuffle.store.sources.source import RowSource, StreamSource, unreadable
 from dshuffle.store.stored_array import StoredArray
+
+logger = logging.getLogger(__name__)
 
 # Bands of chunks are read this many bytes at a time, because a store answers many concurrent requests as fast as one.
 _READ_NBYTES = 16 << 20
@@ -42,7 +47,10 @@ def zarr_arrays(url: str) -> dict[str, RowSource]:
         array = zarr.open_array(store=open_store(url, None, read_only=True), mode="r")
         if reason := unreadable_items(array):
             raise DatasetError(f"array {name!r} of {url} cannot be read: {reason}")
-        return {name: _source(StoredArray.of(url, name, array))}
+        encoding, undecoded = encoding_of(array, attributes_of({name: array})[name])
+        if undecoded:
+            logger.warning("Array %r of %s is not decoded: %s", name, hide_secrets(url), undecoded)
+        return {name: _source(StoredArray.of(url, name, array, encoding=encoding))}
     except DShuffleError:
         raise
     except Exception as exc:
@@ -69,7 +77,9 @@ def read_array(dataset: Dataset | Place, name: str) -> RowSource:
     if name not in dataset.arrays:
         raise InvalidParameter.of("array", name, f"one of {list(dataset.arrays)}")
     if not dataset.is_view and not dataset.is_temporary:
-        return _source(dataset._sources[name])
+        source = _source(dataset._sources[name])
+        source.has_url = dataset._opening.location.store is None
+        return source
     part = dataclasses.replace(dataset, _sources={name: dataset._sources[name]})
     info = dataset.arrays[name]
     rows = max(1, _READ_NBYTES // max(1, dataset._sources[name].dtype.itemsize * math.prod(info.shape)))
@@ -78,7 +88,9 @@ def read_array(dataset: Dataset | Place, name: str) -> RowSource:
         for start in range(0, dataset.n_samples, rows):
             yield part.read_rows(np.arange(start, min(start + rows, dataset.n_samples)))[name]
 
-    return StreamSource(dataset.url, (dataset.n_samples, *info.shape), info.dtype, blocks)
+    stream = StreamSource(dataset.url, (dataset.n_samples, *info.shape), info.dtype, blocks)
+    stream.has_url = dataset._opening.location.store is None
+    return stream
 
 
 def _source(stored: StoredArray) -> RowSource:
