@@ -17,8 +17,10 @@ from dshuffle.exchange.compile_once import compile_once
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+    """The caches of a user, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null")  # nothing is written there
+    return tmp_path / "dshuffle"
 
 
 def test_the_first_finishes_before_the_others_start(folder):
@@ -54,26 +56,66 @@ def test_nobody_waits_once_it_is_done(folder):
 def test_other_kernels_have_another_lock(folder):
     with compile_once("x"), compile_once("y"):
         pass
-    assert len([path for path in folder.iterdir() if path.suffix != ".lock"]) == 2
+    assert [path.read_bytes() for path in folder.iterdir()] == [b"1", b"1"]
 
 
 def test_a_failure_leaves_it_to_the_next(folder):
     with pytest.raises(ZeroDivisionError), compile_once("x"):
         _ = 1 / 0
-    assert [path.suffix for path in folder.iterdir()] == [".lock"]
+    assert [path.read_bytes() for path in folder.iterdir()] == [b""]
+    with compile_once("x"):
+        pass
+    assert [path.read_bytes() for path in folder.iterdir()] == [b"1"]
+
+
+def test_what_the_work_raises_is_not_taken_for_an_error_of_the_lock(folder):
+    for _ in range(2):
+        with pytest.raises(OSError, match="mine"), compile_once("x"):
+            raise OSError("mine")
+
+
+def test_another_host_compiles_for_itself(folder, monkeypatch):
+    """Hosts may share the folder, for instance a home directory, but not numba's cache."""
+    with compile_once("x"):
+        pass
+    monkeypatch.setattr("platform.node", lambda: "another host")
     with compile_once("x"):
         pass
     assert len(list(folder.iterdir())) == 2
 
 
-def test_an_unwritable_folder_and_a_long_wait_are_worked_around(folder, monkeypatch, caplog):
-    monkeypatch.setattr(tempfile, "tempdir", str(folder / "missing"))
+def test_a_symbolic_link_in_place_of_a_lock_is_not_followed(folder, tmp_path, caplog):
+    victim = tmp_path / "victim"
+    victim.touch()
     with compile_once("x"):
         pass
+    (lock,) = folder.iterdir()
+    lock.unlink()
+    lock.symlink_to(victim)
+    with compile_once("x"):
+        pass
+    assert victim.read_bytes() == b""
+    assert "compiles the dshuffle kernels for itself" in caplog.text
+
+
+def test_nothing_in_the_folder_for_temporary_files_matters(folder, tmp_path, monkeypatch):
+    """Other users can write there, and could lock or link what they find."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    with compile_once("x"):
+        pass
+    assert not list(shared.iterdir())
+
+
+def test_an_unwritable_folder_and_a_long_wait_are_worked_around(folder, monkeypatch, caplog):
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", "/dev/null")
+        with compile_once("x"):
+            pass
     assert "compiles the dshuffle kernels for itself" in caplog.text
 
     caplog.clear()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setattr(module, "LONGEST_WAIT", 0.05)
     with compile_once("x"), ThreadPoolExecutor(1) as pool:
 
@@ -102,7 +144,8 @@ from dshuffle.exchange.cache_partition import _merge
 load_exchange_kernels()
 print(sum(_merge.stats.cache_misses.values()), sum(_merge.stats.cache_hits.values()))
 """
-    environment = {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    folders = {"NUMBA_CACHE_DIR": tmp_path / "numba", "XDG_CACHE_HOME": tmp_path, "TMPDIR": tmp_path}
+    environment = {**{name: str(folder) for name, folder in folders.items()}, "PATH": "/usr/bin:/bin"}
     running = [
         subprocess.Popen(
             [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()

@@ -1,0 +1,139 @@
+"""Folders and files of this user alone, in which no other local user can plant, replace or block anything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def private_folder(path: str | os.PathLike[str]) -> Iterator[int]:
+    """Open a folder of this user that nobody else can enter. Files in it are opened relative to its descriptor.
+
+    Parameters
+    ----------
+    path
+        The folder, which must exist. Folders above it may be symbolic links, and it may not.
+
+    Yields
+    ------
+    int
+        Its descriptor.
+
+    Raises
+    ------
+    OSError
+        If it is no folder, if another user owns it, or if other users can enter it.
+
+    Examples
+    --------
+    >>> with tempfile.TemporaryDirectory() as path, private_folder(path) as folder:
+    ...     os.listdir(folder)
+    []
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(folder)
+        if status.st_uid != os.geteuid():
+            raise PermissionError(f"the folder {path} belongs to the user {status.st_uid}, and not to {os.geteuid()}")
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            raise PermissionError(
+                f"the folder {path} has the mode {stat.S_IMODE(status.st_mode):04o}, so other users can enter it. "
+                "Its mode must be 0700"
+            )
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def open_private_file(name: str, folder: int, flags: int) -> int:
+    """Open a regular file of this user, which is made with the mode 0600 if ``flags`` say so. It is not truncated.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    folder
+        Descriptor of its folder.
+    flags
+        As for :func:`os.open`.
+
+    Returns
+    -------
+    int
+        Its descriptor.
+
+    Raises
+    ------
+    OSError
+        If it does not exist, is a symbolic link or another kind of file, or belongs to another user.
+
+    Examples
+    --------
+    >>> with tempfile.TemporaryDirectory() as path, private_folder(path) as folder:
+    ...     file = open_private_file("lock", folder, os.O_RDWR | os.O_CREAT)
+    ...     os.close(file)
+    ...     os.mkfifo("pipe", dir_fd=folder)
+    ...     open_private_file("pipe", folder, os.O_RDONLY)
+    Traceback (most recent call last):
+        ...
+    OSError: pipe is not a regular file
+    """
+    # Without O_NONBLOCK, opening a pipe waits for its other end.
+    file = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{name} is not a regular file")
+        if status.st_uid != os.geteuid():
+            raise PermissionError(f"{name} belongs to the user {status.st_uid}, and not to {os.geteuid()}")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+@contextlib.contextmanager
+def cache_folder() -> Iterator[int]:
+    """Open dshuffle's own folder among the caches of this user. It is made if it does not exist.
+
+    It is ``dshuffle`` in ``XDG_CACHE_HOME`` or ``~/.cache``. If that cannot be used, for instance because nobody can
+    write the home directory of a container, it is ``dshuffle-UID`` in the folder for temporary files.
+
+    Yields
+    ------
+    int
+        Its descriptor.
+
+    Raises
+    ------
+    OSError
+        If both cannot be used. The message says why.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            folder = opened.enter_context(_made(_caches() / "dshuffle"))
+        except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
+            try:
+                folder = opened.enter_context(_made(Path(tempfile.gettempdir()) / f"dshuffle-{os.geteuid()}"))
+            except OSError as second:
+                raise OSError(f"{error}; {second}") from second
+        yield folder
+
+
+def _caches() -> Path:
+    """Folder of all caches of this user. A relative ``XDG_CACHE_HOME`` is ignored, as its specification says."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return folder if folder.is_absolute() else Path.home() / ".cache"
+
+
+@contextlib.contextmanager
+def _made(path: Path) -> Iterator[int]:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    with private_folder(path) as folder:
+        yield folder

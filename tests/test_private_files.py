@@ -1,0 +1,128 @@
+"""Folders and files of one user: what other users have made or could change is refused, and nothing is waited for."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dshuffle.private_files import cache_folder, open_private_file, private_folder
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+STRANGER = 12345
+
+
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    return tmp_path
+
+
+def place(folder: int) -> Path:
+    return Path(os.readlink(f"/proc/self/fd/{folder}"))
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_cache_folder_is_made_for_its_user_alone(caches: Path) -> None:
+    earlier = os.umask(0)
+    try:
+        with cache_folder() as folder:
+            assert place(folder) == caches / "caches" / "dshuffle"
+            os.close(open_private_file("x", folder, os.O_RDWR | os.O_CREAT))
+    finally:
+        os.umask(earlier)
+    assert mode(caches / "caches" / "dshuffle") == 0o700
+    assert mode(caches / "caches" / "dshuffle" / "x") == 0o600
+
+
+def test_a_relative_place_is_ignored(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
+    monkeypatch.setenv("HOME", str(caches))
+    with cache_folder() as folder:
+        assert place(folder) == caches / ".cache" / "dshuffle"
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/proc"])
+def test_without_a_home_directory_the_folder_is_a_temporary_one(
+    caches: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", home)
+    with cache_folder() as folder:
+        assert place(folder) == caches / "temporary" / f"dshuffle-{os.geteuid()}"
+        assert stat.S_IMODE(os.fstat(folder).st_mode) == 0o700
+
+
+def test_a_temporary_folder_that_others_can_enter_is_refused(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    folder = caches / "temporary" / f"dshuffle-{os.geteuid()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(OSError, match=r"has the mode 0777, so other users can enter it. Its mode must be 0700"):
+        cache_folder().__enter__()
+
+
+@as_root
+def test_a_temporary_folder_of_another_user_is_refused(caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    folder = caches / "temporary" / f"dshuffle-{os.geteuid()}"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, STRANGER, STRANGER)
+    with pytest.raises(OSError, match=f"belongs to the user {STRANGER}, and not to 0"):
+        cache_folder().__enter__()
+
+
+def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("mine")
+    with pytest.raises(NotADirectoryError), private_folder(tmp_path / "link"):
+        pass
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_CREAT])
+def test_links_pipes_and_folders_are_no_files(tmp_path: Path, flags: int) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "victim").write_bytes(b"victim")
+    (tmp_path / "link").symlink_to("victim")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    with private_folder(tmp_path) as folder:
+        for name in ("link", "dangling", "pipe", "folder"):
+            with pytest.raises(OSError):
+                open_private_file(name, folder, flags)
+    assert (tmp_path / "victim").read_bytes() == b"victim"
+    assert not (tmp_path / "nowhere").exists()
+
+
+@as_root
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "x").write_bytes(b"x")
+    os.chown(tmp_path / "x", STRANGER, STRANGER)
+    with (
+        private_folder(tmp_path) as folder,
+        pytest.raises(PermissionError, match=f"x belongs to the user {STRANGER}, and not to 0"),
+    ):
+        open_private_file("x", folder, os.O_RDONLY)
+
+
+def test_descriptors_are_closed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    os.mkfifo(tmp_path / "pipe")
+    before = os.listdir("/proc/self/fd")
+    with private_folder(tmp_path) as folder, pytest.raises(OSError):
+        open_private_file("pipe", folder, os.O_RDONLY)
+    tmp_path.chmod(0o755)
+    with pytest.raises(PermissionError), private_folder(tmp_path):
+        pass
+    assert os.listdir("/proc/self/fd") == before
