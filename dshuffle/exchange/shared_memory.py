@@ -2,14 +2,20 @@
 
 A sender packs messages into an anonymous file in memory. A receiver opens the file through ``/proc`` and maps the part
 with its message. Such files have no name, so nothing is left behind when processes end or are killed.
+
+The length of a file is sealed before its place is told: a process that reads beyond the end of a mapped file is killed
+(SIGBUS), so a sender that truncated its file would kill its receivers. A receiver checks the seals, and cannot change
+the memory of the sender.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import mmap
 import os
+import stat
 import weakref
 from pathlib import Path
 from typing import NamedTuple
@@ -23,17 +29,19 @@ LEAST_NBYTES = 2**18
 """Messages up to this length are not worth mapping."""
 
 _ALIGNMENT = 64
+_CHECKSUM_NBYTES = np.dtype(np.uint32).itemsize
 
 
 class Place(NamedTuple):
     """Where another process finds the rows and checksums of a message.
 
-    ``pid``, ``fd`` and ``inode`` say which file it is. The checksums begin at byte ``first`` of the file, and the rows
-    ``rows_after`` bytes later.
+    ``pid``, ``fd``, ``device`` and ``inode`` say which file it is. The checksums begin at byte ``first`` of the file,
+    and the rows ``rows_after`` bytes later.
     """
 
     pid: int
     fd: int
+    device: int
     inode: int
     first: int
     rows_after: int
@@ -79,10 +87,12 @@ class SharedMemory:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self._fd = os.memfd_create("dshuffle", os.MFD_CLOEXEC)
+        self._fd = os.memfd_create("dshuffle", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, nbytes)
-            self._inode = os.fstat(self._fd).st_ino
+            # Not against writing: buffers are used again.
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self._status = os.fstat(self._fd)
             self._memory = mmap.mmap(self._fd, nbytes)
         except BaseException:
             os.close(self._fd)
@@ -96,9 +106,9 @@ class SharedMemory:
         """
         length = buffer_nbytes(n_rows, row_nbytes)
         rows_after = _rows_after(n_rows)
+        file = (os.getpid(), self._fd, self._status.st_dev, self._status.st_ino)
         places = [
-            Place(os.getpid(), self._fd, self._inode, first, rows_after, n_rows, row_nbytes)
-            for first in range(0, self.nbytes - length + 1, length)
+            Place(*file, first, rows_after, n_rows, row_nbytes) for first in range(0, self.nbytes - length + 1, length)
         ]
         return [(*_arrays(self._memory, place.first, place), place) for place in places]
 
@@ -111,26 +121,44 @@ def buffer_nbytes(n_rows: int, row_nbytes: int) -> int:
 def mapped(place: Place) -> tuple[ByteMatrix, NDArray[np.uint32]]:
     """Map the rows and checksums of a message of another process.
 
+    The arrays can be written, because kernels are compiled for such arrays only. What is written stays here.
+
     Raises
     ------
     OSError
-        If this process cannot open the file, or it is gone.
+        If this process cannot open the file, if it is gone, or if its owner could make it shorter.
     """
-    fd = os.open(f"/proc/{place.pid:d}/fd/{place.fd:d}", os.O_RDWR | os.O_CLOEXEC)
+    # Without O_NONBLOCK, opening a pipe waits for its other end.
+    fd = os.open(f"/proc/{place.pid:d}/fd/{place.fd:d}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if os.fstat(fd).st_ino != place.inode:  # the sender has closed it, and uses the number for another one
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != (place.device, place.inode):  # the sender has reused the number
             raise FileNotFoundError(f"process {place.pid} no longer has this memory")
-        # Kernels are compiled for arrays that can be written, so the mapping must not be read-only.
-        memory = mmap.mmap(fd, place.rows_after + place.n_rows * place.row_nbytes, offset=place.first)
-    except ValueError as error:  # mmap's error if the file is too short
-        raise OSError(f"process {place.pid} has less memory than it says: {error}") from error
+        if not stat.S_ISREG(status.st_mode) or not _seals(fd) & fcntl.F_SEAL_SHRINK:
+            raise OSError(f"the memory of process {place.pid} is not sealed against shrinking")
+        nbytes = place.rows_after + place.n_rows * place.row_nbytes
+        if min(place) < 0 or not place.n_rows * _CHECKSUM_NBYTES <= place.rows_after < nbytes:
+            raise OSError(f"process {place.pid} has no rows at {place}")
+        if place.first + nbytes > status.st_size:
+            raise OSError(f"process {place.pid} has less memory than it says")
+        memory = mmap.mmap(
+            fd, nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=place.first
+        )
     finally:
         os.close(fd)
     return _arrays(memory, 0, place)
 
 
+def _seals(fd: int) -> int:
+    """Seals of a file. Files that are not in memory have none."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return 0
+
+
 def _rows_after(n_rows: int) -> int:
-    return -(-n_rows * np.dtype(np.uint32).itemsize // _ALIGNMENT) * _ALIGNMENT
+    return -(-n_rows * _CHECKSUM_NBYTES // _ALIGNMENT) * _ALIGNMENT
 
 
 def _arrays(memory: mmap.mmap, first: int, place: Place) -> tuple[ByteMatrix, NDArray[np.uint32]]:

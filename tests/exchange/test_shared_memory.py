@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -71,12 +72,78 @@ def test_a_number_that_the_sender_uses_for_another_file(holder) -> None:
     place = holder[1][0]
     with pytest.raises(OSError, match=f"process {place.pid} no longer has this memory"):
         mapped(place._replace(inode=place.inode + 1))
+    with pytest.raises(OSError, match=f"process {place.pid} no longer has this memory"):
+        mapped(place._replace(device=place.device + 1))
 
 
 def test_a_place_beyond_the_end_of_the_file(holder) -> None:
     place = holder[1][0]
     with pytest.raises(OSError, match="has less memory than it says"):
-        mapped(place._replace(n_rows=10_000))
+        mapped(place._replace(n_rows=100, rows_after=448, row_nbytes=2**70))
+    with pytest.raises(OSError, match="has less memory than it says"):
+        mapped(place._replace(first=3 * buffer_nbytes(6, 40)))
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [{"first": -4096}, {"first": 1}, {"n_rows": -1}, {"n_rows": 0}, {"rows_after": 0}, {"row_nbytes": -1}],
+    ids=str,
+)
+def test_a_place_that_is_no_part_of_the_file(holder, numbers: dict[str, int]) -> None:
+    place = holder[1][0]
+    with pytest.raises(OSError, match=r"has no rows at|Invalid argument"):
+        mapped(place._replace(**numbers))
+
+
+def test_a_sender_cannot_cut_off_what_a_receiver_has_mapped(holder) -> None:
+    place = holder[1][2]
+    arrays = mapped(place)
+    file = os.open(f"/proc/{place.pid}/fd/{place.fd}", os.O_RDWR)
+    try:
+        for nbytes in (0, 2**24):
+            with pytest.raises(PermissionError):
+                os.ftruncate(file, nbytes)
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    finally:
+        os.close(file)
+    check(2, *arrays)  # SIGBUS otherwise
+
+
+def test_a_receiver_cannot_change_the_memory_of_a_sender(holder) -> None:
+    place = holder[1][1]
+    rows, checksums = mapped(place)
+    rows[:], checksums[:] = 0, 0
+    check(1, *mapped(place))
+
+
+def place_of(file: int) -> Place:
+    status = os.fstat(file)
+    return Place(os.getpid(), file, status.st_dev, status.st_ino, 0, 64, 2, 8)
+
+
+def test_memory_that_its_owner_could_cut_off_is_not_mapped() -> None:
+    file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, 4096)
+        with pytest.raises(OSError, match="is not sealed against shrinking"):
+            mapped(place_of(file))
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        mapped(place_of(file))
+    finally:
+        os.close(file)
+
+
+def test_other_files_are_not_mapped_or_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(4096))
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("file", "pipe", "."):
+        file = os.open(tmp_path / name, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            with pytest.raises(OSError, match="is not sealed against shrinking"):
+                mapped(place_of(file))
+        finally:
+            os.close(file)
 
 
 def test_who_has_no_such_memory_shares_with_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
