@@ -97,6 +97,54 @@ def open_private_file(name: str, folder: int, flags: int) -> int:
     return file
 
 
+def check_replaceable(path: str) -> None:
+    """Refuse to replace anything but a regular file. A link would be lost, and its target stay as it is.
+
+    Raises
+    ------
+    OSError
+        If there is a symbolic link, or another kind of file.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        raise OSError(f"{path} is a symbolic link to {os.readlink(path)}. Give the path of the file itself")
+    if not stat.S_ISREG(mode):
+        raise OSError(f"{path} is not a regular file")
+
+
+def replace_file(path: str, data: bytes) -> None:
+    """Replace a file at once, or not at all, by one with the mode 0600. Its folder is made if it does not exist.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, or there is anything but a regular file. What was there is still there.
+
+    Examples
+    --------
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     replace_file(f"{folder}/new/x", b"data")
+    ...     oct(os.stat(f"{folder}/new/x").st_mode), os.listdir(f"{folder}/new")
+    ('0o100600', ['x'])
+    """
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    check_replaceable(path)
+    file, new = tempfile.mkstemp(prefix="dshuffle-", suffix=".partial", dir=folder)
+    try:
+        with open(file, "wb") as opened:
+            opened.write(data)
+            opened.flush()
+            os.fsync(file)  # else the file may be empty after a power failure
+        os.replace(new, path)
+    except BaseException:
+        os.unlink(new)
+        raise
+
+
 @contextlib.contextmanager
 def cache_folder() -> Iterator[int]:
     """Open dshuffle's own folder among the caches of this user. It is made if it does not exist.

@@ -262,7 +262,7 @@ def write_checkpoint(url: str | os.PathLike[str], state: Mapping[str, Any], data
     """
     framed = {"checksum": _checksum(state), "state": dict(state)}
     try:
-        write_object(_place(url), json.dumps(framed, indent=1).encode(), _options(url, dataset))
+        write_object(checkpoint_place(url), json.dumps(framed, indent=1).encode(), _options(url, dataset))
     except (OSError, DatasetError) as error:
         raise CheckpointError(
             f"the checkpoint {url} cannot be written ({error}). If there was one before, it is still there"
@@ -292,7 +292,7 @@ def find_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, 
         If it is damaged, or cannot be read.
     """
     try:
-        found = read_object(_place(url), _options(url, dataset))
+        found = read_object(checkpoint_place(url), _options(url, dataset))
     except (OSError, DatasetError) as error:
         raise CheckpointError(f"the checkpoint {url} cannot be read: {error}") from error
     if found is None:
@@ -332,13 +332,19 @@ def _checksum(state: Mapping[str, Any]) -> int:
 
 def _options(url: str | os.PathLike[str], dataset: Dataset) -> Mapping[str, Any] | None:
     """Options of the dataset's store, if the URL is one of the same host. They may be credentials."""
-    place, there = urlsplit(_place(url)), urlsplit(dataset.url)
+    place, there = urlsplit(checkpoint_place(url)), urlsplit(dataset.url)
     alike = place.scheme == there.scheme and (place.netloc == there.netloc or place.scheme in BUCKETS)
     return dataset.storage_options if alike and place.scheme else None
 
 
-def _place(url: str | os.PathLike[str]) -> str:
-    """The canonical URL of a checkpoint."""
+def checkpoint_place(url: str | os.PathLike[str]) -> str:
+    """The canonical URL of a checkpoint.
+
+    Raises
+    ------
+    InvalidParameter
+        If it is not one of a file or object in a folder.
+    """
     try:
         place = canonical_url(url)
     except InvalidParameter:

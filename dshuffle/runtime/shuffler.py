@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -19,6 +20,7 @@ from dshuffle.errors import ClusterError, DShuffleError, MixingWarning
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_assignment
 from dshuffle.planning.cost import Cluster
 from dshuffle.records import EpochRecord
+from dshuffle.runtime.checkpoint_lock import checkpoint_lock
 from dshuffle.runtime.cluster_view import check_client
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_classes
@@ -30,7 +32,13 @@ from dshuffle.runtime.session_client import SessionClient, install_plugin
 from dshuffle.runtime.session_position import SessionPosition
 from dshuffle.runtime.session_request import session_request
 from dshuffle.runtime.session_spec import Carried
-from dshuffle.runtime.session_state import SessionState, check_no_checkpoint, read_checkpoint, write_checkpoint
+from dshuffle.runtime.session_state import (
+    SessionState,
+    check_no_checkpoint,
+    checkpoint_place,
+    read_checkpoint,
+    write_checkpoint,
+)
 from dshuffle.runtime.shuffler_summary import in_html, in_words
 from dshuffle.runtime.waiting import said, wait_for_workers
 from dshuffle.sharding import Sharding
@@ -95,7 +103,8 @@ class Shuffler:
     checkpoint
         File or object (a path, or a URL such as ``s3://bucket/run.json``) to which the state is written at the start of
         every epoch and after the last one, with the dataset's storage options if it is in the same store. If there is a
-        checkpoint already, it must be resumed (:meth:`resume`, :func:`dshuffle.retrying`) or removed.
+        checkpoint already, it must be resumed (:meth:`resume`, :func:`dshuffle.retrying`) or removed. Only one open
+        session may have a file as its checkpoint, which only its user can read.
     memory_limit
         Maximum size of a worker's cache partition (``"2 GiB"`` or an integer), including the packets that it relays
         and, on the server, the rows that it serves. By default 60 % of the worker's own memory limit.
@@ -126,6 +135,8 @@ class Shuffler:
         ``"chunks"``).
     CacheBudgetError
         If a worker's cache partition does not fit. The message says how many bytes or workers would be enough.
+    CheckpointError
+        If the checkpoint is there already, belongs to another open session, or is a file that cannot be written.
     ClusterError
         If there are no workers, or a worker cannot be set up.
 
@@ -210,29 +221,33 @@ class Shuffler:
             min_workers=min_workers,
         )
         self._checkpoint = checkpoint
-        if checkpoint is not None and _resumed is None:
-            check_no_checkpoint(checkpoint, self.dataset)
-        start = Remainder(request.first_epoch, ()) if _resumed is None else _resumed.next
-        self._handed_out = True  # whether the current epoch has been yielded
-        self._collectives = itertools.count(1)
-        with said("the scheduler and the workers are being set up"):
-            install_plugin(client)
-        if min_workers > 1:
-            wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
-        with said("a session is being opened: workers are set up, and open the dataset"):
-            self._membership = membership = Membership(OpenSession(client, request))
-        self._position = SessionPosition(
-            self.dataset, request.choices, start, lambda: membership.current.history, _resumed
-        )
-        self._closed = False
-        self._recorder = EpochRecorder(self.dataset, self.choices)
+        self._locks = contextlib.ExitStack()
         try:
+            if checkpoint is not None:
+                self._locks.enter_context(checkpoint_lock(checkpoint_place(checkpoint)))
+                if _resumed is None:
+                    check_no_checkpoint(checkpoint, self.dataset)
+            start = Remainder(request.first_epoch, ()) if _resumed is None else _resumed.next
+            self._handed_out = True  # whether the current epoch has been yielded
+            self._collectives = itertools.count(1)
+            with said("the scheduler and the workers are being set up"):
+                install_plugin(client)
+            if min_workers > 1:
+                wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
+            with said("a session is being opened: workers are set up, and open the dataset"):
+                self._membership = membership = Membership(OpenSession(client, request))
+            self._position = SessionPosition(
+                self.dataset, request.choices, start, lambda: membership.current.history, _resumed
+            )
+            self._closed = False
+            self._recorder = EpochRecorder(self.dataset, self.choices)
             if advice := self.choices.assignment.warning(self.n_workers):
                 warnings.warn(advice, MixingWarning, stacklevel=2)
             if classes is not None:
                 warn_of_small_classes(classes, self.n_workers)
-        except BaseException:  # if warnings are turned into errors
+        except BaseException:  # also if warnings are turned into errors
             self.close()
+            self._locks.close()
             raise
 
     @classmethod
@@ -448,7 +463,8 @@ class Shuffler:
             self._finish_epoch()
         finally:
             self._closed = True
-            self._membership.close()
+            with self._locks:
+                self._membership.close()
 
     def _epochs(self, count: int) -> Iterator[Epoch]:
         position = self._position

@@ -14,13 +14,15 @@ from dshuffle.store.backends import open_store
 def write_object(url: str, data: bytes, storage_options: Mapping[str, Any] | None) -> None:
     """Write an object at a canonical URL. It replaces an earlier one at once, or not at all.
 
+    A file on this machine's file systems has the mode 0600. It does not replace a symbolic link.
+
     Raises
     ------
     DatasetError, OSError
         If it cannot be written.
     """
     folder, _, name = url.rpartition("/")
-    store = open_store(folder, storage_options, read_only=False)
+    store = open_store(folder, storage_options, read_only=False, private=True)
     sync(store.set(name, default_buffer_prototype().buffer.from_bytes(data)))
 
 

@@ -11,7 +11,7 @@ from zarr.storage import FsspecStore, MemoryStore
 
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.redaction import option_values
-from dshuffle.store.backends.local import LocalFiles
+from dshuffle.store.backends.local import LocalFiles, PrivateFiles
 from dshuffle.store.backends.nfs import NfsStore
 from dshuffle.store.backends.refusals import SAME_ANSWER
 from dshuffle.store.backends.retrying import Patience, RetryingStore, explained
@@ -35,13 +35,14 @@ def open_store(
     storage_options: Mapping[str, Any] | None,
     *,
     read_only: bool,
+    private: bool = False,
     on_retry: Callable[[], None] | None = None,
 ) -> Store:
     """Open the Zarr store at a canonical URL. It retries requests after transient errors.
 
     ``memory://name`` is a registry in this process, for tests. Schemes other than local paths, S3 and NFS are opened
     with fsspec. The options ``max_retries`` and ``timeout`` configure retries, see ``Patience``. All other options are
-    passed to the store.
+    passed to the store. Only this user can read ``private`` files that are written to a local path.
 
     Raises
     ------
@@ -73,7 +74,8 @@ def open_store(
         if scheme == "nfs":
             store = NfsStore(url, timeout=patience.timeout, read_only=read_only)
         else:
-            store, batch_nbytes = LocalFiles(url, read_only=read_only), _BATCH_NBYTES
+            files = PrivateFiles if private else LocalFiles
+            store, batch_nbytes = files(url, read_only=read_only), _BATCH_NBYTES
     elif scheme == "s3":
         store, secrets, access = _open_s3(url, options, patience, read_only=read_only)
         limit = None

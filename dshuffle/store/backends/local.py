@@ -18,6 +18,8 @@ from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Suf
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore
 
+from dshuffle.private_files import replace_file
+
 _POOL = ThreadPoolExecutor(16, thread_name_prefix="dshuffle-files")
 
 
@@ -59,6 +61,15 @@ def _write(path: str, data: memoryview) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
         raise
+
+
+class PrivateFiles(LocalFiles):
+    """Local files that only this user can read, once they are written."""
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Replace a file at once, or not at all."""
+        write = asyncio.get_running_loop().run_in_executor
+        await write(_POOL, replace_file, os.path.join(self.root, key), value.to_bytes())
 
 
 def _read_all(wanted: list[tuple[str, ByteRequest | None]]) -> list[bytes | None]:

@@ -1,0 +1,189 @@
+"""Checkpoints in files: for their user alone, no link is replaced, and one open session writes each of them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle.errors import CheckpointError, MixingWarning
+from dshuffle.runtime.checkpoint_lock import checkpoint_lock
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+
+HOLD = """
+import sys
+from dshuffle.runtime.checkpoint_lock import checkpoint_lock
+with checkpoint_lock(sys.argv[1]):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def client(cluster_of) -> Iterator[Client]:
+    with cluster_of({str(name): {} for name in range(3)}) as cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    return create_dataset("memory://checkpoint-files", {"x": np.arange(90.0)}, chunk_rows=10, overwrite=True)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "run.json"
+
+
+def train(shuffler: Shuffler, client: Client) -> None:
+    for epoch in shuffler.epochs(1):
+        client.gather(epoch.map(len))
+
+
+def names(place: Path) -> list[str]:
+    return sorted(os.listdir(place.parent))
+
+
+def test_only_the_user_can_read_a_checkpoint(client: Client, dataset: Dataset, place: Path) -> None:
+    earlier = os.umask(0)
+    try:
+        with Shuffler(client, dataset, checkpoint=place) as shuffler:
+            train(shuffler, client)
+            assert names(place) == ["run.json", "run.json.lock"]
+            assert {stat.S_IMODE(file.stat().st_mode) for file in place.parent.iterdir()} == {0o600}
+    finally:
+        os.umask(earlier)
+    assert names(place) == ["run.json"]
+
+
+def test_a_link_is_refused_before_a_session_opens(client: Client, dataset: Dataset, tmp_path: Path) -> None:
+    target, link = tmp_path / "target.json", tmp_path / "run.json"
+    with Shuffler(client, dataset, checkpoint=target) as shuffler:
+        train(shuffler, client)
+    before = target.read_bytes()
+    link.symlink_to(target)
+    with pytest.raises(CheckpointError, match=rf"{link} is a symbolic link to {target}. Give the path of the file"):
+        Shuffler.resume(client, dataset, link)
+    with Shuffler(client, dataset) as shuffler, pytest.raises(CheckpointError, match="is a symbolic link"):
+        shuffler.save(link)
+    assert link.is_symlink()
+    assert target.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["run.json", "target.json"]
+
+
+def test_two_open_sessions_cannot_have_one_checkpoint(client: Client, dataset: Dataset, place: Path) -> None:
+    mine = f"is in use by another open session .process {os.getpid()} on "
+    with Shuffler(client, dataset, checkpoint=place) as shuffler:
+        with pytest.raises(CheckpointError, match=mine):  # also before there is a checkpoint
+            Shuffler(client, dataset, checkpoint=place)
+        train(shuffler, client)
+        with pytest.raises(CheckpointError, match=mine):
+            Shuffler.resume(client, dataset, place)
+        with Shuffler(client, dataset, checkpoint=place.with_name("other.json")):
+            pass
+    with Shuffler.resume(client, dataset, place) as shuffler:
+        assert shuffler.next_epoch == 1
+
+
+def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(
+    client: Client, dataset: Dataset, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> str:
+        raise MixingWarning("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dshuffle.runtime.shuffler.install_plugin", refuse)
+        with pytest.raises(MixingWarning, match="no") as caught:
+            Shuffler(client, dataset, checkpoint=place)
+    with pytest.raises(MixingWarning):
+        Shuffler(client, dataset, assignment="partial:1.0", checkpoint=place)
+    assert names(place) == []
+    assert caught.value.__traceback__ is not None  # nobody had to free the frames of the error
+
+
+def test_a_checkpoint_that_cannot_be_written_is_refused_at_the_start(
+    client: Client, dataset: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        Shuffler(client, dataset, checkpoint=tmp_path / "file" / "run.json")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CheckpointError, match="is not a regular file"):
+        Shuffler(client, dataset, checkpoint=tmp_path / "folder")
+
+
+def test_a_lock_goes_away_with_its_process(place: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with (
+            pytest.raises(CheckpointError, match=f"in use by another open session .process {holder.pid} on "),
+            checkpoint_lock(str(place)),
+        ):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+    assert names(place) == ["run.json.lock"]
+    with checkpoint_lock(str(place)):
+        pass
+    assert names(place) == []
+
+
+def test_a_lock_that_the_user_has_removed_is_not_missed(place: Path) -> None:
+    with checkpoint_lock(str(place)):
+        (place.parent / "run.json.lock").unlink()
+    with checkpoint_lock(str(place)):
+        assert names(place) == ["run.json.lock"]
+
+
+def test_what_a_link_in_place_of_a_lock_leads_to_is_not_touched(place: Path, tmp_path: Path) -> None:
+    place.parent.mkdir()
+    (tmp_path / "victim").write_bytes(b"victim")
+    (place.parent / "run.json.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(CheckpointError, match="cannot be written"), checkpoint_lock(str(place)):
+        pass
+    assert (tmp_path / "victim").read_bytes() == b"victim"
+
+
+@as_root
+def test_a_lock_of_another_user_is_named(place: Path) -> None:
+    place.parent.mkdir()
+    (place.parent / "run.json.lock").touch()
+    os.chown(place.parent / "run.json.lock", 12345, 12345)
+    with (
+        pytest.raises(CheckpointError, match=r"run\.json\.lock belongs to the user 12345, and not to 0"),
+        checkpoint_lock(str(place)),
+    ):
+        pass
+
+
+def test_a_file_system_without_locks(place: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with checkpoint_lock(str(place)):
+        assert "this file system has no locks" in caplog.text
+    assert names(place) == []
+
+
+@pytest.mark.parametrize("place", ["memory://here/run.json", "s3://bucket/run.json"])
+def test_other_stores_have_no_locks(place: str) -> None:
+    with checkpoint_lock(place), checkpoint_lock(place):
+        pass
