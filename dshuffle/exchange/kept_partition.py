@@ -5,6 +5,9 @@ the epoch, and has the sample, slot and checksum of every row. It is replaced af
 arrive in other slots. So if a process is killed, the index is that of the last epoch, or of the one before it. Some or
 all rows of the latter may have been overwritten. Every row is compared with its checksum when it is read.
 
+Others may share the directory, so only folders of this user count that nobody else can enter. Their owner and mode are
+checked whenever a file in them is opened.
+
 A process holds a lock on the rows that it uses. A folder without a lock may be read by any session, and removed by the
 next session on the same dataset.
 """
@@ -32,6 +35,7 @@ from dshuffle.errors import CacheBudgetError, ExchangeError
 from dshuffle.exchange.cache_partition import EMPTY, Index
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.planning import WorkerHistory
+from dshuffle.private_files import open_private_file, private_folder
 from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
 from dshuffle.unnamed_file import reserve
 
@@ -137,7 +141,7 @@ class PartitionFolder:
         OSError
             If the disk does not have enough room.
         """
-        file = open(os.path.join(self.path, "rows"), "r+b", buffering=0)  # noqa: SIM115  # the caller closes it
+        file = _opened(self.path, "rows")
         reserve(file, max(1, self._label.n_slots * self._label.row_nbytes), self._directory)
         return file
 
@@ -196,20 +200,22 @@ class KeptPartition:
     Raises
     ------
     ExchangeError
-        If the folder is gone, damaged, or used by another session.
+        If the folder is gone, damaged, used by another session, or if other users may have made it.
     """
 
     def __init__(self, path: str, layout: RowLayout, memory_limit: int | None = None) -> None:
         try:
             self._lock = _locked(path, fcntl.LOCK_SH)
         except OSError as error:
-            raise ExchangeError(f"the kept partition {path} is gone, or another session uses it ({error})") from error
+            raise ExchangeError(
+                f"the kept partition {path} cannot be used, or another session uses it ({error})"
+            ) from error
         with contextlib.ExitStack() as on_error:
             on_error.push(self._lock)
             try:
                 label, self._index, self._checksums = _index(path)
                 self._check(label, layout)
-                with open(os.path.join(path, "rows"), "r+b", buffering=0) as file:
+                with _opened(path, "rows") as file:
                     self._file = RowFile(layout, label.n_slots, path, memory_limit, file=file)
             except UNREADABLE as error:
                 raise ExchangeError(
@@ -306,8 +312,8 @@ def kept_nbytes(directory: str) -> int:
     """Bytes on the disk of the kept partitions of all datasets in a directory that nobody fills."""
     found = 0
     for name, _ in _labels(directory):
-        with contextlib.suppress(OSError):
-            found += os.stat(os.path.join(directory, name, "rows")).st_blocks * 512
+        with contextlib.suppress(OSError), _opened(os.path.join(directory, name), "rows") as rows:
+            found += os.fstat(rows.fileno()).st_blocks * 512
     return found
 
 
@@ -321,10 +327,13 @@ def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:
         path = os.path.join(directory, name)
         try:
             _locked(path, fcntl.LOCK_SH).close()
-        except OSError:  # a session fills it, or it has just been removed
+        except BlockingIOError:  # a session fills it
+            continue
+        except OSError as error:  # it is not of this user, or has just been removed
+            logger.debug("dshuffle: the kept partition %s is not used: %s", path, error)
             continue
         try:
-            with open(os.path.join(path, INDEX), "rb") as file:
+            with _opened(path, INDEX) as file:
                 label, *_ = _header(file)
         except UNREADABLE as error:
             logger.debug("dshuffle: the kept partition %s cannot be read: %s", path, error)
@@ -334,7 +343,7 @@ def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:
 
 def _index(path: str) -> tuple[KeptLabel, Index, NDArray[np.uint32]]:
     """Read the index of a folder: the label, the samples and their slots, and the checksums of their rows."""
-    with open(os.path.join(path, INDEX), "rb") as file:
+    with _opened(path, INDEX) as file:
         label, n_rows, crc32 = _header(file)
         data = file.read()
     if zlib.crc32(data) != crc32:
@@ -371,12 +380,18 @@ def _locked(path: str, how: int) -> BinaryIO:
     Raises
     ------
     OSError
-        If the file does not exist, or another lock excludes this one.
+        If the file does not exist, another lock excludes this one, or other users may have made it.
     """
-    rows = open(os.path.join(path, "rows"), "r+b", buffering=0)  # noqa: SIM115  # the caller closes it
+    rows = _opened(path, "rows")
     try:
         fcntl.flock(rows, how | fcntl.LOCK_NB)
     except OSError:
         rows.close()
         raise
     return rows
+
+
+def _opened(path: str, name: str) -> BinaryIO:
+    """Open a file in the folder of a partition. Raises OSError unless both are this user's alone."""
+    with private_folder(path) as folder:
+        return os.fdopen(open_private_file(name, folder, os.O_RDWR), "r+b")

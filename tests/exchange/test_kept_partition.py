@@ -20,7 +20,14 @@ import pytest
 
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
-from dshuffle.exchange.kept_partition import KeptLabel, KeptPartition, Listed, PartitionFolder, remove_unused
+from dshuffle.exchange.kept_partition import (
+    KeptLabel,
+    KeptPartition,
+    Listed,
+    PartitionFolder,
+    kept_nbytes,
+    remove_unused,
+)
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.planning import WorkerHistory
 from dshuffle.rows import RowLayout
@@ -242,6 +249,70 @@ def test_a_damaged_index_is_ignored_and_removed(tmp_path, damage):
     if damage != "flipped":  # of which only the header is read
         assert Listed.all_in(str(tmp_path), "data") == []
     assert remove_unused(str(tmp_path), NEXT) == 1
+
+
+def test_a_pipe_in_place_of_an_index_is_not_waited_for(tmp_path):
+    path = Path(kept(tmp_path))
+    (path / "index").unlink()
+    os.mkfifo(path / "index")
+    with pytest.raises(ExchangeError, match="index is not a regular file"):
+        KeptPartition(str(path), LAYOUT)
+    assert Listed.all_in(str(tmp_path), "data") == []
+    assert remove_unused(str(tmp_path), NEXT) == 1
+
+
+def of_another_user(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files to another user")
+    os.chown(path, 12345, 12345)
+
+
+def rows_of_another_user(path: Path) -> None:
+    of_another_user(path / "rows")
+
+
+def open_to_others(path: Path) -> None:
+    path.chmod(0o755)
+
+
+def behind_a_link(path: Path) -> None:
+    elsewhere = path.parent / "elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def linked_rows(path: Path) -> None:
+    (path / "rows").rename(path.parent / "elsewhere")
+    (path / "rows").symlink_to(path.parent / "elsewhere")
+
+
+def a_pipe(path: Path) -> None:
+    (path / "rows").unlink()
+    os.mkfifo(path / "rows")
+
+
+@pytest.mark.parametrize(
+    "change", [of_another_user, rows_of_another_user, open_to_others, behind_a_link, linked_rows, a_pipe]
+)
+@pytest.mark.timeout(20)  # opening a pipe waits for its other end
+def test_what_another_user_may_have_made_is_neither_used_nor_removed(tmp_path, change):
+    path = Path(kept(tmp_path))
+    change(path)
+    assert Listed.all_in(str(tmp_path), "data") == []
+    assert kept_nbytes(str(tmp_path)) == 0
+    with pytest.raises(ExchangeError, match="cannot be used"):
+        KeptPartition(str(path), LAYOUT)
+    assert remove_unused(str(tmp_path), NEXT) == 0
+    assert path.exists()
+
+
+def test_only_the_user_can_enter_a_partition(tmp_path):
+    earlier = os.umask(0)
+    try:
+        path = Path(kept(tmp_path))
+    finally:
+        os.umask(earlier)
+    assert path.stat().st_mode & 0o777 == 0o700
 
 
 def test_an_unexpected_error_leaves_nothing_open(tmp_path, monkeypatch):
