@@ -330,8 +330,8 @@ def test_an_unexpected_error_leaves_nothing_open(tmp_path, monkeypatch):
 def test_a_process_that_is_killed_leaves_its_partition(tmp_path):
     code = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.exchange.test_kept_partition import filled
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_kept_partition import filled
 folder, cache = filled({str(tmp_path)!r})
 print("filled", flush=True)
 import time
