@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+KEY_NBYTES = 32
+"""Length of the key of a user."""
 
 
 @contextlib.contextmanager
@@ -171,6 +175,44 @@ def cache_folder() -> Iterator[int]:
             except OSError as second:
                 raise OSError(f"{error}; {second}") from second
         yield folder
+
+
+def user_key() -> bytes:
+    """Random bytes that only this user has, on all hosts that share the user's cache folder.
+
+    They are in the file ``key`` of :func:`cache_folder`, which is made if it does not exist.
+
+    Returns
+    -------
+    bytes
+        32 bytes.
+
+    Raises
+    ------
+    OSError
+        If there is no such folder, or the file is damaged.
+    """
+    with cache_folder() as folder:
+        with contextlib.suppress(FileNotFoundError):
+            return _key(folder)
+        new = f"key-{secrets.token_hex(8)}"
+        with os.fdopen(open_private_file(new, folder, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(secrets.token_bytes(KEY_NBYTES))
+        try:
+            # A link does not replace the key of a process that was faster.
+            with contextlib.suppress(FileExistsError):
+                os.link(new, "key", src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.unlink(new, dir_fd=folder)
+        return _key(folder)
+
+
+def _key(folder: int) -> bytes:
+    with os.fdopen(open_private_file("key", folder, os.O_RDONLY), "rb") as file:
+        key = file.read(KEY_NBYTES + 1)
+    if len(key) != KEY_NBYTES:
+        raise OSError(f"the file key in dshuffle's cache folder has not {KEY_NBYTES} bytes. Remove it")
+    return key
 
 
 def _caches() -> Path:

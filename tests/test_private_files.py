@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from dshuffle.private_files import cache_folder, open_private_file, private_folder
+from dshuffle.private_files import cache_folder, open_private_file, private_folder, user_key
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 STRANGER = 12345
@@ -114,6 +116,30 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
         pytest.raises(PermissionError, match=f"x belongs to the user {STRANGER}, and not to 0"),
     ):
         open_private_file("x", folder, os.O_RDONLY)
+
+
+def test_all_processes_of_a_user_have_one_key(caches: Path) -> None:
+    together = threading.Barrier(8)
+
+    def ask(_: int) -> bytes:
+        together.wait()
+        return user_key()
+
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(ask, range(8)))
+    assert len(keys) == 1
+    assert {len(key) for key in keys} == {32}
+    assert os.listdir(caches / "caches" / "dshuffle") == ["key"]
+    assert mode(caches / "caches" / "dshuffle" / "key") == 0o600
+    (caches / "caches" / "dshuffle" / "key").unlink()
+    assert user_key() not in keys
+
+
+def test_a_damaged_key_is_refused(caches: Path) -> None:
+    user_key()
+    (caches / "caches" / "dshuffle" / "key").write_bytes(b"")
+    with pytest.raises(OSError, match="has not 32 bytes"):
+        user_key()
 
 
 def test_descriptors_are_closed(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ arrive in other slots. So if a process is killed, the index is that of the last 
 all rows of the latter may have been overwritten. Every row is compared with its checksum when it is read.
 
 Others may share the directory, so only folders of this user count that nobody else can enter. Their owner and mode are
-checked whenever a file in them is opened.
+checked whenever a file in them is opened. An index is signed with the user's key, because containers of several users
+may all run as root.
 
 A process holds a lock on the rows that it uses. A folder without a lock may be read by any session, and removed by the
 next session on the same dataset.
@@ -17,13 +18,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import json
 import logging
 import os
 import shutil
 import tempfile
 import weakref
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Self
@@ -33,23 +32,13 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import CacheBudgetError, ExchangeError
 from dshuffle.exchange.cache_partition import EMPTY, Index
+from dshuffle.exchange.kept_index import KeptLabel, open_own, own_key, read_index, read_label, write_index
 from dshuffle.exchange.row_file import RowFile
-from dshuffle.planning import WorkerHistory
-from dshuffle.private_files import open_private_file, private_folder
+from dshuffle.private_files import user_key
 from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
 from dshuffle.unnamed_file import reserve
 
 logger = logging.getLogger(__name__)
-
-FORMAT = 2
-"""Version of the format of an index. Others are ignored."""
-
-INDEX = "index"
-"""Name of the file of the index: a line of JSON with the label, then the arrays one after the other, little-endian.
-
-It is not a NumPy file. ``numpy.load`` calls ``ast.literal_eval``, which may fail where several threads parse Python
-code at the same time (python/cpython#106905; Python 3.11 before 3.11.8, and 3.12 before 3.12.2).
-"""
 
 PREFIX = "dshuffle-partition-"
 """Beginning of the names of the folders."""
@@ -57,44 +46,8 @@ PREFIX = "dshuffle-partition-"
 UNFINISHED = "dshuffle-new-"
 """The same, until the folder has a lock."""
 
-_INT64, _UINT32, _NBYTES_PER_ROW = "<i8", "<u4", 20
-_LONGEST_HEADER = 2**24
-
 UNREADABLE = (CacheBudgetError, OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """Errors of a folder that is damaged."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeptLabel:
-    """What a kept partition is of.
-
-    Parameters
-    ----------
-    dataset
-        Identity of the dataset.
-    shuffle
-        Digest of what decides who trains on what, except the workers.
-    session
-        The session that fills it.
-    row_nbytes, n_slots
-        Shape of the file of rows.
-    history, rank, epoch
-        Workers of the session, rank, and epoch (-1 until there are rows).
-    """
-
-    dataset: str
-    shuffle: str
-    session: str
-    row_nbytes: int
-    n_slots: int
-    history: WorkerHistory
-    rank: int
-    epoch: int = -1
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """The label of which :func:`dataclasses.asdict` made a dictionary."""
-        return cls(**{**fields, "history": WorkerHistory.from_dict(fields["history"])})
 
 
 class PartitionFolder:
@@ -115,7 +68,7 @@ class PartitionFolder:
 
     def __init__(self, directory: str, label: KeptLabel) -> None:
         os.makedirs(directory, exist_ok=True)
-        self._directory, self._label = directory, label
+        self._directory, self._label, self._key = directory, label, own_key()
         new = tempfile.mkdtemp(prefix=UNFINISHED, dir=directory)
         self.path = os.path.join(directory, PREFIX + os.path.basename(new).removeprefix(UNFINISHED))
         self._lock = open(os.path.join(new, "rows"), "w+b")  # noqa: SIM115  # closed with the session
@@ -141,7 +94,7 @@ class PartitionFolder:
         OSError
             If the disk does not have enough room.
         """
-        file = _opened(self.path, "rows")
+        file = open_own(self.path, "rows")
         reserve(file, max(1, self._label.n_slots * self._label.row_nbytes), self._directory)
         return file
 
@@ -167,17 +120,7 @@ class PartitionFolder:
         remove_unused(self._directory, self._label)
 
     def _write(self, epoch: int, index: Index, checksums: NDArray[np.uint32]) -> None:
-        label = dataclasses.replace(self._label, epoch=epoch)
-        new = os.path.join(self.path, "index.new")
-        parts = [np.ascontiguousarray(part, _INT64).data for part in (index.sample_ids, index.slots)]
-        parts.append(np.ascontiguousarray(checksums, _UINT32).data)
-        crc32 = 0
-        for part in parts:
-            crc32 = zlib.crc32(part, crc32)
-        header = {"format": FORMAT, "n_rows": len(checksums), "crc32": crc32, **dataclasses.asdict(label)}
-        with open(new, "wb") as file:
-            file.writelines([json.dumps(header).encode(), b"\n", *parts])
-        os.replace(new, os.path.join(self.path, INDEX))
+        write_index(self.path, dataclasses.replace(self._label, epoch=epoch), self._key, index, checksums)
 
     def close(self) -> None:
         """Leave the partition to later sessions. It is removed if it does not have any rows yet."""
@@ -213,9 +156,9 @@ class KeptPartition:
         with contextlib.ExitStack() as on_error:
             on_error.push(self._lock)
             try:
-                label, self._index, self._checksums = _index(path)
+                label, self._index, self._checksums = read_index(path)
                 self._check(label, layout)
-                with _opened(path, "rows") as file:
+                with open_own(path, "rows") as file:
                     self._file = RowFile(layout, label.n_slots, path, memory_limit, file=file)
             except UNREADABLE as error:
                 raise ExchangeError(
@@ -312,7 +255,7 @@ def kept_nbytes(directory: str) -> int:
     """Bytes on the disk of the kept partitions of all datasets in a directory that nobody fills."""
     found = 0
     for name, _ in _labels(directory):
-        with contextlib.suppress(OSError), _opened(os.path.join(directory, name), "rows") as rows:
+        with contextlib.suppress(OSError), open_own(os.path.join(directory, name), "rows") as rows:
             found += os.fstat(rows.fileno()).st_blocks * 512
     return found
 
@@ -322,6 +265,11 @@ def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:
     try:
         names = sorted(name for name in os.listdir(directory) if name.startswith(PREFIX))
     except OSError:
+        return
+    try:
+        key = user_key() if names else b""
+    except OSError as error:
+        logger.warning("dshuffle: no kept partition in %s is used: %s", directory, error)
         return
     for name in names:
         path = os.path.join(directory, name)
@@ -333,40 +281,11 @@ def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:
             logger.debug("dshuffle: the kept partition %s is not used: %s", path, error)
             continue
         try:
-            with _opened(path, INDEX) as file:
-                label, *_ = _header(file)
+            label = read_label(path, key)
         except UNREADABLE as error:
             logger.debug("dshuffle: the kept partition %s cannot be read: %s", path, error)
             label = None
         yield name, label
-
-
-def _index(path: str) -> tuple[KeptLabel, Index, NDArray[np.uint32]]:
-    """Read the index of a folder: the label, the samples and their slots, and the checksums of their rows."""
-    with _opened(path, INDEX) as file:
-        label, n_rows, crc32 = _header(file)
-        data = file.read()
-    if zlib.crc32(data) != crc32:
-        raise ValueError("its index has changed on the disk")
-    ids: NDArray[np.int64] = np.frombuffer(data, _INT64, n_rows)
-    slots: NDArray[np.int64] = np.frombuffer(data, _INT64, n_rows, ids.nbytes)
-    checksums: NDArray[np.uint32] = np.frombuffer(data, _UINT32, n_rows, ids.nbytes + slots.nbytes)
-    return label, Index(ids, slots), checksums
-
-
-def _header(file: BinaryIO) -> tuple[KeptLabel, int, int]:
-    """Read the label, the number of rows, and the checksum of the arrays that follow."""
-    header = dict(json.loads(file.readline(_LONGEST_HEADER)))
-    if header.pop("format") != FORMAT:
-        raise ValueError("another release of dshuffle wrote it")
-    numbers = [header[name] for name in ("n_rows", "crc32", "row_nbytes", "n_slots", "rank", "epoch")]
-    names = [header[name] for name in ("dataset", "shuffle", "session")]
-    if any(type(one) is not int for one in numbers) or not all(isinstance(one, str) for one in names):
-        raise TypeError("its index has fields of other types")
-    n_rows, crc32 = header.pop("n_rows"), header.pop("crc32")
-    if os.fstat(file.fileno()).st_size != file.tell() + n_rows * _NBYTES_PER_ROW:
-        raise ValueError("its index has another length")
-    return KeptLabel.from_dict(header), n_rows, crc32
 
 
 def _removed(path: str, lock: BinaryIO) -> None:
@@ -382,16 +301,10 @@ def _locked(path: str, how: int) -> BinaryIO:
     OSError
         If the file does not exist, another lock excludes this one, or other users may have made it.
     """
-    rows = _opened(path, "rows")
+    rows = open_own(path, "rows")
     try:
         fcntl.flock(rows, how | fcntl.LOCK_NB)
     except OSError:
         rows.close()
         raise
     return rows
-
-
-def _opened(path: str, name: str) -> BinaryIO:
-    """Open a file in the folder of a partition. Raises OSError unless both are this user's alone."""
-    with private_folder(path) as folder:
-        return os.fdopen(open_private_file(name, folder, os.O_RDWR), "r+b")

@@ -6,13 +6,13 @@ import dataclasses
 import errno
 import fcntl
 import gc
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,8 @@ import pytest
 
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.kept_index import KeptLabel
 from dshuffle.exchange.kept_partition import (
-    KeptLabel,
     KeptPartition,
     Listed,
     PartitionFolder,
@@ -37,6 +37,14 @@ LABEL = KeptLabel("data", "global", "first", LAYOUT.nbytes, n_slots=12, history=
 NEXT = dataclasses.replace(LABEL, session="next")
 OTHER = dataclasses.replace(NEXT, dataset="other")
 HELD = np.array([3, 4, 9, 20])
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path_factory, monkeypatch):
+    """The cache folder of a user, which also other processes of the user have."""
+    folder = tmp_path_factory.mktemp("caches")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
 
 
 def filled(directory, held=HELD, label=LABEL, epoch=5):
@@ -73,13 +81,14 @@ def test_the_rows_are_those_of_the_session(tmp_path):
     partition.close()
 
 
-def test_what_is_there_is_listed_for_its_dataset_alone(tmp_path):
+def test_what_is_there_is_listed_for_its_dataset_alone(tmp_path, caplog):
     path = kept(tmp_path)
     [one] = Listed.all_in(str(tmp_path), "data")
     assert (one.name, one.label.epoch, one.label.rank) == (os.path.basename(path), 5, 1)
     assert Listed.from_dict(json.loads(json.dumps(one.to_dict()))) == one
     assert Listed.all_in(str(tmp_path), "other") == []
     assert Listed.all_in(str(tmp_path / "none"), "data") == []
+    assert not caplog.text
 
 
 def test_a_partition_that_a_session_fills_is_not_touched(tmp_path):
@@ -178,9 +187,9 @@ def test_a_row_that_changed_on_the_disk_is_not_found(tmp_path):
 
 
 def index_of(path, **changes):
-    """Write an index with other contents."""
+    """Write an index with other contents, signed with the user's key."""
     with open(os.path.join(path, "index"), "rb") as file:
-        header, data = json.loads(file.readline()), file.read()
+        _, header, data = file.readline(), json.loads(file.readline()), file.read()
     n_rows = header["n_rows"]
     arrays = {
         "sample_ids": np.frombuffer(data, "<i8", n_rows),
@@ -188,9 +197,14 @@ def index_of(path, **changes):
         "checksums": np.frombuffer(data, "<u4", n_rows, 16 * n_rows),
     }
     data = b"".join(np.asarray(changes.pop(name, array), array.dtype).tobytes() for name, array in arrays.items())
-    header = {"crc32": zlib.crc32(data), **{key: value for key, value in header.items() if key != "crc32"}, **changes}
-    text = json.dumps({key: value for key, value in header.items() if value is not None})
-    Path(path, "index").write_bytes(text.encode() + b"\n" + data)
+    header |= {"digest": signed(data), **changes}
+    line = json.dumps({key: value for key, value in header.items() if value is not None}).encode() + b"\n"
+    Path(path, "index").write_bytes(signed(line).encode() + b"\n" + line + data)
+
+
+def signed(data):
+    key = (Path(os.environ["XDG_CACHE_HOME"]) / "dshuffle" / "key").read_bytes()
+    return hashlib.blake2b(data, key=key, digest_size=16).hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +222,8 @@ def index_of(path, **changes):
         ({"session": 9}, False),
         ({"n_slots": 10**30}, True),
         ({"slots": np.array([0, 1])}, False),
-        ({"crc32": 7}, True),
+        ({"digest": 7}, False),
+        ({"digest": "7"}, True),
         ({"slots": np.array([0, 1, 2, 12])}, True),
         ({"slots": np.array([-1, 1, 2, 3])}, True),
         ({"sample_ids": np.array([4, 3, 9, 20])}, True),
@@ -304,6 +319,35 @@ def test_what_another_user_may_have_made_is_neither_used_nor_removed(tmp_path, c
         KeptPartition(str(path), LAYOUT)
     assert remove_unused(str(tmp_path), NEXT) == 0
     assert path.exists()
+
+
+def test_what_was_written_with_another_key_is_ignored_and_removed(tmp_path, caches):
+    """As by another user whose containers have the same number of user."""
+    path = kept(tmp_path)
+    key = caches / "dshuffle" / "key"
+    key.rename(caches / "other")
+    assert Listed.all_in(str(tmp_path), "data") == []
+    with pytest.raises(ExchangeError, match="it was not written with the key of this user"):
+        KeptPartition(path, LAYOUT)
+    (caches / "other").rename(key)
+    assert len(Listed.all_in(str(tmp_path), "data")) == 1
+    key.unlink()
+    assert remove_unused(str(tmp_path), NEXT) == 1
+
+
+def test_without_a_key_partitions_are_neither_used_nor_removed(tmp_path, caches, monkeypatch, caplog):
+    path = kept(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    monkeypatch.setattr("tempfile.tempdir", "/dev/null")
+    assert Listed.all_in(str(tmp_path), "data") == []
+    assert remove_unused(str(tmp_path), NEXT) == 0
+    assert "no kept partition in" in caplog.text
+    other = kept(tmp_path)
+    assert "no later session can read the partitions that this one keeps" in caplog.text
+    monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
+    assert [one.name for one in Listed.all_in(str(tmp_path), "data")] == [os.path.basename(path)]
+    with pytest.raises(ExchangeError, match="is damaged"):
+        KeptPartition(other, LAYOUT)
 
 
 def test_only_the_user_can_enter_a_partition(tmp_path):

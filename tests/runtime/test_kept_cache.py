@@ -157,8 +157,8 @@ def test_two_sessions_read_the_same_partitions(threads, small, ids, tmp_path):
     assert set(open_files.values()) == {0}
 
 
-@pytest.mark.parametrize("harm", ["gone", "rows", "index"])
-def test_what_is_damaged_is_read_from_the_store(threads, small, ids, tmp_path, harm, monkeypatch):
+@pytest.mark.parametrize("harm", ["gone", "rows", "index", "pipe", "another user", "another key"])
+def test_what_is_damaged_or_not_the_users_is_read_from_the_store(threads, small, ids, tmp_path, harm, monkeypatch):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
         first_record(shuffler, ids, threads)
@@ -172,6 +172,17 @@ def test_what_is_damaged_is_read_from_the_store(threads, small, ids, tmp_path, h
             return found
 
         monkeypatch.setattr(Listed, "all_in", classmethod(and_then_removed))
+    elif harm == "pipe":
+        (folder / "index").unlink()
+        os.mkfifo(folder / "index")
+    elif harm == "another user":
+        if os.geteuid():
+            pytest.skip("only root can give files to another user")
+        os.chown(folder, 12345, 12345)
+    elif harm == "another key":
+        whole = (folder / "index").read_bytes()
+        signature, rest = whole[: whole.index(b"\n")], whole[whole.index(b"\n") :]
+        (folder / "index").write_bytes(signature[::-1] + rest)
     else:
         path = folder / ("rows" if harm == "rows" else "index")
         path.write_bytes(bytes(path.stat().st_size))

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dshuffle.exchange.kept_partition import KeptLabel, Listed
+from dshuffle.exchange.kept_index import KeptLabel
+from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import Choices, GivenSharding, ShuffleSpec, WorkerHistory
 from dshuffle.runtime.kept_choice import choose_kept
 from dshuffle.runtime.session_spec import Carried

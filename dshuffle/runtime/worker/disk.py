@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from dshuffle.errors import DShuffleError
 from dshuffle.exchange.cache_partition import CachePartition, Index
 from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.kept_index import KeptLabel
 from dshuffle.exchange.kept_partition import (
-    KeptLabel,
     KeptPartition,
     Listed,
     PartitionFolder,
