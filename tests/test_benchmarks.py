@@ -125,6 +125,18 @@ def test_the_permute_benchmark_runs():
 
 
 @pytest.mark.slow
+def test_a_worker_ends_soon_after_a_session():
+    """In processor time, and beside workers that end as Python does by default, because the machine may be busy."""
+    command = [sys.executable, str(BENCHMARKS / "exits.py"), "--samples=2000"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ran.returncode == 0, ran.stderr
+    results = {name: result["processor"] for name, result in json.loads(ran.stdout.splitlines()[-1]).items()}
+    assert set(results) == {"plain Dask", "session", "collected"}
+    assert results["plain Dask"] > 0
+    assert 0 < results["session"] < results["plain Dask"] + (results["collected"] - results["plain Dask"]) / 2
+
+
+@pytest.mark.slow
 def test_the_training_benchmark_runs():
     command = [sys.executable, str(BENCHMARKS / "training.py"), "--samples=2000", "--features=7", "--epochs=2"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=110)

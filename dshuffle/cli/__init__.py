@@ -15,6 +15,7 @@ import click
 
 from dshuffle.cli.option_names import NotingGroup, one_line
 from dshuffle.errors import DShuffleError
+from dshuffle.process_exit import end_without_last_collections
 
 COMMANDS = {
     "advise": ("dshuffle.cli.advise", "Measure a cluster and recommend a way of shuffling."),
@@ -100,3 +101,9 @@ def main() -> None:
 
     Set DSHUFFLE_DEBUG=1 to see tracebacks.
     """
+
+
+def script() -> None:
+    """Run the command in a process that ends with it. Tests call :func:`main` in a process that goes on."""
+    end_without_last_collections()
+    main()

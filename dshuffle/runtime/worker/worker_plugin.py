@@ -27,6 +27,7 @@ from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.shared_memory import may_share
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning import SERVER
+from dshuffle.process_exit import end_without_last_collections
 from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.memory import WorkerMemory
@@ -72,6 +73,8 @@ class DShuffleWorker(WorkerPlugin):
         """Register the handlers, load the kernels, then send a hello to the scheduler."""
         self._worker = worker
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle")
+        if worker.nanny:  # it has a process of its own
+            end_without_last_collections()
         this, is_set_up = weakref.ref(self), False
 
         async def protocol() -> Reply | None:

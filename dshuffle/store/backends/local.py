@@ -49,6 +49,15 @@ class LocalFiles(LocalStore):
         await asyncio.get_running_loop().run_in_executor(_POOL, _write, path, memoryview(value.as_buffer_like()))
 
 
+class PrivateFiles(LocalFiles):
+    """Local files that only this user can read, once they are written."""
+
+    async def set(self, key: str, value: Buffer) -> None:
+        """Replace a file at once, or not at all."""
+        write = asyncio.get_running_loop().run_in_executor
+        await write(_POOL, replace_file, os.path.join(self.root, key), value.to_bytes())
+
+
 def _write(path: str, data: memoryview) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     part = f"{path}.{uuid.uuid4().hex}.partial"
@@ -61,15 +70,6 @@ def _write(path: str, data: memoryview) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
         raise
-
-
-class PrivateFiles(LocalFiles):
-    """Local files that only this user can read, once they are written."""
-
-    async def set(self, key: str, value: Buffer) -> None:
-        """Replace a file at once, or not at all."""
-        write = asyncio.get_running_loop().run_in_executor
-        await write(_POOL, replace_file, os.path.join(self.root, key), value.to_bytes())
 
 
 def _read_all(wanted: list[tuple[str, ByteRequest | None]]) -> list[bytes | None]:
