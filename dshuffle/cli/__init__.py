@@ -1,4 +1,8 @@
-"""The ``dshuffle`` command. Commands are imported when they run, so that ``--help`` does not load Dask."""
+"""The ``dshuffle`` command.
+
+``commands/`` has the arguments and the help of each command, which load with the command's name. The work of a command
+is in the module of its name beside this file, which loads when the command runs. So no ``--help`` loads Dask or numba.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +22,15 @@ from dshuffle.errors import DShuffleError
 from dshuffle.process_exit import end_without_last_collections
 
 COMMANDS = {
-    "advise": ("dshuffle.cli.advise", "Measure a cluster and recommend a way of shuffling."),
-    "compare": (
-        "dshuffle.cli.compare",
-        "Train with several ways of shuffling and report the fastest.",
-    ),
-    "dataset": ("dshuffle.cli.dataset", "Create, describe, verify and shuffle datasets."),
-    "doctor": ("dshuffle.cli.doctor", "Check a cluster: versions, clocks, limits, disks, and the dataset."),
-    "plan": ("dshuffle.cli.plan", "Count the packets of each delivery, without a cluster."),
-    "run": ("dshuffle.cli.run", "Run a pipeline from a Python file."),
-    "shard": (
-        "dshuffle.cli.shard",
-        "Compute a first assignment offline, by class or by neighbourhood.",
-    ),
-    "simulate": ("dshuffle.cli.simulate", "Predict the cost of each way of shuffling on a hypothetical cluster."),
-    "warmup": ("dshuffle.cli.warmup", "Compile all kernels, for an image or a shared home directory."),
+    "advise": "Measure a cluster and recommend a way of shuffling.",
+    "compare": "Train with several ways of shuffling and report the fastest.",
+    "dataset": "Create, describe, verify and shuffle datasets.",
+    "doctor": "Check a cluster: versions, clocks, limits, disks, and the dataset.",
+    "plan": "Count the packets of each delivery, without a cluster.",
+    "run": "Run a pipeline from a Python file.",
+    "shard": "Compute a first assignment offline, by class or by neighbourhood.",
+    "simulate": "Predict the cost of each way of shuffling on a hypothetical cluster.",
+    "warmup": "Compile all kernels, for an image or a shared home directory.",
 }
 
 
@@ -47,7 +45,7 @@ class LazyGroup(NotingGroup):
         """Import the module of the command and return the command."""
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        command = getattr(importlib.import_module(f"dshuffle.cli.commands.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -62,7 +60,7 @@ class LazyGroup(NotingGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with the help texts in :data:`COMMANDS`, without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, help_text) for name, (_, help_text) in sorted(COMMANDS.items())])
+            formatter.write_dl(sorted(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command and turn each :class:`DShuffleError` into a one-line message."""

@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from dshuffle.cli.output import assignment_option, show, ways_of
+from dshuffle.cli.output import show, ways_of
 from dshuffle.compare.local_cluster import connect
 from dshuffle.planning import Choices
 from dshuffle.planning.cost import Work, compare_costs, recommend
@@ -17,22 +17,6 @@ from dshuffle.store import open_dataset
 from dshuffle.units import human_rate, human_seconds
 
 
-@click.command()
-@click.argument("dataset")
-@click.option("--scheduler", metavar="ADDRESS", required=True, help="Address of the running Dask scheduler.")
-@click.option(
-    "--cache-fraction", type=float, help="Fraction of the dataset that each worker holds.  [default: 1/workers]"
-)
-@click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of training per epoch.")
-@assignment_option
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0, 20, min_open=True),
-    default=12.0,
-    show_default=True,
-    help="Time limit of the measurement.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def advise(
     dataset: str,
     scheduler: str,
@@ -42,12 +26,7 @@ def advise(
     seconds: float,
     as_json: bool,
 ) -> None:
-    """Measure a cluster, predict the cost of each way of shuffling DATASET on it, and recommend one.
-
-    Links and storage are measured twice: for one worker alone, and for all workers at once. The load of the
-    processors is measured as well. The output ends with the recommended way, the reason, and what would change the
-    recommendation. The cluster should be idle.
-    """
+    """Measure, predict and recommend."""
     data = open_dataset(dataset)
     with progress_bar() as advance:
         advance(0, 3, f"connecting to {scheduler}")

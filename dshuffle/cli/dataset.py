@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dshuffle.cli.option_names import NotingGroup
+from dshuffle.cli.options import SYNTHETIC
 from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import Advance, progress_bar
 from dshuffle.store import (
@@ -32,7 +32,6 @@ from dshuffle.store import (
 from dshuffle.synthetic import gaussian_blobs, keyed_regression, low_rank_entries
 from dshuffle.units import human_bytes, human_count
 
-SYNTHETIC = ("regression", "classification", "matrix")
 #: Options that only some sources accept.
 OPTIONS_OF = {
     "files": {"names"},
@@ -43,69 +42,10 @@ OPTIONS_OF = {
 }
 
 
-@click.group(cls=NotingGroup)
-def dataset() -> None:
-    """Create, describe, verify and shuffle datasets."""
-
-
-@dataset.command()
-@click.argument("url")
-@click.option(
-    "--from",
-    "files",
-    multiple=True,
-    metavar="FILE",
-    help=".npy, .npz, .parquet, or a Zarr array or group (path or URL). May be repeated.",
-)
-@click.option(
-    "--array",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    help="Array or column to include. May be repeated.  [default: all]",
-)
-@click.option("--movielens", metavar="FILE", help="ratings.csv of MovieLens, stored as row, column and value.")
-@click.option(
-    "--ratings-per-user",
-    type=click.IntRange(1),
-    default=68,
-    show_default=True,
-    help="Ratings drawn at random from each user. Users with fewer are dropped.",
-)
-@click.option("--synthetic", type=click.Choice(list(SYNTHETIC)), help="Kind of dataset to generate.")
-@click.option("--samples", type=click.IntRange(1), default=100_000, show_default=True, help="Number of samples.")
-@click.option(
-    "--features",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="Number of features. In a regression, three fifths of them are a one-hot key.",
-)
-@click.option("--classes", type=click.IntRange(1), default=10, show_default=True, help="Number of classes.")
-@click.option("--rows", type=click.IntRange(1), default=10_000, show_default=True, help="Rows of the matrix.")
-@click.option("--columns", type=click.IntRange(1), default=1_000, show_default=True, help="Columns of the matrix.")
-@click.option("--entries-per-row", type=click.IntRange(1), default=68, show_default=True, help="Samples per row.")
-@click.option("--rank", type=click.IntRange(1), default=10, show_default=True, help="Rank of the matrix.")
-@click.option(
-    "--noise",
-    type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
-    help="Standard deviation of the noise added to the entries, which have a standard deviation of 1.",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random choices.")
-@click.option("--chunk-rows", type=click.IntRange(1), help="Samples per chunk.  [default: chunks of about 4 MiB]")
-@click.option("--shard-rows", type=click.IntRange(1), help="Samples per Zarr shard.  [default: no shards]")
-@click.option("--overwrite", is_flag=True, help="Replace an existing dataset at URL.")
-@click.pass_context
 def create(
     ctx: click.Context, /, url: str, chunk_rows: int | None, shard_rows: int | None, overwrite: bool, **options: Any
 ) -> None:
-    """Write a dataset to URL, from files or synthetic, without ever holding all of it in memory.
-
-    Synthetic data are sorted, because shuffling matters most for sorted data: a linear regression by its key, a
-    classification by class, the entries of a low-rank matrix by row.
-    """
+    """Write a dataset from the one source that the options name."""
     source = _chosen_source(ctx, options)
     with progress_bar() as advance:
         if source == "files":
@@ -179,11 +119,8 @@ def _blocks_counted(advance: Advance) -> Iterator[None]:
         yield
 
 
-@dataset.command()
-@click.argument("url")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def info(url: str, as_json: bool) -> None:
-    """Describe the dataset at URL: its arrays, samples and bytes."""
+    """Print what the dataset has."""
     found = open_dataset(url)
     description = _description(found)
     if as_json:
@@ -234,20 +171,6 @@ def _description(found: Dataset) -> dict[str, Any]:
     }
 
 
-@dataset.command()
-@click.argument("source")
-@click.argument("url")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the order.")
-@click.option("--by", metavar="ARRAY", help="Spread each value of this array evenly, for example each class.")
-@click.option("--chunk-rows", type=click.IntRange(1), help="Samples per chunk.  [default: chunks of about 4 MiB]")
-@click.option("--shard-rows", type=click.IntRange(1), help="Samples per Zarr shard.  [default: no shards]")
-@click.option("--overwrite", is_flag=True, help="Replace an existing dataset at URL.")
-@click.option("--memory", default="1 GiB", show_default=True, help="Memory to use.")
-@click.option(
-    "--temporary",
-    metavar="FOLDER",
-    help="Folder on a local disk. A run that was killed continues there.  [default: the system's]",
-)
 def shuffle(
     source: str,
     url: str,
@@ -259,10 +182,7 @@ def shuffle(
     memory: str,
     temporary: str | None,
 ) -> None:
-    """Write the dataset SOURCE to URL with its samples in random order.
-
-    Both may be larger than memory. A local disk needs room for all samples.
-    """
+    """Write the shuffled copy, and report progress."""
     opened = open_dataset(source)
     for name, reason in opened.skipped.items():
         click.echo(f"left out: {name}: {reason}", err=True)
@@ -285,10 +205,8 @@ def shuffle(
     click.echo(f"wrote {human_count(made.n_samples)} samples ({size}) in random order to {url}")
 
 
-@dataset.command()
-@click.argument("url")
 def verify(url: str) -> None:
-    """Read every chunk of the dataset at URL once, and list missing and corrupt chunks."""
+    """Read all chunks and print the bad ones."""
     found = open_dataset(url)
     with progress_bar() as advance:
         report = verify_dataset(found, progress=lambda done, total: advance(done, total, "reading chunks"))

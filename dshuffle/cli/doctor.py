@@ -19,17 +19,8 @@ from dshuffle.store import open_dataset
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 
 
-@click.command()
-@click.argument("dataset", required=False)
-@click.option("--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler.  [default: a local cluster]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each finding.")
 def doctor(dataset: str | None, scheduler: str | None, as_json: bool) -> None:
-    """Check a cluster: versions, clocks, limits, disks, memory, and whether all workers see DATASET.
-
-    With DATASET, also measure for some seconds how fast workers read it and exchange rows.
-
-    Every finding says what to do. The exit code is 1 if there is an error.
-    """
+    """Diagnose the cluster and print the findings."""
     data = None if dataset is None else open_dataset(dataset)
     with progress_bar() as advance:
         advance(0, 1, f"connecting to {scheduler}" if scheduler else "starting a local cluster")

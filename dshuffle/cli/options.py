@@ -1,14 +1,32 @@
-"""Options that list the names in a registry, as they are when the help is shown."""
+"""Options that list the names in a registry, as they are when the help is shown.
+
+Loading the registries takes half a second, because planning loads numba. So the names that dshuffle itself registers
+are repeated here, and a test compares them. Nobody can register other names before planning is loaded.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from dshuffle.planning import AUTO, DELIVERIES
-from dshuffle.planning.assignment import known_assignments
+ASSIGNMENTS = (
+    "local, partial:Q or partial:Q:fixed-points (Q in [0, 1]), global, aligned, aligned:Q (Q in [0, 1]), "
+    "chunks or chunks:ROWS (an integer >= 1)"
+)
+DELIVERIES = ("peer", "grid", "server", "storage", "clique", "ubershuffle", "coded", "leftover")
+AUTO = "auto"
+CACHINGS = ("even", "recent", "uniform")
+SHARDINGS = ("contiguous", "random", "round-robin", "stratified", "distribution-aware")
+SYNTHETIC = ("regression", "classification", "matrix")
+
+PREDICTED = ("local", "partial:0.1", "global", "aligned", "chunks")
+"""Assignments whose cost is predicted by default."""
+
+BASELINE = "global"
+"""The assignment that every recommendation compares with."""
 
 
 class RegistryOption(click.Option):
@@ -33,14 +51,34 @@ class RegistryOption(click.Option):
 
 def assignments() -> str:
     """Every form of every assignment."""
-    return known_assignments().replace("'", "")
+    registry = sys.modules.get("dshuffle.planning.assignment")
+    return ASSIGNMENTS if registry is None else str(registry.known_assignments()).replace("'", "")
 
 
 def deliveries() -> str:
     """Every delivery that has a planner."""
-    return ", ".join(DELIVERIES)
+    registry = sys.modules.get("dshuffle.planning.delivery")
+    return ", ".join(DELIVERIES if registry is None else registry.DELIVERIES)
 
 
 def deliveries_or_auto() -> str:
     """Every delivery, and the one that chooses."""
     return f"{deliveries()} or {AUTO}"
+
+
+def _with_baseline(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Add what every recommendation compares with."""
+    return names if BASELINE in names else (*names, BASELINE)
+
+
+assignment_option = click.option(
+    "--assignment",
+    "assignments",
+    multiple=True,
+    default=PREDICTED,
+    show_default=True,
+    callback=_with_baseline,
+    cls=RegistryOption,
+    names=assignments,
+    help=f"May be repeated. {BASELINE} is always included.",
+)

@@ -16,10 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dshuffle.cli import options
-from dshuffle.cli.options import RegistryOption
 from dshuffle.errors import ShardingWarning
-from dshuffle.planning import Assignment, Global, parse_assignment
+from dshuffle.planning import Assignment, parse_assignment
 from dshuffle.planning.cost import Change, Cluster, Prediction, Recommendation, Work, all_ways
 from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.units import human_bytes, human_ratio, human_seconds
@@ -38,25 +36,6 @@ def warnings_as_lines() -> Iterator[None]:
         elif str(warning.message) not in told:
             told.add(str(warning.message))
             click.echo(f"warning: {warning.message}", err=True)
-
-
-def _with_global(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Add ``global``: every recommendation compares with a global shuffle."""
-    everything = str(Global())
-    return given if everything in given else (*given, everything)
-
-
-assignment_option = click.option(
-    "--assignment",
-    "assignments",
-    multiple=True,
-    default=ASSIGNMENTS,
-    show_default=True,
-    callback=_with_global,
-    cls=RegistryOption,
-    names=options.assignments,
-    help="May be repeated. global is always included.",
-)
 
 
 def ways_of(cluster: Cluster, work: Work, assignments: tuple[str, ...]) -> tuple[Work, ...]:

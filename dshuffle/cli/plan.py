@@ -12,49 +12,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dshuffle.cli import options
-from dshuffle.cli.options import RegistryOption
 from dshuffle.cli.own_part import check_memory, measure_own_part, own_part_lines
-from dshuffle.planning import CACHINGS, DELIVERIES, Choices, ShuffleSpec, parse_assignment
+from dshuffle.planning import DELIVERIES, Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.delivery import Excess
 from dshuffle.planning.packet_counts import DeliveryFigures, survey
 from dshuffle.report.progress import progress_bar
 from dshuffle.units import human_bytes, human_seconds
 
 
-@click.command()
-@click.option("--samples", type=click.IntRange(1), required=True, help="Number of samples.")
-@click.option("--workers", type=click.IntRange(1), required=True, help="Number of workers that train.")
-@click.option(
-    "--cache-fraction", type=float, help="Fraction of the dataset that each worker holds.  [default: 1/workers]"
-)
-@click.option("--assignment", default="global", show_default=True, cls=RegistryOption, names=options.assignments)
-@click.option(
-    "--caching",
-    type=click.Choice(sorted(CACHINGS)),
-    default="uniform",
-    show_default=True,
-    help="Which excess samples workers keep.",
-)
-@click.option(
-    "--delivery",
-    "deliveries",
-    multiple=True,
-    cls=RegistryOption,
-    names=options.deliveries,
-    help="May be repeated.  [default: server and the coded deliveries that suit the cache fraction]",
-)
-@click.option("--row-bytes", type=click.IntRange(1), default=1024, show_default=True, help="Bytes per sample.")
-@click.option(
-    "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Number of epochs; the last one is shown."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random choices.")
-@click.option("--own-part", type=click.IntRange(0), metavar="RANK", help="Plan one worker's part of an epoch instead.")
-@click.option("--epoch", type=click.IntRange(0), default=1, show_default=True, help="Epoch of --own-part.")
-@click.option(
-    "--ids", type=click.Path(dir_okay=False, path_type=Path), help="Write the rank's sample ids to this .npy file."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     samples: int,
     workers: int,
@@ -70,7 +35,7 @@ def plan(
     ids: Path | None,
     as_json: bool,
 ) -> None:
-    """Count the packets of each delivery in one epoch, and compare them with a lower bound for any code."""
+    """Plan one epoch, and print the counts."""
     choices = Choices(parse_assignment(assignment), caching=caching, cache_fraction=cache_fraction, seed=seed)
     if own_part is not None:
         chosen = dataclasses.replace(choices, delivery=deliveries[0] if deliveries else "peer")

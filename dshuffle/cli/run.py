@@ -24,15 +24,6 @@ NAME = "pipeline"
 """Name of the pipeline in a file, unless another one is given."""
 
 
-@click.command()
-@click.argument("target")
-@click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
-@click.option(
-    "--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler, instead of the pipeline's own cluster."
-)
-@click.option("--report", type=click.Path(file_okay=False), help="Folder for the report.")
-@click.option("--explain", "only_explain", is_flag=True, help="Say what would run where, and stop.")
-@click.option("--json", "as_json", is_flag=True, help="Print the records of all epochs as JSON lines.")
 def run(
     target: str,
     arguments: tuple[str, ...],
@@ -41,11 +32,7 @@ def run(
     only_explain: bool,
     as_json: bool,
 ) -> None:
-    """Run the pipeline TARGET.
-
-    TARGET is FILE.py, FILE.py:NAME or MODULE:NAME. NAME is a dshuffle.Pipeline, or a function that returns one; by
-    default "pipeline". Each NAME=VALUE is an argument of the function. VALUE is a JSON value or plain text.
-    """
+    """Run or explain the pipeline, and print its records."""
     found = pipeline_of(target, keywords(arguments))
     if scheduler is not None:
         found = dataclasses.replace(found, cluster=RunningScheduler(scheduler))

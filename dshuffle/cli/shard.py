@@ -15,7 +15,7 @@ from rich.text import Text
 
 from dshuffle.cli.output import warnings_as_lines
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import SHARDINGS, GivenSharding
+from dshuffle.planning import GivenSharding
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.assignment.stratified import label_codes
 from dshuffle.redaction import hide_secrets
@@ -28,41 +28,6 @@ from dshuffle.units import human_count, human_seconds
 MOST_ROWS = 20
 
 
-@click.command()
-@click.argument("url")
-@click.option(
-    "--by",
-    type=click.Choice([*sorted(SHARDINGS), "stratified", "distribution-aware"]),
-    default="stratified",
-    show_default=True,
-    help="How samples are assigned to workers.",
-)
-@click.option("--workers", type=click.IntRange(1), required=True, help="Number of workers that train.")
-@click.option("--labels", metavar="NAME", help="Array of class labels, for the sharding and the table.")
-@click.option(
-    "--features", metavar="NAME", default="x", show_default=True, help="Array of features, for distribution-aware."
-)
-@click.option(
-    "--clusters",
-    type=click.IntRange(1),
-    help="Number of neighbourhoods, for distribution-aware.  [default: twice the number of classes]",
-)
-@click.option(
-    "--broadcast-cap",
-    type=click.FloatRange(0, 1),
-    default=0.05,
-    show_default=True,
-    help="Largest fraction of the dataset that may be broadcast, for distribution-aware.",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random choices.")
-@click.option("--write", is_flag=True, help="Store the sharding beside the dataset, for Shuffler(sharding=NAME).")
-@click.option("--name", help="Name of the stored sharding.  [default: BY-WORKERS, such as stratified-12]")
-@click.option("--overwrite", is_flag=True, help="Replace a stored sharding of the same name.")
-@click.option(
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a box plot of the classes to this HTML file.",
-)
 def shard(
     url: str,
     by: str,
@@ -77,12 +42,7 @@ def shard(
     overwrite: bool,
     output: Path | None,
 ) -> None:
-    """Assign the samples of the dataset at URL to workers, and show how even the shards are.
-
-    --by stratified gives every worker an equal part of every class. --by distribution-aware gives every worker an
-    equal part of every neighbourhood of the feature space. With --write, Shuffler(sharding=NAME) starts from the
-    result.
-    """
+    """Compute the sharding, print how even it is, and store it."""
     if labels is None and (by == "stratified" or output is not None):
         raise click.UsageError("--labels is required with --by stratified and with --output.")
     if name is not None and not write:

@@ -7,7 +7,7 @@ import math
 
 import click
 
-from dshuffle.cli.output import assignment_option, show, ways_of
+from dshuffle.cli.output import show, ways_of
 from dshuffle.cli.profiles import load_profile
 from dshuffle.planning import Choices
 from dshuffle.planning.cost import Cluster, Work, compare_costs, recommend
@@ -18,53 +18,6 @@ HEADERS = 1.046
 """Bytes on the link per byte of payload, for TCP over Ethernet with packets of 1,500 bytes."""
 
 
-@click.command()
-@click.option(
-    "--profile",
-    metavar="[FILE#]NAME",
-    help="Rates of a real network and store. Other options override them.",
-)
-@click.option("--workers", type=click.IntRange(1), required=True, help="Number of workers that train.")
-@click.option("--samples", type=click.IntRange(1), required=True, help="Number of samples.")
-@click.option("--row-bytes", type=click.IntRange(1), default=1024, show_default=True, help="Bytes per sample.")
-@click.option("--chunk-rows", type=click.IntRange(1), default=64, show_default=True, help="Samples per chunk.")
-@click.option(
-    "--cache-fraction", type=float, help="Fraction of the dataset that each worker holds.  [default: 1/workers]"
-)
-@click.option(
-    "--bandwidth", metavar="RATE", help="Rate of a worker's link in each direction, such as 100mbit or 1.25GB/s."
-)
-@click.option(
-    "--server-bandwidth",
-    metavar="RATE",
-    help="Rate of the link of a dedicated server.  [default: the first worker serves while it trains]",
-)
-@click.option("--storage-bandwidth", metavar="RATE", help="Rate of the storage for all workers together.")
-@click.option("--storage-client-bandwidth", metavar="RATE", help="Rate of the storage for one worker.")
-@click.option(
-    "--request-seconds", type=click.FloatRange(0), help="Seconds from a storage request to the first byte received."
-)
-@click.option("--local-storage", is_flag=True, help="Workers read from storage without using their links.")
-@click.option("--rack-workers", type=click.IntRange(1), help="Workers per rack.  [default: no racks]")
-@click.option(
-    "--oversubscription",
-    type=click.FloatRange(1),
-    default=1.0,
-    show_default=True,
-    help="Oversubscription of the racks' uplinks.",
-)
-@click.option("--cores", type=click.IntRange(1), default=1, show_default=True, help="Processors per machine.")
-@click.option("--machine-workers", type=click.IntRange(1), default=1, show_default=True, help="Workers per machine.")
-@click.option("--training", "training_seconds", type=click.FloatRange(0), help="Seconds of training per epoch.")
-@assignment_option
-@click.option(
-    "--precision",
-    type=click.Choice(["auto", "exact", "closed"]),
-    default="auto",
-    show_default=True,
-    help="exact: real plans. closed: formulas only. auto: real plans for up to 64 workers, formulas beyond.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def simulate(
     profile: str | None,
     workers: int,
@@ -87,12 +40,7 @@ def simulate(
     precision: str,
     as_json: bool,
 ) -> None:
-    """Predict the cost of each way of shuffling, and recommend one.
-
-    The output ends with the recommended way, the reason, and what would change the recommendation. Rates come from
-    --profile or from the options. --bandwidth and --server-bandwidth are raw link rates; headers of TCP over Ethernet
-    add 4.6 % to every message. Without a storage rate, deliveries that re-read storage are left out.
-    """
+    """Predict the cost of each way and recommend one."""
     loaded = load_profile(profile) if profile is not None else None
     known = loaded.rates if loaded is not None else {}
 

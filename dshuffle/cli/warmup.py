@@ -12,13 +12,8 @@ from dshuffle.report.progress import progress_bar
 from dshuffle.units import human_seconds
 
 
-@click.command()
 def warmup() -> None:
-    """Compile all kernels, so that no later process has to.
-
-    The code is stored beside the installed modules, or in the folder that the environment variable NUMBA_CACHE_DIR
-    names. Run this once when you build an image, or once in a home directory that all nodes share.
-    """
+    """Compile all kernels, and print where they are stored."""
     started = time.perf_counter()
     with progress_bar() as advance:
         advance(0, 1, "compiling kernels")

@@ -10,8 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 import dshuffle
-from dshuffle.cli import COMMANDS, main
+from dshuffle.cli import COMMANDS, main, options
+from dshuffle.cli.commands.dataset import dataset
+from dshuffle.cli.options import assignments, deliveries_or_auto
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning import AUTO, CACHINGS, DELIVERIES, SHARDINGS, Global
+from dshuffle.planning.assignment import known_assignments
+from dshuffle.planning.cost import advice
 
 
 def in_a_fresh_interpreter(code):
@@ -19,6 +24,7 @@ def in_a_fresh_interpreter(code):
 
 
 HEAVY = "sorted({'dask', 'distributed', 'zarr', 'numba', 'numpy', 'bokeh'} & {*sys.modules})"
+TOO_HEAVY = ["dask", "distributed", "zarr", "numba", "numpy", "scipy", "sklearn", "pandas", "xarray", "bokeh", "rich"]
 
 
 @pytest.mark.parametrize("module", ["dshuffle", "dshuffle.cli"])
@@ -35,6 +41,40 @@ def test_help_and_version_load_nothing_heavy(option):
         f"except SystemExit as exit: print(exit.code, {HEAVY})"
     )
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+
+
+HELPS = [
+    *([name] for name in COMMANDS),
+    *(["dataset", name] for name in ("create", "info", "shuffle", "verify")),
+]
+
+
+@pytest.mark.parametrize("words", HELPS, ids=" ".join)
+def test_the_help_of_a_command_loads_nothing_heavy(words):
+    done = in_a_fresh_interpreter(
+        f"import sys, dshuffle.cli\n"
+        f"try: dshuffle.cli.main([*{words!r}, '--help'])\n"
+        f"except SystemExit as exit: print(exit.code, sorted({{*{TOO_HEAVY!r}}} & {{*sys.modules}}))"
+    )
+    assert f"Usage: -c {' '.join(words)} " in done.stdout, done.stderr
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+
+
+def test_every_help_is_tried():
+    assert sorted(words[1] for words in HELPS if words[1:]) == sorted(dataset.commands)
+
+
+def test_help_without_the_registries_lists_their_names():
+    """The options repeat the names, so that help need not load planning."""
+    code = "from dshuffle.cli.options import *; print(assignments()); print(deliveries_or_auto())"
+    assert in_a_fresh_interpreter(code).stdout.splitlines() == [assignments(), deliveries_or_auto()]
+    assert known_assignments().replace("'", "") == assignments()
+    assert [*DELIVERIES] == [*options.DELIVERIES]
+    assert options.AUTO == AUTO
+    assert tuple(sorted(CACHINGS)) == options.CACHINGS
+    assert (*sorted(SHARDINGS), "stratified", "distribution-aware") == options.SHARDINGS
+    assert options.PREDICTED == advice.ASSIGNMENTS
+    assert str(Global()) == options.BASELINE
 
 
 def test_help_lists_every_command_and_each_has_help():

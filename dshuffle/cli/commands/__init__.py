@@ -1,0 +1,1 @@
+"""Arguments and help of the commands. A command loads the module that does its work when it runs."""

@@ -1,0 +1,103 @@
+"""Arguments of ``dshuffle compare``."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dshuffle.cli import options
+from dshuffle.cli.options import RegistryOption
+
+
+@click.command()
+@click.argument("dataset", required=False)
+@click.option(
+    "--workers", type=click.IntRange(1), default=4, show_default=True, help="Number of workers of the local cluster."
+)
+@click.option("--epochs", type=click.IntRange(2), default=5, show_default=True, help="Number of epochs of each way.")
+@click.option(
+    "--assignment",
+    "assignments",
+    multiple=True,
+    cls=RegistryOption,
+    names=options.assignments,
+    help="May be repeated.",
+)
+@click.option(
+    "--delivery",
+    "deliveries",
+    multiple=True,
+    cls=RegistryOption,
+    names=options.deliveries_or_auto,
+    help="May be repeated.",
+)
+@click.option(
+    "--relay",
+    "relays",
+    multiple=True,
+    type=click.Choice(["pipelined", "ring", "unicast"]),
+    help="How coded packets reach their destinations. May be repeated.  [default: pipelined]",
+)
+@click.option(
+    "--caching",
+    type=click.Choice(options.CACHINGS),
+    help="Which excess samples workers keep.  [default: uniform; even for aligned]",
+)
+@click.option(
+    "--sharding",
+    metavar="NAME",
+    help="First assignment: random, contiguous, round-robin, stratified:LABELS, or a name stored by "
+    "'dshuffle shard --write'. Needs --assignment or --delivery.  [default: random]",
+)
+@click.option(
+    "--balance",
+    metavar="LABELS",
+    help="Array of class labels; every worker gets an equal part of each class. Needs --assignment or --delivery.",
+)
+@click.option(
+    "--cache-fraction", type=float, help="Fraction of the dataset that each worker holds.  [default: its share]"
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random choices.")
+@click.option("--step", type=float, help="Step size of SGD.  [default: 0.02 / mean squared norm of a row]")
+@click.option("--features", default="x", show_default=True, help="Name of the 2-D array of features.")
+@click.option("--target", default="y", show_default=True, help="Name of the 1-D array of targets.")
+@click.option("--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler, instead of a local cluster.")
+@click.option(
+    "--links",
+    metavar="RATE",
+    help="Emulated rate of each local worker's link, such as 1gbit, or none.  "
+    "[default: 200mbit, if DATASET is omitted]",
+)
+@click.option(
+    "--store",
+    metavar="RATE",
+    help="Emulated rate at which all local workers together read the store, or none.  "
+    "[default: 800mbit, if DATASET is omitted]",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("dshuffle-report"),
+    show_default=True,
+    help="Folder for the report.",
+)
+@click.option(
+    "--shuffled",
+    metavar="URL",
+    help="Copy of DATASET that 'dshuffle dataset shuffle' wrote. Adds a way that reads it by chunks.  "
+    "[default: generated, if DATASET is omitted]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON instead of tables.")
+def compare(**options: Any) -> None:
+    """Train a linear regression on DATASET with several ways of shuffling, and compare them.
+
+    If DATASET is omitted, 100,000 samples of 100 features, sorted by a key, are generated, and slow links and a slow
+    store are emulated; otherwise the processors of one machine limit all ways. If --assignment and --delivery are
+    omitted, the baselines of the papers are compared; --cache-fraction adds coded deliveries to them. With generated
+    samples, a server and a coded delivery with half of the samples on each worker are compared, too. The report is
+    written to --output.
+    """
+    importlib.import_module("dshuffle.cli.compare").compare(**options)

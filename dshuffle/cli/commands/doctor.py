@@ -1,0 +1,22 @@
+"""Arguments of ``dshuffle doctor``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("dataset", required=False)
+@click.option("--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler.  [default: a local cluster]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each finding.")
+def doctor(**options: Any) -> None:
+    """Check a cluster: versions, clocks, limits, disks, memory, and whether all workers see DATASET.
+
+    With DATASET, also measure for some seconds how fast workers read it and exchange rows.
+
+    Every finding says what to do. The exit code is 1 if there is an error.
+    """
+    importlib.import_module("dshuffle.cli.doctor").doctor(**options)

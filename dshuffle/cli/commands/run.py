@@ -1,0 +1,26 @@
+"""Arguments of ``dshuffle run``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("target")
+@click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="Address of a running Dask scheduler, instead of the pipeline's own cluster."
+)
+@click.option("--report", type=click.Path(file_okay=False), help="Folder for the report.")
+@click.option("--explain", "only_explain", is_flag=True, help="Say what would run where, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print the records of all epochs as JSON lines.")
+def run(**options: Any) -> None:
+    """Run the pipeline TARGET.
+
+    TARGET is FILE.py, FILE.py:NAME or MODULE:NAME. NAME is a dshuffle.Pipeline, or a function that returns one; by
+    default "pipeline". Each NAME=VALUE is an argument of the function. VALUE is a JSON value or plain text.
+    """
+    importlib.import_module("dshuffle.cli.run").run(**options)
