@@ -203,6 +203,10 @@ def test_pipelines_use_public_names(path):
         ("import dshuffle", ["dask", "distributed", "zarr", "numba", "bokeh"]),
         ("import dshuffle.planning", ["dask", "distributed", "zarr", "bokeh"]),
         ("import dshuffle.cli", ["dask", "distributed", "zarr", "numba", "bokeh"]),
+        (
+            "import dshuffle.runtime.worker.worker_plugin",
+            ["dask.array", "pandas", "scipy.sparse", "sklearn", "xarray", "bokeh"],
+        ),
     ],
 )
 def test_an_import_stays_light(statement, absent):
@@ -211,16 +215,20 @@ def test_an_import_stays_light(statement, absent):
     assert ran.stdout.strip() == "[]"
 
 
-def test_the_table_of_names_is_what_type_checkers_see():
+@pytest.mark.parametrize("package", ["dshuffle", "dshuffle.runtime", "dshuffle.store"])
+def test_the_table_of_names_is_what_type_checkers_see(package):
     [block] = [
         node
-        for node in ast.parse(MODULES["dshuffle"].read_text()).body
+        for node in ast.parse(MODULES[package].read_text()).body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
     seen = {
         (node.module, alias.asname) for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert seen == {(home, name) for name, home in dshuffle._HOMES.items()}
+    lazy = importlib.import_module(package)
+    assert seen == {(home, name) for name, home in lazy._HOMES.items()}
+    for name in lazy.__all__:
+        assert getattr(lazy, name) is not None
 
 
 def test_public_names_exist():

@@ -1,26 +1,44 @@
-"""Shuffling on a Dask cluster: the scheduler and worker plugins and the user-facing classes."""
+"""Shuffling on a Dask cluster: the scheduler and worker plugins and the user-facing classes.
 
-from dshuffle.runtime.collective import Group
-from dshuffle.runtime.epoch import Epoch, gathered
-from dshuffle.runtime.measure.probe import measure_cluster
-from dshuffle.runtime.partition import Partition
-from dshuffle.runtime.permutation import permute
-from dshuffle.runtime.retrying import retrying
-from dshuffle.runtime.session_spec import PerRank
-from dshuffle.runtime.session_widget import watch
-from dshuffle.runtime.shuffler import Shuffler
-from dshuffle.runtime.taking import take
+The names below load on first use, so that a worker does not load what only a client calls.
+"""
 
-__all__ = [
-    "Epoch",
-    "Group",
-    "Partition",
-    "PerRank",
-    "Shuffler",
-    "gathered",
-    "measure_cluster",
-    "permute",
-    "retrying",
-    "take",
-    "watch",
-]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
+    from dshuffle.runtime.collective import Group as Group
+    from dshuffle.runtime.epoch import Epoch as Epoch
+    from dshuffle.runtime.epoch import gathered as gathered
+    from dshuffle.runtime.measure.probe import measure_cluster as measure_cluster
+    from dshuffle.runtime.partition import Partition as Partition
+    from dshuffle.runtime.permutation import permute as permute
+    from dshuffle.runtime.retrying import retrying as retrying
+    from dshuffle.runtime.session_spec import PerRank as PerRank
+    from dshuffle.runtime.session_widget import watch as watch
+    from dshuffle.runtime.shuffler import Shuffler as Shuffler
+    from dshuffle.runtime.taking import take as take
+
+_HOMES = {
+    "Epoch": "dshuffle.runtime.epoch",
+    "Group": "dshuffle.runtime.collective",
+    "Partition": "dshuffle.runtime.partition",
+    "PerRank": "dshuffle.runtime.session_spec",
+    "Shuffler": "dshuffle.runtime.shuffler",
+    "gathered": "dshuffle.runtime.epoch",
+    "measure_cluster": "dshuffle.runtime.measure.probe",
+    "permute": "dshuffle.runtime.permutation",
+    "retrying": "dshuffle.runtime.retrying",
+    "take": "dshuffle.runtime.taking",
+    "watch": "dshuffle.runtime.session_widget",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(importlib.import_module(_HOMES[name]), name)
+    return value

@@ -1,37 +1,62 @@
-"""Create, open, read and verify datasets in Zarr. Only this package imports zarr."""
+"""Create, open, read and verify datasets in Zarr. Only this package imports zarr.
 
-from dshuffle.store.backends.location import Place
-from dshuffle.store.create import create_dataset
-from dshuffle.store.dataset import Dataset
-from dshuffle.store.description import dataset_of, describe
-from dshuffle.store.open import as_dataset, open_dataset
-from dshuffle.store.shuffled_copy import shuffle_dataset
-from dshuffle.store.sources import read_ratings, read_sources
-from dshuffle.store.sources.source import RowSource, watched
-from dshuffle.store.sources.zarr_nodes import read_array
-from dshuffle.store.stored_array import ArrayInfo
-from dshuffle.store.stored_shardings import read_broadcast, read_sharding, stored_shardings, write_sharding
-from dshuffle.store.verify import VerifyReport, verify_dataset
+The names below load on first use, so that a worker does not load what only a client calls.
+"""
 
-__all__ = [
-    "ArrayInfo",
-    "Dataset",
-    "Place",
-    "RowSource",
-    "VerifyReport",
-    "as_dataset",
-    "create_dataset",
-    "dataset_of",
-    "describe",
-    "open_dataset",
-    "read_array",
-    "read_broadcast",
-    "read_ratings",
-    "read_sharding",
-    "read_sources",
-    "shuffle_dataset",
-    "stored_shardings",
-    "verify_dataset",
-    "watched",
-    "write_sharding",
-]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
+    from dshuffle.store.backends.location import Place as Place
+    from dshuffle.store.create import create_dataset as create_dataset
+    from dshuffle.store.dataset import Dataset as Dataset
+    from dshuffle.store.description import dataset_of as dataset_of
+    from dshuffle.store.description import describe as describe
+    from dshuffle.store.open import as_dataset as as_dataset
+    from dshuffle.store.open import open_dataset as open_dataset
+    from dshuffle.store.shuffled_copy import shuffle_dataset as shuffle_dataset
+    from dshuffle.store.sources import read_ratings as read_ratings
+    from dshuffle.store.sources import read_sources as read_sources
+    from dshuffle.store.sources.source import RowSource as RowSource
+    from dshuffle.store.sources.source import watched as watched
+    from dshuffle.store.sources.zarr_nodes import read_array as read_array
+    from dshuffle.store.stored_array import ArrayInfo as ArrayInfo
+    from dshuffle.store.stored_shardings import read_broadcast as read_broadcast
+    from dshuffle.store.stored_shardings import read_sharding as read_sharding
+    from dshuffle.store.stored_shardings import stored_shardings as stored_shardings
+    from dshuffle.store.stored_shardings import write_sharding as write_sharding
+    from dshuffle.store.verify import VerifyReport as VerifyReport
+    from dshuffle.store.verify import verify_dataset as verify_dataset
+
+_HOMES = {
+    "ArrayInfo": "dshuffle.store.stored_array",
+    "Dataset": "dshuffle.store.dataset",
+    "Place": "dshuffle.store.backends.location",
+    "RowSource": "dshuffle.store.sources.source",
+    "VerifyReport": "dshuffle.store.verify",
+    "as_dataset": "dshuffle.store.open",
+    "create_dataset": "dshuffle.store.create",
+    "dataset_of": "dshuffle.store.description",
+    "describe": "dshuffle.store.description",
+    "open_dataset": "dshuffle.store.open",
+    "read_array": "dshuffle.store.sources.zarr_nodes",
+    "read_broadcast": "dshuffle.store.stored_shardings",
+    "read_ratings": "dshuffle.store.sources",
+    "read_sharding": "dshuffle.store.stored_shardings",
+    "read_sources": "dshuffle.store.sources",
+    "shuffle_dataset": "dshuffle.store.shuffled_copy",
+    "stored_shardings": "dshuffle.store.stored_shardings",
+    "verify_dataset": "dshuffle.store.verify",
+    "watched": "dshuffle.store.sources.source",
+    "write_sharding": "dshuffle.store.stored_shardings",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
