@@ -172,8 +172,8 @@ def cache_folder() -> Iterator[int]:
         except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home directory
             try:
                 folder = opened.enter_context(_made(Path(tempfile.gettempdir()) / f"dshuffle-{os.geteuid()}"))
-            except OSError as second:
-                raise OSError(f"{error}; {second}") from second
+            except OSError as temporary_error:
+                raise OSError(f"{error}; {temporary_error}") from temporary_error
         yield folder
 
 

@@ -54,8 +54,8 @@ class PrivateFiles(LocalFiles):
 
     async def set(self, key: str, value: Buffer) -> None:
         """Replace a file at once, or not at all."""
-        write = asyncio.get_running_loop().run_in_executor
-        await write(_POOL, replace_file, os.path.join(self.root, key), value.to_bytes())
+        path = os.path.join(self.root, key)
+        await asyncio.get_running_loop().run_in_executor(_POOL, replace_file, path, value.to_bytes())
 
 
 def _write(path: str, data: memoryview) -> None:
