@@ -6,21 +6,11 @@ import functools
 from typing import Any
 
 import dask.array
-import numpy as np
 from distributed import Client
 
 from dshuffle.checks import as_integer
-from dshuffle.planning import row_permutation
-from dshuffle.runtime.row_gather import (
-    ARRAY,
-    Ranges,
-    Source,
-    Wanted,
-    checked_array,
-    even_chunks,
-    gather,
-    workers_of,
-)
+from dshuffle.runtime.row_gather import Source, checked_array, even_chunks, gather, workers_of
+from dshuffle.runtime.row_pieces import ARRAY, destinations
 from dshuffle.store import Dataset
 
 
@@ -78,18 +68,10 @@ def permute(client: Client, data: dask.array.Array | Dataset, seed: int = 0) -> 
     if isinstance(data, Dataset):
         source = Source.of(client, data)
         chunk_rows = even_chunks(data.n_samples, data.row_nbytes, len(source.workers))
-        return gather(client, source, chunk_rows, "permute", functools.partial(_destinations, seed))
+        return gather(client, source, chunk_rows, "permute", functools.partial(destinations, seed))
     array = checked_array(data)
     workers_of(client)
     if array.size == 0:
         return client.persist(array)
-    draw = functools.partial(_destinations, seed)
+    draw = functools.partial(destinations, seed)
     return gather(client, Source.of(client, array), array.chunks[0], "permute", draw)[ARRAY]
-
-
-def _destinations(seed: int, parts: list[Ranges]) -> list[Wanted]:
-    """For each part, the output row of each of its rows."""
-    n_rows = max(last for ranges in parts for _, last in ranges)
-    destinations = np.empty(n_rows, dtype=np.uint32)
-    destinations[row_permutation(n_rows, seed)] = np.arange(n_rows, dtype=np.uint32)
-    return [Wanted(np.concatenate([destinations[first:last] for first, last in ranges])) for ranges in parts]

@@ -14,19 +14,18 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import dask.array
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Future, futures_of, wait
-from numpy.typing import NDArray
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning.grouping import group_by
-from dshuffle.rows import ByteMatrix, RowLayout, gather_rows, scatter_rows
+from dshuffle.rows import RowLayout
 from dshuffle.runtime.cluster_view import check_client, cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
+from dshuffle.runtime.row_pieces import ARRAY, Ranges, Wanted, column_of, merge_pieces, split_rows
 from dshuffle.store import Dataset
 
 GROUP_BYTES = 64 * 2**20
@@ -34,33 +33,7 @@ GROUP_BYTES = 64 * 2**20
 CHUNK_BYTES = 128 * 2**20
 """Maximum bytes in a chunk of a permuted dataset; the same as Dask's default."""
 
-ARRAY = "array"
-"""Name of a Dask array in a row layout."""
-
-Ranges = list[tuple[int, int]]
 Key = Any
-
-
-class Piece(NamedTuple):
-    """Rows sent from one part of the input to one group of output chunks.
-
-    ``rows[offsets[k] : offsets[k + 1]]`` go to rows ``places[offsets[k] : offsets[k + 1]]`` of the group's chunk k.
-    """
-
-    offsets: NDArray[np.int64]
-    places: NDArray[np.uint32]
-    rows: ByteMatrix
-
-
-class Wanted(NamedTuple):
-    """What the output has of one part of the input.
-
-    ``positions`` are rows of the output, and ``sources`` the rows of the part that they get, in ascending order.
-    Without ``sources``, every row of the part is wanted once, in order.
-    """
-
-    positions: NDArray[np.uint32]
-    sources: NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,7 +204,7 @@ def gather(
     layers: dict[str, Mapping[Key, Any]] = {index: {index: (drawing, *arguments)}}
     needs: dict[str, set[str]] = {index: set()}
     for number, part in enumerate(parts):
-        split = functools.partial(_split, ranges=part.ranges, layout=layout, starts=starts, cuts=cuts)
+        split = functools.partial(split_rows, ranges=part.ranges, layout=layout, starts=starts, cuts=cuts)
         to, whole = f"{token}-to-{number}", f"{token}-split-{number}"
         # Not on the part's worker: the whole index would go there.
         layers[to], needs[to] = {to: (operator.getitem, index, number)}, {index}
@@ -242,13 +215,13 @@ def gather(
         needs[whole] = {to}
     results: dict[str, dict[Key, Any]] = {name: {} for name in layout.names}
     for group, (first, last) in enumerate(itertools.pairwise(cuts)):
-        merge = functools.partial(_merge, layout, chunk_rows[first:last])
+        merge = functools.partial(merge_pieces, layout, chunk_rows[first:last])
         whole = f"{token}-merge-{group}"
         pieces = [f"{token}-piece-{number}-{group}" for number in range(len(parts))]
         layers[whole] = _pinned({whole: (merge, pieces)}, workers[group * len(workers) // n_groups])
         needs[whole] = set(layers) - {whole}
         for (name, _, shape), chunk in itertools.product(layout.fields, range(first, last)):
-            column = functools.partial(_column, layout, name, chunk - first)
+            column = functools.partial(column_of, layout, name, chunk - first)
             results[name][(columns[name], chunk, *(0 for _ in shape))] = (column, whole)
     merges = set(layers)
     for name, tasks in results.items():
@@ -276,74 +249,3 @@ def gather(
 def _pinned(tasks: dict[Key, Any], worker: str) -> MaterializedLayer:
     # If the worker is lost, any other worker may run the tasks.
     return MaterializedLayer(tasks, annotations={"workers": [worker], "allow_other_workers": True})
-
-
-def _split(
-    wanted: Wanted,
-    source: list[NDArray[Any]] | Dataset,
-    *,
-    ranges: Ranges,
-    layout: RowLayout,
-    starts: NDArray[np.int64],
-    cuts: list[int],
-) -> list[Piece]:
-    """Pack the rows of a part, one piece per group of output chunks."""
-    if isinstance(source, Dataset):
-        [(first, last)] = ranges
-        ids, wanted = _only_wanted(wanted, last - first)
-        chunks = [layout.empty(len(ids))]
-        source.read_into(chunks[0], np.arange(len(ids)), first + ids)
-    else:
-        chunks = [_as_rows(chunk, layout) for chunk in source]
-    bounds = list(itertools.accumulate((len(chunk) for chunk in chunks), initial=0))
-    targets = np.searchsorted(starts, wanted.positions, side="right") - 1
-    # Ascending within each target, so that rows from the same chunk are contiguous.
-    order, offsets = group_by(targets, len(starts) - 1)
-    pieces = []
-    for first, last in itertools.pairwise(cuts):
-        own = offsets[first : last + 1] - offsets[first]
-        chosen = order[offsets[first] : offsets[last]]
-        places = wanted.positions[chosen] - np.repeat(starts[first:last], np.diff(own)).astype(np.uint32)
-        rows = layout.empty(len(chosen))
-        if wanted.sources is not None:
-            chosen = wanted.sources[chosen].astype(np.int64)
-        for begin, end in itertools.pairwise(own.tolist()):
-            within = np.searchsorted(chosen[begin:end], bounds) + begin
-            for chunk, start, (low, high) in zip(chunks, bounds, itertools.pairwise(within.tolist()), strict=False):
-                gather_rows(chunk, chosen[low:high] - start, rows[low:high])
-        pieces.append(Piece(own, places, rows))
-    return pieces
-
-
-def _only_wanted(wanted: Wanted, n_rows: int) -> tuple[NDArray[np.int64], Wanted]:
-    """The rows of a part that the output has at all, and what the output has of them."""
-    if wanted.sources is None:
-        return np.arange(n_rows), wanted
-    flags = np.zeros(n_rows, np.bool_)
-    flags[wanted.sources] = True
-    numbers = (np.cumsum(flags) - 1).astype(np.uint32)
-    return np.flatnonzero(flags), Wanted(wanted.positions, numbers[wanted.sources])
-
-
-def _as_rows(chunk: NDArray[Any], layout: RowLayout) -> ByteMatrix:
-    # When Dask merges chunks, their byte order becomes native even if the dtype says otherwise. Any other cast fails.
-    chunk = chunk.astype(layout.dtype[ARRAY].base, casting="equiv", copy=False)
-    return np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).reshape(len(chunk), layout.nbytes)
-
-
-def _merge(layout: RowLayout, chunk_rows: Sequence[int], pieces: list[Piece]) -> list[ByteMatrix]:
-    """Merge the pieces of all parts into the chunks of one group."""
-    chunks = []
-    for number, n_rows in enumerate(chunk_rows):
-        rows = layout.empty(n_rows)
-        for offsets, places, arrived in pieces:
-            piece = slice(offsets[number], offsets[number + 1])
-            scatter_rows(rows, places[piece], arrived[piece])
-        chunks.append(rows)
-    return chunks
-
-
-def _column(layout: RowLayout, name: str, number: int, chunks: list[ByteMatrix]) -> NDArray[Any]:
-    stored, encoding = layout.column(chunks[number], name), layout.encoding(name)
-    # A dataset with several arrays needs a copy here: a view would keep the bytes of the other arrays in memory.
-    return np.ascontiguousarray(stored) if encoding is None else encoding.decode(stored, name)

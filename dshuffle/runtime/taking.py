@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import dask.array
@@ -12,17 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.grouping import group_by
-from dshuffle.runtime.row_gather import (
-    ARRAY,
-    Ranges,
-    Source,
-    Wanted,
-    checked_array,
-    even_chunks,
-    gather,
-    workers_of,
-)
+from dshuffle.runtime.row_gather import Source, checked_array, even_chunks, gather, workers_of
+from dshuffle.runtime.row_pieces import ARRAY, requested
 from dshuffle.store import Dataset
 
 MOST_ROWS = 2**32
@@ -83,7 +73,7 @@ def take(client: Client, data: dask.array.Array | Dataset, indices: ArrayLike, a
             raise InvalidParameter.of("indices", indices, "at least one index of a dataset")
         chunk_rows = even_chunks(len(chosen), data.row_nbytes, len(workers))
         [scattered] = client.scatter([chosen], hash=False)
-        return gather(client, Source.of(client, data), chunk_rows, "take", _requested, scattered)
+        return gather(client, Source.of(client, data), chunk_rows, "take", requested, scattered)
     array = checked_array(data)
     axis = as_integer("axis", axis)
     if not -array.ndim <= axis < array.ndim:
@@ -96,7 +86,7 @@ def take(client: Client, data: dask.array.Array | Dataset, indices: ArrayLike, a
     rows = max(array.chunks[0])
     chunk_rows = tuple(min(rows, len(chosen) - first) for first in range(0, len(chosen), rows))
     [scattered] = client.scatter([chosen], hash=False)
-    taken = gather(client, Source.of(client, array), chunk_rows, "take", _requested, scattered)[ARRAY]
+    taken = gather(client, Source.of(client, array), chunk_rows, "take", requested, scattered)[ARRAY]
     return taken if axis == 0 else client.persist(dask.array.moveaxis(taken, 0, axis))
 
 
@@ -120,19 +110,3 @@ def _checked_indices(client: Client, indices: ArrayLike, n_rows: int) -> NDArray
     chosen = array.astype(np.int64)
     chosen[chosen < 0] += n_rows
     return chosen
-
-
-def _requested(parts: list[Ranges], indices: NDArray[np.int64]) -> list[Wanted]:
-    """For each part, the rows of the output that it has, and which of its rows they are."""
-    n_rows = max(last for ranges in parts for _, last in ranges)
-    positions, offsets = group_by(indices, n_rows)
-    found = []
-    for ranges in parts:
-        begins = itertools.accumulate((last - first for first, last in ranges), initial=0)
-        sources = [
-            np.repeat(np.arange(begin, begin + last - first), np.diff(offsets[first : last + 1]))
-            for begin, (first, last) in zip(begins, ranges, strict=False)
-        ]
-        own = [positions[offsets[first] : offsets[last]] for first, last in ranges]
-        found.append(Wanted(np.concatenate(own).astype(np.uint32), np.concatenate(sources).astype(np.uint32)))
-    return found

@@ -1,0 +1,39 @@
+"""What a worker process loads, in fresh processes."""
+
+import json
+import subprocess
+import sys
+
+PERMUTED = """
+import json, sys
+import dask.array
+import numpy as np
+from dask.delayed import delayed
+from distributed import Client, futures_of, wait
+import dshuffle
+
+def rows(begin):  # chunks that no function of dask.array makes
+    return np.arange(begin, begin + 10)
+
+def loaded():
+    return sorted(sys.modules)
+
+with Client(processes=True, n_workers=2, threads_per_worker=1, dashboard_address=":0") as client:
+    chunks = [dask.array.from_delayed(delayed(rows)(10 * k), (10,), np.dtype(int)) for k in range(4)]
+    whole = dask.array.concatenate(chunks)
+    permuted = dshuffle.permute(client, whole, 1)
+    wait(permuted)
+    result = np.concatenate(client.gather(futures_of(permuted)))
+    assert result.tolist() == dshuffle.row_permutation(40, 1).tolist()
+    print(json.dumps(client.run(loaded)))
+"""
+
+
+def test_an_exchange_in_memory_loads_no_formats_and_no_tables():
+    ran = subprocess.run([sys.executable, "-c", PERMUTED], capture_output=True, text=True, check=True)
+    loaded = json.loads(ran.stdout.splitlines()[-1])
+    assert len(loaded) == 2
+    for modules in loaded.values():
+        assert "dshuffle.runtime.row_pieces" in modules
+        absent = {"dask.array", "zarr", "pandas", "scipy.sparse", "sklearn", "xarray", "bokeh"}
+        assert not absent & set(modules)
