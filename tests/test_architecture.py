@@ -229,6 +229,7 @@ def test_the_table_of_names_is_what_type_checkers_see(package):
     assert seen == {(home, name) for name, home in lazy._HOMES.items()}
     for name in lazy.__all__:
         assert getattr(lazy, name) is not None
+        assert f"{package}.{name}" not in MODULES, "the module would take the place of the name once it is imported"
 
 
 def test_public_names_exist():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.runtime.measure.probe import measure_cluster as measure_cluster
     from dshuffle.runtime.partition import Partition as Partition
     from dshuffle.runtime.permutation import permute as permute
-    from dshuffle.runtime.retrying import retrying as retrying
+    from dshuffle.runtime.retries import retrying as retrying
     from dshuffle.runtime.session_spec import PerRank as PerRank
     from dshuffle.runtime.session_widget import watch as watch
     from dshuffle.runtime.shuffler import Shuffler as Shuffler
@@ -30,7 +30,7 @@ _HOMES = {
     "gathered": "dshuffle.runtime.epoch",
     "measure_cluster": "dshuffle.runtime.measure.probe",
     "permute": "dshuffle.runtime.permutation",
-    "retrying": "dshuffle.runtime.retrying",
+    "retrying": "dshuffle.runtime.retries",
     "take": "dshuffle.runtime.taking",
     "watch": "dshuffle.runtime.session_widget",
 }

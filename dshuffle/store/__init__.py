@@ -16,6 +16,10 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store.description import describe as describe
     from dshuffle.store.open import as_dataset as as_dataset
     from dshuffle.store.open import open_dataset as open_dataset
+    from dshuffle.store.sharding_arrays import read_broadcast as read_broadcast
+    from dshuffle.store.sharding_arrays import read_sharding as read_sharding
+    from dshuffle.store.sharding_arrays import stored_shardings as stored_shardings
+    from dshuffle.store.sharding_arrays import write_sharding as write_sharding
     from dshuffle.store.shuffled_copy import shuffle_dataset as shuffle_dataset
     from dshuffle.store.sources import read_ratings as read_ratings
     from dshuffle.store.sources import read_sources as read_sources
@@ -23,10 +27,6 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.store.sources.source import watched as watched
     from dshuffle.store.sources.zarr_nodes import read_array as read_array
     from dshuffle.store.stored_array import ArrayInfo as ArrayInfo
-    from dshuffle.store.stored_shardings import read_broadcast as read_broadcast
-    from dshuffle.store.stored_shardings import read_sharding as read_sharding
-    from dshuffle.store.stored_shardings import stored_shardings as stored_shardings
-    from dshuffle.store.stored_shardings import write_sharding as write_sharding
     from dshuffle.store.verify import VerifyReport as VerifyReport
     from dshuffle.store.verify import verify_dataset as verify_dataset
 
@@ -42,15 +42,15 @@ _HOMES = {
     "describe": "dshuffle.store.description",
     "open_dataset": "dshuffle.store.open",
     "read_array": "dshuffle.store.sources.zarr_nodes",
-    "read_broadcast": "dshuffle.store.stored_shardings",
+    "read_broadcast": "dshuffle.store.sharding_arrays",
     "read_ratings": "dshuffle.store.sources",
-    "read_sharding": "dshuffle.store.stored_shardings",
+    "read_sharding": "dshuffle.store.sharding_arrays",
     "read_sources": "dshuffle.store.sources",
     "shuffle_dataset": "dshuffle.store.shuffled_copy",
-    "stored_shardings": "dshuffle.store.stored_shardings",
+    "stored_shardings": "dshuffle.store.sharding_arrays",
     "verify_dataset": "dshuffle.store.verify",
     "watched": "dshuffle.store.sources.source",
-    "write_sharding": "dshuffle.store.stored_shardings",
+    "write_sharding": "dshuffle.store.sharding_arrays",
 }
 __all__ = sorted(_HOMES)
 
