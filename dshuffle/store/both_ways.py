@@ -111,7 +111,7 @@ def _on(store: Store, source: StoredArray) -> StoredArray:
     """Return the same array on another store."""
     assert source.direct is not None
     stored = source.array.async_array
-    array = type(source.array)(AsyncArray(stored.metadata, StorePath(store, stored.path), stored.config))
+    array = type(source.array)(AsyncArray(stored.metadata, StorePath(store, stored.path)))
     return dataclasses.replace(source, array=array, direct=dataclasses.replace(source.direct, store=store))
 
 

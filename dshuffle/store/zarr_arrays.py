@@ -11,6 +11,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, Crc32cCodec
+from zarr.core.array_spec import ArrayConfigParams
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import StorePath
@@ -19,6 +20,10 @@ from dshuffle.store.reader import run_bounded
 
 Slab = tuple[zarr.Array[Any], slice, NDArray[Any]]
 """An array, consecutive rows of it, and their values."""
+
+
+CONFIG: ArrayConfigParams = {"write_empty_chunks": True}
+"""Chunks of zeros are written too, so that a missing chunk is known to be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,7 @@ class NewArray:
             filters=(),
             serializer=BytesCodec(),
             compressors=(Crc32cCodec(),),
-            # Chunks of zeros are written too, so that a missing chunk is known to be lost.
-            config={"write_empty_chunks": True},
+            config=CONFIG,
         )
 
 
@@ -79,8 +83,7 @@ def create_arrays(group: zarr.Group, arrays: Mapping[str, NewArray]) -> dict[str
     async def copy(name: str, first: zarr.Array[Any]) -> None:
         for key, document in first.metadata.to_buffer_dict(default_buffer_prototype()).items():
             await group.store.set(f"{name}/{key}", document)
-        config = first.async_array.config
-        created[name] = type(first)(zarr.AsyncArray(first.metadata, StorePath(group.store, name), config))
+        created[name] = type(first)(zarr.AsyncArray(first.metadata, StorePath(group.store, name), CONFIG))
 
     sync(run_bounded(((0, partial(copy, name, first)) for name, first in copies.items()), 1))
     return created
