@@ -5,6 +5,7 @@ The oracle is a whole pass of a new iterator that was never stopped.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 from dataclasses import dataclass, field
@@ -73,7 +74,7 @@ class LoadedIds(Ids):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.items = self.loader(pytest.importorskip("torch.utils.data").DataLoader)
+        self.items = self.loader(importlib.import_module("torch.utils.data").DataLoader)
 
     def loader(self, kind: Any) -> Any:
         samples = list(range(3 * N_SAMPLES + 1))
@@ -93,7 +94,6 @@ class Batches(Ids):
     mode: str = "drop"
 
     def __post_init__(self) -> None:
-        pytest.importorskip("torch", reason="PyTorch is not installed")
         self.positioned = partition().to_torch(BATCH_SIZE, mode=self.mode, arrays=("y",))
 
     def __iter__(self) -> Any:
@@ -105,7 +105,7 @@ class LoadedBatches(Batches):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        data = pytest.importorskip("torch.utils.data")
+        data = importlib.import_module("torch.utils.data")
         self.loader = data.DataLoader(self.positioned, batch_size=None)
 
     def __iter__(self) -> Any:
@@ -164,8 +164,15 @@ ITERATORS = {
 }
 
 
-@pytest.fixture(params=ITERATORS)
+def named(name: str) -> Any:
+    """A parameter of tests: all iterators but the bare samplers need PyTorch."""
+    return pytest.param(name, marks=() if name.startswith("sampler") else pytest.mark.torch)
+
+
+@pytest.fixture(params=map(named, ITERATORS))
 def make(request: Any) -> Any:
+    if not request.param.startswith("sampler"):
+        request.getfixturevalue("torch")
     return ITERATORS[request.param]
 
 
@@ -266,7 +273,7 @@ def test_a_loop_of_epochs_as_scripts_have_it(make):
     assert seen == [(epoch, item) for epoch in range(EPOCH, EPOCH + 3) for item in whole(make, epoch)]
 
 
-@pytest.mark.parametrize("make", [Ids, Batches], ids=["sampler", "to_torch"])
+@pytest.mark.parametrize("make", [named("sampler"), named("to_torch, drop")], indirect=True)
 def test_the_end_of_an_epoch_differs_from_every_start(make):
     _, given, at_end = stopped(make, None)
     count = {Ids: "yielded", Batches: "batch"}[make]
@@ -279,7 +286,7 @@ def test_the_end_of_an_epoch_differs_from_every_start(make):
         make().load({**at_end, count: len(given) + 1})
 
 
-@pytest.mark.parametrize("make", [Ids, Batches], ids=["sampler", "to_torch"])
+@pytest.mark.parametrize("make", [named("sampler"), named("to_torch, drop")], indirect=True)
 def test_an_earlier_iteration_that_is_still_open_changes_nothing(make):
     expected = whole(make, EPOCH)
     iterator, given, _ = stopped(make, 0)

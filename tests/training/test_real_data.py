@@ -160,8 +160,7 @@ def test_parameter_server_and_estimator_on_a_cluster(threads, digits):
 
 
 @pytest.mark.slow
-def test_torch_ddp(processes, digits):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+def test_torch_ddp(processes, digits, torch):
     ddp = importlib.import_module("dshuffle.training.torch_ddp")
     train, test = digits
 

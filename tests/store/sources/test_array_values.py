@@ -148,8 +148,7 @@ def test_dtypes_of_other_libraries(tmp_path: Path, name: str) -> None:
             dshuffle.create_dataset(tmp_path / "d", {"x": value})
 
 
-def test_tensors_that_numpy_cannot_hold(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+def test_tensors_that_numpy_cannot_hold(tmp_path: Path, torch: Any) -> None:
     for value, words in {
         torch.ones(3, dtype=torch.bfloat16): r"its dtype is bfloat16.*float32: \.float\(\)",
         torch.ones(3, requires_grad=True): r"NumPy cannot convert this Tensor.*detach\(\)",
