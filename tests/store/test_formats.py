@@ -105,8 +105,8 @@ def v3_options(draw: st.DrawFn, layout: Layout) -> dict[str, Any]:
     elif draw(RARELY):
         compressors.append(draw(st.sampled_from(EXTENSIONS)))
     options: dict[str, Any] = {"order": draw(st.sampled_from("CF")), "write_empty_chunks": draw(st.booleans())}
-    # Zarr before 3.2 cannot write numcodecs or structs into shards.
-    unshardable = dtype.fields or any(hasattr(codec, "codec_config") for codec in [*filters, *compressors])
+    # Zarr before 3.2 cannot write numcodecs, structs or raw bytes into shards.
+    unshardable = dtype.kind == "V" or any(hasattr(codec, "codec_config") for codec in [*filters, *compressors])
     if unshardable or not draw(st.booleans()):
         return {"filters": filters, "serializer": serializer, "compressors": compressors, "config": options}
     sharding = ShardingCodec(

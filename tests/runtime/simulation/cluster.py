@@ -134,6 +134,7 @@ class SimulatedCluster:
         process = self.processes[address] = Process(address)
         self.workers[address] = SimpleNamespace(
             address=address, status=Status.running, plugins={}, handlers=process.handlers, process=process,
+            nanny=None,
             memory_manager=SimpleNamespace(memory_limit=0, memory_pause_fraction=False),
             monitor=SimpleNamespace(get_process_memory=lambda: 0),
             scheduler=Rpc(self, process, SCHEDULER), rpc=lambda target: Rpc(self, process, target),
