@@ -19,7 +19,7 @@ PACKAGE = Path(dshuffle.__file__).parent
 ROWS = [
     {"redaction"},
     {"errors"},
-    {"checks", "kernels", "notebook", "private_files", "process_exit", "times", "units", "unnamed_file"},
+    {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "times", "units", "unnamed_file"},
     {"encodings"},
     {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},

@@ -5,8 +5,9 @@ The names below load on first use, so that a worker does not load what only a cl
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from dshuffle.lazy_names import loader
 
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.runtime.collective import Group as Group
@@ -36,9 +37,4 @@ _HOMES = {
 }
 __all__ = sorted(_HOMES)
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(importlib.import_module(_HOMES[name]), name)
-    return value
+__getattr__ = loader(__name__, _HOMES)

@@ -1,6 +1,7 @@
 """How the stored bytes of a chunk become rows, read from the metadata document of the array.
 
-The document is what the Zarr specifications define: the attributes of zarr's classes change between releases. A
+The document, as zarr writes it, is what the Zarr specifications define: the attributes of zarr's classes change
+between releases. A
 document is understood only if every field of it is. Zarr itself reads all other arrays.
 """
 

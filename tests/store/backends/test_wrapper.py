@@ -62,7 +62,6 @@ def test_ranges_and_lists_pass_through_get():
         assert first.to_bytes() == bytes([2, 3])
         assert store.keys == ["a", "a"]
     assert not inspect.getattr_static(store, "_supports_sync_io")
-    assert issubclass(Wrapper, WrapperStore)
 
 
 @pytest.fixture
