@@ -1,13 +1,15 @@
 """Compare the two ways to read a chunk: with zarr, and with dshuffle's own reader.
 
-A dataset compares one chunk of each array in every process that reads it, before the first read. Verification compares
-all chunks. A difference is an error: other chunks may differ for the same reason.
+A dataset compares one chunk of each array in every process that reads it, before the first read. A table may have
+hundreds of columns with the same metadata; eight of them are compared. Verification compares all chunks. A difference
+is an error: other chunks may differ for the same reason.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -22,6 +24,9 @@ from dshuffle.errors import CorruptChunk, DatasetError, ReadersDiffer
 from dshuffle.store.reader import cost, run_bounded
 from dshuffle.store.stored_array import StoredArray
 
+#: Number of arrays with the same metadata document of which a chunk is compared.
+_ALIKE = 8
+
 
 class FirstReads:
     """Comparison of one chunk of each array of a dataset, in one process.
@@ -34,11 +39,11 @@ class FirstReads:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._compared: set[str] = set()
+        self._compared: dict[str, set[str]] = {}  # metadata document -> names of arrays
         self._lock = threading.Lock()
 
     def compare(self, chunks: Iterable[tuple[StoredArray, int]], memory_budget: int) -> None:
-        """Compare a chunk of each array of which no chunk was compared before.
+        """Compare a chunk of each array of which no chunk was compared before, of at most eight arrays of a kind.
 
         Parameters
         ----------
@@ -55,15 +60,20 @@ class FirstReads:
             If the store cannot be reached.
         """
         with self._lock:
-            jobs = [
-                (2 * cost(source.chunk_nbytes), self._job(source, chunk))
-                for source, chunk in chunks
-                if source.direct is not None and source.name not in self._compared
-            ]
+            jobs = []
+            n_chosen: Counter[str] = Counter()
+            for source, chunk in chunks:
+                if source.direct is None:
+                    continue
+                kind = source.direct.chunk_format.document
+                compared = self._compared.setdefault(kind, set())
+                if source.name not in compared and len(compared) + n_chosen[kind] < _ALIKE:
+                    n_chosen[kind] += 1
+                    jobs.append((2 * cost(source.chunk_nbytes), self._job(source, chunk, compared)))
             if jobs:
                 sync(run_bounded(jobs, memory_budget))
 
-    def _job(self, source: StoredArray, chunk: int) -> Callable[[], Awaitable[None]]:
+    def _job(self, source: StoredArray, chunk: int, compared: set[str]) -> Callable[[], Awaitable[None]]:
         async def read_both() -> None:
             bare = _on(self._store, source)
             index = (chunk, *[0] * len(source.info.shape))
@@ -72,7 +82,7 @@ class FirstReads:
             except CorruptChunk:
                 return  # the read that follows reports it, or reads the chunk once its store has recovered
             if await compare(bare, index, expected):
-                self._compared.add(source.name)
+                compared.add(source.name)
 
         return read_both
 

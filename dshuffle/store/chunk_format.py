@@ -11,7 +11,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import google_crc32c
@@ -38,11 +38,15 @@ class ChunkFormat:
         Number of chunks in a shard; 0 if the array is not sharded.
     index_first
         Whether the index is at the start of a shard instead of the end.
+    document
+        What this was read from: the metadata document without the attributes of the user. Equal documents mean equal
+        formats.
     """
 
     decoders: tuple[Decoder, ...]
     shard_chunks: int = 0
     index_first: bool = False
+    document: str = field(default="", repr=False)
 
     @classmethod
     def of(cls, array: Array[Any]) -> ChunkFormat | None:
@@ -61,7 +65,11 @@ class ChunkFormat:
         if not math.prod(array.shape[1:]):
             return None
         document = _document(array)
-        return _v2(document, array) if document["zarr_format"] == 2 else _v3(document, array)
+        chunk_format = _v2(document, array) if document["zarr_format"] == 2 else _v3(document, array)
+        if chunk_format is None:
+            return None
+        kind = {name: value for name, value in document.items() if name != "attributes"}
+        return replace(chunk_format, document=json.dumps(kind, sort_keys=True))
 
 
 def checked(data: Any) -> Any:

@@ -109,7 +109,7 @@ class Dataset(Views):
         An array is read directly if its chunks (inner chunks, if sharded) span all axes except the first, and if its
         metadata contain nothing but little-endian bytes and the codecs crc32c, zstd, gzip and blosc (in Zarr v2: no
         filters, and a compressor of numcodecs). Before the first read, a chunk of it is also read with zarr and
-        compared.
+        compared (of at most eight arrays with the same metadata).
         """
         return {name: "zarr" if source.direct is None else "direct" for name, source in self._sources.items()}
 

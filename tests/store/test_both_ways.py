@@ -16,7 +16,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, ZstdC
 from zarr.core.buffer import default_buffer_prototype
 
 from dshuffle.errors import CorruptChunk, ReadersDiffer
-from dshuffle.store import Dataset, create_dataset, open_dataset, verify_dataset
+from dshuffle.store import Dataset, both_ways, create_dataset, open_dataset, verify_dataset
 from dshuffle.store.chunk_format import ChunkFormat
 
 N = 40
@@ -86,6 +86,24 @@ def test_an_array_is_compared_once_and_not_counted_as_traffic(url):
     assert sorted(key for key in fetched if key in ("x/c/0/0", "y/c/0"))[:2] == ["x/c/0/0", "x/c/0/0"]
     assert sum(key == "x/c/3/0" for key in fetched) == 1, "the second view reads without comparing again"
     assert dataset.traffic.requests == 6
+
+
+def test_of_arrays_with_equal_metadata_eight_are_compared(tmp_path, monkeypatch):
+    table = {f"c{i:02}": np.arange(N, dtype="f4") for i in range(20)} | {"y": np.arange(N), "z": np.arange(N) / 2}
+    create_dataset(tmp_path / "d", table, chunk_rows=10)
+    dataset = open_dataset(tmp_path / "d")
+    names: list[str] = []
+    compare = both_ways.compare
+
+    async def noted(source: Any, *args: Any) -> bool:
+        names.append(source.name)
+        return await compare(source, *args)
+
+    monkeypatch.setattr(both_ways, "compare", noted)
+    for ids in ([3], [30, 1]):
+        rows = dataset.read_rows(ids)
+        assert all(np.array_equal(rows[name], table[name][ids]) for name in table)
+    assert sorted(names) == [*(f"c{i:02}" for i in range(8)), "y", "z"]
 
 
 def test_damaged_and_absent_chunks_are_reported_as_before(url):
