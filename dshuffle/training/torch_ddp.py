@@ -45,6 +45,7 @@ def fit_torch_ddp(
     epochs: int,
     batch_size: int,
     loss: Loss = torch.nn.functional.cross_entropy,
+    metric: Loss | None = None,
     seed: int = 0,
     features: str = "x",
     target: str = "y",
@@ -75,13 +76,19 @@ def fit_torch_ddp(
         no rank is left waiting and ``Join`` is not needed. (In ``fit_parameter_server`` it is the number of samples of
         all workers together.)
     loss
-        Function from the model's output and the targets to the mean loss over a mini-batch. If the target array has
-        floats and the model one output for each sample, both have the shape ``(n,)``.
+        Function from the module's output and the targets to the mean loss over a mini-batch. An output that differs
+        from the targets only in axes of length 1, such as ``(n, 1)`` and ``(n,)``, takes their shape. Other shapes
+        that the loss would broadcast are refused.
+    metric
+        Function like ``loss`` that measures the error after each epoch. By default, the error is the fraction of wrong
+        labels if the loss compares class scores with integer labels, and otherwise the mean loss. Set it if the error
+        should be another one, for instance if the loss compares embeddings by their labels.
     seed
         Seed of ``torch.manual_seed``, set before the model is made and, with the rank added, before every epoch.
     features, target
-        Names of arrays in the dataset: ``(q, ...)`` finite floats, and ``(q,)`` integer labels or, with another loss
-        than cross entropy, floats.
+        Names of arrays in the dataset, ``(q, ...)``; floats must be finite. The module and the loss get them with the
+        dtypes of the dataset. Cast features in the module's ``forward`` and targets in the loss, if they need others.
+        Only integer labels become int64, if the loss does not accept them as they are.
     schedule
         Factor on the optimizer's initial learning rates by epoch.
     validate
@@ -100,8 +107,8 @@ def fit_torch_ddp(
     Returns
     -------
     History
-        ``weights`` is the module, in evaluation mode. A point's ``error`` is the fraction of wrong labels over the
-        whole dataset after the epoch, or the mean loss if the target has floats. ``breakdown`` is the time spent in
+        ``weights`` is the module, in evaluation mode. A point's ``error`` is that of the whole dataset after the epoch
+        (see ``metric``). ``breakdown`` is the time spent in
         each phase. PyTorch averages gradients while it still computes others, so ``gradient_exchange`` counts only the
         averaging after the last gradient, and the optimizer's step.
 
@@ -110,8 +117,9 @@ def fit_torch_ddp(
     ImportError
         PyTorch is not installed in this process or on a worker.
     InvalidParameter
-        Two workers are threads of one process, a parameter is out of range, the target does not suit the loss, features
-        are not finite (the message names the sample), or the parameters diverge.
+        Two workers are threads of one process, a parameter is out of range, the loss would broadcast the target or does
+        not accept it (the message names the shapes), features are not finite (the message names the sample), or the
+        parameters diverge.
     WorkerLost
         A worker has left the cluster and was not replaced, or all workers have.
 
@@ -167,7 +175,7 @@ def fit_torch_ddp(
         for number, epoch in recorder.epochs(shuffler, epochs):
             if fit is None:
                 _check_processes(epoch)
-                functions = make_model, make_optimizer, batch_size, loss
+                functions = make_model, make_optimizer, batch_size, loss, metric
                 fit = Fit(uuid.uuid4().hex, epoch.number, *functions, seed, features, target, timeout, state)
             fetched = kept or validate is not None or early_stopping is not None or number == epochs - 1
             errors, counts, seconds, state = _train_epoch(epoch, fit, schedule(number), fetched, kept)

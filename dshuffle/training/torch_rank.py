@@ -39,12 +39,12 @@ try:
     from torch.nn.parallel import DistributedDataParallel
 
     from dshuffle.integrations.torch import tensor_of
+    from dshuffle.training.torch_targets import Comparison, Loss, dtypes_in_notes
 except ImportError as exc:
     raise ImportError(f"dshuffle.training.torch_ddp needs PyTorch: pip install 'dshuffle[torch]' ({exc})") from exc
 
 MakeModel = Callable[[], torch.nn.Module]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class Fit:
     make_optimizer: MakeOptimizer
     batch_size: int
     loss: Loss
+    metric: Loss | None
     seed: int
     features: str
     target: str
@@ -85,6 +86,7 @@ class TrainingState:
     store: Any
     model: Any
     optimizer: Any
+    comparison: Comparison
     first_steps: list[float]
     computed: float = 0.0
     """Time at which the last gradients of the current step were ready."""
@@ -123,8 +125,7 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
     Returns
     -------
     tuple
-        The number of wrong labels after the epoch, or the sum of losses if the target is not a label; the number of
-        samples; and the seconds of each phase.
+        The sum of the metric over all samples after the epoch, the number of samples, and the seconds of each phase.
     """
     partition.mark_trained(0)
     check_names(partition.names, features=fit.features, target=fit.target)
@@ -253,7 +254,8 @@ def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> Non
     # Running statistics are averaged once an epoch instead of being copied from rank 0 in every step.
     model = DistributedDataParallel(fit.make_model(), **{_SYNC_BUFFERS: False})
     optimizer = fit.make_optimizer(model.parameters())
-    seat = TrainingState(store, model, optimizer, [one["lr"] for one in optimizer.param_groups])
+    comparison = Comparison(fit.loss, fit.metric, fit.target)
+    seat = TrainingState(store, model, optimizer, comparison, [one["lr"] for one in optimizer.param_groups])
     # register_comm_hook rejects string annotations, which this module has; a lambda does not have annotations.
     model.register_comm_hook(seat, lambda seat, bucket: average(seat, bucket))
     process.seat, process.number = seat, number
@@ -301,7 +303,6 @@ def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) ->
     positions = [batches.batching.positions(number) for number in range(len(batches))]
     totals = torch.tensor([float(len(one)) for one in positions])
     dist.all_reduce(totals)
-    dtype = next(seat.model.parameters()).dtype
     gathering = computing = exchanging = 0.0
     seat.model.train()
     clock = time.perf_counter()
@@ -310,27 +311,14 @@ def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) ->
         checked(x, y, fit, partition.sample_ids[chosen])
         began = time.perf_counter()
         seat.optimizer.zero_grad()
-        scores, wanted = compared(seat.model(x.to(dtype)), y)
-        # The weight makes the mean over ranks the mean over samples.
-        (fit.loss(scores, wanted) * (len(y) * group.size / total)).backward()
+        with dtypes_in_notes(seat.model, (fit.features, x), (fit.target, y)):
+            # The weight makes the mean over ranks the mean over samples.
+            (seat.comparison.loss(seat.model(x), y) * (len(y) * group.size / total)).backward()
         seat.optimizer.step()
         gathering, computing = gathering + began - clock, computing + seat.computed - began
         clock = time.perf_counter()
         exchanging += clock - seat.computed
     return PhaseSeconds(batches=gathering, forward_backward=computing, gradient_exchange=exchanging)
-
-
-def compared(scores: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the loss compares: scores and labels, or one number and one target of each sample."""
-    if not y.is_floating_point():
-        return scores, y.long()
-    if scores.numel() != y.numel():
-        raise InvalidParameter.because(
-            "make_model",
-            f"the output for {len(y)} samples has the shape {tuple(scores.shape)}",
-            "If the target has floats, it must be one number for each sample.",
-        )
-    return scores.reshape(y.shape), y.to(scores.dtype)
 
 
 def checked(x: torch.Tensor, y: torch.Tensor, fit: Fit, sample_ids: NDArray[np.int64]) -> None:
@@ -339,12 +327,8 @@ def checked(x: torch.Tensor, y: torch.Tensor, fit: Fit, sample_ids: NDArray[np.i
     Raises
     ------
     InvalidParameter
-        Features are not finite (the message names the sample), or the target does not suit the loss.
+        Features or targets are not finite. The message names the sample.
     """
-    labels = fit.loss is torch.nn.functional.cross_entropy
-    if y.is_complex() or y.ndim != 1 or (labels and y.is_floating_point()):
-        allowed = "a 1-D array of integer labels" if labels else "a 1-D array of integer labels or floats"
-        raise InvalidParameter.of("target", fit.target, f"{allowed} (it is {y.ndim}-D, {y.dtype})")
     for parameter, name, values in (("features", fit.features, x), ("target", fit.target, y)):
         finite = torch.isfinite(values).reshape(len(values), -1).all(dim=1)
         if not finite.all():
@@ -355,16 +339,12 @@ def checked(x: torch.Tensor, y: torch.Tensor, fit: Fit, sample_ids: NDArray[np.i
 
 
 def _error(partition: Partition, seat: TrainingState, fit: Fit) -> float:
-    """Number of wrong labels, or the sum of the losses if the target is not a label."""
+    """Sum of the metric over all samples."""
     seat.model.eval()
-    dtype = next(seat.model.parameters()).dtype
     total = 0.0
     with torch.no_grad():
         for batch in partition.batches(EVALUATION_ROWS):
-            y = tensor_of(batch[fit.target])
-            scores, wanted = compared(seat.model.module(tensor_of(batch[fit.features]).to(dtype)), y)
-            if y.is_floating_point():
-                total += float(fit.loss(scores, wanted)) * len(y)
-            else:
-                total += int(torch.count_nonzero(scores.argmax(dim=1) != wanted))
+            x, y = tensor_of(batch[fit.features]), tensor_of(batch[fit.target])
+            with dtypes_in_notes(seat.model, (fit.features, x), (fit.target, y)):
+                total += seat.comparison.error(seat.model.module(x), y)
     return total
