@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +20,41 @@ if TYPE_CHECKING:
 try:
     import torch
     from torch.utils.data import IterableDataset, get_worker_info
+    from torch.utils.data._utils.collate import default_collate_fn_map
 except ImportError as exc:
     raise ImportError(f"PyTorch is not installed ({exc}). Run: pip install 'dshuffle[torch]'") from exc
 
 Batch = dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
 
 
+class BatchDict(dict[str, torch.Tensor]):
+    """A batch of all arrays, with a type of its own by which a ``DataLoader`` that collates batches is recognized."""
+
+
+class BatchTuple(tuple[torch.Tensor, ...]):
+    """A batch of some arrays, with a type of its own for the same reason."""
+
+    __slots__ = ()
+
+
+def _refuse(batches: Sequence[Batch], **_: Any) -> NoReturn:
+    hint = (
+        "The dataset of to_torch() gives batches already, and a DataLoader with a batch_size, which is 1 by default, "
+        "would stack them."
+    )
+    raise InvalidParameter.of("batch_size of the DataLoader", len(batches), "None", hint)
+
+
+# A DataLoader does not tell its dataset that it collates, but looks up here how it collates items of a type.
+default_collate_fn_map.update({BatchDict: _refuse, BatchTuple: _refuse})
+
+
 class PartitionBatches(IterableDataset[Batch]):
     """The samples of a partition in batches of tensors, created by :meth:`dshuffle.Partition.to_torch`.
 
     The dataset is valid within the task that received the partition. Iterate over it, or pass it to a ``DataLoader``
-    with ``batch_size=None`` and ``num_workers=0``: the rows are already in this process's memory.
+    with ``batch_size=None`` and ``num_workers=0``: the rows are already in this process's memory. A ``DataLoader`` that
+    would collate the batches is refused when it is iterated over.
 
     Parameters
     ----------
@@ -84,8 +108,8 @@ class PartitionBatches(IterableDataset[Batch]):
         def batch_at(number: int) -> Batch:
             positions = self.batching.positions(number)
             columns = self._partition.take(positions if order is None else order[positions], self._names)
-            tensors = {name: tensor_of(column) for name, column in columns.items()}
-            return tuple(tensors.values()) if self._as_tuple else tensors
+            tensors = BatchDict({name: tensor_of(column) for name, column in columns.items()})
+            return BatchTuple(tensors.values()) if self._as_tuple else tensors
 
         yield from self._position.iterate(len(self), batch_at)
 

@@ -133,6 +133,28 @@ def test_bad_input(torch):
         next(iter(batches))
 
 
+@pytest.mark.parametrize("arrays", [None, ("x", "y")])
+@pytest.mark.parametrize("options", [{}, {"batch_size": 1}, {"batch_size": 5}, {"batch_size": 5, "drop_last": True}])
+def test_a_loader_that_would_stack_batches_is_refused(torch, arrays, options):
+    batches = partition_of(50).to_torch(5, arrays=arrays)
+    with pytest.raises(InvalidParameter, match=r"batch_size of the DataLoader=\d is not allowed; it must be None"):
+        next(iter(torch.utils.data.DataLoader(batches, **options)))
+
+
+@pytest.mark.parametrize("arrays", [None, ("x", "y")])
+def test_a_loader_gives_the_batches_as_they_are(torch, arrays):
+    batches = partition_of(50).to_torch(5, arrays=arrays)
+    loaded = list(torch.utils.data.DataLoader(batches, batch_size=None))
+    assert len(loaded) == 10
+    for batch, own in zip(loaded, batches, strict=True):
+        assert isinstance(own, dict if arrays is None else tuple)
+        for name in arrays or ("x", "y"):
+            column = name if arrays is None else arrays.index(name)
+            assert torch.equal(batch[column], own[column])
+    own_way = torch.utils.data.DataLoader(batches, batch_size=2, collate_fn=lambda stack: [len(one) for one in stack])
+    assert list(own_way) == [[2, 2]] * 5, "a collate_fn of the user is the user's"
+
+
 def test_other_processes_are_refused(torch, monkeypatch):
     module = importlib.import_module("dshuffle.integrations.torch")
     batches = partition_of().to_torch(2)
