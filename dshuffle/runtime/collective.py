@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from distributed import Worker, get_worker, secede
@@ -20,9 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.errors import ClusterError, InvalidParameter, PeerFailed
 from dshuffle.exchange.comms import end_collective, request_mean
 from dshuffle.runtime.partition import Partition
-from dshuffle.runtime.replies import unwrap
+from dshuffle.runtime.replies import unless, unwrap
+from dshuffle.runtime.session_spec import PLUGIN
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 OFFLOAD_BYTES = 2**20
 """Arrays with more bytes than this in total over all ranks are averaged in a thread, to keep the event loop free."""
@@ -181,10 +183,11 @@ class Group:
 
     async def _request_mean(self, worker: Worker, **message: Any) -> NDArray[Any]:
         collective = self._collective
+        call = request_mean(
+            worker, collective.address, session_id=collective.session_id, number=collective.number, **message
+        )
         try:
-            reply = await request_mean(
-                worker, collective.address, session_id=collective.session_id, number=collective.number, **message
-            )
+            reply = await self._answer_of_rank_0(worker, call)
         except OSError as error:
             raise PeerFailed(f"rank 0 cannot be reached at {collective.address}: {error}") from error
         mean: NDArray[Any] = unwrap(reply, collective.address)["mean"]
@@ -192,12 +195,32 @@ class Group:
 
     async def _end_collective(self, worker: Worker, reason: str) -> None:
         collective = self._collective
+        call = end_collective(
+            worker, collective.address, session_id=collective.session_id, number=collective.number, reason=reason
+        )
         try:
-            await end_collective(
-                worker, collective.address, session_id=collective.session_id, number=collective.number, reason=reason
-            )
+            await self._answer_of_rank_0(worker, call)
         except (OSError, ClusterError):  # rank 0 or its session is gone, so nobody waits there
             return
+
+    async def _answer_of_rank_0(self, worker: Worker, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call to the worker of rank 0.
+
+        Dask tries for half a minute to connect to a worker that is gone. The session knows earlier that it is.
+
+        Raises
+        ------
+        PeerFailed
+            If rank 0 is on another worker now, or the session has been closed.
+        """
+        collective = self._collective
+        error = PeerFailed(f"rank 0 has left {collective.address}, or the session has been closed")
+        plugin: Any = worker.plugins.get(PLUGIN)
+        session = None if plugin is None else plugin.sessions.get(collective.session_id)
+        if session is None:
+            call.close()
+            raise error
+        return await unless(session.addresses.until_left(0, collective.address), call, error)
 
 
 def run_together(

@@ -25,23 +25,30 @@ T = TypeVar("T")
 async def within(seconds: float, call: Awaitable[T]) -> T:
     """Await a call to another process, for some seconds at most.
 
-    ``asyncio.wait_for`` would wait until the cancelled call has ended. But Dask then flushes the connection, which can
-    take forever if the other process is stopped.
-
     Raises
     ------
     TimeoutError
         If the call has not ended.
     """
-    task = asyncio.ensure_future(call)
+    return await unless(asyncio.sleep(seconds), call, TimeoutError(f"no answer within {seconds:g} s"))
+
+
+async def unless(event: Awaitable[object], call: Awaitable[T], error: Exception) -> T:
+    """Await a call to another process, and raise an error if an event comes first.
+
+    ``asyncio.wait_for`` would wait until the cancelled call has ended. But Dask then flushes the connection, which can
+    take forever if the other process is stopped.
+    """
+    task, awaited = asyncio.ensure_future(call), asyncio.ensure_future(event)
     task.add_done_callback(_ignore)
     try:
-        await asyncio.wait([task], timeout=seconds)
+        await asyncio.wait([task, awaited], return_when=asyncio.FIRST_COMPLETED)
     finally:
+        awaited.cancel()
         if not task.done():
             task.cancel()
     if not task.done() or task.cancelled():
-        raise TimeoutError(f"no answer within {seconds:g} s")
+        raise error
     return task.result()
 
 

@@ -120,23 +120,10 @@ class SessionClient:
 
     def end_collective(self, collective: CollectiveId, reason: str) -> None:
         """Fail all ranks that still wait for a mean of a call of :meth:`dshuffle.Epoch.together`."""
-        if not self.connected:
-            return
-        message = {
-            "op": "dshuffle_end_collective",
-            "session_id": collective.session_id,
-            "number": collective.number,
-            "reason": reason,
-        }
-
-        async def proxy() -> None:
-            scheduler: Any = self.client.scheduler
-            await within(PATIENCE, scheduler.proxy(worker=collective.address, msg=message))
-
         try:
-            self.client.sync(proxy)
-        except (OSError, TimeoutError) as error:  # rank 0's worker is gone, so nobody waits there
-            logger.debug("dshuffle: %s could not be told that %s: %s", collective.address, reason, error)
+            self.session("end_collective", number=collective.number, address=collective.address, reason=reason)
+        except ClusterError as error:  # the session is closed, or the client is, so nobody waits
+            logger.debug("dshuffle: the ranks could not be told that %s: %s", reason, error)
 
     async def _patiently(self, op: str, message: dict[str, Any]) -> Any:
         call = asyncio.ensure_future(getattr(self.client.scheduler, op)(**message))

@@ -8,7 +8,9 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client
@@ -16,6 +18,62 @@ from distributed import Client
 from dshuffle import Shuffler
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.runtime.collective import OFFLOAD_BYTES, Collective, CollectiveId, Group, weighted_mean
+from dshuffle.runtime.session_spec import PLUGIN
+from dshuffle.runtime.worker.member_addresses import MemberAddresses
+
+
+DEAD = "tcp://192.0.2.1:1"
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """A group whose rank 0 never answers, the addresses of its session here, and a worker with this session."""
+    calls = []
+
+    async def no_answer(*_, **message):
+        calls.append(message)
+        await asyncio.get_running_loop().create_future()
+
+    for name in ("request_mean", "end_collective"):
+        monkeypatch.setattr(f"dshuffle.runtime.collective.{name}", no_answer)
+
+    def make():
+        addresses = MemberAddresses({0: DEAD, 1: "tcp://192.0.2.2:1"})
+        plugin = SimpleNamespace(sessions={"session": SimpleNamespace(addresses=addresses)})
+        worker = SimpleNamespace(plugins={PLUGIN: plugin})
+        return Group(CollectiveId("session", 1, 2, DEAD), 1), addresses, worker, calls
+
+    return make
+
+
+@pytest.mark.parametrize("change", [{0: "tcp://192.0.2.3:1"}, None], ids=["rank 0 is replaced", "the session is closed"])
+def test_a_rank_does_not_wait_for_a_worker_that_has_left_the_session(elsewhere, change):
+    async def waits():
+        group, addresses, worker, calls = elsewhere()
+        mean = asyncio.create_task(group._request_mean(worker, values=np.ones(2)))
+        failure = asyncio.create_task(group._end_collective(worker, "rank 1 has failed"))
+        await asyncio.sleep(0)
+        addresses.change({1: "tcp://192.0.2.4:1"})  # that of another rank
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(calls) == 2
+        assert not mean.done()
+        assert not failure.done()
+        if change is None:
+            addresses.close()
+        else:
+            addresses.change(change)
+        with pytest.raises(PeerFailed, match=f"rank 0 has left {DEAD}, or the session"):
+            await mean
+        await failure
+
+        with pytest.raises(PeerFailed, match="rank 0 has left"):  # that began after it
+            await group._request_mean(worker, values=np.ones(2))
+        worker.plugins[PLUGIN].sessions.clear()
+        with pytest.raises(PeerFailed, match="rank 0 has left"):
+            await group._request_mean(worker, values=np.ones(2))
+
+    asyncio.run(asyncio.wait_for(waits(), 10))
 
 
 @pytest.fixture
@@ -223,7 +281,13 @@ def test_after_a_worker_was_replaced_all_ranks_start_again(new_processes, small,
             os.kill(os.getpid(), signal.SIGKILL)
         return first + group.mean(np.ones(2))
 
-    with new_processes(3) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+    # Nobody may wait for a connection to the worker that is gone.
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "10m"}),
+        new_processes(3) as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small) as shuffler,
+    ):
         for epoch in shuffler.epochs(2):
             means = within(60, lambda epoch=epoch: epoch.together(dies_once))
             assert [mean.tolist() for mean in means] == [[1000 / 3 + 1] * 2] * 3

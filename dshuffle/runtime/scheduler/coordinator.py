@@ -282,6 +282,17 @@ class Coordinator:
         """The tasks of some calls in an epoch that did not finish, each with its outcome."""
         return self.outcomes.unfinished(epoch, calls, len(self._ranks))
 
+    def end_collective(self, number: int, address: str, reason: str) -> None:
+        """Fail the ranks that wait for a mean at rank 0. If rank 0 has left this address, nobody waits there."""
+        if self.addresses[0] == address:
+            self._spawn(self._end_collective(number, reason))
+
+    async def _end_collective(self, number: int, reason: str) -> None:
+        try:
+            await self.participants.call("end_collective", 0, number=number, reason=reason)
+        except ClusterError as error:  # its worker or the call has ended
+            logger.debug("dshuffle: rank 0 could not be told that %s: %s", reason, error)
+
     def partitions(self) -> Former | None:
         """The partitions on the workers, for a session that takes over; None before the first epoch."""
         begun = self.epoch >= self.machine.first_epoch

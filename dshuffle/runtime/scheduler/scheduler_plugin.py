@@ -104,6 +104,9 @@ class DShuffleScheduler(SchedulerPlugin):
             adopted = sorted(coordinator.machine.adopted)
             return {"adopted": adopted, **changes(scheduler, coordinator.addresses)}
 
+        async def end_collective(session_id: str, **call: Any) -> None:
+            self.coordinator(session_id).end_collective(**call)
+
         async def retiring(address: str) -> Reply:
             """Let other workers take the ranks of a worker that is closing; whether they still need its partitions."""
             for coordinator in self.coordinators.values():
@@ -138,6 +141,7 @@ class DShuffleScheduler(SchedulerPlugin):
             "dshuffle_report": report,
             "dshuffle_members": members,
             "dshuffle_membership": membership,
+            "dshuffle_end_collective": end_collective,
             "dshuffle_retiring": retiring,
             "dshuffle_waiting": waiting,
             "dshuffle_snapshot": snapshot,

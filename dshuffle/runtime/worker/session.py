@@ -21,7 +21,7 @@ from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import DaskNetwork
 from dshuffle.exchange.endpoints import Reply
-from dshuffle.exchange.forwarder import Forwarder, with_forwarders
+from dshuffle.exchange.forwarder import Forwarder
 from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId, rows_per_message
@@ -38,6 +38,7 @@ from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.disk import PartitionOnDisk
 from dshuffle.runtime.worker.epoch_lock import EpochLock
 from dshuffle.runtime.worker.former_partitions import FormerPartitions, RowsHere
+from dshuffle.runtime.worker.member_addresses import MemberAddresses
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.plans import Plans
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
@@ -98,11 +99,11 @@ class WorkerSession:
         self._background: set[asyncio.Task[None]] = set()
 
         settings, layout = spec.settings, dataset.layout
-        self._addresses = with_forwarders(spec.addresses)
+        self.addresses = MemberAddresses(spec.addresses)
         network = DaskNetwork(
             worker,
             spec.session_id,
-            self._addresses,
+            self.addresses,
             serve_here=self.serve,
             acknowledge_here=self.acknowledge,
             shares_memory=settings.shared_memory,
@@ -221,7 +222,7 @@ class WorkerSession:
         """Use the addresses of workers that have taken lost ranks, unless a later order has been carried out."""
         if number > self.number:
             self.number = number
-            self._addresses.update(with_forwarders(addresses))
+            self.addresses.change(addresses)
 
     async def go_on(self, addresses: Mapping[int, str], number: int, last_run: int) -> None:
         """Drop the run that the others have given up while this worker did not answer, and refuse all earlier ones."""
@@ -319,6 +320,7 @@ class WorkerSession:
     async def close(self) -> None:
         """Abort the current run and free everything."""
         parts, self._parts = self._parts, None
+        self.addresses.close()
         if parts is None:
             return
         run, self._run = self._run, None
