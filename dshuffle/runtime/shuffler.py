@@ -423,7 +423,7 @@ class Shuffler:
             # After an error or Ctrl-C, do not wait for the tasks of this epoch.
             self._client.cancel(tasks.futures)
             tasks.clear()
-        self.close()
+        self._close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._calls.connected:
@@ -466,7 +466,20 @@ class Shuffler:
             self._position.tasks.accept(None)
 
     def close(self) -> None:
-        """Free the cache partitions on all workers. Idempotent. The dataset is not changed."""
+        """Free the cache partitions on all workers. Idempotent. The dataset is not changed.
+
+        Waits for the tasks of the current epoch. The log says if some of them did not finish.
+        """
+        try:
+            self._close()
+        except Exception as error:
+            tasks = self._position.tasks
+            if tasks is None or tasks.error is not error:
+                raise
+            notes = "; ".join(getattr(error, "__notes__", []))
+            logger.warning("dshuffle: %s: %s (%s)", type(error).__name__, error, notes)
+
+    def _close(self) -> None:
         if self._closed:
             return
         try:
