@@ -19,6 +19,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, MixingWarning
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_assignment
 from dshuffle.planning.cost import Cluster
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
 from dshuffle.runtime.cluster_view import check_client
@@ -319,11 +320,12 @@ class Shuffler:
         if self._closed:
             raise ClusterError("this Shuffler is closed. Take its state before")
         counts: tuple[int, ...] = ()
+        digest = SampleDigest()
         if self.epoch is not None and not self._position.ended:
             reply = self._calls.session("trained")
             if reply["epoch"] == self.epoch:
-                counts = tuple(reply["trained"])
-        return self._position.state(counts)
+                counts, digest = tuple(reply["trained"]), SampleDigest(*reply["digest"])
+        return self._position.state(counts, digest)
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the state of this session to a checkpoint.
@@ -421,7 +423,7 @@ class Shuffler:
             # After an error or Ctrl-C, do not wait for the tasks of this epoch.
             self._client.cancel(tasks.futures)
             tasks.clear()
-        self.close()
+        self._close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._calls.connected:
@@ -464,7 +466,20 @@ class Shuffler:
             self._position.tasks.accept(None)
 
     def close(self) -> None:
-        """Free the cache partitions on all workers. Idempotent. The dataset is not changed."""
+        """Free the cache partitions on all workers. Idempotent. The dataset is not changed.
+
+        Waits for the tasks of the current epoch. The log says if some of them did not finish.
+        """
+        try:
+            self._close()
+        except Exception as error:
+            tasks = self._position.tasks
+            if tasks is None or tasks.error is not error:
+                raise
+            notes = "; ".join(getattr(error, "__notes__", []))
+            logger.warning("dshuffle: %s: %s (%s)", type(error).__name__, error, notes)
+
+    def _close(self) -> None:
         if self._closed:
             return
         try:
