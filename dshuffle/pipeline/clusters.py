@@ -19,6 +19,7 @@ from distributed.system import MEMORY_LIMIT
 from dshuffle.checks import as_integer
 from dshuffle.compare import connect, local_cluster
 from dshuffle.errors import InvalidParameter
+from dshuffle.runtime.cluster_view import DEFAULT_LOST, LOST_WORKER
 from dshuffle.runtime.waiting import as_seconds, wait_for_workers
 
 Waiting = Callable[[int], None]
@@ -159,14 +160,9 @@ class RunningScheduler:
         return {"kind": "scheduler", **dataclasses.asdict(self)}
 
 
-LOST_WORKER = "distributed.deploy.lost-worker-timeout"
-"""Setting of Dask: time after which a job is submitted again whose worker was lost."""
-
-DEFAULT_LOST = "15s"
-"""Its default, in which the others only wait."""
-
 SOON = "5s"
-"""Its value for batch jobs, unless the user has set another one. A nanny starts a worker again within it."""
+"""Value of ``LOST_WORKER`` for batch jobs, unless the user has set another one. A nanny starts a worker again within
+it. After it, a job whose worker was lost is submitted again."""
 
 SYSTEMS = ("HTCondor", "LSF", "Moab", "OAR", "PBS", "SGE", "SLURM")
 """Batch systems of dask-jobqueue, as its classes begin."""

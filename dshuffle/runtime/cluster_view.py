@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from distributed import Client, Scheduler
+import dask
+from distributed import Client, LocalCluster, Nanny, Scheduler
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, InvalidParameter
@@ -49,6 +50,31 @@ def only_serves(resources: Mapping[str, float] | None) -> bool:
 def is_adaptive(client: Client) -> bool:
     """Whether the cluster of a client scales itself, and so starts new workers in place of lost ones."""
     return getattr(client.cluster, "_adaptive", None) is not None
+
+
+LOST_WORKER = "distributed.deploy.lost-worker-timeout"
+"""Setting of Dask: time after which a cluster ends the job or the nanny of a worker that is away."""
+
+DEFAULT_LOST = "15s"
+"""Its default."""
+
+RESTARTED_WITHIN = "1d"
+"""Its value for local clusters. Their nannies start lost workers again, however long that takes."""
+
+
+def keep_nannies(client: Client) -> None:
+    """Keep a local cluster from ending the nannies that start lost workers again.
+
+    A worker that imports PyTorch on a busy machine needs more than the default of 15 s to come back. Dask reads the
+    setting in this process, when a worker is lost. A value of the user stays, and so does the default for an adaptive
+    cluster, which starts another worker after this time.
+    """
+    cluster = client.cluster
+    if not isinstance(cluster, LocalCluster) or is_adaptive(client):
+        return
+    nannies = all(isinstance(worker, Nanny) for worker in cluster.workers.values())
+    if nannies and dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST:
+        dask.config.set({LOST_WORKER: RESTARTED_WITHIN})
 
 
 def starts_no_more(client: Client) -> str | None:

@@ -22,7 +22,7 @@ from dshuffle.planning.cost import Cluster
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
-from dshuffle.runtime.cluster_view import check_client
+from dshuffle.runtime.cluster_view import check_client, keep_nannies
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_classes
 from dshuffle.runtime.epoch import Epoch, submit_to_all
@@ -234,6 +234,7 @@ class Shuffler:
             self._collectives = itertools.count(1)
             with said("the scheduler and the workers are being set up"):
                 install_plugin(client)
+            keep_nannies(client)
             if min_workers > 1:
                 wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
             with said("a session is being opened: workers are set up, and open the dataset"):

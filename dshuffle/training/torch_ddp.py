@@ -18,7 +18,6 @@ from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_reco
 from dshuffle.training.schedules import CONSTANT, Schedule
 from dshuffle.training.torch_rank import (
     Fit,
-    Loss,
     MakeModel,
     MakeOptimizer,
     NoModelYet,
@@ -29,6 +28,7 @@ from dshuffle.training.torch_rank import (
     train,
     where,
 )
+from dshuffle.training.torch_targets import Loss
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +108,9 @@ def fit_torch_ddp(
     -------
     History
         ``weights`` is the module, in evaluation mode. A point's ``error`` is that of the whole dataset after the epoch
-        (see ``metric``). ``breakdown`` is the time spent in
-        each phase. PyTorch averages gradients while it still computes others, so ``gradient_exchange`` counts only the
-        averaging after the last gradient, and the optimizer's step.
+        (see ``metric``). ``breakdown`` is the time spent in each phase. PyTorch averages gradients while it still
+        computes others, so ``gradient_exchange`` counts only the averaging after the last gradient, and the optimizer's
+        step.
 
     Raises
     ------

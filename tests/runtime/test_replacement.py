@@ -8,14 +8,16 @@ import os
 import signal
 import threading
 import time
+from unittest.mock import create_autospec
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster
+from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, Worker
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter, WorkerLost
+from dshuffle.runtime.cluster_view import keep_nannies
 from dshuffle.runtime.worker.session import WorkerSession
 
 from .conftest import HTTP, OPTIONS, task_that_checks
@@ -308,6 +310,45 @@ def test_a_job_that_ends_is_replaced_by_a_new_one_on_an_adaptive_cluster(small, 
                 samples = within(30, lambda epoch=epoch: client.gather(epoch.map(ids)))
                 assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
             assert lost not in shuffler.addresses
+
+
+LOST_WORKER = "distributed.deploy.lost-worker-timeout"
+
+
+@pytest.mark.parametrize(
+    ("nannies", "adaptive", "before", "after"),
+    [
+        (True, False, "15s", "1d"),
+        (True, False, "20s", "20s"),  # the user's
+        (True, True, "15s", "15s"),  # another worker comes after this time
+        (False, False, "15s", "15s"),
+    ],
+)
+def test_a_local_cluster_keeps_the_nannies_of_lost_workers(monkeypatch, nannies, adaptive, before, after):
+    """Dask reads this setting when a worker is lost, and ends its nanny if it is not back after this time."""
+    client = create_autospec(Client, instance=True)
+    client.cluster = create_autospec(LocalCluster, instance=True)
+    client.cluster.workers = {0: create_autospec(Nanny if nannies else Worker, instance=True)}
+    client.cluster._adaptive = object() if adaptive else None
+    with dask.config.set({LOST_WORKER: before}):
+        keep_nannies(client)
+        assert dask.config.get(LOST_WORKER) == after
+
+
+def test_the_nanny_of_a_slow_worker_brings_it_back(small, ids, within, monkeypatch):
+    """A worker that comes back later than Dask's default allows, which is made short here."""
+    monkeypatch.setattr("dshuffle.runtime.cluster_view.DEFAULT_LOST", "10ms")
+    with (
+        dask.config.set({LOST_WORKER: "10ms"}),
+        LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+        Shuffler(client, small) as shuffler,
+    ):
+        for epoch in shuffler.epochs(3):
+            samples = within(100, lambda epoch=epoch: client.gather(epoch.map(ids)))
+            assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
+            if epoch.number < 2:
+                kill(client, shuffler, 1 + epoch.number)
 
 
 def test_states_are_taken_while_a_worker_is_replaced(cluster, small, within, eventually):

@@ -21,7 +21,6 @@ from dshuffle.runtime.collective import OFFLOAD_BYTES, Collective, CollectiveId,
 from dshuffle.runtime.session_spec import PLUGIN
 from dshuffle.runtime.worker.member_addresses import MemberAddresses
 
-
 DEAD = "tcp://192.0.2.1:1"
 
 
@@ -46,7 +45,9 @@ def elsewhere(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("change", [{0: "tcp://192.0.2.3:1"}, None], ids=["rank 0 is replaced", "the session is closed"])
+@pytest.mark.parametrize(
+    "change", [{0: "tcp://192.0.2.3:1"}, None], ids=["rank 0 is replaced", "the session is closed"]
+)
 def test_a_rank_does_not_wait_for_a_worker_that_has_left_the_session(elsewhere, change):
     async def waits():
         group, addresses, worker, calls = elsewhere()
@@ -204,6 +205,7 @@ def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, i
         for epoch in shuffler.epochs(2):
             with pytest.raises(RuntimeError, match="this one is broken"):
                 within(60, lambda epoch=epoch: epoch.together(fails))
+            epoch.accept()
             assert len(epoch.together(means, 2)) == shuffler.n_workers, "the session goes on"
         assert sum(map(len, client.gather(epoch.map(ids)))) == 1000
 
@@ -221,6 +223,7 @@ def test_nobody_waits_for_a_rank_that_has_returned(request, small, means, within
         for epoch in shuffler.epochs(2):
             with pytest.raises(PeerFailed, match=f"the task of rank {short} has ended"):
                 within(60, lambda epoch=epoch: epoch.together(uneven))
+            epoch.accept()
             assert len(epoch.together(means, 2)) == shuffler.n_workers, "the session goes on"
 
 
@@ -266,6 +269,7 @@ def test_a_worker_is_killed_while_others_wait_for_it(new_processes, small, withi
         epoch = next(shuffler.epochs(2))
         with pytest.raises(WorkerLost, match=f"rank {lost}"):
             within(60, lambda: epoch.together(dies))
+        epoch.accept()
 
 
 @pytest.mark.slow
