@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, SupportsFloat, TypeVar
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, InvalidParameter
 from dshuffle.notebook import html_summary
+from dshuffle.redaction import short_repr
 from dshuffle.report import TrainingPoint
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime import Epoch, Shuffler
@@ -24,8 +25,9 @@ First = TypeVar("First")
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 OnEpoch = Callable[[TrainingPoint], None]
-Validate = Callable[[Model], Mapping[str, float]]
-"""Function from a model to its metrics by name. It runs in the client's process after every epoch."""
+Validate = Callable[[Model], Mapping[str, SupportsFloat]]
+"""Function from a model to its metrics by name: numbers, or arrays or tensors of one number. It runs in the client's
+process after every epoch."""
 
 
 def raises_once(fit: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -239,9 +241,14 @@ class Recorder(Generic[Model]):
         """Record the model after an epoch, and return whether early stopping is due.
 
         ``saved`` is attached to the session in place of the model, if it is given.
+
+        Raises
+        ------
+        InvalidParameter
+            If ``validate`` does not return a number for each metric.
         """
         seconds = time.perf_counter() - self._started
-        validation = {} if self.validate is None else {k: float(v) for k, v in self.validate(model).items()}
+        validation = {} if self.validate is None else numbers_of(self.validate(model))
         point = TrainingPoint(
             epoch=len(self.points), seconds=seconds, error=error, weight_error=weight_error, validation=validation
         )
@@ -271,6 +278,39 @@ class Recorder(Generic[Model]):
             staleness=staleness,
             batch_size=batch_size,
         )
+
+
+def numbers_of(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
+    """Return what a validate function has returned as plain numbers.
+
+    Raises
+    ------
+    InvalidParameter
+        If it is not a mapping from names to one number each.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> numbers_of({"accuracy": np.float32(0.5)})
+    {'accuracy': 0.5}
+    >>> numbers_of({"losses": np.ones(2)})
+    Traceback (most recent call last):
+    dshuffle.errors.InvalidParameter: validate is not allowed: it returned {'losses': array([1., 1.])}. It must return \
+a mapping from the name of each metric to one number.
+    """
+
+    def number(value: Any) -> float:
+        detach = getattr(value, "detach", None)  # PyTorch warns of a tensor that becomes a number with its graph
+        return float(value if detach is None else detach())
+
+    try:
+        return {name: number(value) for name, value in metrics.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise InvalidParameter.because(
+            "validate",
+            f"it returned {short_repr(metrics)}",
+            "It must return a mapping from the name of each metric to one number.",
+        ) from error
 
 
 @contextmanager

@@ -211,6 +211,25 @@ def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, i
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("bad", [0, 2])
+def test_the_workers_log_the_error_of_a_rank_and_not_its_consequences(threads, small, caplog, bad):
+    def fails(partition, group):
+        if group.rank == bad:
+            raise RuntimeError("this one is broken")
+        return group.mean(np.ones(2))
+
+    with Shuffler(threads, small) as shuffler:
+        epoch = next(shuffler.epochs(1))
+        with pytest.raises(RuntimeError, match="this one is broken"):
+            epoch.together(fails)
+        epoch.accept()
+    logged = [record.getMessage() for record in caplog.records if "Compute Failed" in record.getMessage()]
+    assert len(logged) == 1
+    assert f"-{bad}\n" in logged[0]
+    assert "this one is broken" in logged[0]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("cluster", ["threads", "processes"])
 @pytest.mark.parametrize("short", [0, 2])

@@ -18,6 +18,7 @@ from dshuffle.training import (
     linear_regression,
     monitoring,
 )
+from dshuffle.training.fit import Recorder
 from dshuffle.training.linear_regression import local_pass
 from dshuffle.training.monitoring import WorkerSpeeds
 
@@ -122,3 +123,24 @@ def test_the_first_epoch_does_not_make_short_ones_long_enough_to_tell(caplog):
             speeds.add([100.0, 100.0, 10.0], seconds=seconds)
         speeds.warn()
         assert len(caplog.messages) == told
+
+
+def test_metrics_may_be_tensors(torch):
+    weight = torch.tensor([2.0], requires_grad=True)
+    metrics = {"loss": (weight * 3).sum(), "accuracy": torch.tensor(0.25), "count": torch.tensor([7]), "float": 0.5}
+    recorder = Recorder(validate=lambda model: metrics)
+    recorder.add(None, 1.0)
+    [point] = recorder.points
+    assert point.validation == {"loss": 6.0, "accuracy": 0.25, "count": 7.0, "float": 0.5}
+    assert {type(value) for value in point.validation.values()} == {float}
+
+
+@pytest.mark.parametrize("returned", [{"accuracy": np.ones(2)}, {"accuracy": "high"}, {"accuracy": None}, 0.5, None])
+def test_metrics_that_are_no_numbers_are_refused(returned):
+    with pytest.raises(InvalidParameter, match="validate is not allowed: it returned .* must return a mapping"):
+        Recorder(validate=lambda model: returned).add(None, 1.0)
+
+
+def test_a_tensor_of_several_numbers_is_refused(torch):
+    with pytest.raises(InvalidParameter, match=r"'accuracy': tensor\(\[1., 1.\]\)"):
+        Recorder(validate=lambda model: {"accuracy": torch.ones(2)}).add(None, 1.0)

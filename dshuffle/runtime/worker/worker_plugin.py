@@ -36,6 +36,7 @@ from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec, adopted
 from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
 from dshuffle.runtime.worker.session import WorkerSession
+from dshuffle.runtime.worker.task_log import leave_out_consequences
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class DShuffleWorker(WorkerPlugin):
         """Register the handlers, load the kernels, then send a hello to the scheduler."""
         self._worker = worker
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle")
+        leave_out_consequences()
         if worker.nanny:  # it has a process of its own
             end_without_last_collections()
         this, is_set_up = weakref.ref(self), False
