@@ -69,7 +69,11 @@ def train(
         def make_model() -> Any:
             from torch import nn
 
-            layers: list[Any] = []
+            class Floats(nn.Module):
+                def forward(self, rows: Any) -> Any:
+                    return rows.float()
+
+            layers: list[Any] = [Floats()]
             for size, units in itertools.pairwise(sizes[:-1]):
                 layers += [nn.Linear(size, units), nn.BatchNorm1d(units), nn.ReLU()]
             return nn.Sequential(*layers, nn.Linear(*sizes[-2:]))
@@ -89,7 +93,7 @@ def predict(model: Any, rows: Any) -> Any:
     from torch import from_numpy, no_grad
 
     with no_grad():
-        return model(from_numpy(rows).float()).argmax(dim=1).numpy()
+        return model(from_numpy(rows)).argmax(dim=1).numpy()
 
 
 @click.command()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, ParamSpec, SupportsFloat, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, InvalidParameter
@@ -25,7 +25,7 @@ First = TypeVar("First")
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 OnEpoch = Callable[[TrainingPoint], None]
-Validate = Callable[[Model], Mapping[str, SupportsFloat]]
+Validate = Callable[[Model], Mapping[str, Any]]
 """Function from a model to its metrics by name: numbers, or arrays or tensors of one number. It runs in the client's
 process after every epoch."""
 
@@ -280,7 +280,7 @@ class Recorder(Generic[Model]):
         )
 
 
-def numbers_of(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
+def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return what a validate function has returned as plain numbers.
 
     Raises

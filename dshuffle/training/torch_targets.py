@@ -87,7 +87,7 @@ the target in the loss.
         output, targets = form.of(output, targets)
         if self._metric is None and form.labels:
             wrong = int(torch.count_nonzero(output.argmax(dim=1) != targets))
-            return float(wrong) / (targets.numel() // len(targets))
+            return wrong / int(targets[:1].numel())
         return float((self._metric or self._loss)(output, targets)) * len(targets)
 
     def _form(self, output: Any, targets: torch.Tensor) -> Form:

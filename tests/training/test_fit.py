@@ -137,7 +137,7 @@ def test_metrics_may_be_tensors(torch):
 
 @pytest.mark.parametrize("returned", [{"accuracy": np.ones(2)}, {"accuracy": "high"}, {"accuracy": None}, 0.5, None])
 def test_metrics_that_are_no_numbers_are_refused(returned):
-    with pytest.raises(InvalidParameter, match="validate is not allowed: it returned .* must return a mapping"):
+    with pytest.raises(InvalidParameter, match=r"validate is not allowed: it returned .* must return a mapping"):
         Recorder(validate=lambda model: returned).add(None, 1.0)
 
 

@@ -1,7 +1,7 @@
 """Leave the consequences of a failure out of the log of a Dask worker.
 
 Dask logs every task that raises an error, with a traceback. If a rank fails or its worker is lost, the other ranks of
-:meth:`dshuffle.Epoch.together` raise ``PeerFailed``. That says nothing that the cause does not say, and if the worker is
+:meth:`dshuffle.Epoch.together` raise ``PeerFailed``. That error adds nothing to its cause, and if the worker is
 replaced, nothing has failed.
 """
 
