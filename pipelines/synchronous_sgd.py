@@ -69,7 +69,7 @@ def train(
         def make_model() -> Any:
             from torch import nn
 
-            class Floats(nn.Module):
+            class Floats(nn.Module):  # type: ignore[misc]
                 def forward(self, rows: Any) -> Any:
                     return rows.float()
 
