@@ -79,6 +79,11 @@ class DaskNetwork:
         self._host = host() if shares_memory and not worker.address.startswith("inproc:") else ""
         self._unmappable: set[str] = set()
 
+    def close(self) -> None:
+        """Forget the handlers, which refer to the session. Connections belong to the Dask worker, which uses them again."""
+        self._serve_here, self._acknowledge_here = _closed, _ignored
+        self._acknowledgements.close()
+
     def is_local(self, participant: int) -> bool:
         """Whether a participant runs on this worker."""
         return bool(self._addresses[participant] == self._worker.address)
@@ -117,6 +122,14 @@ class DaskNetwork:
     async def _send_acknowledged(self, sender: int, acknowledged: list[tuple[int, ...]]) -> None:
         rpc = self._worker.rpc(self._addresses[sender])
         await rpc.dshuffle_acknowledge(session_id=self._session_id, acknowledged=acknowledged, reply=False)
+
+
+async def _closed(message: MessageId) -> Reply:
+    return {"status": "refused", "reason": "the session was closed", "again": False}
+
+
+def _ignored(message: MessageId) -> None:
+    """Nobody waits for the acknowledgement any more."""
 
 
 async def probe(worker: Worker, address: str, nbytes: int, *, shares_memory: bool) -> NDArray[np.uint8]:

@@ -168,6 +168,11 @@ class Receiver:
             task.cancel()
         self._flows, self._sink, self._mend = {}, None, nothing_to_mend
 
+    async def close(self) -> None:
+        """Abort the run, and forget who is told of it; no run will follow."""
+        await self.abort()
+        self._report, self._open_gate = _nobody_told, _no_gate
+
     def _perform(self, instructions: list[InboxInstruction]) -> None:
         for instruction in instructions:
             match instruction:
@@ -310,6 +315,14 @@ class Receiver:
                 raise ExchangeError(f"{name_of(message.sender)} does not run dshuffle (its reply was {reply!r})")
             if reply["status"] != "later":
                 return reply
+
+
+def _nobody_told(run_id: int, reason: str | None, again: bool) -> None:
+    """Take the place of the function that is told of a run's end."""
+
+
+def _no_gate(run_id: int, gate: int) -> None:
+    """Take the place of the function that opens a gate."""
 
 
 def check_arrays(reply: Reply) -> None:

@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,12 +99,16 @@ class EpochLock:
                 note=functools.partial(self._note_trained, epoch),
                 file=self._file,
             )
+            in_use = ExitStack()
+            if self._file is not None:
+                in_use.enter_context(self._file.in_use())
             self._readers += 1
         started = time.perf_counter()
         try:
             yield partition
         finally:
             partition.close()
+            in_use.close()
             with self._lock:
                 self._training_seconds += time.perf_counter() - started
                 self._readers -= 1
@@ -123,6 +127,11 @@ class EpochLock:
                     return
                 self._no_readers.clear()
             await self._no_readers.wait()
+
+    def close(self) -> None:
+        """Let go of the rows. Tasks that run keep them until they end, and no other task gets them."""
+        with self._lock:
+            self._rows, self._view, self._file = self._layout.empty(0), None, None
 
     def trained(self, epoch: int) -> int:
         """How many samples of the current epoch, or of the one before, were trained on, as far as tasks say so."""

@@ -99,7 +99,7 @@ class WorkerSession:
 
         settings, layout = spec.settings, dataset.layout
         self._addresses = with_forwarders(spec.addresses)
-        network = DaskNetwork(
+        self._network = network = DaskNetwork(
             worker,
             spec.session_id,
             self._addresses,
@@ -330,20 +330,16 @@ class WorkerSession:
         if self._aborted is not None:
             self._aborted.forget()
         self._aborted = None
-        for sender in parts.senders.values():
-            sender.close()
         for task in self._background:
             task.cancel()
-        parts.plans.close()
-        if parts.training is not None:
-            parts.training.cache.close()
         if self._disk is not None:
             await self._disk.settle()
+        await self._jobs.close()
+        await self._reading.close()
+        await parts.close()
+        if self._disk is not None:
             self._disk.close()
-        self._jobs.close()
-        self._reading.close()
-        if parts.server_rows is not None:
-            await self._loop.run_in_executor(None, parts.server_rows.close)
+        self._network.close()
 
     async def serve(self, message: MessageId, *, shared: bool = False) -> Reply:
         """Answer another participant's request for a message. ``shared``: it can map memory of this process."""

@@ -1,0 +1,37 @@
+"""Make something in a thread that has to be closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def made_in_thread(executor: Executor, make: Callable[..., T], *args: Any, close: Callable[[T], None]) -> T:
+    """Call a function in a thread, and close what it returns if the caller is cancelled meanwhile.
+
+    A thread cannot be cancelled. Without this, nobody would have its result, and only the garbage collector would free
+    the files in it.
+
+    Parameters
+    ----------
+    executor
+        Threads.
+    make, *args
+        The function and its arguments.
+    close
+        Called with its result if nobody waits for that any more.
+    """
+    making = executor.submit(make, *args)
+    try:
+        return await asyncio.wrap_future(making)
+    except asyncio.CancelledError:
+        if not making.cancel():  # it has begun
+            made = asyncio.wrap_future(making)
+            await asyncio.wait([made])
+            if made.exception() is None:
+                close(made.result())
+        raise
