@@ -198,6 +198,7 @@ class Receiver:
         """Fetch a message from its sender, or read its rows from the store."""
         future = self._sink
         assert future is not None
+        sink: RowSink | None = None
         first, last = self._flows[message.sender].message(message.sequence)
         try:
             reply = None if read else await self._ask(message)
@@ -224,6 +225,9 @@ class Receiver:
                 # would then free the buffer that the message is being packed into again.
                 if reply["acknowledge"]:
                     await self._network.acknowledge(message)
+        except asyncio.CancelledError:
+            future = sink = None  # the task and the traceback, which has this frame, refer to each other
+            raise
         except (TimeoutError, ExchangeError, OSError) as error:
             if isinstance(error, ChecksumMismatch):
                 await self._touch_cache(self._reading.run(self._mend))

@@ -146,12 +146,18 @@ class WorkerSession:
         if spec.addresses.get(SERVER) == worker.address:
             if budget is not None and training is not None:  # training and serving share the budget
                 budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.cache_directory is not None)
-            server_rows = ServerRows(
-                dataset,
-                budget=budget,
-                window_bytes=settings.window_bytes * spec.shuffle.n_workers,
-                whole=spec.shuffle.choices.coded,
-            )
+            try:
+                server_rows = ServerRows(
+                    dataset,
+                    budget=budget,
+                    window_bytes=settings.window_bytes * spec.shuffle.n_workers,
+                    whole=spec.shuffle.choices.coded,
+                )
+            except BaseException:
+                if training is not None:
+                    training.lock.close()
+                    training.cache.close()
+                raise
             senders[SERVER] = sender(SERVER)
         former = None
         if spec.former is not None and rows_here is not None:
