@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dshuffle.emulated_links import emulated
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.acknowledgements import Acknowledgements
+from dshuffle.exchange.arrivals import seconds_since_data
 from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.shared_memory import Place, host, mapped
@@ -87,6 +88,11 @@ class DaskNetwork:
     def is_local(self, participant: int) -> bool:
         """Whether a participant runs on this worker."""
         return bool(self._addresses[participant] == self._worker.address)
+
+    def heard(self) -> dict[int, float]:
+        """Participant -> seconds since bytes came from it, for those that this worker waits for, if it is known."""
+        ages = {who: seconds_since_data(self._worker, address) for who, address in self._addresses.items()}
+        return {who: age for who, age in ages.items() if age is not None}
 
     async def fetch(self, message: MessageId) -> Reply:
         """Request a message. Concurrent requests use separate comms."""

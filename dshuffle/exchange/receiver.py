@@ -45,7 +45,7 @@ class Receiver:
         Called once per run with the run id, ``None`` when everything has arrived or the reason for a failure, and
         whether another run may succeed.
     timeout
-        Seconds in which a request must be answered.
+        Seconds in which a request must be answered, since bytes last came from its sender (:meth:`hear`).
     open_gate
         Called with the run id and a gate when all messages that the gate waits for have arrived.
     """
@@ -76,6 +76,7 @@ class Receiver:
         self._towards: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: dict[MessageId, asyncio.Task[None]] = {}
+        self._limits: dict[MessageId, asyncio.Timeout] = {}
         self._touching: set[asyncio.Future[Any]] = set()
         self._arrived: set[tuple[int, int]] = set()  # senders and sequence numbers
         self._stop: Callable[[], bool] = lambda: False
@@ -150,6 +151,13 @@ class Receiver:
         """Fraction of the run's items that have arrived."""
         expected = sum(flow.n_items for sender, flow in self._flows.items() if sender != self._inbox.rank)
         return self.meter.rows / expected if expected else 1.0
+
+    def hear(self, ages: Mapping[int, float]) -> None:
+        """Give senders more time from which bytes came some seconds ago: long messages take long on a slow link."""
+        now = asyncio.get_running_loop().time()
+        for message, limit in self._limits.items():
+            if message.sender in ages and not limit.expired():
+                limit.reschedule(now + self._timeout - ages[message.sender])
 
     def commit(self, run_id: int) -> None:
         """Mark the run as committed."""
@@ -311,10 +319,12 @@ class Receiver:
     async def _answered(self, message: MessageId) -> Reply:
         while True:
             try:
-                async with asyncio.timeout(self._timeout):
+                async with asyncio.timeout(self._timeout) as self._limits[message]:
                     reply = await self._network.fetch(message)
             except TimeoutError as error:
                 raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
+            finally:
+                self._limits.pop(message, None)
             if not isinstance(reply, dict) or "status" not in reply:
                 raise ExchangeError(f"{name_of(message.sender)} does not run dshuffle (its reply was {reply!r})")
             if reply["status"] != "later":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from distributed import Scheduler
@@ -190,6 +190,14 @@ class Coordinator:
                 f"session {self._spec.session_id} refused a vote: it does not come from one of its workers"
             )
         self._perform(self.machine.voted(run_id, participant, vote, self._loop.time()))
+
+    def alive(self, participant: int, secret: str, heard: Mapping[int, float]) -> None:
+        """Note a sign of life of a participant, and from which others it had bytes some seconds ago."""
+        now = self._loop.time()
+        if secret == self._spec.secret and participant in self.machine.participants:
+            self.machine.alive(participant, now)
+            for who, seconds in heard.items():
+                self.machine.alive(who, now - max(0.0, seconds))
 
     def lose(
         self, address: str, reason: str = "has left the cluster and its partition is lost", *, retires: bool = False

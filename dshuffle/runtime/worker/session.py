@@ -201,6 +201,20 @@ class WorkerSession:
         arrived = None if run is None or training is None else training.receiver.arrived
         return {"open": True, "run_id": self._last_run, "arrived": arrived, "vote": None if run is None else run.vote}
 
+    def heard(self) -> dict[int, float] | None:
+        """Participant -> seconds since bytes came from it, as far as it is known; None if no run is under way.
+
+        Requests for messages of these participants get more time.
+        """
+        if self._run is None or self._parts is None:
+            return None
+        heard = self._network.heard()
+        if (training := self._parts.training) is not None:
+            training.receiver.hear(heard)
+            if training.forwarder is not None:
+                training.forwarder.receiver.hear(heard)
+        return heard
+
     async def restore(self, epoch: int) -> None:
         """Read the partition of an epoch from the store, in place of a worker that was lost.
 

@@ -38,6 +38,7 @@ from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
 from dshuffle.runtime.worker.session import WorkerSession
+from dshuffle.runtime.worker.signs_of_life import SignsOfLife
 from dshuffle.store import Dataset
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class DShuffleWorker(WorkerPlugin):
         self.kept = KeptPartitions()
         self.torn_down = False
         self._opening: dict[str, asyncio.Task[None]] = {}
+        self._signs: dict[str, SignsOfLife] = {}
         self._reserved: dict[str, int] = {}  # session -> bytes of its partition
         self._closed: dict[str, int] = {}  # session -> number of the order to close it
         self._executor: ThreadPoolExecutor | None = None
@@ -272,6 +274,8 @@ class DShuffleWorker(WorkerPlugin):
             opening.cancel()
             await asyncio.wait([opening])
         session = self.sessions.pop(session_id, None)
+        if (signs := self._signs.pop(session_id, None)) is not None:
+            signs.close()
         try:
             if session is not None:
                 await session.close()
@@ -341,6 +345,9 @@ class DShuffleWorker(WorkerPlugin):
             async with contextlib.AsyncExitStack() as on_error:
                 on_error.callback(self._release, session_id)
                 on_error.callback(self.kept.close, session_id)
+                participant = SERVER if rank is None else rank
+                signs = SignsOfLife(self._worker, spec, participant, lambda: self._heard(session_id))
+                on_error.callback(signs.close)
                 dataset = await made_in_thread(threads, spec.dataset.open, close=Dataset.close)
                 on_error.callback(dataset.close)
                 spec = spec.with_shuffle(await self._in_thread(with_data, spec.shuffle, dataset))
@@ -360,10 +367,15 @@ class DShuffleWorker(WorkerPlugin):
                     await session.restore(epoch)
                     self.kept.close(session_id)
                 await session.abort(last_run)
-                self.sessions[session_id] = session
+                self.sessions[session_id], self._signs[session_id] = session, signs
                 on_error.pop_all()
         finally:
             self._opening.pop(session_id, None)
+
+    def _heard(self, session_id: str) -> dict[int, float] | None:
+        """From whom bytes came in a session; None if the scheduler does not wait for this worker."""
+        session = self.sessions.get(session_id)
+        return {} if session is None else session.heard()
 
     async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *args)
