@@ -81,7 +81,7 @@ class DaskNetwork:
         self._unmappable: set[str] = set()
 
     def close(self) -> None:
-        """Forget the handlers, which refer to the session. Connections belong to the Dask worker, which uses them again."""
+        """Forget the handlers, which refer to the session. Its connections belong to the Dask worker."""
         self._serve_here, self._acknowledge_here = _closed, _ignored
         self._acknowledgements.close()
 

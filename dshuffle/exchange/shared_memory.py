@@ -113,9 +113,8 @@ class SharedMemory:
         ]
         return [(*_arrays(self._memory, place.first, place), place) for place in places]
 
-
     def close(self) -> None:
-        """Free the memory. Receivers keep what they have mapped, and whoever still has a buffer keeps it. Idempotent."""
+        """Free the memory, but not what receivers have mapped, nor a buffer that is still in use. Idempotent."""
         self._close_fd()
         with contextlib.suppress(BufferError):  # the last buffer takes the memory with it
             self._memory.close()

@@ -239,7 +239,7 @@ class Dataset(Views):
                 yield ids
 
     def close(self) -> None:
-        """Close the store: its files and connections. It is opened again if this object, or a part of it, reads more."""
+        """Close the files and connections of the store. They are opened again if more is read."""
         self._store.close()
 
     def _only(self, name: str) -> Dataset:

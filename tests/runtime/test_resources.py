@@ -47,7 +47,9 @@ def census(folder: str) -> Census:
             continue
         if not target.startswith("socket:"):  # Dask opens and closes those between workers as it likes
             descriptors.append(target.split(":")[0] if target.startswith(("pipe:", "anon_inode:")) else target)
-    maps = [line.split(maxsplit=5)[5].strip() for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line]
+    maps = [
+        line.split(maxsplit=5)[5].strip() for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line
+    ]
     session = ("WorkerSession", "RowFile", "SharedMemory", "CachePartition", "JobQueue", "ServerRows", "KeptPartition")
     kinds = [type(one).__name__ for one in gc.get_objects() if str(type(one).__module__).startswith("dshuffle.")]
     return {
@@ -154,25 +156,28 @@ def test_closed_while_rows_are_exchanged_and_a_task_runs(client, dataset, folder
         return int((partition["x"] >= 0).sum())
 
     def leave() -> None:
-        with pytest.raises(KeyboardInterrupt), Shuffler(client, dataset, cache_directory=folder) as shuffler:
+        with Shuffler(client, dataset, cache_directory=folder) as shuffler:
             for epoch in shuffler.epochs(5):
-                futures = epoch.map(slow)
+                epoch.map(slow)
                 raise KeyboardInterrupt
-        del futures, epoch
+
+    def end() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            leave()
         time.sleep(1)  # tasks that run keep their rows until they end
 
-    unchanged(client, leave)
+    unchanged(client, end)
 
 
 def test_an_error_in_a_task(client, dataset, folder, unchanged, tmp_path) -> None:
-    def end() -> None:
-        place = tmp_path / "run.json"
-        with (
-            pytest.raises(ZeroDivisionError),
-            Shuffler(client, dataset, cache_directory=folder, checkpoint=place) as shuffler,
-        ):
+    def train() -> None:
+        with Shuffler(client, dataset, cache_directory=folder, checkpoint=tmp_path / "run.json") as shuffler:
             for epoch in shuffler.epochs(2):
                 client.gather(epoch.map(fail))
+
+    def end() -> None:
+        with pytest.raises(ZeroDivisionError):
+            train()
 
     unchanged(client, end)
 
@@ -191,7 +196,9 @@ def test_an_exchange_that_is_aborted(client, dataset, folder, unchanged, tmp_pat
         shuffler = Shuffler(client, dataset, delivery="storage", cache_directory=folder)
         for epoch in shuffler.epochs(1):
             client.gather(epoch.map(ids))
-        chunk = next(path for path in (tmp_path / "d.zarr" / "x").rglob("*") if path.is_file() and path.name != "zarr.json")
+        chunk = next(
+            path for path in (tmp_path / "d.zarr" / "x").rglob("*") if path.is_file() and path.name != "zarr.json"
+        )
         chunk.write_bytes(b"")
         with pytest.raises(ExchangeError):
             next(shuffler.epochs(1))

@@ -346,7 +346,8 @@ class Coordinator:
                     self._freed = self._loop.create_task(self._free())
         if self.machine.busy and not self._ticking:
             self._ticking = True
-            self._loop.call_later(TICK, self._tick)
+            # Time does not count as silence where looks are further apart than a third of the heartbeat.
+            self._loop.call_later(min(TICK, self._spec.settings.heartbeat / 6), self._tick)
 
     def _tick(self) -> None:
         self._ticking = False
