@@ -263,8 +263,9 @@ class RowFile:
             self._freed = True
         self.rows = self.rows[:0].copy()
         self._close_file()
-        with contextlib.suppress(BufferError):  # the last array of the rows takes the map with it
+        with contextlib.suppress(BufferError):  # then the last array of the rows takes the map with it
             self._map.close()
+        del self._map
 
 
 def _watch(opened: weakref.ref[RowFile], closed: threading.Event) -> None:

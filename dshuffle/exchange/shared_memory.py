@@ -116,7 +116,7 @@ class SharedMemory:
     def close(self) -> None:
         """Free the memory, but not what receivers have mapped, nor a buffer that is still in use. Idempotent."""
         self._close_fd()
-        with contextlib.suppress(BufferError):  # the last buffer takes the memory with it
+        with contextlib.suppress(BufferError):  # then the last buffer takes the memory with it
             self._memory.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -89,6 +90,62 @@ def test_a_file_that_is_dropped_without_closing_leaves_neither_thread_nor_disk_s
     assert threading.active_count() == before
     assert mapped
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture
+def no_collection():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def left(folder) -> tuple[int, bool]:
+    """Descriptors of files in a folder, and whether one of these is mapped."""
+    names = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sum(name.startswith(str(folder)) for name in names), str(folder) in Path("/proc/self/maps").read_text()
+
+
+def test_closing_frees_all_at_once(tmp_path, no_collection):
+    before = threading.active_count()
+    file = RowFile(LAYOUT, 10, str(tmp_path), memory_limit=2**40)
+    file.cycle = file  # whatever else refers to it
+    assert left(tmp_path) == (2, True)
+    file.close()
+    file.close()
+    assert left(tmp_path) == (0, False)
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    with pytest.raises(OSError, match="has been closed"):
+        file.read(np.array([1]), LAYOUT.empty(1))
+
+
+def test_who_uses_the_file_keeps_it(tmp_path, no_collection):
+    file = RowFile(LAYOUT, 10, str(tmp_path))
+    file.rows[3] = 7
+    with file.in_use(), file.in_use():
+        file.close()
+        rows = LAYOUT.empty(1)
+        file.read(np.array([3]), rows)
+        assert (rows == 7).all()
+        assert left(tmp_path) == (2, True)
+    assert left(tmp_path) == (0, False)
+
+
+def test_an_array_that_somebody_keeps_stays_valid(tmp_path, no_collection):
+    file = RowFile(LAYOUT, 10, str(tmp_path))
+    file.rows[3] = 7
+    row = file.rows[3]
+    file.close()
+    assert (row == 7).all()
+    assert left(tmp_path)[1]
+    del row
+    assert left(tmp_path) == (0, False)
 
 
 def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path, monkeypatch):

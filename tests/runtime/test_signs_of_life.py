@@ -60,7 +60,7 @@ def test_workers_that_give_signs_of_life_are_not_lost(deaf, dataset) -> None:
 
 def test_without_signs_of_life_they_are_lost(deaf, dataset, monkeypatch) -> None:
     monkeypatch.setattr(SignsOfLife, "_give", lambda self: None)
-    with pytest.raises(WorkerLost, match="has not answered for 1.5 s"):
+    with pytest.raises(WorkerLost, match=r"has not answered for 1\.5 s"):
         train(deaf, dataset)
 
 
@@ -160,6 +160,6 @@ def test_bytes_that_arrive_from_a_worker_are_signs_of_its_life(behind_slow_links
     if counts:
         assert train(behind_slow_links, dataset).exchange_seconds > 2 * HEARTBEAT
     else:
-        with pytest.raises(WorkerLost, match="rank 1 .* has not answered for 1.5 s"):
+        with pytest.raises(WorkerLost, match=r"rank 1 .* has not answered for 1\.5 s"):
             train(behind_slow_links, dataset)
     assert any(ages and min(ages.values()) < 0.5 for ages in seen)
