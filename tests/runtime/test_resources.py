@@ -50,7 +50,7 @@ def census(folder: str) -> Census:
     maps = [
         line.split(maxsplit=5)[5].strip() for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line
     ]
-    session = ("WorkerSession", "RowFile", "SharedMemory", "CachePartition", "JobQueue", "ServerRows", "KeptPartition")
+    session = ("WorkerSession", "RowFile", "SharedMemory", "CachePartition", "ServerRows", "KeptPartition")
     kinds = [type(one).__name__ for one in gc.get_objects() if str(type(one).__module__).startswith("dshuffle.")]
     return {
         "descriptors": sorted(descriptors),
