@@ -28,11 +28,11 @@ def seconds_since_data(worker: Worker, address: str) -> float | None:
 
 
 def _age(comm: Any) -> float | None:
-    opened = getattr(getattr(comm, "stream", None), "socket", None)  # only TCP and TLS have one, until they are closed
-    if opened is None or not hasattr(socket, "TCP_INFO"):
+    connection = getattr(getattr(comm, "stream", None), "socket", None)  # of TCP and TLS, until it is closed
+    if connection is None or not hasattr(socket, "TCP_INFO"):
         return None
     try:
-        information = opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     except OSError:  # it has just been closed
         return None
     return float(_INFO.unpack(information)[0]) / 1000 if len(information) == _INFO.size else None

@@ -91,8 +91,8 @@ class DaskNetwork:
 
     def heard(self) -> dict[int, float]:
         """Participant -> seconds since bytes came from it, for those that this worker waits for, if it is known."""
-        ages = {who: seconds_since_data(self._worker, address) for who, address in self._addresses.items()}
-        return {who: age for who, age in ages.items() if age is not None}
+        ages = {participant: seconds_since_data(self._worker, where) for participant, where in self._addresses.items()}
+        return {participant: age for participant, age in ages.items() if age is not None}
 
     async def fetch(self, message: MessageId) -> Reply:
         """Request a message. Concurrent requests use separate comms."""

@@ -305,8 +305,8 @@ class Shuffler:
                     locks.enter_context(checkpoint_lock(place, new=False))
                     locked = locks
                 state = read_checkpoint(state, dataset)
-            found = SessionState.from_dict(state, dataset)
-            return cls(client, dataset, **found.keywords(dataset, options), _resumed=found, _locks=locked)
+            resumed = SessionState.from_dict(state, dataset)
+            return cls(client, dataset, **resumed.keywords(dataset, options), _resumed=resumed, _locks=locked)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this session, for :meth:`resume`. It can be written as JSON.

@@ -66,26 +66,26 @@ def test_a_request_has_its_time_since_bytes_came_last(arrives: bool) -> None:
             return False
 
     async def main() -> str:
-        jobs, told = JobQueue(1, "test"), asyncio.get_running_loop().create_future()
+        jobs, reason = JobQueue(1, "test"), asyncio.get_running_loop().create_future()
         receiver = Receiver(
             Inbox(0, window=1, attempts=1),
             Slow(),
             jobs,
             jobs,
             store=-9,
-            report=lambda run_id, reason, again: told.done() or told.set_result(reason),
+            report=lambda run_id, text, again: reason.done() or reason.set_result(text),
             timeout=0.4,
             open_gate=lambda run_id, gate: None,
         )
         receiver.begin(1, {1: Flow.evenly(0, 2, at_most=2)}, asyncio.get_running_loop().create_future())
-        while not told.done():
+        while not reason.done():
             await asyncio.sleep(0.05)
             receiver.hear({1: 0.05} if arrives else {2: 0.05})
             if not arrives and receiver._inbox.outstanding and receiver._asking == {}:
                 break  # it has given up asking, and reads the rows instead
         await receiver.close()
         await jobs.close()
-        return told.result() if told.done() else "no reply"
+        return reason.result() if reason.done() else "no reply"
 
     threads = threading.active_count()
     said = asyncio.run(main())

@@ -120,7 +120,7 @@ def test_a_checkpoint_is_read_once_nobody_else_writes_it(
         with Shuffler.resume(client, dataset, place) as shuffler:
             assert shuffler.next_epoch == 2
     else:
-        assert dshuffle.retrying(lambda one: one.next_epoch, lambda: client, dataset, checkpoint=place) == 2
+        assert dshuffle.retrying(lambda shuffler: shuffler.next_epoch, lambda: client, dataset, checkpoint=place) == 2
 
 
 def test_a_checkpoint_that_is_not_there_leaves_no_folder(client: Client, dataset: Dataset, place: Path) -> None:

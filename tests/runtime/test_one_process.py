@@ -33,9 +33,9 @@ def dataset() -> Dataset:
 def test_a_shuffler_is_not_copied(client: Client, dataset: Dataset, another: Callable[[object], object]) -> None:
     with Shuffler(client, dataset) as shuffler:
         [epoch] = shuffler.epochs(1)
-        for one in (shuffler, [shuffler]) if another is not copy.copy else (shuffler,):
+        for value in (shuffler, [shuffler]) if another is not copy.copy else (shuffler,):
             with pytest.raises(TypeError, match=r"<Shuffler .*> cannot be copied or pickled: it owns an open session"):
-                another(one)
+                another(value)
         assert client.gather(epoch.map(len)) == [10, 10]  # no copy has closed the session
 
 

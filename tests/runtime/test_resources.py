@@ -43,7 +43,7 @@ def census(folder: str) -> Census:
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
             room += os.stat(f"/proc/self/fd/{name}").st_blocks * 512 if target.startswith(folder) else 0
-        except FileNotFoundError:  # the one that lists the others
+        except FileNotFoundError:  # of the list itself
             continue
         if not target.startswith("socket:"):  # Dask opens and closes those between workers as it likes
             descriptors.append(target.split(":")[0] if target.startswith(("pipe:", "anon_inode:")) else target)
@@ -51,7 +51,7 @@ def census(folder: str) -> Census:
         line.split(maxsplit=5)[5].strip() for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line
     ]
     session = ("WorkerSession", "RowFile", "SharedMemory", "CachePartition", "ServerRows", "KeptPartition")
-    kinds = [type(one).__name__ for one in gc.get_objects() if str(type(one).__module__).startswith("dshuffle.")]
+    kinds = [type(thing).__name__ for thing in gc.get_objects() if str(type(thing).__module__).startswith("dshuffle.")]
     return {
         "descriptors": sorted(descriptors),
         "maps": sorted(name for name in maps if name.startswith((folder, "/memfd:dshuffle"))),
@@ -107,8 +107,8 @@ def unchanged(dataset: Dataset, folder: str) -> Callable[..., None]:
                 client.gather(epoch.map(ids))
             # The census sees what it must not see afterwards.
             used = client.run(census, folder)
-            assert all(one["room"] and one["maps"] and one["threads"] and one["objects"] for one in used.values())
-            assert any("memfd" in name for one in used.values() for name in one["maps"])
+            assert all(now["room"] and now["maps"] and now["threads"] and now["objects"] for now in used.values())
+            assert any("memfd" in name for now in used.values() for name in now["maps"])
         client.run(collect_no_more)
         collect_no_more()
         try:
@@ -133,7 +133,7 @@ def check(client: Client, folder: str, before: dict[str, Census], *, objects: bo
         if address in before:  # else it has come since
             assert now["descriptors"] == before[address]["descriptors"]
     deadline = time.monotonic() + 5
-    while any(one["threads"] for one in client.run(census, folder).values()):
+    while any(now["threads"] for now in client.run(census, folder).values()):
         assert time.monotonic() < deadline, "a thread does not end"
         time.sleep(0.02)
 
@@ -227,7 +227,7 @@ def test_the_client_is_gone(client, dataset, folder, unchanged, eventually) -> N
             return len(dask_worker.plugins["dshuffle"].sessions)
 
         eventually(lambda: not any(client.run(sessions).values()))
-        eventually(lambda: not any(one["objects"] for one in client.run(census, folder).values()))
+        eventually(lambda: not any(now["objects"] for now in client.run(census, folder).values()))
 
     unchanged(client, end)
 

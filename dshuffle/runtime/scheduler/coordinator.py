@@ -196,8 +196,8 @@ class Coordinator:
         now = self._loop.time()
         if secret == self._spec.secret and participant in self.machine.participants:
             self.machine.alive(participant, now)
-            for who, seconds in heard.items():
-                self.machine.alive(who, now - max(0.0, seconds))
+            for sender, seconds in heard.items():
+                self.machine.alive(sender, now - max(0.0, seconds))
 
     def lose(
         self, address: str, reason: str = "has left the cluster and its partition is lost", *, retires: bool = False
