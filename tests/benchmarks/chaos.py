@@ -33,7 +33,7 @@ import numpy as np
 from distributed import Client, Future, LocalCluster
 
 from dshuffle import Dataset, Epoch, Partition, Shuffler, create_dataset
-from dshuffle.errors import ClusterError, ExchangeError
+from dshuffle.errors import ClusterError, ExchangeError, WorkerLost
 
 # Pairwise over assignments, deliveries and caches.
 WAYS: list[dict[str, Any]] = [
@@ -152,6 +152,9 @@ class Chaos:
                             figures[fault].count += 1
                         self.train(shuffler, epoch, fault, gathers)
                     self.check(epochs - 1)
+                    break
+                except WorkerLost as error:  # the session has ended
+                    figures[fault].errors[type(error).__name__] += 1
                     break
                 except (ClusterError, ExchangeError, CancelledError) as error:
                     # All workers are on the previous epoch, or its tasks did not finish. Another attempt goes on.
