@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from .processes import RUNNING_IN
+
 
 class NothingHappensAnyMore(AssertionError):
     """All coroutines wait, and no event will come."""
@@ -29,11 +31,12 @@ class _Selector(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time, for one thread."""
+    """An event loop in virtual time, for one thread. Callbacks of a process that is suspended or slow run later."""
 
     def __init__(self, rng: random.Random) -> None:
         self.now = 0.0
         self.rng = rng
+        self.ends = False  # then nothing is late any longer
         super().__init__(_Selector(self))
         self._threads = SimulatedThreads(self, n_threads=100)
 
@@ -42,6 +45,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         return asyncio.wrap_future((executor or self._threads).submit(func, *args), loop=self)
+
+    def _call_soon(self, callback: Any, args: Any, context: Any) -> Any:
+        process = RUNNING_IN.get() if context is None else context.get(RUNNING_IN)
+        if process is not None and process.is_late(self.now) and not self.ends:
+            return self.call_at(process.runs_at(self.now, self.rng.random), callback, *args, context=context)
+        return super()._call_soon(callback, args, context)  # type: ignore[misc]
 
     def _write_to_self(self) -> None:
         """There is no other thread that could wait in ``select``."""
