@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dshuffle.planning import Choices, Remainder, WorkerHistory
-from dshuffle.runtime.epoch import EpochTasks
+from dshuffle.runtime.epoch_tasks import EpochTasks
 from dshuffle.runtime.session_state import SessionState, pickled, unpickled, write_checkpoint
 from dshuffle.store import Dataset
 

@@ -34,6 +34,7 @@ from dshuffle.runtime.scheduler.instructions import (
     Tell,
 )
 from dshuffle.runtime.scheduler.metrics import count
+from dshuffle.runtime.scheduler.outcomes import TaskOutcomes
 from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.scheduler.replacements import Candidates
 from dshuffle.runtime.scheduler.session_machine import SessionMachine
@@ -101,6 +102,7 @@ class Coordinator:
         self.log: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.links: tuple[LinkFigures, ...] = ()  # of the last exchange
         self.held: dict[int, int] = {}  # samples that each rank holds
+        self.outcomes = TaskOutcomes()
         self._asked_at = 0.0
         self._waiters = Waiters()
         self.follower: Coordinator | None = None  # of a session that takes over from this one
@@ -266,6 +268,10 @@ class Coordinator:
         counts = await asyncio.gather(*map(of, self._ranks))
         return {"epoch": epoch, "trained": list(counts)}
 
+    def unfinished(self, epoch: int, calls: list[int]) -> list[list[Any]]:
+        """The tasks of some calls in an epoch that did not finish, each with its outcome."""
+        return self.outcomes.unfinished(epoch, calls, len(self._ranks))
+
     def partitions(self) -> Former | None:
         """The partitions on the workers, for a session that takes over; None before the first epoch."""
         begun = self.epoch >= self.machine.first_epoch
@@ -327,6 +333,7 @@ class Coordinator:
                     self._go_on_without(who)
                 case Committed(run, replies):
                     self.log.append(self._measures(run, dict(replies)))
+                    self.outcomes.begin(run.epoch)
                     self._waiters.release()
                     count(EpochFigures.of(self.log[-1]))
                 case EpochFailed(error):

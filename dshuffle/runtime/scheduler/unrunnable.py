@@ -19,6 +19,7 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState, WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
+from dshuffle.runtime.scheduler.outcomes import Outcome, TaskOutcomes
 from dshuffle.runtime.task_keys import rank_of_key, session_of_key
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,10 @@ class Session(Protocol):
     @property
     def paused_timeout(self) -> float:
         """Seconds that a task may wait for a paused worker."""
+
+    @property
+    def outcomes(self) -> TaskOutcomes:
+        """What became of its tasks."""
 
 
 @dataclass(slots=True)
@@ -97,6 +102,8 @@ class UnrunnableTasks:
             if session is None or session.ended or worker is None:
                 lost = f"the worker that owned rank {rank_of_key(key)} ({where}) has left the cluster"
                 _fail(task, scheduler, WorkerLost(f"{lost} and its partition is lost. Make a new Shuffler"))
+                if session is not None:
+                    session.outcomes.record(key, Outcome.LOST)
             elif pinned_to != {where}:
                 move_to_rank(key, scheduler, session)
             elif now - waiting.since >= session.paused_timeout:
