@@ -71,7 +71,7 @@ class SimulatedClient(Client):
         work = self.process.spawn(func(*args, **kwargs))
         run = self.simulation.loop.run_until_complete
         run(asyncio.wait([work], timeout=LIMIT))
-        assert work.done(), f"{func} does not end: {self.simulation.waiting_for()}"
+        assert work.done(), f"{func.__qualname__} does not end: {self.simulation.waiting_for()}"
         return work.result()
 
     def map(self, func: Any, *columns: Sequence[Any], key: Sequence[str], **_: Any) -> list[Future]:
@@ -154,8 +154,8 @@ def as_completed(futures: Iterable[Future], loop: Any = None) -> Iterator[Future
     async def first() -> None:
         waiting = [asyncio.ensure_future(future._state.wait()) for future in futures]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for one in waiting:
-            one.cancel()
+        for wait in waiting:
+            wait.cancel()
 
     futures[0].client.sync(first)
     yield from itertools.filterfalse(lambda future: not future.done(), futures)

@@ -34,7 +34,7 @@ from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 from .client import as_completed
 from .network import Network, Stream
-from .processes import tracked
+from .processes import NumberedTask, tracked
 from .scheduler import SimulatedScheduler
 from .virtual_time import ImmediateThreads, SimulatedThreads, VirtualLoop
 from .worker import SimulatedWorker
@@ -175,6 +175,7 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_session_kernels", LOADED_FOR_SESSIONS)
         patch.setattr(Candidates, "may_come", may_come)
         patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
+        patch.setattr(NumberedTask, "numbers", itertools.count())
         patch.setattr(time, "monotonic", loop.time)
         patch.setattr(time, "sleep", sleep)
         names = types.SimpleNamespace(uuid4=lambda: types.SimpleNamespace(hex=f"{next(ids):012}"))

@@ -59,7 +59,7 @@ class Network:
     async def call(self, source: Process, target: str, operation: str, message: dict[str, Any]) -> Any:
         """Call a handler of another process, as Dask does: errors of the connection are OSErrors."""
         sent = pickle.dumps({key: unpacked(value) for key, value in message.items() if key != "reply"})
-        await self.travel(source.address, target)
+        await self.travel(source.address, target, source)
         handler = self.processes[target].handlers.get(operation)
         if handler is None:
             return None
@@ -70,11 +70,11 @@ class Network:
         if work.cancelled():
             raise CommClosedError("the other process has died")
         reply = work.result()
-        await self.travel(target, source.address)
+        await self.travel(target, source.address, source)
         return self._on_the_wire(reply)
 
-    async def travel(self, source: str, target: str) -> None:
-        """Let a message arrive, or not: it may be lost, and processes may be dead, suspended or cut off."""
+    async def travel(self, source: str, target: str, caller: Process) -> None:
+        """Let a message of a call arrive, or not: it may be lost, and processes may be dead, suspended or cut off."""
         await asyncio.sleep(self.latency())
         reliable = self.reliable & {source, target}
         for end in (source, target):
@@ -84,9 +84,9 @@ class Network:
         if source != target and frozenset((source, target)) in self.cut:
             await asyncio.sleep(5)
             raise CommClosedError("cut off")
-        if self.processes[source].dead:
+        if caller.dead:
             await asyncio.get_running_loop().create_future()  # nobody is there to be told
-        if self.processes[target].dead:
+        if self.processes[source].dead or self.processes[target].dead:
             raise CommClosedError("connection refused")
         if not reliable and self.happens("lose"):
             raise CommClosedError("connection reset")

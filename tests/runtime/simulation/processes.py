@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -79,11 +80,26 @@ class Process:
         return due
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """A task whose place in sets depends on its number, not on its address in memory."""
+
+    numbers = itertools.count()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._number = next(self.numbers)
+        super().__init__(*args, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    __eq__ = object.__eq__
+
+
 def tracked(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
     """Task factory that notes in which process a task runs."""
     context = options.get("context")
     process = context.get(RUNNING_IN) if context is not None else RUNNING_IN.get()
-    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
+    task = NumberedTask(work, loop=loop, **options)
     if process is not None:
         process.tasks[task] = None
         task.add_done_callback(process.tasks.pop)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import random
 import sys
 import tempfile
@@ -59,7 +60,7 @@ class World:
             self.cluster.join(name)
         self.scripts = [Script(self, workload) for workload in schedule.workloads]
         self._begun = False
-        self._n_joined = 0
+        self._numbers = itertools.count()
 
     def run(self) -> None:
         """Let the scripts run side by side until they have ended."""
@@ -83,6 +84,10 @@ class World:
         if self.schedule.spare and not self._begun:
             self.loop.create_task(self.cluster.add("spare"))
         self._begun = True
+
+    def new_name(self, kind: str) -> str:
+        """A name of a worker or a task."""
+        return f"{kind}-{next(self._numbers)}"
 
     def pass_time(self, seconds: float) -> None:
         """Do nothing for some time."""
@@ -110,8 +115,7 @@ class World:
         elif fault == "retire" and len(alive) > 2 and (address := rng.choice(alive)) in cluster.scheduler.workers:
             self.loop.create_task(cluster.retire(address, asked=rng.random() < 0.5))
         elif fault == "join" and len(alive) < 6:
-            self._n_joined += 1
-            self.loop.create_task(cluster.add(f"new-{self._n_joined}"))
+            self.loop.create_task(cluster.add(self.new_name("new")))
         elif fault == "stop":
             cluster.workers[rng.choice(alive)].process.stopped_until = now + rng.choice([2, 5, 40])
         elif fault == "slow":
