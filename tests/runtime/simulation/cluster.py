@@ -23,6 +23,7 @@ from distributed import Status
 import dshuffle.exchange.jobs
 import dshuffle.runtime.epoch
 import dshuffle.runtime.open_session
+import dshuffle.runtime.shuffler
 import dshuffle.runtime.worker.plans
 import dshuffle.runtime.worker.server_rows
 import dshuffle.runtime.worker.worker_plugin
@@ -173,6 +174,7 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         # Kernels are loaded once in a process.
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_exchange_kernels", LOADED_FOR_EXCHANGES)
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_session_kernels", LOADED_FOR_SESSIONS)
+        patch.setattr(dshuffle.runtime.shuffler, "said", lambda _: contextlib.nullcontext())  # it has a thread
         patch.setattr(Candidates, "may_come", may_come)
         patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
         patch.setattr(NumberedTask, "numbers", itertools.count())

@@ -66,7 +66,9 @@ class Network:
         work = self.processes[target].spawn(handler(**pickle.loads(sent)))
         if not message.get("reply", True):
             return None
-        await asyncio.wait([work])
+        ended = self.loop.create_future()
+        work.add_done_callback(lambda _: ended.cancelled() or ended.set_result(None))
+        await ended
         if work.cancelled():
             raise CommClosedError("the other process has died")
         reply = work.result()

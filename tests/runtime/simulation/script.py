@@ -304,7 +304,7 @@ class Script:
     async def _nested(self, worker: SimulatedWorker, mistaken: bool) -> None:
         """Let another task run, and wait for it without a thread of the worker, as Dask does."""
         name = self.world.new_name("nested")
-        [future] = self.world.client_of_tasks.submit_tasks({name: (_inner, mistaken)}, {name: [worker.address]})
+        [future] = self.world.client_on(worker).submit_tasks({name: (_inner, mistaken)}, {name: [worker.address]})
         worker.threads.release()
         try:
             await future._result()

@@ -13,12 +13,15 @@ rank that trains on it without faults. Every call of the client ends, and after 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import gc
 import itertools
 import random
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from dshuffle.planning import Choices, ShuffleSpec
@@ -31,6 +34,7 @@ from .datasets import N_SAMPLES, Store
 from .schedule import CHANGES, EPOCHS, MISTAKES, RATES, STRIKES, WAYS, Schedule
 from .script import Script, Trained
 from .virtual_time import VirtualLoop
+from .worker import SimulatedWorker
 
 
 class World:
@@ -55,7 +59,7 @@ class World:
         rates = {fault: RATES[fault] * self.rng.choice([0.3, 1, 3]) for fault in sorted(schedule.faults & RATES.keys())}
         self.cluster = SimulatedCluster(loop, rates, seen)
         self.client = SimulatedClient(self.cluster, "client")
-        self.client_of_tasks = SimulatedClient(self.cluster, "client-of-tasks")
+        self._clients: dict[str, SimulatedClient] = {}
         for name in range(schedule.n_workers):
             self.cluster.join(name)
         self.scripts = [Script(self, workload) for workload in schedule.workloads]
@@ -84,6 +88,13 @@ class World:
         if self.schedule.spare and not self._begun:
             self.loop.create_task(self.cluster.add("spare"))
         self._begun = True
+
+    def client_on(self, worker: SimulatedWorker) -> SimulatedClient:
+        """The client of the tasks on a worker."""
+        name = worker.address.partition("//")[2].replace(":", "-")
+        if name not in self._clients:
+            self._clients[name] = SimulatedClient(self.cluster, f"client-on-{name}")
+        return self._clients[name]
 
     def new_name(self, kind: str) -> str:
         """A name of a worker or a task."""
@@ -208,9 +219,20 @@ class Simulation:
         return {rank: ids.tolist() for rank, ids in enumerate(orders)}
 
 
+@contextlib.contextmanager
+def frozen() -> Iterator[None]:
+    """Let collections of garbage pass over all that is there: they are half of the time otherwise."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def simulate(seeds: range) -> Simulation:
     """Run the schedules of some seeds."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, frozen():
         simulation = Simulation(Store(folder))
         for seed in seeds:
             schedule = Schedule.of(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
 import selectors
 from collections.abc import Callable
@@ -16,20 +17,6 @@ class NothingHappensAnyMore(AssertionError):
     """All coroutines wait, and no event will come."""
 
 
-class _Selector(selectors.SelectSelector):
-    """Does not wait for sockets, of which there are none, but lets time pass."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise NothingHappensAnyMore("all coroutines wait for each other")
-        self._loop.now += max(0.0, timeout)
-        return []
-
-
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop in virtual time, for one thread. Callbacks of a process that is suspended or slow run later."""
 
@@ -37,7 +24,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.now = 0.0
         self.rng = rng
         self.ends = False  # then nothing is late any longer
-        super().__init__(_Selector(self))
+        super().__init__(selectors.SelectSelector())
         self._threads = SimulatedThreads(self, n_threads=100)
 
     def time(self) -> float:
@@ -51,6 +38,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if process is not None and process.is_late(self.now) and not self.ends:
             return self.call_at(process.runs_at(self.now, self.rng.random), callback, *args, context=context)
         return super()._call_soon(callback, args, context)  # type: ignore[misc]
+
+    def _run_once(self) -> None:
+        """One round of callbacks, as in asyncio, but for sockets and the clock."""
+        scheduled, ready = self._scheduled, self._ready
+        while scheduled and scheduled[0]._cancelled:
+            heapq.heappop(scheduled)._scheduled = False
+        if not ready and not self._stopping:
+            if not scheduled:
+                raise NothingHappensAnyMore("all coroutines wait for each other")
+            self.now = max(self.now, scheduled[0]._when)
+        while scheduled and scheduled[0]._when <= self.now:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False
+            if not handle._cancelled:
+                ready.append(handle)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def _write_to_self(self) -> None:
         """There is no other thread that could wait in ``select``."""
