@@ -458,6 +458,11 @@ class Shuffler:
             raise ClusterError("this Shuffler is closed. Make a new one")
         return self._epochs(as_integer("count", count, 0))
 
+    def accept(self) -> None:
+        """Let the current epoch end although tasks did not finish. See :meth:`Epoch.accept`."""
+        if self._position.tasks is not None:
+            self._position.tasks.accept(None)
+
     def close(self) -> None:
         """Free the cache partitions on all workers. Idempotent. The dataset is not changed."""
         if self._closed:

@@ -22,6 +22,8 @@ from .test_worker_loss import no_restart
 
 pytestmark = pytest.mark.timeout(120)
 
+UNFINISHED = "tasks of epoch 0 did not finish, so their samples were not trained on"
+
 
 def fail_on_rank(rank):
     def fail(partition):
@@ -159,7 +161,7 @@ def test_cancelled_tasks_are_an_error(threads, small, orders, tmp_path):
         epoch = next(epochs)
         futures = epoch.map(lambda partition: time.sleep(0.5))
         threads.cancel(futures[:2])
-        with pytest.raises(ClusterError, match="tasks of epoch 0 did not finish, so their samples were not trained on") as caught:
+        with pytest.raises(ClusterError, match=UNFINISHED) as caught:
             next(epochs)
         assert "2 cancelled (rank 0, rank 1)" in caught.value.__notes__[0]
         assert epoch_of(checkpoint) == 0
@@ -188,7 +190,7 @@ def test_a_connection_that_is_cut_cancels_tasks(cluster_of, small, eventually):
             client.scheduler_comm.comm.abort()
 
         client.sync(cut)
-        with pytest.raises(ClusterError, match="tasks of epoch 0 did not finish, so their samples were not trained on"):
+        with pytest.raises(ClusterError, match=UNFINISHED):
             next(epochs)
 
 
@@ -214,7 +216,6 @@ def test_a_restart_of_the_last_epoch_is_an_error(small, tmp_path):
 def test_a_worker_that_is_lost_for_good_in_the_last_epoch_is_an_error(small, tmp_path, on_loss):
     checkpoint = tmp_path / "run.json"
     with LocalCluster(n_workers=3, **OPTIONS) as cluster, Client(cluster) as client:
-
         no_restart(client)
 
         def train(shuffler):

@@ -259,14 +259,24 @@ class Coordinator:
         """
         self.check()
         epoch = self.epoch
-
-        async def of(rank: int) -> int:
-            if rank in self.machine.unsettled:  # its task runs again
-                return 0
-            return int((await self.participants.call("trained", rank, epoch=epoch))["trained"])
-
-        counts = await asyncio.gather(*map(of, self._ranks))
+        counts = await asyncio.gather(*(self._trained(rank, epoch) for rank in self._ranks))
         return {"epoch": epoch, "trained": list(counts)}
+
+    async def _trained(self, rank: int, epoch: int) -> int:
+        """Number of samples that a rank has trained on; 0 if its worker is lost, as its task runs again.
+
+        A worker that cannot be reached may be lost without anybody having noticed.
+        """
+        deadline = self._loop.time() + self._spec.settings.heartbeat
+        while rank not in self.machine.unsettled:
+            try:
+                return int((await self.participants.call("trained", rank, epoch=epoch))["trained"])
+            except WorkerLost:
+                if self._loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(TICK)
+            self.check()
+        return 0
 
     def unfinished(self, epoch: int, calls: list[int]) -> list[list[Any]]:
         """The tasks of some calls in an epoch that did not finish, each with its outcome."""
