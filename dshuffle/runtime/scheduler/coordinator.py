@@ -374,6 +374,8 @@ class Coordinator:
             spec = self.participants.spec_of(who, epoch if order == "restore" else None)
             message = {"spec": ToPickle(spec), "number": tell.turn, "last_run": run_id, "epoch": epoch}
             message["restore"] = order == "restore"
+            if message["restore"]:
+                message["drawn"] = machine.drawn.get(who)
         elif order == "members":
             message |= {"addresses": dict(self.addresses), "number": tell.turn}
         elif order != "status":
