@@ -63,6 +63,13 @@ class Remainder:
         """Number of samples that were trained on."""
         return sum(map(sum, self.trained))
 
+    def followed_by(self, counts: tuple[int, ...], digest: SampleDigest) -> Remainder:
+        """The same epoch after another session, whose ranks trained on so many samples with this digest."""
+        unknown = self.trained and self.digest is None
+        return Remainder(
+            self.epoch, (*self.trained, counts), None if unknown else (self.digest or SampleDigest()) + digest
+        )
+
     def left(
         self, spec: ShuffleSpec, rank: int, spec_for: Callable[[int], ShuffleSpec] | None = None
     ) -> tuple[NDArray[np.bool_], tuple[int, int]]:

@@ -30,7 +30,7 @@ from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.sender import Sender
 from dshuffle.planning import SERVER, STORE, get_delivery, name_of
 from dshuffle.planning.packets import FORWARDER, forwarder_of
-from dshuffle.planning.sample_digest import SAME_BUILD
+from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.runtime.memory import for_partition, partition_nbytes
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
@@ -141,7 +141,7 @@ class WorkerSession:
                 me = forwarder_of(rank)
                 senders[me] = sender(me)
                 forwarder = Forwarder(me, senders[me], network, self._jobs, timeout=settings.timeout)
-            lock = EpochLock(layout, cache.rows, rank, self._loop, cache.file)
+            lock = EpochLock(layout, cache.rows, rank, self._loop, cache.file, spec.shuffle.choices.seed)
             training = TrainingState(rank, cache, receiver, lock, forwarder)
             senders[rank] = sender(rank)
         if spec.addresses.get(SERVER) == worker.address:
@@ -185,10 +185,10 @@ class WorkerSession:
         training = None if self._parts is None else self._parts.training
         return 0.0 if training is None else training.lock.take_training_seconds()
 
-    def trained(self, epoch: int) -> int:
-        """How many samples of an epoch tasks have said to be trained on."""
+    def trained(self, epoch: int) -> SampleDigest:
+        """Digest of the samples of an epoch that tasks have said to be trained on."""
         training = self._open_parts.training
-        return 0 if training is None else training.lock.trained(epoch)
+        return SampleDigest() if training is None else training.lock.trained(epoch)
 
     def status(self) -> Reply:
         """The current run, the fraction of its rows that have arrived, and its vote if that is known."""

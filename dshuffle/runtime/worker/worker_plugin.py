@@ -119,7 +119,7 @@ class DShuffleWorker(WorkerPlugin):
             return {"training_seconds": plugin().session(session_id).take_training_seconds()}
 
         async def trained(session_id: str, epoch: int) -> Reply:
-            return {"trained": plugin().session(session_id).trained(epoch)}
+            return {"trained": plugin().session(session_id).trained(epoch).fields}
 
         async def close_session(session_id: str, number: int) -> None:
             await plugin().close(session_id, number)
