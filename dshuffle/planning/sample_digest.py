@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 import numba
@@ -72,7 +72,7 @@ class SampleDigest:
     def of_range(cls, start: int, stop: int, seed: int) -> Self:
         """Digest of ``range(start, stop)``."""
         blocks = (np.arange(each, min(each + BLOCK, stop)) for each in range(start, stop, BLOCK))
-        return cls.summed(astuple(cls.of(block, seed)) for block in blocks)
+        return cls.summed(cls.of(block, seed).fields for block in blocks)
 
     @classmethod
     def summed(cls, digests: Iterable[Sequence[int]]) -> Self:
@@ -82,7 +82,7 @@ class SampleDigest:
     @property
     def fields(self) -> list[int]:
         """The fields, for a message."""
-        return list(astuple(self))
+        return [self.count, self.total, self.first, self.second]
 
     def __add__(self, other: SampleDigest) -> SampleDigest:
         return SampleDigest.summed([self.fields, other.fields])

@@ -40,12 +40,12 @@ class EpochLock:
         Row layout and cached rows of the worker.
     rank
         Rank of the worker.
+    seed
+        Seed of the shuffle, for digests of samples.
     loop
         Event loop on which commits wait. Tasks run in other threads.
     file
         The file of the rows, if they are on a disk.
-    seed
-        Seed of the shuffle, for digests of samples.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class EpochLock:
         layout: RowLayout,
         rows: ByteMatrix,
         rank: int,
+        seed: int,
         loop: asyncio.AbstractEventLoop,
         file: RowFile | None = None,
-        seed: int = 0,
     ) -> None:
         self._layout = layout
         self._rows = rows

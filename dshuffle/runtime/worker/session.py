@@ -141,7 +141,7 @@ class WorkerSession:
                 me = forwarder_of(rank)
                 senders[me] = sender(me)
                 forwarder = Forwarder(me, senders[me], network, self._jobs, timeout=settings.timeout)
-            lock = EpochLock(layout, cache.rows, rank, self._loop, cache.file, spec.shuffle.choices.seed)
+            lock = EpochLock(layout, cache.rows, rank, spec.shuffle.choices.seed, self._loop, cache.file)
             training = TrainingState(rank, cache, receiver, lock, forwarder)
             senders[rank] = sender(rank)
         if spec.addresses.get(SERVER) == worker.address:
