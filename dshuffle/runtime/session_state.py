@@ -19,6 +19,7 @@ from distributed.protocol.pickle import dumps, loads
 from dshuffle.errors import CheckpointError, DatasetError, InvalidParameter
 from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
 from dshuffle.planning.bijection import DRAW_VERSION
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.dataset_inputs import wanted_sharding
 from dshuffle.store import Dataset
 from dshuffle.store.backends.urls import canonical_url
@@ -104,6 +105,7 @@ class SessionState:
 
     def to_dict(self) -> dict[str, Any]:
         """The state as JSON can hold it."""
+        digest = self.remainder.digest
         return {
             "format": FORMAT,
             "draw_version": DRAW_VERSION,
@@ -115,6 +117,7 @@ class SessionState:
             **self.history.to_dict(),
             "epoch": self.remainder.epoch,
             "trained": [list(counts) for counts in self.remainder.trained],
+            **({} if digest is None else {"trained_digest": digest.fields}),
             "attached": self.attached,
         }
 
@@ -151,7 +154,12 @@ class SessionState:
                 f"{dataset.url} ({dataset.identity}, {dataset.n_samples} samples). Open the dataset that it belongs to"
             )
         try:
-            remainder = Remainder(state["epoch"], tuple(tuple(map(operator.index, each)) for each in state["trained"]))
+            trained = tuple(tuple(map(operator.index, each)) for each in state["trained"])
+            digest = None
+            if state.get("trained_digest") is not None:
+                count, total, first, second = map(operator.index, state["trained_digest"])
+                digest = SampleDigest(count, total, first, second)
+            remainder = Remainder(state["epoch"], trained, digest)
             choices = Choices.from_dict(state["choices"])
             history = WorkerHistory.from_dict(state)
             if remainder.trained:
@@ -172,6 +180,11 @@ class SessionState:
         if remainder.epoch < 0 or remainder.total > found.n_trained_in_an_epoch:
             raise CheckpointError(
                 f"the state is damaged: {remainder.total} samples were trained on in epoch {remainder.epoch}"
+            )
+        if remainder.digest is not None and remainder.digest.count != remainder.total:
+            raise CheckpointError(
+                f"trained={state['trained']} of the state are {remainder.total} samples, and its trained_digest is "
+                f"that of {remainder.digest.count} samples. If you have changed trained, remove trained_digest"
             )
         if history.epoch > remainder.epoch:
             raise CheckpointError(f"the state is damaged: workers changed in epoch {history.epoch}, which comes later")

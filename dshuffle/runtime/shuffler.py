@@ -19,6 +19,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, MixingWarning
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_assignment
 from dshuffle.planning.cost import Cluster
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
 from dshuffle.runtime.cluster_view import check_client
@@ -319,11 +320,12 @@ class Shuffler:
         if self._closed:
             raise ClusterError("this Shuffler is closed. Take its state before")
         counts: tuple[int, ...] = ()
+        digest = SampleDigest()
         if self.epoch is not None and not self._position.ended:
             reply = self._calls.session("trained")
             if reply["epoch"] == self.epoch:
-                counts = tuple(reply["trained"])
-        return self._position.state(counts)
+                counts, digest = tuple(reply["trained"]), SampleDigest(*reply["digest"])
+        return self._position.state(counts, digest)
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the state of this session to a checkpoint.

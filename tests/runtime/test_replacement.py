@@ -207,9 +207,9 @@ def test_a_task_waits_until_another_worker_holds_the_partition(monkeypatch, smal
     """The worker that was given up answers, but has lost the session, and the new one still reads the partition."""
     restore = WorkerSession.restore
 
-    async def slowly(self, epoch):
+    async def slowly(self, epoch, drawn):
         await asyncio.sleep(1.0)
-        await restore(self, epoch)
+        await restore(self, epoch, drawn)
 
     def lose(address, dask_scheduler):
         [coordinator] = dask_scheduler.extensions["dshuffle"].coordinators.values()

@@ -14,6 +14,7 @@ from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.cluster_view import Members
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.scheduler.closing import Closing
@@ -250,7 +251,7 @@ class Coordinator:
         return await asyncio.gather(*map(of, self._ranks))
 
     async def trained(self) -> dict[str, Any]:
-        """The current epoch, and how many of its samples each rank has trained on.
+        """The current epoch, how many of its samples each rank has trained on, and the digest of all of these.
 
         Raises
         ------
@@ -259,24 +260,25 @@ class Coordinator:
         """
         self.check()
         epoch = self.epoch
-        counts = await asyncio.gather(*(self._trained(rank, epoch) for rank in self._ranks))
-        return {"epoch": epoch, "trained": list(counts)}
+        digests = await asyncio.gather(*(self._trained(rank, epoch) for rank in self._ranks))
+        counts = [count for count, *_ in digests]
+        return {"epoch": epoch, "trained": counts, "digest": SampleDigest.summed(digests).fields}
 
-    async def _trained(self, rank: int, epoch: int) -> int:
-        """Number of samples that a rank has trained on; 0 if its worker is lost, as its task runs again.
+    async def _trained(self, rank: int, epoch: int) -> list[int]:
+        """Digest of the samples that a rank has trained on; of none if its worker is lost, as its task runs again.
 
         A worker that cannot be reached may be lost without anybody having noticed.
         """
         deadline = self._loop.time() + self._spec.settings.heartbeat
         while rank not in self.machine.unsettled:
             try:
-                return int((await self.participants.call("trained", rank, epoch=epoch))["trained"])
+                return list((await self.participants.call("trained", rank, epoch=epoch))["trained"])
             except WorkerLost:
                 if self._loop.time() >= deadline:
                     raise
             await asyncio.sleep(TICK)
             self.check()
-        return 0
+        return SampleDigest().fields
 
     def unfinished(self, epoch: int, calls: list[int]) -> list[list[Any]]:
         """The tasks of some calls in an epoch that did not finish, each with its outcome."""
@@ -374,6 +376,8 @@ class Coordinator:
             spec = self.participants.spec_of(who, epoch if order == "restore" else None)
             message = {"spec": ToPickle(spec), "number": tell.turn, "last_run": run_id, "epoch": epoch}
             message["restore"] = order == "restore"
+            if message["restore"]:
+                message["drawn"] = machine.drawn.get(who)
         elif order == "members":
             message |= {"addresses": dict(self.addresses), "number": tell.turn}
         elif order != "status":
