@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import gc
 import itertools
@@ -23,19 +24,22 @@ from distributed import Status
 import dshuffle.exchange.jobs
 import dshuffle.runtime.epoch
 import dshuffle.runtime.open_session
+import dshuffle.runtime.session_client
 import dshuffle.runtime.shuffler
+import dshuffle.runtime.waiting
 import dshuffle.runtime.worker.plans
 import dshuffle.runtime.worker.server_rows
 import dshuffle.runtime.worker.worker_plugin
 from dshuffle.errors import MixingWarning
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
+from dshuffle.planning.own_part import OwnPlanner
 from dshuffle.runtime.scheduler.replacements import Candidates
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
 from .client import as_completed
 from .network import Network, Stream
-from .processes import NumberedTask, tracked
+from .processes import RUNNING_IN, Numbered, tracked
 from .scheduler import SimulatedScheduler
 from .virtual_time import ImmediateThreads, SimulatedThreads, VirtualLoop
 from .worker import SimulatedWorker
@@ -157,6 +161,15 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         cluster: SimulatedCluster = candidates._scheduler.cluster
         return cluster.restarting > 0
 
+    plan = OwnPlanner.plan
+
+    def plan_of_build(planner: OwnPlanner, epoch: int, delivery: str) -> Any:
+        process = RUNNING_IN.get()
+        if process is None or not process.draws_differently:
+            return plan(planner, epoch, delivery)
+        choices = dataclasses.replace(planner.spec.choices, seed=planner.spec.choices.seed + 1)
+        return plan(OwnPlanner(dataclasses.replace(planner.spec, choices=choices), planner.rank), epoch, delivery)
+
     def sleep(seconds: float) -> None:
         loop.run_until_complete(asyncio.sleep(seconds))
 
@@ -177,9 +190,11 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         patch.setattr(dshuffle.runtime.shuffler, "said", lambda _: contextlib.nullcontext())  # it has a thread
         patch.setattr(Candidates, "may_come", may_come)
         patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
-        patch.setattr(NumberedTask, "numbers", itertools.count())
-        patch.setattr(time, "monotonic", loop.time)
-        patch.setattr(time, "sleep", sleep)
+        patch.setattr(OwnPlanner, "plan", plan_of_build)
+        patch.setattr(Numbered, "numbers", itertools.count())
+        clock = types.SimpleNamespace(perf_counter=loop.time, monotonic=loop.time, sleep=sleep)
+        for module in (dshuffle.runtime.session_client, dshuffle.runtime.waiting):
+            patch.setattr(module, "time", clock)
         names = types.SimpleNamespace(uuid4=lambda: types.SimpleNamespace(hex=f"{next(ids):012}"))
         patch.setattr(dshuffle.runtime.open_session, "uuid", names)
         patch.setattr(dshuffle.runtime.epoch, "as_completed", as_completed)

@@ -34,6 +34,8 @@ class Process:
         Virtual time until which it is suspended: no callback runs in it.
     slow_until, lag
         Virtual time until which each callback of its event loop takes up to ``lag`` seconds.
+    draws_differently
+        Whether its build draws other samples from the same seed.
     free_at
         Virtual time at which the last callback runs that is due.
     """
@@ -46,6 +48,7 @@ class Process:
     stopped_until: float = 0.0
     slow_until: float = 0.0
     lag: float = 0.0
+    draws_differently: bool = False
     free_at: float = 0.0
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -80,19 +83,28 @@ class Process:
         return due
 
 
-class NumberedTask(asyncio.Task[Any]):
-    """A task whose place in sets depends on its number, not on its address in memory."""
+class Numbered:
+    """An object whose place in sets depends on its number, not on its address in memory."""
 
     numbers = itertools.count()
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._number = next(self.numbers)
+        self._number = next(Numbered.numbers)
         super().__init__(*args, **options)
 
     def __hash__(self) -> int:
         return self._number
 
-    __eq__ = object.__eq__
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class NumberedTask(Numbered, asyncio.Task[Any]):
+    """A task."""
+
+
+class NumberedFuture(Numbered, asyncio.Future[Any]):
+    """A future."""
 
 
 def tracked(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:

@@ -36,7 +36,10 @@ CHANGES = ("retire", "join")
 MISTAKES = ("mistake", "cancel")
 """What users do to tasks: their functions raise errors, and they cancel futures."""
 
-FAULTS = (*RATES, *STRIKES, *CHANGES, *MISTAKES)
+BUILD = "another build"
+"""One worker draws other samples from the same seed."""
+
+FAULTS = (*RATES, *STRIKES, *CHANGES, *MISTAKES, BUILD)
 
 CALLS = (("map",), ("map", "map"), ("together",), ("map", "together"), ("nested",), ("nested", "map"))
 """The calls of an epoch. Tasks of the kind ``nested`` wait for another task."""
@@ -153,6 +156,7 @@ class Schedule:
         if any(workload.on_loss == "elastic" for workload in workloads):
             faults |= {change for change in CHANGES if rng.random() < 0.7}
         spare, on_disk = rng.random() < 0.3, rng.random() < 0.05
+        faults |= {BUILD} if rng.random() < 0.05 else set()
         return cls(seed, way, n_workers, EPOCHS, frozenset(faults), workloads, dedicated, spare, on_disk)
 
     def smaller(self) -> list[Schedule]:

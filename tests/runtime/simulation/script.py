@@ -111,12 +111,14 @@ class Script:
         self.epochs: Iterator[Epoch] | None = None
         self.trained: dict[int, Trained] = {}
         self.resumed = False
+        self.shuffler: Shuffler | None = None
 
     def run(self) -> Iterator[None]:
         """Train. The other session goes on at each ``yield``."""
         try:
             shuffler = self._open()
             while shuffler is not None:
+                self.shuffler = shuffler
                 try:
                     state = yield from self._train(shuffler)
                 except AssertionError:
@@ -130,6 +132,11 @@ class Script:
             self.world.seen["WorkerLost"] += 1
             if not self.world.schedule.faults - HARMLESS:
                 raise AssertionError("a worker was lost for no reason") from error
+
+    def abandon(self) -> None:
+        """Let nobody close the session: something is wrong, and the world ends."""
+        if self.shuffler is not None:
+            self.shuffler._closed = True
 
     def _open(self) -> Shuffler | None:
         try:

@@ -29,9 +29,9 @@ from dshuffle.planning.remainder import training_orders
 
 from .client import SimulatedClient
 from .cluster import SimulatedCluster, simulated
-from .coverage import Coverage
+from .coverage import Coverage, possible
 from .datasets import N_SAMPLES, Store
-from .schedule import CHANGES, EPOCHS, MISTAKES, RATES, STRIKES, WAYS, Schedule
+from .schedule import BUILD, CHANGES, EPOCHS, MISTAKES, RATES, STRIKES, WAYS, Schedule
 from .script import Script, Trained
 from .virtual_time import VirtualLoop
 from .worker import SimulatedWorker
@@ -62,6 +62,9 @@ class World:
         self._clients: dict[str, SimulatedClient] = {}
         for name in range(schedule.n_workers):
             self.cluster.join(name)
+        if BUILD in schedule.faults:
+            self.seen[BUILD] += 1
+            self.rng.choice(list(self.cluster.workers.values())).process.draws_differently = True
         self.scripts = [Script(self, workload) for workload in schedule.workloads]
         self._begun = False
         self._numbers = itertools.count()
@@ -169,6 +172,8 @@ def run(schedule: Schedule, store: Store, seen: Counter[str]) -> list[dict[int, 
             world.run()
         finally:
             store.come_back()
+            for script in world.scripts:
+                script.abandon()
         return [script.trained for script in world.scripts]
 
 
@@ -250,7 +255,7 @@ def main(arguments: list[str]) -> Any:
     simulation = simulate(range(first, first + int(arguments[0])))
     print(dict(simulation.seen))
     print(simulation.coverage.table())
-    print(simulation.coverage.summary(Coverage.possible()))
+    print(simulation.coverage.summary(possible()))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from .processes import RUNNING_IN
+from .processes import RUNNING_IN, NumberedFuture
 
 
 class NothingHappensAnyMore(AssertionError):
@@ -32,6 +32,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         return asyncio.wrap_future((executor or self._threads).submit(func, *args), loop=self)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return NumberedFuture(loop=self)
 
     def _call_soon(self, callback: Any, args: Any, context: Any) -> Any:
         process = RUNNING_IN.get() if context is None else context.get(RUNNING_IN)
@@ -72,7 +75,7 @@ class SimulatedThreads:
         self._loop = loop
         self._busy_until = [0.0] * n_threads
         self._longest = longest
-        self._waiting: set[Future[Any]] = set()
+        self._waiting: dict[Future[Any], None] = {}  # in order
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -80,12 +83,12 @@ class SimulatedThreads:
         start = max(self._loop.now, self._busy_until[thread])
         takes = self._loop.rng.choice([1e-6, 0.001, 0.02, self._longest])  # above 0, so that the order is kept
         self._busy_until[thread] = start + takes
-        self._waiting.add(future)
+        self._waiting[future] = None
         self._loop.call_at(start + takes, self._run, future, fn, args)
         return future
 
     def _run(self, future: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._waiting.discard(future)
+        self._waiting.pop(future, None)
         if not future.set_running_or_notify_cancel():
             return
         try:
