@@ -19,7 +19,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Status
+from distributed import Future, Status
 
 import dshuffle.exchange.jobs
 import dshuffle.runtime.epoch
@@ -191,6 +191,8 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         patch.setattr(Candidates, "may_come", may_come)
         patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
         patch.setattr(OwnPlanner, "plan", plan_of_build)
+        patch.setattr(Future, "_uid", "simulated")  # the order of sets of Dask's futures
+        patch.setattr(Future, "_counter", itertools.count())
         patch.setattr(Numbered, "numbers", itertools.count())
         clock = types.SimpleNamespace(perf_counter=loop.time, monotonic=loop.time, sleep=sleep)
         for module in (dshuffle.runtime.session_client, dshuffle.runtime.waiting):
