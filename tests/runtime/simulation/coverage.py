@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Iterable
 
 from .schedule import FAULTS, Schedule
 
@@ -58,8 +57,6 @@ class Coverage:
             f"{n_values} of {len(possible.values)} values, {100 * self.share_of_pairs(possible):.1f} % of "
             f"{len(possible.pairs)} pairs" + (f"; missing: {missing}" if missing else "")
         )
-
-
 
 
 @functools.cache
