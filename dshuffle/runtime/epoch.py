@@ -271,14 +271,17 @@ class Epoch:
                 rank, failed = futures.index(first), first.status != "finished"
                 # A rank that has returned does not take part in another mean, and all means that it took part in are
                 # complete. So no rank loses a result. A rank that raises has told the others itself, unless its worker
-                # is lost. (If rank 0's worker is lost, the others notice that themselves.)
-                if rank or not failed or not isinstance(first.exception(), WorkerLost):
-                    reason = f"the task of rank {rank} has {'failed' if failed else 'ended'}"
-                    while not shuffler._calls.end_collective(collective, reason):  # its link may be cut for some time
-                        with contextlib.suppress(TimeoutError):
-                            wait(futures, timeout=PATIENCE)
-                            break
-                wait(futures)
+                # is lost. If rank 0's worker is lost, the others notice that themselves, unless rank 0 had just moved.
+                tell = rank or not failed or not isinstance(first.exception(), WorkerLost)
+                reason = f"the task of rank {rank} has {'failed' if failed else 'ended'}"
+                while True:
+                    if tell:
+                        shuffler._calls.end_collective(collective, reason)
+                    with contextlib.suppress(TimeoutError):
+                        wait(futures, timeout=PATIENCE)
+                        break
+                    # Again: the message may be lost, or a rank may come late to a worker that has opened again.
+                    tell = True
         except BaseException:
             shuffler._calls.end_collective(collective, "the client has stopped waiting")
             raise

@@ -118,16 +118,10 @@ class SessionClient:
         loop: Any = self.client.loop
         loop.add_callback(close)
 
-    def end_collective(self, collective: CollectiveId, reason: str) -> bool:
-        """Fail all ranks that still wait for a mean of a call of :meth:`dshuffle.Epoch.together`.
-
-        Returns
-        -------
-        bool
-            Whether the worker of rank 0, where they wait, has been told.
-        """
+    def end_collective(self, collective: CollectiveId, reason: str) -> None:
+        """Fail all ranks that still wait for a mean of a call of :meth:`dshuffle.Epoch.together`."""
         if not self.connected:
-            return False
+            return
         message = {
             "op": "dshuffle_end_collective",
             "session_id": collective.session_id,
@@ -141,10 +135,8 @@ class SessionClient:
 
         try:
             self.client.sync(proxy)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError) as error:  # rank 0's worker is gone, so nobody waits there
             logger.debug("dshuffle: %s could not be told that %s: %s", collective.address, reason, error)
-            return False
-        return True
 
     async def _patiently(self, op: str, message: dict[str, Any]) -> Any:
         call = asyncio.ensure_future(getattr(self.client.scheduler, op)(**message))
