@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -151,11 +150,12 @@ def as_completed(futures: Iterable[Future], loop: Any = None) -> Iterator[Future
     """In place of Dask's function, which waits in real time."""
     futures = list(futures)
 
-    async def first() -> None:
+    async def first() -> list[Future]:
         waiting = [asyncio.ensure_future(future._state.wait()) for future in futures]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        ended = [future for future, wait in zip(futures, waiting, strict=True) if wait.done()]
         for wait in waiting:
             wait.cancel()
+        return ended
 
-    futures[0].client.sync(first)
-    yield from itertools.filterfalse(lambda future: not future.done(), futures)
+    yield from futures[0].client.sync(first)
