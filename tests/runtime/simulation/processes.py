@@ -38,6 +38,8 @@ class Process:
         Whether its build draws other samples from the same seed.
     free_at
         Virtual time at which the last callback runs that is due.
+    late_until
+        Virtual time until which callbacks do not run when they are due.
     """
 
     address: str
@@ -50,6 +52,17 @@ class Process:
     lag: float = 0.0
     draws_differently: bool = False
     free_at: float = 0.0
+    late_until: float = 0.0
+
+    def stop(self, until: float) -> None:
+        """Suspend it."""
+        self.stopped_until = until
+        self.late_until = max(self.late_until, until)
+
+    def slow_down(self, until: float, lag: float) -> None:
+        """Let its event loop be slow."""
+        self.slow_until, self.lag = until, lag
+        self.late_until = max(self.late_until, until)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine, and all tasks that it starts, in this process."""
@@ -66,13 +79,9 @@ class Process:
     def kill(self) -> None:
         """End everything in it."""
         self.dead = True
-        self.stopped_until = self.slow_until = self.free_at = 0.0
+        self.stopped_until = self.slow_until = self.free_at = self.late_until = 0.0
         for task in list(self.tasks):
             task.cancel()
-
-    def is_late(self, now: float) -> bool:
-        """Whether a callback that is due now runs later."""
-        return now < self.stopped_until or now < self.slow_until or now < self.free_at
 
     def runs_at(self, now: float, random: Callable[[], float]) -> float:
         """When a callback runs that is due now. Callbacks keep their order."""
@@ -80,6 +89,7 @@ class Process:
         if due < self.slow_until:
             due += self.lag * random()
         self.free_at = due
+        self.late_until = max(self.late_until, due)
         return due
 
 
@@ -87,13 +97,14 @@ class Numbered:
     """An object whose place in sets depends on its number, not on its address in memory."""
 
     numbers = itertools.count()
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._number = next(Numbered.numbers)
-        super().__init__(*args, **options)
+    _number: int
 
     def __hash__(self) -> int:
-        return self._number
+        try:
+            return self._number
+        except AttributeError:  # it is in a set for the first time
+            self._number = next(Numbered.numbers)
+            return self._number
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -131,10 +131,10 @@ class World:
         elif fault == "join" and len(alive) < 6:
             self.loop.create_task(cluster.add(self.new_name("new")))
         elif fault == "stop":
-            cluster.workers[rng.choice(alive)].process.stopped_until = now + rng.choice([2, 5, 40])
+            cluster.workers[rng.choice(alive)].process.stop(now + rng.choice([2, 5, 40]))
         elif fault == "slow":
             process = rng.choice([cluster.main, *(cluster.workers[address].process for address in alive)])
-            process.slow_until, process.lag = now + rng.choice([5, 20]), rng.choice([0.01, 0.1, 0.5])
+            process.slow_down(now + rng.choice([5, 20]), rng.choice([0.01, 0.1, 0.5]))
         elif fault == "cut":
             pair = frozenset(rng.sample([*alive, cluster.main.address], 2))
             cluster.network.cut.add(pair)

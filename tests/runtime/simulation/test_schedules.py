@@ -119,7 +119,8 @@ def test_everything_follows_from_the_seed() -> None:
 def test_callbacks_of_a_slow_process_run_late_and_in_order() -> None:
     loop = VirtualLoop(random.Random(0))
     try:
-        process = Process("tcp://slow:1", loop, slow_until=10.0, lag=1.0)
+        process = Process("tcp://slow:1", loop)
+        process.slow_down(10.0, lag=1.0)
         ran: list[tuple[float, int]] = []
         for number in range(50):
             process.context_run(loop.call_soon, lambda number=number: ran.append((loop.now, number)))

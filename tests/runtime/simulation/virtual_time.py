@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import random
 import selectors
 from collections.abc import Callable
@@ -24,6 +25,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.now = 0.0
         self.rng = rng
         self.ends = False  # then nothing is late any longer
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = itertools.count()
         super().__init__(selectors.SelectSelector())
         self._threads = SimulatedThreads(self, n_threads=100)
 
@@ -36,26 +39,32 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def create_future(self) -> asyncio.Future[Any]:
         return NumberedFuture(loop=self)
 
-    def _call_soon(self, callback: Any, args: Any, context: Any) -> Any:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         process = RUNNING_IN.get() if context is None else context.get(RUNNING_IN)
-        if process is not None and process.is_late(self.now) and not self.ends:
+        if process is not None and self.now < process.late_until and not self.ends:
             return self.call_at(process.runs_at(self.now, self.rng.random), callback, *args, context=context)
-        return super()._call_soon(callback, args, context)  # type: ignore[misc]
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        return timer
 
     def _run_once(self) -> None:
         """One round of callbacks, as in asyncio, but for sockets and the clock."""
-        scheduled, ready = self._scheduled, self._ready
-        while scheduled and scheduled[0]._cancelled:
-            heapq.heappop(scheduled)._scheduled = False
+        timers, ready = self._timers, self._ready
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
         if not ready and not self._stopping:
-            if not scheduled:
+            if not timers:
                 raise NothingHappensAnyMore("all coroutines wait for each other")
-            self.now = max(self.now, scheduled[0]._when)
-        while scheduled and scheduled[0]._when <= self.now:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            if not handle._cancelled:
-                ready.append(handle)
+            self.now = max(self.now, timers[0][0])
+        while timers and timers[0][0] <= self.now:
+            ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:
