@@ -107,7 +107,7 @@ class Remainder:
         if isinstance(sharding, GivenSharding) and sharding.n_broadcast:
             hint = "In the middle of an epoch, samples that every worker trains on cannot be given to others."
             raise InvalidParameter.of("n_workers", spec.n_workers, f"{len(self.trained[-1])}, as before", hint)
-        left = self._left_samples(spec, spec_for or spec.with_workers)
+        left = self.left_samples(spec, spec_for)
         counts = [int(np.count_nonzero(left[order])) for order in orders]
         return left[orders[rank]], (min(counts), max(counts))
 
@@ -124,7 +124,7 @@ class Remainder:
             return SampleDigest.summed(
                 SampleDigest.of(order[:count], seed).fields for order, count in zip(orders, done, strict=True)
             )
-        return SampleDigest.of(np.flatnonzero(~self._left_samples(spec, spec_for or spec.with_workers)), seed)
+        return SampleDigest.of(np.flatnonzero(~self.left_samples(spec, spec_for)), seed)
 
     def _by_rank(self, spec: ShuffleSpec) -> list[int] | None:
         """How many samples each rank has trained on, if every rank goes on with its own order; else None."""
@@ -132,8 +132,11 @@ class Remainder:
             return None
         return [sum(counts[rank] for counts in self.trained) for rank in range(spec.n_workers)]
 
-    def _left_samples(self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec]) -> NDArray[np.bool_]:
-        """``(q,)``, whether a sample is left."""
+    def left_samples(
+        self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec] | None = None
+    ) -> NDArray[np.bool_]:
+        """``(q,)``, whether a sample is left. The parameters are those of :meth:`left`."""
+        spec_for = spec_for or spec.with_workers
         sessions: list[ShuffleSpec] = []
         for counts in reversed(self.trained):
             if len(counts) != spec.n_workers:

@@ -21,7 +21,7 @@ UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 
 
 @contextlib.contextmanager
-def checkpoint_lock(place: str) -> Iterator[None]:
+def checkpoint_lock(place: str, *, new: bool = True) -> Iterator[None]:
     """Keep other sessions from opening with the same checkpoint, if it is a file on this machine's file systems.
 
     The lock is on a file beside the checkpoint, which is removed in the end. It goes away with the process, however
@@ -31,17 +31,24 @@ def checkpoint_lock(place: str) -> Iterator[None]:
     ----------
     place
         Canonical URL of the checkpoint.
+    new
+        Whether the folder is made if it does not exist.
 
     Raises
     ------
     CheckpointError
-        If another open session has this checkpoint, or it cannot be written. Both are found before any training.
+        If another open session has this checkpoint, or it cannot be written. Both are found before any training. Also
+        if there is no folder, unless it is made.
     """
     if not is_local(place):
         yield
         return
     try:
         check_replaceable(place)
+        if new:
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+        elif not os.path.isdir(os.path.dirname(place)):
+            raise CheckpointError(f"there is no checkpoint at {place}")
         file = _locked(f"{place}.lock")
     except BlockingIOError as error:
         raise CheckpointError(
@@ -50,16 +57,17 @@ def checkpoint_lock(place: str) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise CheckpointError(f"the checkpoint {place} cannot be written: {error}") from error
+    process = os.getpid()
     try:
         yield
     finally:
-        if os.fstat(file).st_nlink:  # else the user has removed it
+        if os.getpid() == process and os.fstat(file).st_nlink:  # else this is a fork, or the user has removed it
             os.unlink(f"{place}.lock")
         os.close(file)  # not before: who locks a file that is still there may go on
 
 
 def _locked(path: str) -> int:
-    """Open and lock a file, which is made with its folder. It names this process.
+    """Open and lock a file, which is made if it does not exist. It names this process.
 
     Raises
     ------
@@ -68,7 +76,6 @@ def _locked(path: str) -> int:
     OSError
         If it cannot be made.
     """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     with contextlib.ExitStack() as opened:
         folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, folder)

@@ -139,7 +139,7 @@ def _shuffler(
         return Shuffler(client, dataset, checkpoint=checkpoint, min_workers=min_workers, **options)
     _check_alike(SessionState.from_dict(state, dataset).choices, dataset, options, checkpoint)
     others = {name: value for name, value in options.items() if name not in CHOOSING}
-    return Shuffler.resume(client, dataset, state, checkpoint=checkpoint, min_workers=min_workers, **others)
+    return Shuffler.resume(client, dataset, checkpoint, min_workers=min_workers, **others)
 
 
 def _check_alike(

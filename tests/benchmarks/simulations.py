@@ -11,11 +11,13 @@ them again, give it as ``--first`` with ``--schedules 1``: a schedule of session
 from __future__ import annotations
 
 import functools
+import logging
 import multiprocessing
 import os
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -92,6 +94,8 @@ def exchange(seeds: range) -> Report:
 
 def tried(seeds: range, run: Callable[[int], None]) -> Report:
     """Run schedules, and note which of them fail."""
+    logging.disable(logging.CRITICAL)  # of tasks of processes that were killed
+    warnings.simplefilter("ignore", RuntimeWarning)
     report, started = Report(len(seeds)), time.process_time()
     for seed in seeds:
         try:

@@ -81,6 +81,9 @@ class MemoryDataset(Dataset):
         if STORES[self.url].is_away:
             raise DatasetNotFound(f"no dataset exists at {self.url}")
 
+    def close(self) -> None:
+        """The store belongs to the dataset on disk."""
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened, (self.url,)
 

@@ -46,9 +46,9 @@ class Network:
             self.reliable.add(address)
         return process
 
-    def rpc(self, source: Process) -> Callable[[str], Rpc]:
+    def rpc(self, source: Process) -> RpcPool:
         """What a process calls other processes with."""
-        return lambda target: Rpc(self, source, target)
+        return RpcPool(self, source)
 
     def happens(self, fault: str) -> bool:
         """Whether a fault strikes a message."""
@@ -120,6 +120,21 @@ class Rpc:
 
     def __getattr__(self, operation: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         return lambda **message: self._network.call(self._source, self.address, operation, message)
+
+
+class RpcPool:
+    """In place of Dask's pool of connections. No kernel knows of bytes on their way."""
+
+    def __init__(self, network: Network, source: Process) -> None:
+        self.occupied: dict[str, set[Any]] = {}
+        self._network, self._source = network, source
+
+    def __call__(self, target: str) -> Rpc:
+        """What calls handlers of another process."""
+        return Rpc(self._network, self._source, target)
+
+    def remove(self, address: str) -> None:
+        """There are no connections to close."""
 
 
 class Stream:

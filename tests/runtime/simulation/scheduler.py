@@ -12,7 +12,7 @@ from distributed.collections import HeapSet
 from distributed.scheduler import ClientState, SchedulerState, TaskState, WorkerState
 from sortedcontainers import SortedDict
 
-from .network import Background, Rpc, Stream
+from .network import Background, Stream
 from .processes import Process
 
 if TYPE_CHECKING:
@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 
 N_THREADS = 2
 """Threads of a worker."""
-
-
-class RpcPool:
-    """In place of Dask's pool of connections."""
-
-    def __init__(self, cluster: SimulatedCluster, process: Process) -> None:
-        self._cluster, self._process = cluster, process
-
-    def __call__(self, address: str) -> Rpc:
-        """What calls handlers of another process."""
-        return Rpc(self._cluster.network, self._process, address)
-
-    def remove(self, address: str) -> None:
-        """There are no connections to close."""
 
 
 class SimulatedScheduler(Scheduler):
@@ -70,7 +56,7 @@ class SimulatedScheduler(Scheduler):
         self._workers_added_total = self._workers_removed_total = self._client_connections_removed_total = 0
         self._ongoing_background_tasks = Background(process)
         self._submitted = 0
-        self.rpc = RpcPool(cluster, process)
+        self.rpc = cluster.network.rpc(process)
         self.http_application = SimpleNamespace(applications=[], add_handlers=lambda *_: None)
         self.handlers = process.handlers
         self.handlers |= {
