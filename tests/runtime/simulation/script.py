@@ -61,6 +61,8 @@ class Call:
         Its futures.
     trained
         Ranks whose function has returned.
+    whole
+        Whether no earlier session has trained on a part of the epoch.
     excused
         Whether the client has cancelled tasks.
     fetched, results
@@ -73,6 +75,7 @@ class Call:
     ids: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     futures: list[Future] = field(default_factory=list)
     trained: set[int] = field(default_factory=set)
+    whole: bool = True
     excused: bool = False
     fetched: bool = False
     results: list[Any] = field(default_factory=list)
@@ -247,7 +250,7 @@ class Script:
         if "mistake" in self.world.schedule.faults and mark is None and self.rng.random() < 0.2:
             self.world.seen["mistake"] += 1
             mistaken = set(self.rng.sample(self.ranks, self.rng.randint(1, len(self.ranks))))
-        call = Call(kind, frozenset(mistaken), mark, self.ids)
+        call = Call(kind, frozenset(mistaken), mark, self.ids, whole=not self.before)
         self.calls.append(call)
         if kind != "together":
             call.futures = epoch.map(self.train, call)
@@ -299,7 +302,7 @@ class Script:
             raise Mistake(f"of rank {rank}")
         if group is not None:
             mean = await group.mean_of(np.array([ids.sum(), len(ids)], dtype=float), weight=1.0)
-            total = [sum(range(N_SAMPLES)), N_SAMPLES] if not self.before else mean * group.size
+            total = [sum(range(N_SAMPLES)), N_SAMPLES] if call.whole else mean * group.size
             np.testing.assert_allclose(mean * group.size, total)
         if call.mark is not None:
             partition.mark_trained(min(call.mark, len(partition) - 1))  # something is left
