@@ -223,7 +223,7 @@ class Script:
             raise AssertionError("the epoch did not end, although all of its tasks have") from error
         if self.epoch is not None:
             self.epoch.accept()
-        self._forget()
+            self._forget()
 
     def _moved_on(self) -> None:
         """The epoch has ended without an error: all tasks must have run, and each sample was trained on once."""
