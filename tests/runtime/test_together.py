@@ -148,6 +148,7 @@ def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, i
         for epoch in shuffler.epochs(2):
             with pytest.raises(RuntimeError, match="this one is broken"):
                 within(60, lambda epoch=epoch: epoch.together(fails))
+            epoch.accept()
             assert len(epoch.together(means, 2)) == shuffler.n_workers, "the session goes on"
         assert sum(map(len, client.gather(epoch.map(ids)))) == 1000
 
@@ -165,6 +166,7 @@ def test_nobody_waits_for_a_rank_that_has_returned(request, small, means, within
         for epoch in shuffler.epochs(2):
             with pytest.raises(PeerFailed, match=f"the task of rank {short} has ended"):
                 within(60, lambda epoch=epoch: epoch.together(uneven))
+            epoch.accept()
             assert len(epoch.together(means, 2)) == shuffler.n_workers, "the session goes on"
 
 
@@ -253,6 +255,7 @@ def test_a_worker_is_killed_while_others_wait_for_it(new_processes, small, withi
         epoch = next(shuffler.epochs(2))
         with pytest.raises(WorkerLost, match=f"rank {lost}"):
             within(60, lambda: epoch.together(dies))
+        epoch.accept()
 
 
 @pytest.mark.slow
