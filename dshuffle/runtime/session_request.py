@@ -17,8 +17,9 @@ from dshuffle.runtime.dataset_inputs import STRATIFIED, resolved
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.memory import parse_memory_limit
 from dshuffle.runtime.open_session import new_id
-from dshuffle.runtime.session_spec import LOCAL, Carried, DatasetReference, SessionRequest, Settings
+from dshuffle.runtime.session_spec import LOCAL, Carried, DatasetReference, SessionRequest
 from dshuffle.runtime.session_state import shuffle_digest
+from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)

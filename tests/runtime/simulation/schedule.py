@@ -32,7 +32,8 @@ from dshuffle.errors import DShuffleError, ExchangeError, MembershipChanged, Sta
 from dshuffle.planning import SERVER, Choices, Remainder, ShuffleSpec, WorkerHistory
 from dshuffle.planning.remainder import training_orders
 from dshuffle.runtime.replies import unwrap
-from dshuffle.runtime.session_spec import Carried, DatasetReference, SessionRequest, Settings
+from dshuffle.runtime.session_spec import Carried, DatasetReference, SessionRequest
+from dshuffle.runtime.settings import Settings
 
 from .cluster import SimulatedCluster, simulated
 
