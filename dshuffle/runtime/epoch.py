@@ -281,7 +281,9 @@ class Epoch:
                 # is lost. (If rank 0's worker is lost, the others notice that themselves.)
                 if rank or not failed or not isinstance(first.exception(), WorkerLost):
                     shuffler._calls.end_collective(
-                        collective, f"the task of rank {rank} has {'failed' if failed else 'ended'}"
+                        collective,
+                        f"the task of rank {rank} has {'failed' if failed else 'ended'}",
+                        transient=failed,  # a rank that has ended made fewer calls than the others
                     )
                 wait(futures)
         except BaseException:

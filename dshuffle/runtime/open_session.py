@@ -12,7 +12,7 @@ from distributed.protocol.serialize import ToPickle
 from dshuffle.errors import CacheBudgetError
 from dshuffle.planning import SERVER, WorkerHistory
 from dshuffle.runtime.replies import Reply
-from dshuffle.runtime.session_client import SessionClient
+from dshuffle.runtime.session_client import SessionClient, Silence
 from dshuffle.runtime.session_spec import Carried, SessionRequest
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ class OpenSession:
         The Dask client, on whose scheduler the plugin is installed.
     request
         What to open.
+    silence
+        What earlier sessions of the same shuffler know of the scheduler.
 
     Raises
     ------
@@ -36,8 +38,8 @@ class OpenSession:
         If there are no workers, or a worker cannot be set up.
     """
 
-    def __init__(self, client: Client, request: SessionRequest) -> None:
-        self.calls, self.request = SessionClient(client, request.session_id), request
+    def __init__(self, client: Client, request: SessionRequest, silence: Silence | None = None) -> None:
+        self.calls, self.request = SessionClient(client, request.session_id, silence), request
         try:
             opened = self._open()
         except CacheBudgetError as error:
@@ -46,7 +48,7 @@ class OpenSession:
             # Some workers read kept partitions whose room other workers of the same machine need.
             logger.debug("dshuffle: the session does not read kept partitions, because they are in the way: %s", error)
             self.request = dataclasses.replace(request, session_id=new_id(), reads_kept=False)
-            self.calls = SessionClient(client, self.request.session_id)
+            self.calls = SessionClient(client, self.request.session_id, silence)
             opened = self._open()
         if opened["left_out"]:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened["left_out"]))
@@ -92,7 +94,7 @@ class OpenSession:
             former=self.request.session_id,
             carried=self.request.carried if begins else self._carried(epoch - 1),
         )
-        return OpenSession(self.calls.client, request)
+        return OpenSession(self.calls.client, request, self.calls.silence)
 
     def _carried(self, epoch: int) -> Carried:
         """The workers of this session as they are known here, with the epoch that they have trained on."""

@@ -21,6 +21,7 @@ from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_ass
 from dshuffle.planning.cost import Cluster
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
+from dshuffle.runtime.checkpoints import check_no_checkpoint, checkpoint_place, read_checkpoint, write_checkpoint
 from dshuffle.runtime.cluster_view import check_client
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_classes
@@ -32,13 +33,7 @@ from dshuffle.runtime.session_client import SessionClient, install_plugin
 from dshuffle.runtime.session_position import SessionPosition
 from dshuffle.runtime.session_request import session_request
 from dshuffle.runtime.session_spec import Carried
-from dshuffle.runtime.session_state import (
-    SessionState,
-    check_no_checkpoint,
-    checkpoint_place,
-    read_checkpoint,
-    write_checkpoint,
-)
+from dshuffle.runtime.session_state import SessionState
 from dshuffle.runtime.shuffler_summary import in_html, in_words
 from dshuffle.runtime.waiting import said, wait_for_workers
 from dshuffle.sharding import Sharding
@@ -101,10 +96,11 @@ class Shuffler:
         workers. ``"raise"``: :class:`WorkerLost` is raised at once. By default ``"shrink"`` if the session is elastic,
         else ``"replace"``. If nobody can replace a worker that only serves, peers send the rows.
     checkpoint
-        File or object (a path, or a URL such as ``s3://bucket/run.json``) to which the state is written at the start of
-        every epoch and after the last one, with the dataset's storage options if it is in the same store. If there is a
-        checkpoint already, it must be resumed (:meth:`resume`, :func:`dshuffle.retrying`) or removed. Only one open
-        session may have a file as its checkpoint, which only its user can read.
+        File or object (a path, or a URL such as ``s3://bucket/run.json``) to which the state is written: when the
+        session opens, at the start of every epoch, and after the last one. The dataset's storage options are used if it
+        is in the same store. If there is a checkpoint already, it must be resumed (:meth:`resume`,
+        :func:`dshuffle.retrying`) or removed. Only one open session may have a file as its checkpoint, which only its
+        user can read.
     memory_limit
         Maximum size of a worker's cache partition (``"2 GiB"`` or an integer), including the packets that it relays
         and, on the server, the rows that it serves. By default 60 % of the worker's own memory limit.
@@ -136,7 +132,7 @@ class Shuffler:
     CacheBudgetError
         If a worker's cache partition does not fit. The message says how many bytes or workers would be enough.
     CheckpointError
-        If the checkpoint is there already, belongs to another open session, or is a file that cannot be written.
+        If the checkpoint is there already, belongs to another open session, or cannot be written.
     ClusterError
         If there are no workers, or a worker cannot be set up.
 
@@ -245,6 +241,7 @@ class Shuffler:
                 warnings.warn(advice, MixingWarning, stacklevel=2)
             if classes is not None:
                 warn_of_small_classes(classes, self.n_workers)
+            self._position.write(checkpoint)  # one that cannot be written is refused now
         except BaseException:  # also if warnings are turned into errors
             self.close()
             self._locks.close()
@@ -316,7 +313,7 @@ class Shuffler:
             If the session has ended, or a worker does not answer.
         """
         if self._closed:
-            raise ClusterError("this Shuffler is closed. Take its state before")
+            raise ClusterError("this Shuffler is closed. Take its state before", transient=False)
         counts: tuple[int, ...] = ()
         if self.epoch is not None and not self._position.ended:
             reply = self._calls.session("trained")
@@ -452,13 +449,20 @@ class Shuffler:
             If an exchange fails, or a worker is lost and no other worker takes its rank.
         """
         if self._closed:
-            raise ClusterError("this Shuffler is closed. Make a new one")
+            raise ClusterError("this Shuffler is closed. Make a new one", transient=False)
         return self._epochs(as_integer("count", count, 0))
 
     def close(self) -> None:
-        """Free the cache partitions on all workers. Idempotent. The dataset is not changed."""
+        """Free the cache partitions on all workers. Idempotent. The dataset is not changed.
+
+        Raises
+        ------
+        ClusterError
+            If the scheduler does not answer for 5 s; for 20 s while it is waited for tasks.
+        """
         if self._closed:
             return
+        self._calls.silence.leaving = True
         try:
             self._finish_epoch()
         finally:
@@ -529,7 +533,7 @@ class Shuffler:
     ) -> list[Future[Any]]:
         if self._closed or epoch._tasks is not self._position.tasks:
             now = "closed" if self._closed else f"on epoch {self.epoch}"
-            raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}")
+            raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}", transient=False)
         session_id = self._calls.session_id
         futures = submit_to_all(self._client, self.addresses, session_id, epoch.number, call, fn, args, kwargs)
         epoch._tasks.calls.append(futures)

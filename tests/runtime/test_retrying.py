@@ -68,7 +68,7 @@ def test_a_cluster_of_an_attempt_is_closed_before_the_next_one_starts(small, tmp
 
     assert dshuffle.retrying(train, make_client, small, checkpoint=tmp_path / "run.json") == "done"
     assert events == ["start", 2, "end", "start", 2, "end"]
-    assert "training begins again (ClusterError: the cluster is gone)" in caplog.text
+    assert "training continues in epoch 0 (ClusterError: the cluster is gone)" in caplog.text
 
 
 def test_attempts_that_do_not_get_further_are_limited(threads, small, tmp_path):

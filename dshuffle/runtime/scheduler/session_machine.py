@@ -132,6 +132,7 @@ class SessionMachine:
         self.adopted: set[int] = set()  # ranks whose workers have another rank as well
         self._missing: dict[int, str] = {}  # lost ranks, and how they were lost
         self._new: set[int] = set()
+        self._refusals: dict[int, str] = {}  # why other workers could not take a lost rank
         self._replacing_since = math.inf
         self._begin_again = False  # whether a run was aborted because of a lost worker
         self._runs = 0
@@ -218,7 +219,7 @@ class SessionMachine:
         run.ready_after = now - run.started
         wrong = check_votes(run.epoch, run.votes.values())
         if wrong is not None:
-            return self._fail(ExchangeError(wrong), False, now)
+            return self._fail(ExchangeError(wrong, transient=False), False, now)
         self.phase = Phase.READY
         ready: list[Instruction] = [AllReady(run)]
         return ready + self._order(Phase.COMMITTING, now) if self._wanted else ready
@@ -246,7 +247,8 @@ class SessionMachine:
             return self._fail(error, False, now)
         if self.phase is Phase.RESTORING:  # perhaps another worker can
             self._new.discard(tell.who)
-            self._missing[tell.who] = f"{self._who_is(tell.who)} cannot take a lost rank ({error})"
+            refusal = f"{self._who_is(tell.who)} cannot take a lost rank ({error})"
+            self._missing[tell.who] = self._refusals[tell.who] = refusal
             return self._wait_for_replacements(now)
         if self.phase is Phase.COMMITTING:
             error = ClusterError(f"all workers were ready for epoch {self.epoch + 1}, but the commit failed: {error}")
@@ -260,6 +262,7 @@ class SessionMachine:
     def lost(self, who: Iterable[int], reason: str, now: float) -> list[Instruction]:
         """Replace participants that have left the cluster or do not answer, or end the session."""
         gone = {one: f"{self._who_is(one)} {reason}" for one in who if one not in self._missing}
+        gone |= {one: f"{self._refusals[one]}; then {gone[one]}" for one in gone.keys() & self._refusals.keys()}
         if not gone or self.phase is Phase.ENDED:
             return []
         settled = {*self._missing, *gone} < set(self.participants)  # somebody is left
@@ -418,6 +421,7 @@ class SessionMachine:
             return self._order(Phase.INFORMING, now)
         if self.phase in (Phase.RESTORING, Phase.INFORMING):
             new, self._new = tuple(sorted(self._new)), set()
+            self._refusals.clear()
             self._replacing_since = math.inf
             found: list[Instruction] = [Replaced(new)]
             return found + (self._wait_for_replacements(now) if self._missing else self._go_on(now))
