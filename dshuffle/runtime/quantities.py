@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 from dask.utils import parse_bytes, parse_timedelta
 
@@ -31,10 +32,12 @@ def as_seconds(name: str, value: object, *, positive: bool = False) -> float:
     >>> as_seconds("patience", "5m")
     300.0
     """
-    try:
-        seconds = math.nan if isinstance(value, bool) else float(parse_timedelta(value))  # type: ignore[call-overload]
-    except (KeyError, ValueError, TypeError, OverflowError):
-        seconds = math.nan
+    seconds = math.nan
+    if _has_number(value):
+        try:
+            seconds = float(parse_timedelta(value))  # type: ignore[call-overload]
+        except (KeyError, ValueError, OverflowError):
+            seconds = math.nan
     if not seconds >= 0 or (positive and not 0 < seconds < math.inf):
         allowed = "a positive time" if positive else "a time of at least 0"
         raise InvalidParameter.of(name, value, f'{allowed}: seconds, or text such as "5m"')
@@ -54,13 +57,15 @@ def as_nbytes(name: str, value: object) -> int:
     >>> as_nbytes("memory_limit", "2 KiB")
     2048
     """
-    try:
-        nbytes = 0 if isinstance(value, bool) else int(parse_bytes(value))  # type: ignore[arg-type]
-    except (ValueError, TypeError, OverflowError):
-        nbytes = 0
-    if nbytes < 1:
+    nbytes = 0.0
+    if _has_number(value):
+        try:
+            nbytes = parse_bytes(value) if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+        except (ValueError, OverflowError):
+            nbytes = math.nan
+    if not (1 <= nbytes < math.inf and nbytes == int(nbytes)):
         raise InvalidParameter.of(name, value, 'a positive number of bytes, such as "2 GiB" or 2**31')
-    return nbytes
+    return int(nbytes)
 
 
 def as_fraction(name: str, value: object) -> float:
@@ -76,10 +81,19 @@ def as_fraction(name: str, value: object) -> float:
     >>> as_fraction("dshuffle.memory-fraction", "0.5")
     0.5
     """
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (ValueError, TypeError, OverflowError):
-        number = math.nan
+    number = math.nan
+    if _has_number(value):
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except ValueError:
+            number = math.nan
     if not 0 < number <= 1:
         raise InvalidParameter.of(name, value, "a number within (0, 1]")
     return number
+
+
+def _has_number(value: object) -> bool:
+    """Whether a value is a number, or text with one. Dask takes ``""`` for one byte, and ``"ms"`` for a millisecond."""
+    if isinstance(value, str):
+        return any(letter.isdigit() for letter in value)
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -15,6 +15,7 @@ from distributed.protocol.pickle import dumps, loads
 from dshuffle.errors import CheckpointError, InvalidParameter
 from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
 from dshuffle.planning.bijection import DRAW_VERSION
+from dshuffle.planning.holders import largest_share
 from dshuffle.runtime.dataset_inputs import wanted_sharding
 from dshuffle.store import Dataset
 
@@ -129,7 +130,7 @@ class SessionState:
                 "release that wrote it"
             )
         for name, kind in FIELDS.items():
-            if not isinstance(state.get(name), kind):
+            if not isinstance(state.get(name), kind) or isinstance(state[name], bool):
                 raise CheckpointError(f"the state is damaged: {name}={state.get(name)!r:.80} is not allowed")
         if state["draw_version"] != DRAW_VERSION:
             raise CheckpointError(
@@ -160,10 +161,13 @@ class SessionState:
             remainder,
             state["attached"],
         )
+        if not 0 <= found.n_broadcast <= dataset.n_samples:
+            raise CheckpointError(f"the state is damaged: n_broadcast={found.n_broadcast} is not allowed")
         if remainder.epoch < 0 or remainder.total > found.n_trained_in_an_epoch:
             raise CheckpointError(
                 f"the state is damaged: {remainder.total} samples were trained on in epoch {remainder.epoch}"
             )
+        found._check_shares()
         if history.epoch > remainder.epoch:
             raise CheckpointError(f"the state is damaged: workers changed in epoch {history.epoch}, which comes later")
         if remainder.trained and len(remainder.trained[-1]) != history.n_workers:
@@ -171,6 +175,20 @@ class SessionState:
                 f"the state is damaged: n_workers={history.n_workers}, but {len(remainder.trained[-1])} ranks trained"
             )
         return found
+
+    def _check_shares(self) -> None:
+        """Refuse counts of more samples than a rank can have."""
+        sessions = self.remainder.trained
+        if len({len(counts) for counts in sessions}) == 1:  # every rank went on with its own samples
+            sessions = (tuple(map(sum, zip(*sessions, strict=True))),)
+        for counts in sessions:
+            unit = self.choices.assignment.unit_for(self.n_samples, len(counts))
+            share = largest_share(self.n_samples - self.n_broadcast, len(counts), unit) + self.n_broadcast
+            if max(counts) > share:
+                raise CheckpointError(
+                    f"the state is damaged: a rank trained on {max(counts)} samples of epoch {self.remainder.epoch}, "
+                    f"and each of {len(counts)} ranks has at most {share}"
+                )
 
     @property
     def n_trained_in_an_epoch(self) -> int:

@@ -20,6 +20,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol.serialize import ToPickle, to_serialize
 from numpy.typing import NDArray
 
+from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import sent
 from dshuffle.exchange.kept_partition import PREFIX, Listed
@@ -225,11 +226,14 @@ class DShuffleWorker(WorkerPlugin):
         ------
         ClusterError
             If the session was closed.
+        InvalidParameter
+            If a rate in the configuration of this process is wrong.
         CacheBudgetError
             If the partition does not fit.
         DatasetError, ExchangeError
             If the dataset differs from the client's, or cannot be read.
         """
+        check_emulated_rates()
         session_id = spec.session_id
         if number <= self._closed.get(session_id, -1):
             raise ClusterError(f"session {session_id} was closed on this worker")
