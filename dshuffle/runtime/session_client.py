@@ -23,7 +23,7 @@ PATIENCE = 15.0
 RECONNECT = 15.0
 """Seconds that a call waits for the client to be connected again."""
 
-LEAVE_WITHIN = 5.0
+LEAVE_WITHIN = 4.0
 """Seconds that all calls together wait for a scheduler that does not answer, once a shuffler is being closed."""
 
 LOOK = 0.5
@@ -38,9 +38,12 @@ class Silence:
     ----------
     leaving
         Whether the shuffler is being closed.
+    reason
+        How it was noticed.
     """
 
     leaving: bool = False
+    reason: str = ""
     _since: float | None = None
 
     @property
@@ -53,9 +56,10 @@ class Silence:
         """Seconds that are left until the scheduler counts as gone."""
         return (LEAVE_WITHIN if self.leaving else RECONNECT) - self.seconds
 
-    def begin(self, since: float) -> None:
+    def begin(self, since: float, reason: object) -> None:
         """Note that the scheduler does not answer, since some time at the latest."""
-        self._since = since if self._since is None else self._since
+        if self._since is None:
+            self._since, self.reason = since, str(reason) or type(reason).__name__
 
     def end(self) -> None:
         """Note an answer."""
@@ -74,9 +78,12 @@ def install_plugin(client: Client) -> None:
     for attempt in (1, 2):
         try:
             client.sync(_answer, client)
+        except OSError as error:
+            raise ClusterError(_is_gone(client, error)) from error
+        try:
             client.register_plugin(DShuffleScheduler())
-        except OSError as error:  # a worker, a connection or the scheduler was lost
-            if attempt == 2 or client.status != "running":
+        except OSError as error:  # a worker or a connection was lost
+            if attempt == 2:
                 raise ClusterError(_is_gone(client, error)) from error
         except Exception as error:  # errors of the scheduler arrive as they were raised there
             raise ClusterError(
@@ -98,10 +105,10 @@ def _address(client: Client) -> str:
     return str(getattr(client.scheduler, "address", ""))
 
 
-def _is_gone(client: Client, error: OSError) -> str:
+def _is_gone(client: Client, reason: object) -> str:
     return (
-        f"the scheduler at {_address(client)} does not answer ({error or type(error).__name__}): it has died, or "
-        "cannot be reached from here. Make a new Client and a new Shuffler"
+        f"the scheduler at {_address(client)} does not answer ({reason}): it has died, or cannot be reached from here. "
+        "Make a new Client and a new Shuffler"
     )
 
 
@@ -140,14 +147,14 @@ class SessionClient:
         while True:
             if not self.connected:
                 raise ClusterError(f"the Dask client is {self.client.status}. Make a new Client and a new Shuffler")
+            if self.silence.leaving and self.silence.left <= 0:  # another call has waited for it
+                raise ClusterError(_is_gone(self.client, self.silence.reason))
             try:
-                if self.silence.left <= 0 and self.silence.leaving:  # another call has found that
-                    raise TimeoutError(f"no answer for {self.silence.seconds:.0f} s")
                 reply = self.client.sync(self._patiently, op, message)
             except OSError as error:
-                self.silence.begin(time.monotonic())
+                self.silence.begin(time.monotonic(), error)
                 if op == "dshuffle_open" or self.silence.left <= 0:
-                    raise ClusterError(_is_gone(self.client, error)) from error
+                    raise ClusterError(_is_gone(self.client, self.silence.reason)) from error
                 time.sleep(0.2)  # the client may be connecting again
             else:
                 self.silence.end()
@@ -172,7 +179,7 @@ class SessionClient:
             return ""
         except OSError as error:
             if self.silence.leaving:
-                self.silence.begin(time.monotonic() - LEAVE_WITHIN)
+                self.silence.begin(time.monotonic() - LEAVE_WITHIN, error)
                 raise ClusterError(_is_gone(self.client, error)) from error
             return ""
 
@@ -229,9 +236,9 @@ class SessionClient:
         try:
             while not (await asyncio.wait([call], timeout=LOOK))[0]:
                 if self.client.status != "running":  # a call by itself takes half a minute to notice
-                    self.silence.begin(time.monotonic())
+                    self.silence.begin(time.monotonic(), "its connection was lost")
                     if self.silence.left <= 0:
-                        raise TimeoutError(f"the connection to it was lost {self.silence.seconds:.0f} s ago")
+                        raise TimeoutError(self.silence.reason)
                 elif self.silence.leaving:
                     await self._check_alive(began)
                 elif time.monotonic() - began >= patience:
@@ -250,11 +257,11 @@ class SessionClient:
             If there is none.
         """
         try:
-            await self._waiting(max(LOOK, LEAVE_WITHIN - (time.monotonic() - since)))
+            await self._waiting(round(max(LOOK, LEAVE_WITHIN - (time.monotonic() - since)), 1))
         except DShuffleError:
             self.silence.end()
-        except OSError:
-            self.silence.begin(since)
+        except OSError as error:
+            self.silence.begin(since, error)
             raise
         else:
             self.silence.end()
