@@ -261,6 +261,8 @@ class Epoch:
                 break
             logger.warning("dshuffle: a lost worker was replaced, so a call of together starts again on all ranks")
             self.forget(futures)
+        else:  # the cause is a loss every time
+            errors[:] = [PeerFailed(str(error), transient=True) for error in errors]
         for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
             assert error is not None
             raise error

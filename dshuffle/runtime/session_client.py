@@ -232,15 +232,21 @@ class SessionClient:
         """
         call = asyncio.ensure_future(getattr(self.client.scheduler, op)(**message))
         call.add_done_callback(retrieve)
-        began, patience = time.monotonic(), PATIENCE
+        began = heard = time.monotonic()
+        patience, lost = PATIENCE, False
         try:
             while not (await asyncio.wait([call], timeout=LOOK))[0]:
                 if self.client.status != "running":  # a call by itself takes half a minute to notice
+                    lost = True
                     self.silence.begin(time.monotonic(), "its connection was lost")
                     if self.silence.left <= 0:
                         raise TimeoutError(self.silence.reason)
+                elif lost:  # it is connected again
+                    lost = False
+                    self.silence.end()
                 elif self.silence.leaving:
-                    await self._check_alive(began)
+                    await self._check_alive(heard)
+                    heard = time.monotonic()
                 elif time.monotonic() - began >= patience:
                     patience *= 2
                     await self._say_what_for()

@@ -286,7 +286,7 @@ class Coordinator:
 
     async def close(self) -> None:
         """Close the session on all participants that are still in the cluster."""
-        self._closed = not self.ended
+        self._closed = self._closed or not self.ended
         self.end(ClusterError("this session has been closed", transient=False))
         await self.freed()
 
