@@ -448,6 +448,8 @@ class Coordinator:
         found = await self._candidates.find(self.addresses[who], there, serves=who == SERVER)
         if who not in self.machine.missing:
             return
+        if self._candidates.why_unfit:
+            self.machine.unfit(who, self._candidates.why_unfit)
         if found is not None:
             self.joined(who, found)
         elif self._need_not_wait(who) or not await self._candidates.may_come(self.addresses[who]):

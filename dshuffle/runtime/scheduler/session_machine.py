@@ -132,7 +132,7 @@ class SessionMachine:
         self.adopted: set[int] = set()  # ranks whose workers have another rank as well
         self._missing: dict[int, str] = {}  # lost ranks, and how they were lost
         self._new: set[int] = set()
-        self._refusals: dict[int, str] = {}  # why other workers could not take a lost rank
+        self._unfit: dict[int, str] = {}  # why other workers could not take a lost rank
         self._replacing_since = math.inf
         self._begin_again = False  # whether a run was aborted because of a lost worker
         self._runs = 0
@@ -247,8 +247,8 @@ class SessionMachine:
             return self._fail(error, False, now)
         if self.phase is Phase.RESTORING:  # perhaps another worker can
             self._new.discard(tell.who)
-            refusal = f"{self._who_is(tell.who)} cannot take a lost rank ({error})"
-            self._missing[tell.who] = self._refusals[tell.who] = refusal
+            self._missing[tell.who] = f"{self._who_is(tell.who)} cannot take a lost rank ({error})"
+            self.unfit(tell.who, self._missing[tell.who])
             return self._wait_for_replacements(now)
         if self.phase is Phase.COMMITTING:
             error = ClusterError(f"all workers were ready for epoch {self.epoch + 1}, but the commit failed: {error}")
@@ -262,7 +262,6 @@ class SessionMachine:
     def lost(self, who: Iterable[int], reason: str, now: float) -> list[Instruction]:
         """Replace participants that have left the cluster or do not answer, or end the session."""
         gone = {one: f"{self._who_is(one)} {reason}" for one in who if one not in self._missing}
-        gone |= {one: f"{self._refusals[one]}; then {gone[one]}" for one in gone.keys() & self._refusals.keys()}
         if not gone or self.phase is Phase.ENDED:
             return []
         settled = {*self._missing, *gone} < set(self.participants)  # somebody is left
@@ -286,6 +285,15 @@ class SessionMachine:
         self.adopted = self.adopted | {who} if adopted else self.adopted - {who}
         return [] if self._missing else self._order(Phase.RESTORING, now)
 
+    def unfit(self, who: int, reason: str) -> None:
+        """Note why another worker cannot take a lost rank. It is said if none does."""
+        self._unfit[who] = reason
+
+    def _losses(self) -> list[str]:
+        """How participants were lost, and why other workers could not take their ranks."""
+        reasons = {who: self._unfit.get(who, "") for who in self._missing}
+        return [loss if reasons[who] in loss else f"{loss}; {reasons[who]}" for who, loss in self._missing.items()]
+
     def not_replaced(self, who: Iterable[int], now: float) -> list[Instruction]:
         """Go on without lost participants, or end the session, because no other worker can come for them."""
         given_up = self._missing.keys() & set(who)
@@ -295,7 +303,7 @@ class SessionMachine:
             self._adoptions.update(lost)
             if self._shrinks and self.epoch >= self.first_epoch and self._adoptions.most_common(1)[0][1] <= ATTEMPTS:
                 return [Adopt(tuple(sorted(lost)))]
-            return self.end(worker_lost(self._missing.values(), tried=True))
+            return self.end(worker_lost(self._losses(), tried=True))
         without: list[Instruction] = [GoesOnWithout(one) for one in given_up]
         self.participants = tuple(one for one in self.participants if one not in given_up)
         for one in given_up:
@@ -309,7 +317,7 @@ class SessionMachine:
 
     def not_adopted(self) -> list[Instruction]:
         """End the session, because no participant can adopt the lost ranks."""
-        return self.end(worker_lost(self._missing.values(), tried=True))
+        return self.end(worker_lost(self._losses(), tried=True))
 
     def end(self, error: DShuffleError) -> list[Instruction]:
         """End the session."""
@@ -421,7 +429,7 @@ class SessionMachine:
             return self._order(Phase.INFORMING, now)
         if self.phase in (Phase.RESTORING, Phase.INFORMING):
             new, self._new = tuple(sorted(self._new)), set()
-            self._refusals.clear()
+            self._unfit.clear()
             self._replacing_since = math.inf
             found: list[Instruction] = [Replaced(new)]
             return found + (self._wait_for_replacements(now) if self._missing else self._go_on(now))
