@@ -105,9 +105,9 @@ class Shuffler:
         Maximum size of a worker's cache partition (``"2 GiB"`` or an integer), including the packets that it relays
         and, on the server, the rows that it serves. By default 60 % of the worker's own memory limit.
     cache_directory
-        Folder on a local disk of every worker, for partitions that are larger than memory; ``"local"`` for the
-        ``local_directory`` of each Dask worker. Rows are then in a file without a name, and only their index counts as
-        memory. See docs/settings.md.
+        Folder on a local disk of every worker (an absolute path), for partitions that are larger than memory;
+        ``"local"`` for the ``local_directory`` of each Dask worker. Rows are then in a file without a name, and only
+        their index counts as memory. See docs/settings.md.
     keep_cache
         Whether the partitions in ``cache_directory`` outlive the session. A later session on the same dataset, with the
         same way of shuffling and seed, reads its first partitions from those that it finds there. It removes them when

@@ -16,7 +16,7 @@ from dshuffle.errors import WorkerLost
 
 from .conftest import OPTIONS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
