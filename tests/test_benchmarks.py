@@ -27,6 +27,11 @@ def test_a_large_epoch_is_planned_in_half_a_second():
 
 
 @pytest.mark.slow
+def test_digests_take_a_hundredth_of_planning():
+    assert load("promises").digest_fraction(10**7) < 0.01
+
+
+@pytest.mark.slow
 def test_the_exchange_benchmark_runs():
     command = [sys.executable, str(BENCHMARKS / "exchange.py"), "--samples=2000", "--workers=2", "--repeats=1"]
     ran = subprocess.run([*command, "--skip=array"], capture_output=True, text=True, timeout=110)
@@ -41,6 +46,10 @@ def test_the_benchmark_of_many_workers_runs():
     results = load("many_workers").main(["--workers=3", "--epochs=1"])
     assert set(results) == {"first session", "local", "global", "tasks alone"}
     assert all(seconds > 0 for result in results.values() for seconds in result.values())
+
+
+def test_the_benchmark_of_the_scheduler_runs():
+    assert load("scheduler").main(["--members=20", "--epochs=2"])["seconds"] > 0
 
 
 def test_the_coding_benchmark_runs():

@@ -53,6 +53,11 @@ class Position:
         """Number of items that were given; all of them at the end of the epoch."""
         return self._place.n_given
 
+    @property
+    def first(self) -> int:
+        """Number of items that the next iteration leaves out, because they were given before."""
+        return self._place.n_given if self._place.resumed else 0
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch. A position in this epoch that was resumed, and not used yet, stays."""
         if not (self._place.resumed and self._place.epoch == epoch):
@@ -64,7 +69,7 @@ class Position:
 
     def iterate(self, n_items: int, item: Callable[[int], T]) -> Iterator[T]:
         """Give the items of the epoch, from the position on if it was resumed, otherwise from the first one."""
-        first = self._place.n_given if self._place.resumed else 0
+        first = self.first
         place = self._place = _Place(self._place.epoch, first)
         for index in range(first, n_items):
             value = item(index)

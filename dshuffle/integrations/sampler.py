@@ -1,8 +1,14 @@
-"""A sampler for map-style datasets: the sample ids that a rank trains on. Needs neither Dask nor PyTorch."""
+"""A sampler for map-style datasets: the sample ids that a rank trains on. Needs neither Dask nor PyTorch.
+
+With PyTorch it is a ``torch.utils.data.DistributedSampler``, as libraries ask whether a sampler is one: Lightning
+divides the ids of any other sampler between the ranks once more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import importlib
+import os
+from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
 import numpy as np
@@ -11,15 +17,22 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations.position import Position
-from dshuffle.planning import Assignment, Choices, Classes, ShuffleSpec, parse_assignment
+from dshuffle.planning import Assignment, Choices, Classes, Remainder, ShuffleSpec, parse_assignment
 from dshuffle.planning.assignment import Drawn
-from dshuffle.planning.batching import DROP, MODES, PAD
+from dshuffle.planning.batching import DROP, MODES, PAD, UNEVEN
 from dshuffle.planning.order import epoch_order
 from dshuffle.planning.own_part import Moves, OwnPlanner, plans_own_parts
 from dshuffle.planning.types import Samples
 
 
-class ExchangeSampler:
+def _base() -> Any:
+    try:
+        return importlib.import_module("torch.utils.data").DistributedSampler
+    except ImportError:
+        return object
+
+
+class ExchangeSampler(_base()):  # type: ignore[misc]
     """A replacement for ``torch.utils.data.DistributedSampler`` that supports the uncoded assignments.
 
     Every rank computes the assignment from the seed, without communication. If samples are stored on the ranks, fetch
@@ -27,27 +40,36 @@ class ExchangeSampler:
 
     Parameters
     ----------
-    n_samples
-        Number of samples in the dataset. All ranks use the same sample ids.
-    rank, world_size
-        Rank of this process, from 0, and number of processes.
-    assignment
-        ``"partial:Q"``, ``"global"``, ``"local"`` or ``"chunks:ROWS"``.
+    dataset
+        A dataset with a length, or the number of its samples. All ranks use the same sample ids.
+    num_replicas, rank
+        Number of processes, and rank of this one, from 0. By default those of ``torch.distributed`` if it has been
+        initialized, otherwise the environment variables ``WORLD_SIZE`` and ``RANK``, which torchrun sets.
+    shuffle
+        If it is False, every rank has the same ids in every epoch, in ascending order, as for validation.
     seed
         Any integer, the same on all ranks.
+    drop_last
+        Short for ``mode="drop"``.
+    assignment
+        ``"partial:Q"``, ``"global"``, ``"local"`` or ``"chunks:ROWS"``; by default ``"partial:0.1"``, or ``"local"``
+        without ``shuffle``.
     sharding
-        First assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``.
+        First assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``; by default ``"random"``, or
+        ``"round-robin"`` without ``shuffle``.
     balance
         ``(n_samples,)`` integer class of each sample, the same on all ranks. In every epoch, each class is divided
         equally among the ranks, to within one sample. For ``"partial:Q"``, ``"global"`` and ``"local"``.
     mode
-        How to give all ranks the same number of ids if their shares differ: ``"pad"`` repeats the first ids of a rank,
-        ``"drop"`` omits its last ids. ``"uneven"`` leaves the numbers different.
+        How to give all ranks the same number of ids if their shares differ: ``"pad"`` (the default) repeats the first
+        ids of a rank, ``"drop"`` omits its last ids. ``"uneven"`` leaves the numbers different. Shares differ by one
+        id, or with ``"chunks:ROWS"`` by up to a chunk: for two ranks and 103 samples in chunks of 8, ``"pad"`` repeats
+        9 ids, and ``"drop"`` omits 9.
 
     Raises
     ------
     InvalidParameter
-        If a parameter has a value that is not allowed.
+        If a parameter has a value that is not allowed, or the rank and the number of processes are unknown.
 
     References
     ----------
@@ -55,7 +77,7 @@ class ExchangeSampler:
 
     Examples
     --------
-    >>> sampler = ExchangeSampler(8, rank=0, world_size=2, assignment="partial:0.5", sharding="contiguous")
+    >>> sampler = ExchangeSampler(8, 2, rank=0, assignment="partial:0.5", sharding="contiguous")
     >>> list(sampler)
     [1, 0, 2, 3]
     >>> sampler.set_epoch(1)
@@ -65,66 +87,103 @@ class ExchangeSampler:
 
     def __init__(
         self,
-        n_samples: int,
-        *,
-        rank: int,
-        world_size: int,
-        assignment: str | Assignment = "partial:0.1",
+        dataset: Sized | int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
         seed: int = 0,
-        sharding: str = "random",
+        drop_last: bool = False,
+        *,
+        assignment: str | Assignment | None = None,
+        sharding: str | None = None,
         balance: ArrayLike | None = None,
-        mode: str = PAD,
+        mode: str | None = None,
     ) -> None:
-        self._n_workers = as_integer("world_size", world_size, 1)
-        n_samples = as_integer("n_samples", n_samples, self._n_workers, "There are fewer samples than ranks.")
-        self._rank = as_integer("rank", rank, 0)
-        if self._rank >= self._n_workers:
-            raise InvalidParameter.of("rank", rank, f"in [0, {self._n_workers}), the range of ranks")
-        if mode not in MODES:
-            raise InvalidParameter.of("mode", mode, f"one of {list(MODES)}")
-        self._mode = mode
-        parsed = parse_assignment(assignment)
-        if parsed.needs_holders:
-            allowed = "'partial:Q', 'global', 'local' or 'chunks:ROWS'"
-            raise InvalidParameter.of("assignment", str(parsed), allowed, "Coded deliveries are not supported.")
-        classes = None if balance is None else Classes.of("given", balance, n_samples)
-        self._spec = ShuffleSpec(
-            n_samples,
-            self._n_workers,
-            Choices(
-                assignment=parsed, delivery="peer", sharding=sharding, balance=classes, seed=as_integer("seed", seed)
-            ),
-        )
-        self._planner = OwnPlanner(self._spec, self._rank) if plans_own_parts(self._spec, "peer") else None
+        # The attributes of a DistributedSampler, for libraries that read them.
+        self.dataset = dataset if isinstance(dataset, Sized) else range(as_integer("dataset", dataset, 0))
+        self.num_replicas = as_integer("num_replicas", _given_or_current("num_replicas", num_replicas), 1)
+        self.rank = as_integer("rank", _given_or_current("rank", rank), 0)
+        self.shuffle, self.seed = bool(shuffle), as_integer("seed", seed)
+        if len(self.dataset) < self.num_replicas:
+            allowed = f"at least {self.num_replicas}, one sample for each rank"
+            raise InvalidParameter.of("len(dataset)", len(self.dataset), allowed)
+        if self.rank >= self.num_replicas:
+            raise InvalidParameter.of("rank", rank, f"in [0, {self.num_replicas}), the range of ranks")
+        self._mode = _mode(mode, drop_last)
+        self.drop_last = self._mode == DROP
+        self._spec = self._spec_of(assignment, sharding, balance)
+        self._planner = OwnPlanner(self._spec, self.rank) if plans_own_parts(self._spec, "peer") else None
         self._drawn: Drawn | None = None  # otherwise all ranks of the epoch
+        self._remainder: Remainder | None = None  # what another number of ranks has left of an epoch
         self._position = Position(0)
         self.set_epoch(0)
 
+    def _spec_of(
+        self, assignment: str | Assignment | None, sharding: str | None, balance: ArrayLike | None
+    ) -> ShuffleSpec:
+        parsed = parse_assignment(assignment or ("partial:0.1" if self.shuffle else "local"))
+        if parsed.needs_holders:
+            allowed = "'partial:Q', 'global', 'local' or 'chunks:ROWS'"
+            raise InvalidParameter.of("assignment", str(parsed), allowed, "Coded deliveries are not supported.")
+        if parsed.moves and not self.shuffle:
+            raise InvalidParameter.of("assignment", str(parsed), "left out or 'local' with shuffle=False")
+        n_samples = len(self.dataset)
+        choices = Choices(
+            assignment=parsed,
+            delivery="peer",
+            sharding=sharding or ("random" if self.shuffle else "round-robin"),
+            balance=None if balance is None else Classes.of("given", balance, n_samples),
+            seed=self.seed,
+        )
+        return ShuffleSpec(n_samples, self.num_replicas, choices)
+
     def __len__(self) -> int:
+        """Number of ids that the next iteration gives."""
+        return self._n_ids - self._position.first
+
+    @property
+    def num_samples(self) -> int:
         """Number of ids of this rank in the current epoch."""
-        return len(self._positions())
+        return self._n_ids
+
+    @property
+    def total_size(self) -> int:
+        """Number of ids of all ranks, if they are equally many."""
+        return self._n_ids * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the ids of the current epoch, in an order that changes every epoch."""
-        order = epoch_order(self._moves.own, seed=self._spec.choices.seed, epoch=self._epoch, rank=self._rank)
-        ids = order[self._positions()].tolist()
+        ids = self._ids().tolist()
         yield from self._position.iterate(len(ids), ids.__getitem__)
 
-    def state_dict(self) -> dict[str, int | str | None]:
+    def state_dict(self) -> dict[str, Any]:
         """The position for :meth:`load_state_dict`: the epoch, and how many of its ids the last iteration has given.
 
-        At the end of an epoch, ``"yielded"`` is ``len(self)``.
+        ``"yielded"`` is ``"of"`` at the end of an epoch.
 
         A ``DataLoader`` with workers asks for ids ahead of training. Set ``"yielded"`` to the number of ids that were
         trained on.
         """
-        return {**self._fixed(), "epoch": self._position.epoch, "yielded": self._position.n_given}
+        earlier = [] if self._remainder is None else [list(counts) for counts in self._remainder.trained]
+        return {
+            **self._fixed(),
+            "rank": self.rank,
+            "world_size": self.num_replicas,
+            "epoch": self._position.epoch,
+            "yielded": self._position.n_given,
+            "of": self._n_ids,
+            "earlier": earlier,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to the position of a state. The next iteration gives the ids that are left of its epoch.
 
         :meth:`set_epoch` with this epoch keeps the position, so that a loop may call it as always. Nothing is left at
         the end of an epoch.
+
+        The state may be one of any rank, except with the mode ``"uneven"``: all ranks give equally many ids. If there
+        were more or fewer ranks, what they have left of the epoch is divided equally among the present ones. This takes
+        time and memory for all samples, O(q).
 
         Raises
         ------
@@ -134,13 +193,23 @@ class ExchangeSampler:
         for name, value in self._fixed().items():
             if state.get(name) != value:
                 raise InvalidParameter.of(f"state[{name!r}]", state.get(name), f"{value!r}, as this sampler has it")
-        yielded = as_integer("state['yielded']", state.get("yielded"), 0)
-        self.set_epoch(as_integer("state['epoch']", state.get("epoch"), 0))
-        if yielded > len(self):
-            raise InvalidParameter.of(
-                "state['yielded']", yielded, f"at most {len(self)}, the ids of epoch {self._epoch}"
-            )
-        self._position.resume(self._epoch, yielded)
+        n_before = as_integer("state['world_size']", state.get("world_size"), 1)
+        same_ranks = n_before == self.num_replicas
+        if self._mode == UNEVEN and (not same_ranks or state.get("rank") != self.rank):
+            name, value = ("rank", self.rank) if same_ranks else ("world_size", self.num_replicas)
+            raise InvalidParameter.of(f"state[{name!r}]", state.get(name), f'{value}, as mode="uneven" is')
+        epoch = as_integer("state['epoch']", state.get("epoch"), 0)
+        yielded, n_ids = (as_integer(f"state[{name!r}]", state.get(name), 0) for name in ("yielded", "of"))
+        if yielded > n_ids:
+            raise InvalidParameter.of("state['yielded']", yielded, f"at most {n_ids}, the ids of epoch {epoch}")
+        earlier = tuple(map(tuple, state.get("earlier", ())))
+        resumes = same_ranks or yielded == n_ids
+        trained = earlier if resumes else (*earlier, (yielded,) * n_before)
+        self._remainder = Remainder(epoch, trained) if trained and (same_ranks or yielded < n_ids) else None
+        self.set_epoch(epoch)
+        if same_ranks and n_ids != self._n_ids:
+            raise InvalidParameter.of("state['of']", n_ids, f"{self._n_ids}, the ids of epoch {epoch}")
+        self._position.resume(epoch, self._n_ids if yielded == n_ids else yielded if same_ranks else 0)
 
     def _fixed(self) -> dict[str, int | str | None]:
         """What a state and its sampler must have in common."""
@@ -148,8 +217,6 @@ class ExchangeSampler:
         return {
             "draw_version": spec.draw_version,
             "n_samples": spec.n_samples,
-            "rank": self._rank,
-            "world_size": self._n_workers,
             "assignment": str(spec.choices.assignment),
             "sharding": str(spec.choices.sharding),
             "balance_checksum": None if spec.choices.balance is None else spec.choices.balance.checksum,
@@ -162,28 +229,47 @@ class ExchangeSampler:
 
         A position in this epoch from :meth:`load_state_dict` stays, until an iteration has begun there.
 
-        With ``balance``, and with the sharding ``"round-robin"``, each assignment is computed from the previous one, so
-        that skipping many epochs takes time.
+        With ``"partial:Q"``, a rank follows its samples back through all epochs, so the time is proportional to the
+        epoch. With ``balance``, and with the sharding ``"round-robin"``, each assignment is computed from the previous
+        one.
         """
         self._spec.check_epoch("epoch", epoch)
-        if self._planner is not None:
+        remainder = self._remainder
+        self._epoch_ids: Samples | None = None
+        if remainder is not None and remainder.epoch == epoch:
+            self._take_remainder(remainder)
+        elif self._planner is not None:
             self._moves, self._shares = self._planner.moves(epoch), self._planner.shares(epoch)
         else:
             self._draw(epoch)
-        self._epoch = epoch
+        self.epoch = epoch
         self._position.set_epoch(epoch)
+
+    def _take_remainder(self, remainder: Remainder) -> None:
+        """Take this rank's part of the samples that other numbers of ranks have left of an epoch."""
+        begun, *others = remainder.trained
+        key = self.seed, remainder.epoch
+        left = np.flatnonzero(Remainder(remainder.epoch, (begun,)).left_samples(self._spec))
+        for counts in others:
+            parts = [part[count:] for part, count in zip(_dealt(left, len(counts), key), counts, strict=True)]
+            left = np.sort(np.concatenate(parts))
+        own = _dealt(left, self.num_replicas, key)[self.rank]
+        self._epoch_ids = own if own.size else left[:1]
+        self._shares = len(left) // self.num_replicas, -(-len(left) // self.num_replicas)
+        self._moves = Moves.loading(np.sort(own))
+        self._drawn = None
 
     def _draw(self, epoch: int) -> None:
         """Draw the ranks of all samples up to an epoch."""
-        if self._drawn is None or epoch < self._epoch:
-            self._drawn, self._epoch = self._spec.draw_first(), 0
-            own = np.flatnonzero(self._drawn.ranks == self._rank)
+        if self._drawn is None or epoch < self.epoch:
+            self._drawn, self.epoch = self._spec.draw_first(), 0
+            own = np.flatnonzero(self._drawn.ranks == self.rank)
             self._moves = Moves.loading(own)
-        while self._epoch < epoch:
-            self._epoch += 1
-            before, self._drawn = self._drawn, self._spec.draw(self._drawn, self._epoch)
-            self._moves = Moves.between(before.ranks, self._drawn.ranks, self._rank)
-        counts = np.bincount(self._drawn.ranks, minlength=self._n_workers)
+        while self.epoch < epoch:
+            self.epoch += 1
+            before, self._drawn = self._drawn, self._spec.draw(self._drawn, self.epoch)
+            self._moves = Moves.between(before.ranks, self._drawn.ranks, self.rank)
+        counts = np.bincount(self._drawn.ranks, minlength=self.num_replicas)
         self._shares = int(counts.min()), int(counts.max())
 
     @property
@@ -196,7 +282,52 @@ class ExchangeSampler:
         """Ascending int64 ids that this rank had in the previous epoch but not in this one."""
         return self._moves.leaving
 
-    def _positions(self) -> Samples:
-        n_own, (smallest, largest) = len(self._moves.own), self._shares
-        total = {PAD: largest, DROP: smallest}.get(self._mode, n_own)
-        return np.arange(total) % n_own
+    @property
+    def _n_ids(self) -> int:
+        smallest, largest = self._shares
+        return {PAD: largest, DROP: smallest}.get(self._mode, len(self._moves.own))
+
+    def _ids(self) -> Samples:
+        """The ids of the epoch in training order, padded or without the last ones."""
+        order = self._epoch_ids
+        if order is None:
+            order = self._moves.own
+            if self.shuffle:
+                order = epoch_order(order, seed=self.seed, epoch=self.epoch, rank=self.rank)
+        return order[np.arange(self._n_ids) % max(1, len(order))]
+
+
+def _dealt(left: Samples, n_ranks: int, key: tuple[int, int]) -> list[Samples]:
+    """What is left of an epoch, in random order, dealt equally to a number of ranks. The key is seed and epoch."""
+    order = epoch_order(left, seed=key[0], epoch=key[1], rank=0)
+    return [order[rank::n_ranks] for rank in range(n_ranks)]
+
+
+def _mode(mode: str | None, drop_last: bool) -> str:
+    if mode is None:
+        return DROP if drop_last else PAD
+    if mode not in MODES:
+        raise InvalidParameter.of("mode", mode, f"one of {list(MODES)}")
+    if drop_last and mode != DROP:
+        raise InvalidParameter.of("drop_last", drop_last, f"left out with mode={mode!r}")
+    return mode
+
+
+def _given_or_current(name: str, value: int | None) -> int | None:
+    """The rank or the number of ranks, if it is not given, from ``torch.distributed`` or from the environment."""
+    if value is not None:
+        return value
+    variable = {"num_replicas": "WORLD_SIZE", "rank": "RANK"}[name]
+    try:
+        distributed = importlib.import_module("torch.distributed")
+    except ImportError:
+        pass
+    else:
+        if distributed.is_available() and distributed.is_initialized():
+            current = distributed.get_world_size() if name == "num_replicas" else distributed.get_rank()
+            return int(current)
+    text = os.environ.get(variable, "")
+    if not text.isdecimal():
+        allowed = f"an integer, as torch.distributed is not initialized and the variable {variable} is not set"
+        raise InvalidParameter.of(name, value, allowed)
+    return int(text)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.randomness import permutation, random_words
+from dshuffle.planning.randomness import finalised, permutation, random_words
 from dshuffle.planning.types import Samples, Words
 
 DRAW_VERSION = 3
@@ -132,14 +132,6 @@ def evaluate_networks(
 
 
 @numba.njit(inline="always")
-def _mix(word, key):  # type: ignore[no-untyped-def]
-    word += key
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))
-
-
-@numba.njit(inline="always")
 def _scaled(word, bound):  # type: ignore[no-untyped-def]
     """The high part of ``word * bound``, in [0, bound), for bounds below 2**32."""
     low = (word & np.uint64(0xFFFFFFFF)) * bound
@@ -157,11 +149,11 @@ def _forward(points, members, found, domains, keys):  # type: ignore[no-untyped-
             column = value - row * width
             for j in range(keys.shape[1]):
                 if j & 1 == 0:
-                    row += _scaled(_mix(column, keys[member, j]), height)
+                    row += _scaled(finalised(column + keys[member, j]), height)
                     if row >= height:
                         row -= height
                 else:
-                    column += _scaled(_mix(row, keys[member, j]), width)
+                    column += _scaled(finalised(row + keys[member, j]), width)
                     if column >= width:
                         column -= width
             value = row * width + column
@@ -182,10 +174,10 @@ def _inverse(points, members, found, domains, keys):  # type: ignore[no-untyped-
             for back in range(keys.shape[1]):
                 j = keys.shape[1] - 1 - back
                 if j & 1 == 0:
-                    drawn = _scaled(_mix(column, keys[member, j]), height)
+                    drawn = _scaled(finalised(column + keys[member, j]), height)
                     row = row - drawn if row >= drawn else row + height - drawn
                 else:
-                    drawn = _scaled(_mix(row, keys[member, j]), width)
+                    drawn = _scaled(finalised(row + keys[member, j]), width)
                     column = column - drawn if column >= drawn else column + width - drawn
             value = row * width + column
             if value < size:

@@ -122,6 +122,14 @@ def below(word, bound):  # type: ignore[no-untyped-def]
     return np.int64((high + (low >> np.uint64(32))) >> np.uint64(32))
 
 
+@numba.njit(inline="always")
+def finalised(word):  # type: ignore[no-untyped-def]
+    """Mix the bits of a 64-bit word: the finaliser of SplitMix64, a bijection."""
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))
+
+
 @numba.njit(nogil=True, cache=True)
 def next_word(state):  # type: ignore[no-untyped-def]
     """Advance a SplitMix64 stream and return its next state and word.
@@ -134,10 +142,7 @@ def next_word(state):  # type: ignore[no-untyped-def]
     17.
     """
     state += np.uint64(0x9E3779B97F4A7C15)
-    word = state
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state, word ^ (word >> np.uint64(31))
+    return state, finalised(state)
 
 
 @numba.njit(nogil=True, cache=True)

@@ -14,6 +14,7 @@ from dshuffle.planning.assignment.initial import GivenSharding
 from dshuffle.planning.order import epoch_order
 from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 from dshuffle.planning.planner import EpochPlanner
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 from dshuffle.planning.types import Ranks, Samples
 
@@ -30,6 +31,9 @@ class Remainder:
         One tuple for each session that trained in the epoch, in order: the number of samples that each of its ranks
         trained on. A rank skips the samples that earlier sessions trained on, and takes the others in its training
         order. So these numbers are enough to tell which samples were trained on.
+    digest
+        Digest of the samples that were trained on, as the ranks noted it. None if nobody did, as in states of earlier
+        releases.
 
     Raises
     ------
@@ -47,6 +51,7 @@ class Remainder:
 
     epoch: int
     trained: tuple[tuple[int, ...], ...]
+    digest: SampleDigest | None = None
 
     def __post_init__(self) -> None:
         for counts in self.trained:
@@ -57,6 +62,13 @@ class Remainder:
     def total(self) -> int:
         """Number of samples that were trained on."""
         return sum(map(sum, self.trained))
+
+    def followed_by(self, counts: tuple[int, ...], digest: SampleDigest) -> Remainder:
+        """The same epoch after another session, whose ranks trained on so many samples with this digest."""
+        unknown = self.trained and self.digest is None
+        return Remainder(
+            self.epoch, (*self.trained, counts), None if unknown else (self.digest or SampleDigest()) + digest
+        )
 
     def left(
         self, spec: ShuffleSpec, rank: int, spec_for: Callable[[int], ShuffleSpec] | None = None
@@ -86,8 +98,7 @@ class Remainder:
             If all ranks train on some samples, and the number of ranks is not the same in all sessions.
         """
         orders = list(training_orders(spec, self.epoch))
-        if all(len(counts) == spec.n_workers for counts in self.trained):  # every rank goes on with its own order
-            done = [sum(counts[each] for counts in self.trained) for each in range(spec.n_workers)]
+        if (done := self._by_rank(spec)) is not None:
             counts = [len(order) - trained for order, trained in zip(orders, done, strict=True)]
             if min(counts) < 0:
                 raise InvalidParameter.of("trained", self.trained, "at most the samples of each rank")
@@ -96,12 +107,36 @@ class Remainder:
         if isinstance(sharding, GivenSharding) and sharding.n_broadcast:
             hint = "In the middle of an epoch, samples that every worker trains on cannot be given to others."
             raise InvalidParameter.of("n_workers", spec.n_workers, f"{len(self.trained[-1])}, as before", hint)
-        left = self._left_samples(spec, spec_for or spec.with_workers)
+        left = self.left_samples(spec, spec_for)
         counts = [int(np.count_nonzero(left[order])) for order in orders]
         return left[orders[rank]], (min(counts), max(counts))
 
-    def _left_samples(self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec]) -> NDArray[np.bool_]:
-        """``(q,)``, whether a sample is left."""
+    def trained_digest(self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec] | None = None) -> SampleDigest:
+        """Digest of the samples that were trained on.
+
+        If it was not noted, it is that of the samples that these parameters draw, as in :meth:`left`, in O(q).
+        """
+        if self.digest is not None:
+            return self.digest
+        seed = spec.choices.seed
+        if (done := self._by_rank(spec)) is not None:
+            orders = training_orders(spec, self.epoch)
+            return SampleDigest.summed(
+                SampleDigest.of(order[:count], seed).fields for order, count in zip(orders, done, strict=True)
+            )
+        return SampleDigest.of(np.flatnonzero(~self.left_samples(spec, spec_for)), seed)
+
+    def _by_rank(self, spec: ShuffleSpec) -> list[int] | None:
+        """How many samples each rank has trained on, if every rank goes on with its own order; else None."""
+        if any(len(counts) != spec.n_workers for counts in self.trained):
+            return None
+        return [sum(counts[rank] for counts in self.trained) for rank in range(spec.n_workers)]
+
+    def left_samples(
+        self, spec: ShuffleSpec, spec_for: Callable[[int], ShuffleSpec] | None = None
+    ) -> NDArray[np.bool_]:
+        """``(q,)``, whether a sample is left. The parameters are those of :meth:`left`."""
+        spec_for = spec_for or spec.with_workers
         sessions: list[ShuffleSpec] = []
         for counts in reversed(self.trained):
             if len(counts) != spec.n_workers:

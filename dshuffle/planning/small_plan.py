@@ -9,6 +9,7 @@ import numpy as np
 from dshuffle.planning.bijection import Bijection
 from dshuffle.planning.own_part import plan_own_part, plans_own_parts
 from dshuffle.planning.planner import EpochPlanner
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 
 
@@ -28,3 +29,4 @@ def compile_planner(spec: ShuffleSpec) -> None:
         planner.advance().shares  # noqa: B018  computing the shares compiles another kernel
     network = Bijection.of(100, "warm-up", largest_table=0)  # few samples are drawn with tables
     network.inverse(network.forward(np.arange(9)))
+    SampleDigest.of(np.arange(9), choices.seed)

@@ -7,20 +7,16 @@ task and one request per result, a round of 8 processes took 1.5 times as long.
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dask
-import distributed.client
 from distributed import Client, Future, as_completed, wait
 
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.runtime.collective import run_together
-from dshuffle.runtime.session_client import PATIENCE, SessionClient
+from dshuffle.runtime.epoch_tasks import EpochTasks
 from dshuffle.runtime.session_spec import PerRank
 from dshuffle.runtime.task_keys import rank_of_key, task_key, task_name
 from dshuffle.runtime.worker.partition_task import run_on_partition
@@ -110,55 +106,6 @@ MOST_RESTARTS = 3
 """How often a call of :meth:`Epoch.together` starts because workers were replaced."""
 
 
-@dataclass(slots=True)
-class EpochTasks:
-    """The tasks of one epoch, call by call."""
-
-    epoch: int
-    calls: list[list[Future[Any]]] = field(default_factory=list)
-
-    @property
-    def futures(self) -> list[Future[Any]]:
-        """The tasks of all calls."""
-        return [future for futures in self.calls for future in futures]
-
-    def wait(self, session: SessionClient) -> None:
-        """Wait until all tasks have ended, and say from time to time what they wait for."""
-        futures, patience = self.futures, PATIENCE
-        with session.client.as_current():  # the default would be the client created last
-            while pending := [future for future in futures if not future.done()]:
-                try:
-                    wait(pending, timeout=patience)
-                except TimeoutError:
-                    patience *= 2
-                    if reason := session.waiting_for():
-                        logger.warning("dshuffle: %s", reason)
-                except CancelledError:
-                    continue
-
-    def raise_unseen(self) -> None:
-        """Raise the error of a call of which no error was raised yet, so that none is lost.
-
-        A lost worker ends the session, which says so itself.
-        """
-        for futures in self.calls:
-            errors = [future.exception() for future in futures if future.status == "error"]
-            if errors and not any(isinstance(error, WorkerLost) or _was_raised_here(error) for error in errors):
-                assert errors[0] is not None
-                errors[0].add_note(f"This is the error of a task of epoch {self.epoch}, whose result was not fetched.")
-                raise errors[0]
-
-
-def _was_raised_here(error: BaseException | None) -> bool:
-    """Whether the error of a task was raised in the client, by ``Future.result``, ``Client.gather`` or this module."""
-    trace = None if error is None else error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename in (distributed.client.__file__, __file__):
-            return True
-        trace = trace.tb_next
-    return False
-
-
 class Epoch:
     """One epoch, in which every worker holds its partition and tasks run on the worker that holds their samples.
 
@@ -172,7 +119,6 @@ class Epoch:
         self.number = tasks.epoch
         self._shuffler = shuffler
         self._tasks = tasks
-        self._calls = itertools.count()
 
     def __repr__(self) -> str:
         return f"<Epoch {self.number} of {self._shuffler!r}>"
@@ -201,11 +147,56 @@ class Epoch:
         ClusterError
             If this epoch has ended.
         """
-        return self._shuffler._submit(self, next(self._calls), fn, args, kwargs)
+        return self._shuffler._submit(self, fn, args, kwargs)
+
+    def accept(self, futures: list[Future[Any]] | None = None) -> None:
+        """Let the epoch end although tasks failed, were cancelled, or were lost with their workers.
+
+        Without this call, moving on to the next epoch raises their errors, also if you have handled them: their samples
+        may not have been trained on. The epoch still waits until all of its tasks have ended.
+
+        Parameters
+        ----------
+        futures
+            What :meth:`map` returned; by default the tasks of all calls so far.
+
+        Raises
+        ------
+        InvalidParameter
+            If the futures are not those of a call in this epoch.
+
+        Examples
+        --------
+        >>> import numpy as np, dshuffle
+        >>> from distributed import Client
+        >>> dataset = dshuffle.create_dataset("memory://doc-accept", {"x": np.arange(10.0)}, overwrite=True)
+        >>> def invert(partition):
+        ...     return [1 / int(x) for x in partition["x"]]  # one of the values is 0
+        >>> with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
+        ...     with dshuffle.Shuffler(client, dataset) as shuffler:
+        ...         for epoch in shuffler.epochs(2):
+        ...             futures = epoch.map(invert)
+        ...             print(len(client.gather(futures, errors="skip")))
+        ...             epoch.accept(futures)
+        1
+        1
+        """
+        self._tasks.accept(futures)
 
     def forget(self, futures: list[Future[Any]]) -> None:
-        """Do not wait for the tasks of a call, or raise their errors, when the epoch ends."""
-        self._tasks.calls.remove(futures)
+        """Do not wait for the tasks of a call, or raise their errors, when the epoch ends.
+
+        Parameters
+        ----------
+        futures
+            What :meth:`map` returned.
+
+        Raises
+        ------
+        InvalidParameter
+            If the futures are not those of a call in this epoch.
+        """
+        self._tasks.forget(futures)
 
     def together(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Run ``fn(partition, group, *args, **kwargs)`` on all workers at the same time, and wait for all of them.

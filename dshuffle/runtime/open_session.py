@@ -5,17 +5,23 @@ from __future__ import annotations
 import dataclasses
 import logging
 import uuid
+from typing import Any
 
 from distributed import Client
 from distributed.protocol.serialize import ToPickle
 
-from dshuffle.errors import CacheBudgetError
+from dshuffle.errors import CacheBudgetError, WorkerLost
 from dshuffle.planning import SERVER, WorkerHistory
+from dshuffle.runtime.cluster_view import cluster_info
 from dshuffle.runtime.replies import Reply
 from dshuffle.runtime.session_client import SessionClient, Silence
 from dshuffle.runtime.session_spec import Carried, SessionRequest
+from dshuffle.runtime.waiting import wait_for_workers
 
 logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""How often a session is opened if workers are lost meanwhile."""
 
 
 class OpenSession:
@@ -41,21 +47,44 @@ class OpenSession:
     def __init__(self, client: Client, request: SessionRequest, silence: Silence | None = None) -> None:
         self.calls, self.request = SessionClient(client, request.session_id, silence), request
         try:
-            opened = self._open()
+            opened = self._opened()
         except CacheBudgetError as error:
             if request.kept_as is None or request.former is not None:
                 raise
             # Some workers read kept partitions whose room other workers of the same machine need.
             logger.debug("dshuffle: the session does not read kept partitions, because they are in the way: %s", error)
-            self.request = dataclasses.replace(request, session_id=new_id(), reads_kept=False)
-            self.calls = SessionClient(client, self.request.session_id, silence)
-            opened = self._open()
+            self._rename(reads_kept=False)
+            opened = self._opened()
         if opened["left_out"]:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened["left_out"]))
         self.addresses: dict[int, str] = dict(opened["addresses"])
         self.history = WorkerHistory.from_dict(opened["history"])
         self.n_workers = self.history.n_workers
         self._server_role: str = opened["server"]
+
+    def _opened(self) -> Reply:
+        """Open the session; again, with the workers that come back, if one is lost meanwhile.
+
+        A session that follows another one is opened again by its :class:`~dshuffle.runtime.membership.Membership`.
+        """
+        client = self.calls.client
+        n_workers = len(cluster_info(client)["workers"])
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return self._open()
+            except WorkerLost as error:
+                if self.request.former is not None or self.request.on_loss == "raise":
+                    raise
+                logger.warning("dshuffle: the session is opened again, because a worker was lost: %s", error)
+            self._rename()
+            patience = self.request.settings.replacement_timeout
+            wait_for_workers(client, n_workers, patience, limit="dshuffle.replacement-timeout")
+        return self._open()
+
+    def _rename(self, **changes: Any) -> None:
+        """Give the session a new id, because the scheduler has closed the one of the old id."""
+        self.request = dataclasses.replace(self.request, session_id=new_id(), **changes)
+        self.calls = SessionClient(self.calls.client, self.request.session_id, self.calls.silence)
 
     def _open(self) -> Reply:
         try:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from dshuffle.planning import Choices, Remainder, WorkerHistory
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.checkpoints import PATIENCE, write_checkpoint
-from dshuffle.runtime.epoch import EpochTasks
+from dshuffle.runtime.epoch_tasks import EpochTasks
 from dshuffle.runtime.session_state import SessionState, pickled, unpickled
 from dshuffle.store import Dataset
+
+NOTHING = SampleDigest()
 
 
 class SessionPosition:
@@ -62,18 +65,22 @@ class SessionPosition:
     def attached(self, value: Any) -> None:
         self._attached, self._pickled = value, None
 
-    def state(self, counts: tuple[int, ...] = ()) -> dict[str, Any]:
+    def state(self, counts: tuple[int, ...] = (), digest: SampleDigest = NOTHING) -> dict[str, Any]:
         """The state, as :meth:`dshuffle.Shuffler.state_dict` returns it.
 
         Parameters
         ----------
         counts
-            For each rank, the samples of the current epoch that it has trained on in this session.
+            For each rank, the number of samples of the current epoch that it has trained on in this session.
+        digest
+            Digest of these samples.
         """
         text = self._pickled
         if text is None and self._attached is not None:
             text = pickled(self._attached)  # every time, since it may have been changed in place
-        return SessionState.of(self._dataset, self._choices, self._history(), self._remainder(counts), text).to_dict()
+        return SessionState.of(
+            self._dataset, self._choices, self._history(), self._remainder(counts, digest), text
+        ).to_dict()
 
     def write(self, checkpoint: str | os.PathLike[str] | None) -> None:
         """Write a checkpoint, if one is wanted. Nothing was trained on since the last epoch began or ended."""
@@ -82,11 +89,11 @@ class SessionPosition:
             write_checkpoint(checkpoint, self.state(), self._dataset, patience=patience, was_written=self._written)
             self._written = True
 
-    def _remainder(self, counts: tuple[int, ...]) -> Remainder:
+    def _remainder(self, counts: tuple[int, ...], digest: SampleDigest) -> Remainder:
         """The current epoch, and what was trained on in it; or the next epoch, if the current one has ended."""
         if self.tasks is None:
             return self._start
         if self.ended:
             return Remainder(self.tasks.epoch + 1, ())
-        earlier = self._start.trained if self._start.epoch == self.tasks.epoch else ()
-        return Remainder(self.tasks.epoch, (*earlier, counts) if any(counts) else earlier)
+        earlier = self._start if self._start.epoch == self.tasks.epoch else Remainder(self.tasks.epoch, ())
+        return earlier.followed_by(counts, digest) if any(counts) else earlier

@@ -16,6 +16,7 @@ from dshuffle.errors import CheckpointError, InvalidParameter
 from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.holders import largest_share
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.dataset_inputs import wanted_sharding
 from dshuffle.store import Dataset
 
@@ -96,6 +97,7 @@ class SessionState:
 
     def to_dict(self) -> dict[str, Any]:
         """The state as JSON can hold it."""
+        digest = self.remainder.digest
         return {
             "format": FORMAT,
             "draw_version": DRAW_VERSION,
@@ -107,6 +109,7 @@ class SessionState:
             **self.history.to_dict(),
             "epoch": self.remainder.epoch,
             "trained": [list(counts) for counts in self.remainder.trained],
+            **({} if digest is None else {"trained_digest": digest.fields}),
             "attached": self.attached,
         }
 
@@ -143,7 +146,12 @@ class SessionState:
                 f"{dataset.url} ({dataset.identity}, {dataset.n_samples} samples). Open the dataset that it belongs to"
             )
         try:
-            remainder = Remainder(state["epoch"], tuple(tuple(map(operator.index, each)) for each in state["trained"]))
+            trained = tuple(tuple(map(operator.index, each)) for each in state["trained"])
+            digest = None
+            if state.get("trained_digest") is not None:
+                count, total, first, second = map(operator.index, state["trained_digest"])
+                digest = SampleDigest(count, total, first, second)
+            remainder = Remainder(state["epoch"], trained, digest)
             choices = Choices.from_dict(state["choices"])
             history = WorkerHistory.from_dict(state)
             if remainder.trained:
@@ -168,6 +176,11 @@ class SessionState:
                 f"the state is damaged: {remainder.total} samples were trained on in epoch {remainder.epoch}"
             )
         found._check_shares()
+        if remainder.digest is not None and remainder.digest.count != remainder.total:
+            raise CheckpointError(
+                f"trained={state['trained']} of the state are {remainder.total} samples, and its trained_digest is "
+                f"that of {remainder.digest.count} samples. If you have changed trained, remove trained_digest"
+            )
         if history.epoch > remainder.epoch:
             raise CheckpointError(f"the state is damaged: workers changed in epoch {history.epoch}, which comes later")
         if remainder.trained and len(remainder.trained[-1]) != history.n_workers:

@@ -19,14 +19,16 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, MixingWarning
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_assignment
 from dshuffle.planning.cost import Cluster
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
 from dshuffle.runtime.checkpoints import check_no_checkpoint, checkpoint_place, read_checkpoint, write_checkpoint
 from dshuffle.runtime.cluster_view import check_client
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_classes
-from dshuffle.runtime.epoch import Epoch, EpochTasks, submit_to_all
+from dshuffle.runtime.epoch import Epoch, submit_to_all
 from dshuffle.runtime.epoch_recorder import EpochRecorder
+from dshuffle.runtime.epoch_tasks import EpochTasks
 from dshuffle.runtime.membership import Membership
 from dshuffle.runtime.open_session import OpenSession
 from dshuffle.runtime.session_client import SessionClient, install_plugin
@@ -315,11 +317,12 @@ class Shuffler:
         if self._closed:
             raise ClusterError("this Shuffler is closed. Take its state before", transient=False)
         counts: tuple[int, ...] = ()
+        digest = SampleDigest()
         if self.epoch is not None and not self._position.ended:
             reply = self._calls.session("trained")
             if reply["epoch"] == self.epoch:
-                counts = tuple(reply["trained"])
-        return self._position.state(counts)
+                counts, digest = tuple(reply["trained"]), SampleDigest(*reply["digest"])
+        return self._position.state(counts, digest)
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the state of this session to a checkpoint.
@@ -416,7 +419,7 @@ class Shuffler:
         if error is not None and tasks is not None and self._calls.connected:
             # After an error or Ctrl-C, do not wait for the tasks of this epoch.
             self._client.cancel(tasks.futures)
-            tasks.calls.clear()
+            tasks.clear()
         self.close()
 
     def __del__(self) -> None:
@@ -428,9 +431,9 @@ class Shuffler:
     def epochs(self, count: int) -> Iterator[Epoch]:
         """Iterate over the next ``count`` epochs.
 
-        The samples of the next epoch are exchanged during training. Moving on waits for all tasks of the current epoch,
-        and raises the error of a task that failed if nobody has fetched its result. Another call continues where the
-        previous one ended.
+        The samples of the next epoch are exchanged during training. Moving on waits for all tasks of the current epoch.
+        If a task failed, was cancelled or was lost with its worker, moving on raises an error, unless you have called
+        :meth:`Epoch.accept`. Another call continues where the previous one ended.
 
         Parameters
         ----------
@@ -447,10 +450,17 @@ class Shuffler:
             If ``count`` is not an integer of at least 0.
         ExchangeError, WorkerLost
             If an exchange fails, or a worker is lost and no other worker takes its rank.
+        ClusterError
+            If tasks of the current epoch were cancelled. The error of a task that failed is raised as it is.
         """
         if self._closed:
             raise ClusterError("this Shuffler is closed. Make a new one", transient=False)
         return self._epochs(as_integer("count", count, 0))
+
+    def accept(self) -> None:
+        """Let the current epoch end although tasks did not finish. See :meth:`Epoch.accept`."""
+        if self._position.tasks is not None:
+            self._position.tasks.accept(None)
 
     def close(self) -> None:
         """Free the cache partitions on all workers. Idempotent. The dataset is not changed.
@@ -464,7 +474,9 @@ class Shuffler:
             return
         self._calls.silence.leaving = True
         try:
-            self._finish_epoch()
+            tasks = self._position.tasks
+            if tasks is not None and tasks.error is None:  # else it was raised before
+                self._finish_epoch()
         finally:
             self._closed = True
             with self._locks:
@@ -474,7 +486,7 @@ class Shuffler:
         position = self._position
         for left in reversed(range(count)):
             if self._handed_out:
-                self._wait_for_tasks()
+                self._end_tasks()
                 position.ended = True
                 reply = self._membership.advance(position.next_epoch)
                 position.next_epoch += 1
@@ -488,13 +500,10 @@ class Shuffler:
             position.write(self._checkpoint)
             self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
             yield Epoch(self, position.tasks)
-        # Without a task so far, the epoch is still to be trained on: ``epoch = list(shuffler.epochs(1))[0]``.
-        position.ended = position.tasks is not None and bool(position.tasks.calls)
-        try:
-            self._finish_epoch()
-        except BaseException:
-            position.ended = False
-            raise
+        self._finish_epoch()
+        if position.tasks is not None and position.tasks.begun:
+            position.ended = True
+        # else the epoch is still to be trained on: ``epoch = list(shuffler.epochs(1))[0]``
         position.write(self._checkpoint)
 
     @property
@@ -505,7 +514,7 @@ class Shuffler:
     def _finish_epoch(self) -> None:
         """Wait for the current epoch's tasks and record it."""
         try:
-            self._wait_for_tasks()
+            self._end_tasks()
         finally:
             if self._recorder.pending:
                 try:
@@ -517,28 +526,21 @@ class Shuffler:
                 else:
                     self._recorder.end(reply["training_seconds"])
 
-    def _wait_for_tasks(self) -> None:
-        """Wait for the tasks of the current epoch, and raise an error that nobody has seen."""
-        tasks = self._position.tasks
-        if tasks is None:
-            return
-        tasks.wait(self._calls)
-        try:
-            tasks.raise_unseen()
-        finally:
-            tasks.calls.clear()
+    def _end_tasks(self) -> None:
+        """Wait for the tasks of the current epoch, and raise an error if some did not finish."""
+        if self._position.tasks is not None:
+            self._position.tasks.end(self._calls)
 
     def _submit(
-        self, epoch: Epoch, call: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, epoch: Epoch, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Future[Any]]:
         if self._closed or epoch._tasks is not self._position.tasks:
             now = "closed" if self._closed else f"on epoch {self.epoch}"
             raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}", transient=False)
-        session_id = self._calls.session_id
+        session_id, call = self._calls.session_id, epoch._tasks.next_call()
         futures = submit_to_all(self._client, self.addresses, session_id, epoch.number, call, fn, args, kwargs)
-        epoch._tasks.calls.append(futures)
-        self._position.ended = False
-        return futures
+        epoch._tasks.calls[call] = futures
+        return list(futures)
 
     def look_up_members(self) -> bool:
         """Ask the scheduler for :attr:`addresses`; whether ranks have other workers than at the last look."""

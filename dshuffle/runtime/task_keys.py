@@ -50,6 +50,20 @@ def rank_of_key(key: str) -> int:
     return int(key.rsplit("-", 1)[1])
 
 
+def place_of_key(key: object) -> tuple[int, int, int] | None:
+    """Return the epoch, call and rank of a partition task; None if it is not one.
+
+    Examples
+    --------
+    >>> place_of_key("train-dshuffle-0f3a-3-0-1"), place_of_key("sum-0f3a")
+    ((3, 0, 1), None)
+    """
+    if session_of_key(key) is None:
+        return None
+    epoch, call, rank = map(int, str(key).split("-")[3:])
+    return epoch, call, rank
+
+
 def task_name(fn: Callable[..., Any], args: Sequence[Any] = ()) -> str:
     """Return a name for tasks of a function. Functions of dshuffle that call the user's have the name of that one.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, InvalidParameter
@@ -20,9 +21,30 @@ from dshuffle.units import human_error, human_seconds
 
 Model = TypeVar("Model")
 First = TypeVar("First")
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 OnEpoch = Callable[[TrainingPoint], None]
 Validate = Callable[[Model], Mapping[str, float]]
 """Function from a model to its metrics by name. It runs in the client's process after every epoch."""
+
+
+def raises_once(fit: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Decorate a trainer, so that moving on or closing does not raise the errors of its tasks again.
+
+    Their errors end the fit, and the user of a trainer has no :class:`~dshuffle.Epoch` to accept them.
+    """
+
+    @functools.wraps(fit)
+    def fit_once(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return fit(*args, **kwargs)
+        except Exception:
+            shuffler = kwargs.get("shuffler", args[0] if args else None)
+            if isinstance(shuffler, Shuffler):
+                shuffler.accept()
+            raise
+
+    return fit_once
 
 
 @dataclass(frozen=True, slots=True, repr=False)

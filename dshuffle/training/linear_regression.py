@@ -14,7 +14,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.kernels import BEGINNING, KERNEL, prefetch
 from dshuffle.runtime import Partition, Shuffler, gathered
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
 from dshuffle.training.inputs import check_names, check_step, diverged
 from dshuffle.training.monitoring import timed
 from dshuffle.training.schedules import CONSTANT, Decay, Schedule
@@ -28,6 +28,7 @@ REMEDY = (
 )
 
 
+@raises_once
 def fit_linear_regression(
     shuffler: Shuffler,
     *,

@@ -16,7 +16,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.randomness import permutation
 from dshuffle.runtime import Partition, PerRank, Shuffler, gathered
 from dshuffle.training.baseline import Baseline, fitted_baseline
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
 from dshuffle.training.inputs import check_step, diverged
 from dshuffle.training.schedules import CONSTANT, Schedule
 
@@ -66,6 +66,7 @@ def relative_error(predicted: NDArray[np.floating[Any]], value: NDArray[np.float
     return float(np.sum((predicted - value) ** 2) / np.sum(np.square(value, dtype=np.float64)))
 
 
+@raises_once
 def fit_matrix_completion(
     shuffler: Shuffler,
     *,

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.runtime import Partition, Shuffler, gathered
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
 from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, check_names
 from dshuffle.training.monitoring import timed
 from dshuffle.training.schedules import Schedule
@@ -28,6 +28,7 @@ FIXED = ("constant", "adaptive")
 """Learning rates of scikit-learn that leave the step unchanged in ``partial_fit``."""
 
 
+@raises_once
 def fit_parallel_sgd(
     shuffler: Shuffler,
     estimator: Any,

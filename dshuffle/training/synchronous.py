@@ -13,7 +13,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.batching import UNEVEN, Batching
 from dshuffle.runtime import Group, Partition, Shuffler, gathered
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
 from dshuffle.training.inputs import EVALUATION_ROWS, check_names, check_step, diverged
 from dshuffle.training.mlp import MOMENTUM, Labels, Network, TrainedNetwork
 from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
@@ -21,6 +21,7 @@ from dshuffle.training.parallel_sgd import checked_rows
 from dshuffle.training.schedules import CONSTANT, Schedule
 
 
+@raises_once
 def fit_synchronous_sgd(
     shuffler: Shuffler,
     network: Network,

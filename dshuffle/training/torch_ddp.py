@@ -12,7 +12,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.runtime import Epoch, Shuffler, gathered
 from dshuffle.runtime.cluster_view import cluster_info
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, SavedFit, Validate
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, SavedFit, Validate, raises_once
 from dshuffle.training.inputs import check_encryption, check_fixed_workers
 from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records
 from dshuffle.training.schedules import CONSTANT, Schedule
@@ -36,6 +36,7 @@ ATTEMPTS = 3
 """How often an epoch is trained, if the worker of rank 0 is lost each time before it has sent the model."""
 
 
+@raises_once
 def fit_torch_ddp(
     shuffler: Shuffler,
     make_model: MakeModel,
@@ -198,6 +199,7 @@ def _train_epoch(
             if attempt == ATTEMPTS:
                 raise
             logger.warning("dshuffle: the epoch starts again on all ranks: %s", error)
+            epoch.accept()
         else:
             errors, counts, seconds = zip(*done, strict=True)
             return errors, counts, seconds, state

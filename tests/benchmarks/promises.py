@@ -24,6 +24,8 @@ from distributed import Client, LocalCluster, Worker
 import dshuffle
 from dshuffle.cli.own_part import measure_own_part
 from dshuffle.planning import Choices, EpochPlanner, Global, ShuffleSpec
+from dshuffle.planning.own_part import OwnPlanner
+from dshuffle.planning.sample_digest import SampleDigest, due_in_an_epoch
 
 MIB = 2**20
 
@@ -59,6 +61,22 @@ def planning_seconds(n_samples: int = 1_000_000, n_workers: int = 20) -> float:
         planner.advance().for_worker(0)
         seconds.append(time.process_time() - started)
     return statistics.median(seconds[1:])
+
+
+def digest_fraction(n_samples: int = 10**8, n_workers: int = 16) -> float:
+    """Processor time of the digests that a worker votes, by that of planning its own part of the same epoch."""
+    spec = ShuffleSpec(n_samples, n_workers, Choices("global"))
+    planner = OwnPlanner(spec, 1)
+    planner.plan(1, "peer")  # compiles
+    due_in_an_epoch(spec, 0)
+    marks = [time.process_time()]
+    order = planner.plan(2, "peer").part.order
+    marks.append(time.process_time())
+    SampleDigest.of(order, spec.choices.seed)
+    due_in_an_epoch(spec, 1)  # in the first epoch; later ones find it in a cache
+    marks.append(time.process_time())
+    planning, digesting = np.diff(marks)
+    return float(digesting / planning)
 
 
 def _sleep(partition: dshuffle.Partition, seconds: float) -> None:
@@ -139,6 +157,13 @@ def main(argv: list[str] | None = None) -> bool:
             f"{own['processor_seconds']:.3f} s, {own['extra_bytes'] / MIB:.0f} MiB",
             own["processor_seconds"] <= seconds and own["extra_bytes"] <= nbytes,
         )
+
+    fraction = digest_fraction()
+    judge(
+        "1 of 16 workers makes the digests of its part of 100,000,000 samples in 1 % of the time of planning it",
+        f"{fraction:.2%}",
+        fraction <= 0.01,
+    )
 
     arguments = ["--samples", str(options.samples), *(["--skip", "array"] if options.quick else [])]
     results = _neighbour("exchange").main(arguments)

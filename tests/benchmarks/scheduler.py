@@ -57,14 +57,16 @@ class Member:
             reply: dict[str, Any] = {"status": "OK"}
             if op == "dshuffle_commit":
                 measures = Measures(wire_sent_bytes=(ROWS,), wire_received_bytes=(ROWS,), transfer_seconds=1.0)
-                reply["report"] = {"measures": measures.to_dict(), "training_seconds": 1.0, "links": {}}
+                reply["report"] = {"measures": measures.to_dict(), "training_seconds": 1.0, "links": {}, "held": ROWS}
             return self._members.carried(reply)
 
         return answer
 
     def _vote(self, run_id: int) -> None:
-        counts = dict.fromkeys(("packets", "needed", "expected", "arriving", "leaving", "rows"), ROWS)
-        vote = {"reason": None, "again": False, "counts": {**counts, "coded": False, "digest": 12345}}
+        counts: dict[str, Any] = dict.fromkeys(("packets", "needed", "expected", "arriving", "leaving", "rows"), ROWS)
+        digest = [ROWS, 2**60 + self._rank, 2**63 + self._rank, 2**64 - 1 - self._rank]
+        counts |= {"coded": False, "digest": 12345, "drawn": digest, "due": digest}
+        vote = {"reason": None, "again": False, "counts": counts}
         message = {"op": "dshuffle_report", "run_id": run_id, "participant": self._rank, "secret": "", "vote": vote}
         message = self._members.carried(message)
         del message["op"]

@@ -50,7 +50,7 @@ class Ids:
 
     def __post_init__(self) -> None:
         options = {"assignment": "partial:0.3", **self.options}
-        self.positioned: Any = ExchangeSampler(3 * N_SAMPLES + 1, rank=1, world_size=3, **options)
+        self.positioned: Any = ExchangeSampler(3 * N_SAMPLES + 1, rank=1, num_replicas=3, **options)
         self.items: Any = self.positioned
 
     def set_epoch(self, epoch: int) -> None:

@@ -33,7 +33,7 @@ def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
 
     def ranks(mode):
         options = {"assignment": assignment, "sharding": sharding, "balance": labels, "seed": seed, "mode": mode}
-        return [ExchangeSampler(n_samples, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+        return [ExchangeSampler(n_samples, rank=rank, num_replicas=world_size, **options) for rank in range(world_size)]
 
     spec = ShuffleSpec(
         n_samples,
@@ -70,7 +70,7 @@ def test_each_epoch_has_the_samples_and_order_of_a_shuffler(
 @pytest.mark.parametrize("assignment", ["partial:0.4", "global"])
 def test_classes_stay_in_equal_parts(assignment):
     labels = np.repeat([7, 3, 5], [50, 20, 31])
-    options = {"world_size": 4, "assignment": assignment, "balance": labels, "mode": "uneven"}
+    options = {"num_replicas": 4, "assignment": assignment, "balance": labels, "mode": "uneven"}
     ranks = [ExchangeSampler(101, rank=rank, **options) for rank in range(4)]
     for epoch in range(3):
         for sampler in ranks:
@@ -81,7 +81,7 @@ def test_classes_stay_in_equal_parts(assignment):
 
 
 def test_going_back_is_allowed():
-    sampler = ExchangeSampler(100, rank=1, world_size=3, assignment="partial:0.5")
+    sampler = ExchangeSampler(100, rank=1, num_replicas=3, assignment="partial:0.5")
     seen = []
     for epoch in (0, 1, 2, 1, 5, 2):
         sampler.set_epoch(epoch)
@@ -95,7 +95,7 @@ def test_going_back_is_allowed():
     ("options", "message"),
     [
         ({"rank": 3}, r"rank=3 is not allowed; it must be in \[0, 3\)"),
-        ({"n_samples": 2}, "n_samples=2.*fewer samples than ranks"),
+        ({"dataset": 2}, r"len\(dataset\)=2.*one sample for each rank"),
         ({"mode": "all"}, "mode='all'"),
         ({"assignment": "aligned"}, "assignment='aligned.*partial:Q"),
         ({"assignment": "chunks"}, "chunks:ROWS"),
@@ -109,28 +109,29 @@ def test_going_back_is_allowed():
 )
 def test_bad_input(options, message):
     with pytest.raises(InvalidParameter, match=message):
-        ExchangeSampler(**{"n_samples": 10, "rank": 0, "world_size": 3, **options})
+        ExchangeSampler(**{"dataset": 10, "rank": 0, "num_replicas": 3, **options})
 
 
 def test_it_needs_neither_dask_nor_torch():
     code = """
 import sys
+sys.modules["torch"] = None  # as if it were not installed
 from dshuffle.integrations.sampler import ExchangeSampler
-print(len(ExchangeSampler(10, rank=0, world_size=2)), {"dask", "distributed", "torch", "zarr"} & set(sys.modules))
+print(len(ExchangeSampler(10, rank=0, num_replicas=2)), {"dask", "distributed", "zarr"} & set(sys.modules))
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "5 set()"
 
 
 def test_ids_are_plain_integers():
-    assert {type(sample) for sample in ExchangeSampler(10, rank=0, world_size=2)} == {int}
-    assert np.issubdtype(ExchangeSampler(10, rank=0, world_size=2).arrived.dtype, np.int64)
+    assert {type(sample) for sample in ExchangeSampler(10, rank=0, num_replicas=2)} == {int}
+    assert np.issubdtype(ExchangeSampler(10, rank=0, num_replicas=2).arrived.dtype, np.int64)
 
 
 @given(stop=st.integers(0, 20), epoch=st.integers(0, 3), seed=st.integers(-2, 2))
 @settings(max_examples=20, deadline=None)
 def test_a_sampler_goes_on_where_another_one_was(stop, epoch, seed):
-    options = {"rank": 1, "world_size": 3, "assignment": "partial:0.3", "seed": seed}
+    options = {"rank": 1, "num_replicas": 3, "assignment": "partial:0.3", "seed": seed}
     first, second = ExchangeSampler(60, **options), ExchangeSampler(60, **options)
     first.set_epoch(epoch)
     expected = list(first)
@@ -149,18 +150,147 @@ def test_a_sampler_goes_on_where_another_one_was(stop, epoch, seed):
     "change",
     [
         {"draw_version": 1},
-        {"rank": 1},
-        {"world_size": 2},
+        {"n_samples": 61},
         {"seed": 5},
         {"assignment": "local"},
         {"yielded": 100},
         {"yielded": -1},
         {"epoch": None},
+        {"world_size": 0},
+        {"of": 19},
     ],
     ids=str,
 )
 def test_states_that_are_not_of_this_sampler(change):
-    sampler = ExchangeSampler(60, rank=0, world_size=3)
+    sampler = ExchangeSampler(60, rank=0, num_replicas=3)
     [name] = change
     with pytest.raises(InvalidParameter, match=rf"state\['{name}'\]="):
         sampler.load_state_dict({**sampler.state_dict(), **change})
+
+
+@pytest.mark.parametrize("change", [{"rank": 1}, {"world_size": 2}])
+def test_uneven_ranks_go_on_alone(change):
+    sampler = ExchangeSampler(61, rank=0, num_replicas=3, mode="uneven")
+    [name] = change
+    with pytest.raises(InvalidParameter, match=rf"state\['{name}'\]="):
+        sampler.load_state_dict({**sampler.state_dict(), **change})
+
+
+# -- other numbers of ranks ------------------------------------------------------------------------------------------
+
+
+def ranks_of(world_size, **options):
+    return [ExchangeSampler(options["q"], world_size, rank, **options["sampler"]) for rank in range(world_size)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    q=st.integers(6, 60),
+    worlds=st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    assignment=st.sampled_from(["partial:0.3", "global", "local", "chunks:2"]),
+    mode=st.sampled_from(["pad", "drop"]),
+    epoch=st.integers(0, 2),
+    data=st.data(),
+)
+def test_other_ranks_go_on_where_the_first_ones_stopped(q, worlds, assignment, mode, epoch, data):
+    """Every rank loads the state of rank 0, as scripts save it. The oracle counts what was given."""
+    if assignment.startswith("chunks") and -(-q // 2) < max(worlds):
+        return
+    given, state = [], None
+    for number, world_size in enumerate(worlds):
+        samplers = ranks_of(world_size, q=q, sampler={"assignment": assignment, "mode": mode})
+        for sampler in samplers:
+            if state is None:
+                sampler.set_epoch(epoch)
+            else:
+                sampler.load_state_dict(state)
+            sampler.set_epoch(epoch)  # as a loop does, before it iterates
+        assert len({len(sampler) for sampler in samplers}) == 1
+        stop = data.draw(st.integers(0, len(samplers[0])), label="stop")
+        if number == len(worlds) - 1 or stop == len(samplers[0]):
+            for sampler in samplers:
+                length = len(sampler)
+                ids = list(sampler)
+                assert len(ids) == length
+                given += ids
+            break
+        for sampler in samplers:
+            ids = iter(sampler)
+            given += [next(ids) for _ in range(stop)]
+        if stop:
+            state = samplers[0].state_dict()
+        else:  # nothing was given, so the state is as it was loaded
+            state = {**samplers[0].state_dict(), "yielded": samplers[0].num_samples - len(samplers[0])}
+    counts = np.bincount(given, minlength=q)
+    if mode == "pad":
+        assert counts.min() == 1
+    else:
+        assert counts.max() == 1
+    following = ranks_of(world_size, q=q, sampler={"assignment": assignment, "mode": mode})
+    for sampler, new in zip(samplers, following, strict=True):
+        sampler.set_epoch(epoch + 1)
+        new.set_epoch(epoch + 1)
+        assert list(sampler) == list(new)
+
+
+@pytest.mark.parametrize(("before", "now"), [(3, 3), (3, 2), (2, 5)])
+def test_nothing_is_left_at_the_end_of_an_epoch(before, now):
+    sampler = ExchangeSampler(61, before, 0)
+    list(sampler)
+    for rank in range(now):
+        other = ExchangeSampler(61, now, rank)
+        other.load_state_dict(sampler.state_dict())
+        assert (len(other), list(other)) == (0, [])
+        other.set_epoch(1)
+        assert len(other) == -(-61 // now)
+
+
+def test_the_length_is_what_comes():
+    sampler = ExchangeSampler(60, 3, 0)
+    assert (len(sampler), sampler.num_samples, sampler.total_size) == (20, 20, 60)
+    ids = iter(sampler)
+    for _ in range(6):
+        next(ids)
+    other = ExchangeSampler(60, 3, 0)
+    other.load_state_dict(sampler.state_dict())
+    assert (len(other), other.num_samples) == (14, 20)
+    assert len(list(other)) == 14
+    assert len(other) == 20
+
+
+# -- in place of DistributedSampler ----------------------------------------------------------------------------------
+
+
+def test_without_shuffling_every_epoch_is_the_same_and_sorted():
+    ranks = [ExchangeSampler(range(11), 3, rank, shuffle=False, mode="uneven") for rank in range(3)]
+    for epoch in range(3):
+        for rank, sampler in enumerate(ranks):
+            sampler.set_epoch(epoch)
+            assert list(sampler) == list(range(rank, 11, 3))
+    with pytest.raises(InvalidParameter, match=r"assignment='global'.*shuffle=False"):
+        ExchangeSampler(11, 3, 0, shuffle=False, assignment="global")
+
+
+def test_drop_last_is_a_mode():
+    assert [len(ExchangeSampler(11, 3, 0, drop_last=drop)) for drop in (False, True)] == [4, 3]
+    with pytest.raises(InvalidParameter, match=r"drop_last=True.*mode='pad'"):
+        ExchangeSampler(11, 3, 0, drop_last=True, mode="pad")
+
+
+def test_rank_and_number_of_ranks_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(InvalidParameter, match=r"rank=None is not allowed.*RANK is not set"):
+        ExchangeSampler(12)
+    monkeypatch.setenv("RANK", "2")
+    assert list(ExchangeSampler(12)) == list(ExchangeSampler(12, 3, 2))
+
+
+def test_it_is_a_distributed_sampler_of_torch(torch):
+    from torch.utils.data import DistributedSampler
+
+    sampler = ExchangeSampler(list("abcdef"), 2, 1, seed=3)
+    assert isinstance(sampler, DistributedSampler)
+    theirs = DistributedSampler(list("abcdef"), 2, 1, seed=3)
+    names = ("dataset", "num_replicas", "rank", "epoch", "drop_last", "shuffle", "seed", "num_samples", "total_size")
+    assert vars(theirs).keys() == set(names)
+    assert [getattr(sampler, name) for name in names] == [getattr(theirs, name) for name in names]

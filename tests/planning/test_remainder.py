@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, EpochPlanner, GivenSharding, Remainder, ShuffleSpec
 from dshuffle.planning.remainder import training_orders, workers_of
+from dshuffle.planning.sample_digest import SampleDigest
 
 WAYS = [
     Choices("global"),
@@ -33,6 +34,7 @@ def test_sessions_one_after_the_other_train_on_every_sample_once(choices: Choice
         n_workers = data.draw(st.integers(2, 5))
         spec = ShuffleSpec(60, n_workers, choices, first_epoch=epoch)
         orders = list(training_orders(spec, epoch))
+        assert Remainder(epoch, trained).trained_digest(spec) == SampleDigest.of(np.array(seen, np.int64), 0)
         left = [Remainder(epoch, trained).left(spec, rank) for rank in range(n_workers)]
         sizes = [int(keep.sum()) for keep, _ in left]
         assert {shares for _, shares in left} == {(min(sizes), max(sizes))}
@@ -41,6 +43,7 @@ def test_sessions_one_after_the_other_train_on_every_sample_once(choices: Choice
             seen += order[keep][:count].tolist()
         trained += (tuple(counts),)
     spec = ShuffleSpec(60, 3, choices, first_epoch=epoch)
+    assert Remainder(epoch, trained).trained_digest(spec) == SampleDigest.of(np.array(seen, np.int64), 0)
     for rank, order in enumerate(training_orders(spec, epoch)):
         seen += order[Remainder(epoch, trained).left(spec, rank)[0]].tolist()
     assert sorted(seen) == list(range(60))
@@ -95,6 +98,16 @@ def test_samples_that_all_train_on_need_the_same_number_of_workers() -> None:
     assert Remainder(0, ((5, 5, 5),)).left(spec, 0)[0].sum() == Remainder(0, ()).left(spec, 0)[0].sum() - 5
     with pytest.raises(InvalidParameter, match="n_workers=3 is not allowed; it must be 2, as before"):
         Remainder(0, ((5, 5),)).left(spec, 0)
+
+
+def test_the_digest_that_was_noted_counts() -> None:
+    """It does not depend on what this build draws."""
+    spec, noted = ShuffleSpec(60, 3, Choices("global")), SampleDigest.of(np.arange(9), 0)
+    remainder = Remainder(0, ()).followed_by((4, 5, 0), noted)
+    assert remainder == Remainder(0, ((4, 5, 0),), noted)
+    assert remainder.trained_digest(spec) == noted
+    assert remainder.followed_by((0, 1), SampleDigest.of(np.array([9]), 0)).digest == SampleDigest.of(np.arange(10), 0)
+    assert Remainder(0, ((4, 5, 0),)).followed_by((0, 1), noted).digest is None  # a part is not known
 
 
 def test_more_samples_than_a_rank_has() -> None:

@@ -207,9 +207,9 @@ def test_a_task_waits_until_another_worker_holds_the_partition(monkeypatch, smal
     """The worker that was given up answers, but has lost the session, and the new one still reads the partition."""
     restore = WorkerSession.restore
 
-    async def slowly(self, epoch):
+    async def slowly(self, epoch, drawn):
         await asyncio.sleep(1.0)
-        await restore(self, epoch)
+        await restore(self, epoch, drawn)
 
     def lose(address, dask_scheduler):
         [coordinator] = dask_scheduler.extensions["dshuffle"].coordinators.values()
@@ -308,3 +308,48 @@ def test_a_job_that_ends_is_replaced_by_a_new_one_on_an_adaptive_cluster(small, 
                 samples = within(30, lambda epoch=epoch: client.gather(epoch.map(ids)))
                 assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))
             assert lost not in shuffler.addresses
+
+
+def test_states_are_taken_while_a_worker_is_replaced(cluster, small, within, eventually):
+    """A lost rank counts 0, because its task runs again. Nobody else's samples are forgotten."""
+    cluster.wait_for_workers(3)
+
+    def slowly(partition):
+        partition.mark_trained(100)
+        time.sleep(3)
+        partition.mark_trained(len(partition))
+
+    with Shuffler(cluster, small) as shuffler:
+        futures = next(shuffler.epochs(1)).map(slowly)
+        eventually(lambda: shuffler.state_dict()["trained"] == [[100, 100, 100]])
+        kill(cluster, shuffler, 1)
+        states, done = [], time.monotonic() + 2
+        while time.monotonic() < done:
+            states.append(within(20, shuffler.state_dict)["trained"][0])
+        assert all((first, last) == (100, 100) for first, _, last in states), states
+        assert any(middle == 0 for _, middle, _ in states), states
+        within(60, lambda: cluster.gather(futures))
+        assert sum(shuffler.state_dict()["trained"][0]) == 1000
+
+
+@pytest.mark.parametrize("on_loss", ["replace", "raise"])
+def test_a_worker_that_is_lost_while_a_session_opens_comes_back(cluster, small, checked, within, on_loss):
+    cluster.wait_for_workers(3)
+    with Shuffler(cluster, small) as shuffler:  # installs the plugin
+        address = shuffler.addresses[1]
+
+    def die_when_a_session_opens(dask_worker):
+        async def die(**message):
+            os._exit(1)
+
+        dask_worker.handlers["dshuffle_open"] = die
+
+    cluster.run(die_when_a_session_opens, workers=[address])
+    if on_loss == "raise":
+        with pytest.raises(WorkerLost):
+            within(20, lambda: Shuffler(cluster, small, on_loss=on_loss))
+        return
+    with within(60, lambda: Shuffler(cluster, small, on_loss=on_loss)) as shuffler:
+        assert shuffler.n_workers == 3
+        for epoch in shuffler.epochs(2):
+            assert np.array_equal(np.sort(np.concatenate(cluster.gather(epoch.map(checked)))), np.arange(1000))

@@ -180,7 +180,9 @@ def test_a_state_before_the_first_epoch_and_without_marks(clusters, labelled):
 @pytest.mark.parametrize("n_samples", [-1, 1000, 1.5])
 def test_marks_that_cannot_be(clusters, labelled, n_samples):
     with Shuffler(clusters[3], labelled) as shuffler:
-        futures = next(shuffler.epochs(1)).map(lambda partition: partition.mark_trained(n_samples))
+        epoch = next(shuffler.epochs(1))
+        futures = epoch.map(lambda partition: partition.mark_trained(n_samples))
+        epoch.accept(futures)
         with pytest.raises(InvalidParameter, match="n_samples="):
             clusters[3].gather(futures)
 
@@ -393,6 +395,7 @@ def test_the_stored_order_is_marked_as_a_whole(clusters, labelled):
         epoch = next(shuffler.epochs(1))
         with pytest.raises(InvalidParameter, match="this is not the training order"):
             clusters[3].gather(epoch.map(in_order, True))
+        epoch.accept()
         clusters[3].gather(epoch.map(in_order, False))
         assert sum(shuffler.state_dict()["trained"][0]) == 700
 

@@ -14,6 +14,7 @@ from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.cluster_view import Members
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.scheduler.closing import Closing
@@ -34,6 +35,7 @@ from dshuffle.runtime.scheduler.instructions import (
     Tell,
 )
 from dshuffle.runtime.scheduler.metrics import count
+from dshuffle.runtime.scheduler.outcomes import TaskOutcomes
 from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.scheduler.replacements import Candidates
 from dshuffle.runtime.scheduler.session_machine import SessionMachine
@@ -101,6 +103,7 @@ class Coordinator:
         self.log: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.links: tuple[LinkFigures, ...] = ()  # of the last exchange
         self.held: dict[int, int] = {}  # samples that each rank holds
+        self.outcomes = TaskOutcomes()
         self._asked_at = 0.0
         self._waiters = Waiters()
         self.follower: Coordinator | None = None  # of a session that takes over from this one
@@ -256,7 +259,7 @@ class Coordinator:
         return await asyncio.gather(*map(of, self._ranks))
 
     async def trained(self) -> dict[str, Any]:
-        """The current epoch, and how many of its samples each rank has trained on.
+        """The current epoch, how many of its samples each rank has trained on, and the digest of all of these.
 
         Raises
         ------
@@ -265,14 +268,29 @@ class Coordinator:
         """
         self.check()
         epoch = self.epoch
+        digests = await asyncio.gather(*(self._trained(rank, epoch) for rank in self._ranks))
+        counts = [count for count, *_ in digests]
+        return {"epoch": epoch, "trained": counts, "digest": SampleDigest.summed(digests).fields}
 
-        async def of(rank: int) -> int:
-            if rank in self.machine.unsettled:  # its task runs again
-                return 0
-            return int((await self.participants.call("trained", rank, epoch=epoch))["trained"])
+    async def _trained(self, rank: int, epoch: int) -> list[int]:
+        """Digest of the samples that a rank has trained on; of none if its worker is lost, as its task runs again.
 
-        counts = await asyncio.gather(*map(of, self._ranks))
-        return {"epoch": epoch, "trained": list(counts)}
+        A worker that cannot be reached may be lost without anybody having noticed.
+        """
+        deadline = self._loop.time() + self._spec.settings.heartbeat
+        while rank not in self.machine.unsettled:
+            try:
+                return list((await self.participants.call("trained", rank, epoch=epoch))["trained"])
+            except WorkerLost:
+                if self._loop.time() >= deadline:
+                    raise
+            await asyncio.sleep(TICK)
+            self.check()
+        return SampleDigest().fields
+
+    def unfinished(self, epoch: int, calls: list[int]) -> list[list[Any]]:
+        """The tasks of some calls in an epoch that did not finish, each with its outcome."""
+        return self.outcomes.unfinished(epoch, calls, len(self._ranks))
 
     def partitions(self) -> Former | None:
         """The partitions on the workers, for a session that takes over; None before the first epoch."""
@@ -336,6 +354,7 @@ class Coordinator:
                     self._go_on_without(who)
                 case Committed(run, replies):
                     self.log.append(self._measures(run, dict(replies)))
+                    self.outcomes.begin(run.epoch)
                     self._waiters.release()
                     count(EpochFigures.of(self.log[-1]))
                 case EpochFailed(error):
@@ -366,6 +385,8 @@ class Coordinator:
             spec = self.participants.spec_of(who, epoch if order == "restore" else None)
             message = {"spec": ToPickle(spec), "number": tell.turn, "last_run": run_id, "epoch": epoch}
             message["restore"] = order == "restore"
+            if message["restore"]:
+                message["drawn"] = machine.drawn.get(who)
         elif order == "members":
             message |= {"addresses": dict(self.addresses), "number": tell.turn}
         elif order != "status":

@@ -90,6 +90,9 @@ class DShuffleScheduler(SchedulerPlugin):
         async def trained(session_id: str) -> Reply:
             return await self.coordinator(session_id).trained()
 
+        async def unfinished(session_id: str, epoch: int, calls: list[int]) -> Reply:
+            return {"unfinished": self.coordinator(session_id).unfinished(epoch, calls)}
+
         async def report(session_id: str, **vote: Any) -> None:
             coordinator = self.coordinators.get(session_id)
             if coordinator is not None:
@@ -134,6 +137,7 @@ class DShuffleScheduler(SchedulerPlugin):
             "dshuffle_prefetch": prefetch,
             "dshuffle_training": training,
             "dshuffle_trained": trained,
+            "dshuffle_unfinished": unfinished,
             "dshuffle_report": report,
             "dshuffle_members": members,
             "dshuffle_membership": membership,
@@ -213,18 +217,22 @@ class DShuffleScheduler(SchedulerPlugin):
         return [worker for worker in workers if worker.address not in members]
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Watch partition tasks that no worker can run, and move tasks that were sent to a replaced worker."""
+        """Record what becomes of partition tasks, and take care of those that cannot run where Dask sends them.
+
+        Tasks that no worker can run are watched. Tasks that were sent to a replaced worker are moved.
+        """
         if session_of_key(key) is None:
-            return
-        self._lost_results.note(key, start, finish)
-        if finish not in ("no-worker", "processing"):
             return
         assert self._scheduler is not None
         session = self._session_of(key)
-        self._lost_results.fail_if_late(key, self._scheduler, None if session is None else session.epoch)
+        if session is not None:
+            session.outcomes.enter_state(key, finish)
+        self._lost_results.note(key, start, finish)
+        if finish in ("no-worker", "processing"):
+            self._lost_results.fail_if_late(key, self._scheduler, None if session is None else session.epoch)
         if finish == "no-worker":
             self._unrunnable.add(key, self._scheduler, session)
-        elif session is not None:
+        elif finish == "processing" and session is not None:
             asyncio.get_running_loop().call_soon(move_to_rank, key, self._scheduler, session)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:

@@ -129,6 +129,7 @@ class SessionMachine:
         self._optional = frozenset(optional)
         self._shrinks = shrinks
         self._adoptions: Counter[int] = Counter()  # how often other participants were to adopt a rank
+        self.drawn: dict[int, list[int]] = {}  # digest of the samples that each rank trains on in the epoch
         self.adopted: set[int] = set()  # ranks whose workers have another rank as well
         self._missing: dict[int, str] = {}  # lost ranks, and how they were lost
         self._new: set[int] = set()
@@ -437,6 +438,7 @@ class SessionMachine:
         assert run is not None
         if self.phase is Phase.COMMITTING:
             self.phase, self.epoch, self.run, self._wanted = Phase.IDLE, run.epoch, None, False
+            self.drawn = {who: counts["drawn"] for who, counts in run.votes.items() if "drawn" in counts}
             committed: list[Instruction] = [Committed(run, self._answers.replies)]
             return committed + (self._wait_for_replacements(now) if self._missing else [])
         if self._missing:

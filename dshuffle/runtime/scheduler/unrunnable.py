@@ -19,6 +19,7 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskState, WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
+from dshuffle.runtime.scheduler.outcomes import Outcome, TaskOutcomes
 from dshuffle.runtime.task_keys import rank_of_key, session_of_key
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,10 @@ class Session(Protocol):
     @property
     def paused_timeout(self) -> float:
         """Seconds that a task may wait for a paused worker."""
+
+    @property
+    def outcomes(self) -> TaskOutcomes:
+        """What became of its tasks."""
 
 
 @dataclass(slots=True)
@@ -102,6 +107,8 @@ class UnrunnableTasks:
                 lost = f"the worker that owned rank {rank_of_key(key)} ({where}) has left the cluster"
                 error = WorkerLost(f"{lost} and its partition is lost. Make a new Shuffler")
                 fail_task(task, scheduler, error if session is None else session.cause or error)
+                if session is not None:
+                    session.outcomes.record(key, Outcome.LOST)
             elif pinned_to != {where}:
                 move_to_rank(key, scheduler, session)
             elif now - waiting.since >= session.paused_timeout:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.records import Measures
 from dshuffle.runtime.scheduler.instructions import Run
 
@@ -31,10 +32,22 @@ def totals(votes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def check_votes(epoch: int, votes: Iterable[Mapping[str, Any]]) -> str | None:
-    """What is wrong with the votes of all participants, or None: same plan everywhere, and all rows have arrived."""
+    """What is wrong with the votes of all participants, or None.
+
+    They must have the same plan, together train on every sample that is due exactly once, and have all their rows.
+    """
     found = list(votes)
     if len({vote["digest"] for vote in found}) > 1:
-        return f"epoch {epoch}: the workers made different plans. Install the same version of dshuffle on all of them"
+        return f"epoch {epoch}: the workers made different plans. {SAME_BUILD}"
+    drawn, due = (SampleDigest.summed(vote[name] for vote in found if name in vote) for name in ("drawn", "due"))
+    if drawn != due:
+        what = f"as many samples as are due ({due.count}), but not the same ones"
+        if drawn.count != due.count:
+            what = f"{drawn.count} samples, but {due.count} are due"
+        return (
+            f"epoch {epoch}: the workers drew {what}. Some samples would be trained on twice, or not at all. Workers "
+            f"draw differently if their builds of dshuffle differ. {SAME_BUILD}"
+        )
     total = totals(found)
     arrived = sum(vote["rows"] for vote in found)
     if arrived != total["expected"]:
@@ -42,7 +55,7 @@ def check_votes(epoch: int, votes: Iterable[Mapping[str, Any]]) -> str | None:
     if total.get("leaving") != total.get("arriving"):
         return (
             f"epoch {epoch}: the workers planned to send {total['leaving']} rows and to receive {total['arriving']}. "
-            "Install the same version of dshuffle on all of them"
+            + SAME_BUILD
         )
     return None
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import StaleEpoch
 from dshuffle.exchange.row_file import RowFile
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.rows import ByteMatrix, RowLayout
 from dshuffle.runtime.partition import Partition
 
@@ -39,6 +40,8 @@ class EpochLock:
         Row layout and cached rows of the worker.
     rank
         Rank of the worker.
+    seed
+        Seed of the shuffle, for digests of samples.
     loop
         Event loop on which commits wait. Tasks run in other threads.
     file
@@ -50,6 +53,7 @@ class EpochLock:
         layout: RowLayout,
         rows: ByteMatrix,
         rank: int,
+        seed: int,
         loop: asyncio.AbstractEventLoop,
         file: RowFile | None = None,
     ) -> None:
@@ -58,12 +62,13 @@ class EpochLock:
         self._rank = rank
         self._loop = loop
         self._file = file
+        self._seed = seed
         self._view: View | None = None
         self._lock = threading.Lock()
         self._readers = 0
         self._no_readers = asyncio.Event()
         self._training_seconds = 0.0
-        self._trained: dict[int, int] = {}  # epoch -> samples
+        self._trained: dict[int, SampleDigest] = {}  # epoch -> samples that were trained on
 
     @property
     def readers(self) -> int:
@@ -96,7 +101,7 @@ class EpochLock:
                 epoch=epoch,
                 shares=view.shares,
                 broadcast=view.broadcast,
-                note=functools.partial(self._note_trained, epoch),
+                note=functools.partial(self._note_trained, view),
                 file=self._file,
             )
             self._readers += 1
@@ -118,21 +123,24 @@ class EpochLock:
                 if not self._readers:
                     if install():
                         before = -1 if self._view is None else self._view.epoch
-                        self._trained = {before: self._trained.get(before, 0)}  # others may not have swapped yet
+                        self._trained = {before: self.trained(before)}  # others may not have swapped yet
                         self._view = view
                     return
                 self._no_readers.clear()
             await self._no_readers.wait()
 
-    def trained(self, epoch: int) -> int:
-        """How many samples of the current epoch, or of the one before, were trained on, as far as tasks say so."""
-        with self._lock:
-            return self._trained.get(epoch, 0)
+    def trained(self, epoch: int) -> SampleDigest:
+        """Digest of the samples of the current epoch, or of the one before, that tasks have said to be trained on."""
+        return self._trained.get(epoch, SampleDigest())
 
-    def _note_trained(self, epoch: int, n_samples: int) -> None:
+    def _note_trained(self, view: View, n_samples: int) -> None:
+        trained = self.trained(view.epoch)
+        if trained.count > n_samples:  # a task that begins again
+            trained = SampleDigest()
+        trained += SampleDigest.of(view.sample_ids[trained.count : n_samples], self._seed)
         with self._lock:
-            if self._view is not None and self._view.epoch == epoch:
-                self._trained[epoch] = n_samples
+            if self._view is view:
+                self._trained[view.epoch] = trained
 
     def take_training_seconds(self) -> float:
         """Seconds of training on this worker since the last call."""

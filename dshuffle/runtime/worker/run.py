@@ -16,16 +16,14 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import DatasetError
 from dshuffle.exchange.bundles import ForwardedRows
-from dshuffle.exchange.cache_partition import Swap
 from dshuffle.exchange.endpoints import RowSink, RowSource, nothing_to_mend
 from dshuffle.planning import SERVER
 from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.records import Measures
-from dshuffle.runtime.dataset_inputs import for_workers
 from dshuffle.runtime.measure.processors import ProcessorTimes
-from dshuffle.runtime.worker.epoch_lock import View
 from dshuffle.runtime.worker.member_exchange import MemberExchange
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
+from dshuffle.runtime.worker.prepared import Prepared
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +75,7 @@ class ExchangeRun:
         self._rate = rate
         self._send_vote = send_vote
         self._before = before if before is not None and before._is_like(epoch, delivery, rate) else None
-        self._prepared: asyncio.Future[tuple[Swap, View]] | None = None
+        self._prepared: asyncio.Future[Prepared] | None = None
         self._source: asyncio.Future[RowSource] | None = None
         self._sink: asyncio.Future[RowSink] | None = None
         self._forwarded: ForwardedRows | None = None
@@ -99,7 +97,7 @@ class ExchangeRun:
         return self.vote is not None and self.vote["reason"] is None
 
     @property
-    def prepared(self) -> tuple[Swap, View] | None:
+    def prepared(self) -> Prepared | None:
         """What a commit installs, on a worker that trains."""
         return None if self._prepared is None else self._prepared.result()
 
@@ -250,7 +248,7 @@ class ExchangeRun:
                 self._source = asyncio.wrap_future(source)
                 self._sink = asyncio.wrap_future(parts.plans.executor.submit(self._make_sink, exchange, source))
                 # The sink has reserved the slots by then, so the next index can be built while its rows arrive.
-                self._prepared = loop.run_in_executor(parts.plans.executor, self._prepare, exchange)
+                self._prepared = loop.run_in_executor(parts.plans.executor, Prepared.of, exchange, parts, self.epoch)
             else:
                 self._source, self._sink, self._prepared = before._source, before._sink, before._prepared
                 self._forwarded = before._forwarded
@@ -361,24 +359,6 @@ class ExchangeRun:
             read_former = functools.partial(former.read_into, cache, training.receiver)
         return exchange.sink(training.rank, cache, source.result(), read_store, read_former)
 
-    def _prepare(self, exchange: MemberExchange) -> tuple[Swap, View]:
-        training = self._parts.training
-        assert training is not None
-        mine = exchange.parts[training.rank]
-        swap = training.cache.prepare(mine.held)
-        # Without excess, a worker holds exactly what it trains on, and the slots are already known.
-        own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
-        sample_ids, slots, shares = mine.order, own[mine.permutation], exchange.shares
-        remainder = self._parts.spec.remainder
-        if remainder is not None and remainder.epoch == self.epoch:
-            shuffle, dataset = self._parts.spec.shuffle, self._parts.dataset
-            keep, shares = remainder.left(shuffle, training.rank, lambda n: for_workers(shuffle, n, dataset))
-            sample_ids, slots = sample_ids[keep], slots[keep]
-        broadcast = exchange.broadcast
-        if len(broadcast):
-            broadcast = broadcast[np.isin(broadcast, sample_ids)]
-        return swap, View(self.epoch, sample_ids, slots, shares, broadcast)
-
     def _vote(self, reason: str | None, again: bool) -> None:
         if reason is None and self._prepared is not None and not self._prepared.done():
             self._prepared.add_done_callback(lambda _: self.received(self.run_id, None, again))
@@ -391,5 +371,7 @@ class ExchangeRun:
         counts: dict[str, Any] = {} if self.exchange is None else dict(self.exchange.summary)
         training = self._parts.training
         counts["rows"] = training.receiver.meter.rows if training is not None else 0
+        if reason is None and self.prepared is not None:
+            counts |= {"drawn": self.prepared.drawn.fields, "due": self.prepared.due.fields}
         self.vote = {"reason": reason, "again": again, "counts": counts}
         self._send_vote(self)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -30,6 +30,7 @@ from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.sender import Sender
 from dshuffle.planning import SERVER, STORE, get_delivery, name_of
 from dshuffle.planning.packets import FORWARDER, forwarder_of
+from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.runtime.memory import for_partition, partition_nbytes
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
@@ -141,7 +142,7 @@ class WorkerSession:
                 me = forwarder_of(rank)
                 senders[me] = sender(me)
                 forwarder = Forwarder(me, senders[me], network, self._jobs, timeout=settings.timeout)
-            lock = EpochLock(layout, cache.rows, rank, self._loop, cache.file)
+            lock = EpochLock(layout, cache.rows, rank, spec.shuffle.choices.seed, self._loop, cache.file)
             training = TrainingState(rank, cache, receiver, lock, forwarder)
             senders[rank] = sender(rank)
         if spec.addresses.get(SERVER) == worker.address:
@@ -187,10 +188,10 @@ class WorkerSession:
         training = None if self._parts is None else self._parts.training
         return 0.0 if training is None else training.lock.take_training_seconds()
 
-    def trained(self, epoch: int) -> int:
-        """How many samples of an epoch tasks have said to be trained on."""
+    def trained(self, epoch: int) -> SampleDigest:
+        """Digest of the samples of an epoch that tasks have said to be trained on."""
         training = self._open_parts.training
-        return 0 if training is None else training.lock.trained(epoch)
+        return SampleDigest() if training is None else training.lock.trained(epoch)
 
     def status(self) -> Reply:
         """The current run, the fraction of its rows that have arrived, and its vote if that is known."""
@@ -198,13 +199,15 @@ class WorkerSession:
         arrived = None if run is None or training is None else training.receiver.arrived
         return {"open": True, "run_id": self._last_run, "arrived": arrived, "vote": None if run is None else run.vote}
 
-    async def restore(self, epoch: int) -> None:
+    async def restore(self, epoch: int, drawn: Sequence[int] | None) -> None:
         """Read the partition of an epoch from the store, in place of a worker that was lost.
+
+        ``drawn`` is the digest of the samples that the lost worker had.
 
         Raises
         ------
         ExchangeError
-            If the partition cannot be read.
+            If the partition cannot be read, or this worker draws other samples for it.
         """
         if self.rank is None:  # a server reads its rows when they are asked for
             await self._open_parts.plans.restoring(epoch, SERVER)
@@ -218,6 +221,12 @@ class WorkerSession:
         self._restored = None
         if reason is not None:
             raise ExchangeError(reason)
+        assert run.prepared is not None
+        if drawn is not None and run.prepared.drawn.fields != list(drawn):
+            raise ExchangeError(
+                f"this worker would train on other samples of epoch {epoch} than the worker that was lost. "
+                + SAME_BUILD
+            )
         await self.commit(0)
 
     def change_members(self, addresses: Mapping[int, str], number: int) -> None:
@@ -278,7 +287,7 @@ class WorkerSession:
                 sender.end()
             if parts.training is not None and run.prepared is not None:
                 parts.training.receiver.commit(run_id)
-                parts.training.cache.commit(run.prepared[0])
+                parts.training.cache.commit(run.prepared.swap)
             parts.plans.forget(run.epoch)
             self.epoch, self._run = run.epoch, None
             return True
@@ -286,7 +295,7 @@ class WorkerSession:
         await run.settle()
         if parts.training is not None and run.prepared is not None:
             try:
-                await asyncio.wait_for(parts.training.lock.swap(run.prepared[1], install), BUSY_AFTER)
+                await asyncio.wait_for(parts.training.lock.swap(run.prepared.view, install), BUSY_AFTER)
             except TimeoutError:
                 readers = parts.training.lock.readers
                 return {"busy": f"{readers} {'task' if readers == 1 else 'tasks'} of epoch {self.epoch} still running"}

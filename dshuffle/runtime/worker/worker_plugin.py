@@ -121,7 +121,7 @@ class DShuffleWorker(WorkerPlugin):
             return {"training_seconds": plugin().session(session_id).take_training_seconds()}
 
         async def trained(session_id: str, epoch: int) -> Reply:
-            return {"trained": plugin().session(session_id).trained(epoch)}
+            return {"trained": plugin().session(session_id).trained(epoch).fields}
 
         async def close_session(session_id: str, number: int, cause: Any = None) -> None:
             found = cause.data if isinstance(cause, ToPickle) else cause  # it is not sent if this is one process
@@ -205,7 +205,14 @@ class DShuffleWorker(WorkerPlugin):
             self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def open(
-        self, spec: SessionSpec, number: int, last_run: int = 0, *, restore: bool = False, epoch: int | None = None
+        self,
+        spec: SessionSpec,
+        number: int,
+        last_run: int = 0,
+        *,
+        restore: bool = False,
+        epoch: int | None = None,
+        drawn: Sequence[int] | None = None,
     ) -> None:
         """Allocate this worker's part of a session. Another call waits for the first one.
 
@@ -221,6 +228,8 @@ class DShuffleWorker(WorkerPlugin):
             Whether this worker takes a lost rank.
         epoch
             With ``restore``, the epoch whose partition is read; ``None`` if the first epoch has not begun.
+        drawn
+            The digest of the samples of the rank in this epoch, if it is known.
 
         Raises
         ------
@@ -249,7 +258,7 @@ class DShuffleWorker(WorkerPlugin):
         if opening is None:
             # Memory is reserved before anything is awaited, so that two sessions do not count on the same bytes.
             spec = self._reserve(spec)
-            opening = self._opening[session_id] = asyncio.create_task(self._open(spec, number, last_run, epoch))
+            opening = self._opening[session_id] = asyncio.create_task(self._open(spec, number, last_run, epoch, drawn))
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -340,7 +349,9 @@ class DShuffleWorker(WorkerPlugin):
         address = self._worker.address
         return next((who for who, where in spec.addresses.items() if where == address and who != SERVER), None)
 
-    async def _open(self, spec: SessionSpec, number: int, last_run: int, epoch: int | None) -> None:
+    async def _open(
+        self, spec: SessionSpec, number: int, last_run: int, epoch: int | None, drawn: Sequence[int] | None
+    ) -> None:
         assert self._worker is not None
         loop = asyncio.get_running_loop()
         rank, disk = self._rank(spec), None
@@ -358,7 +369,7 @@ class DShuffleWorker(WorkerPlugin):
             session.number = number
             try:
                 if epoch is not None:
-                    await session.restore(epoch)
+                    await session.restore(epoch, drawn)
                     self.kept.close(spec.session_id)
                 await session.abort(last_run)
             except BaseException:

@@ -121,6 +121,7 @@ class Servers:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 if attempt > 1:
+                    self._shuffler.accept()  # the tasks that failed are run again
                     self._abort()
                     self._release()
                     self._slices = [parameters[part] for part in self.bounds]

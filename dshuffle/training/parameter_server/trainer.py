@@ -14,7 +14,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import GivenSharding
 from dshuffle.runtime import Epoch, Partition, PerRank, Shuffler
-from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate
+from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, Validate, raises_once
 from dshuffle.training.inputs import EVALUATION_ROWS, check_finite, check_fixed_workers, checked_width, diverged
 from dshuffle.training.monitoring import WorkerSpeeds
 from dshuffle.training.parameter_server.asynchronous import ONCE, Asynchrony, MiniBatches
@@ -26,6 +26,7 @@ from dshuffle.training.parameter_server.staleness import Staleness
 from dshuffle.training.schedules import CONSTANT, Schedule
 
 
+@raises_once
 def fit_parameter_server(
     shuffler: Shuffler,
     model: Model,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from dshuffle.errors import CacheBudgetError, DatasetChanged, ExchangeError, MembershipChanged, WorkerLost
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.scheduler.instructions import (
     ATTEMPTS,
     Adopt,
@@ -109,7 +111,28 @@ def test_a_failed_run_is_repeated_and_the_last_failure_is_told() -> None:
     assert machine.advance(2.0) == [Tell("begin", 0, ATTEMPTS + 1)]
 
 
-@pytest.mark.parametrize("wrong", [vote(digest=2), vote(rows=1), vote(reason="the store is gone", again=False)])
+def drawing(*samples: int) -> dict:
+    """A vote of a rank that draws samples although none are due."""
+    found, digest = vote(), SampleDigest.of(np.array(samples), 0).fields
+    return {**found, "counts": {**found["counts"], "drawn": digest, "due": SampleDigest().fields}}
+
+
+def test_a_worker_that_takes_a_rank_is_told_what_the_one_before_drew() -> None:
+    machine = machine_of(2)
+    for epoch, now in ((0, 0.0), (1, 1.0)):
+        machine.advance(now)
+        for who in (0, 1):
+            counts = {"drawn": [epoch, who], "due": [epoch, who]}
+            machine.voted(epoch + 1, who, {**vote(), "counts": {**vote()["counts"], **counts}}, now)
+        assert machine.drawn == ({} if epoch == 0 else {0: [0, 0], 1: [0, 1]})  # of the epoch that it is on
+        for who in (0, 1):
+            machine.answered(now_telling(machine, "commit", who, epoch + 1), {"report": {}}, now)
+        assert machine.drawn == {0: [epoch, 0], 1: [epoch, 1]}
+
+
+@pytest.mark.parametrize(
+    "wrong", [vote(digest=2), vote(rows=1), vote(reason="the store is gone", again=False), drawing(3)]
+)
 def test_what_another_run_would_not_mend_is_not_repeated(wrong: dict) -> None:
     machine = machine_of(2)
     machine.advance(0.0)
