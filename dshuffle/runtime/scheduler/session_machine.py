@@ -252,7 +252,8 @@ class SessionMachine:
             self.unfit(tell.who, self._missing[tell.who])
             return self._wait_for_replacements(now)
         if self.phase is Phase.COMMITTING:
-            error = ClusterError(f"all workers were ready for epoch {self.epoch + 1}, but the commit failed: {error}")
+            words = f"all workers were ready for epoch {self.epoch + 1}, but the commit failed: {error}"
+            error = ClusterError(words, transient=error.transient)
         return self.end(error)
 
     def unreachable(self, tell: Tell, reason: str) -> None:

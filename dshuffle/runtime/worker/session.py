@@ -225,7 +225,8 @@ class WorkerSession:
         if drawn is not None and run.prepared.drawn.fields != list(drawn):
             raise ExchangeError(
                 f"this worker would train on other samples of epoch {epoch} than the worker that was lost. "
-                + SAME_BUILD
+                + SAME_BUILD,
+                transient=False,
             )
         await self.commit(0)
 
