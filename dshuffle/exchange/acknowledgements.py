@@ -14,6 +14,9 @@ from distributed import Status, Worker
 logger = logging.getLogger(__name__)
 
 
+SendAlone = Callable[[int, list[tuple[int, ...]]], Awaitable[None]]
+
+
 class Acknowledgements:
     """Acknowledgements of one session that have not been sent.
 
@@ -25,10 +28,16 @@ class Acknowledgements:
         Sends acknowledgements to a sender in a message of their own.
     """
 
-    def __init__(self, worker: Worker, send: Callable[[int, list[tuple[int, ...]]], Awaitable[None]]) -> None:
+    def __init__(self, worker: Worker, send: SendAlone) -> None:
         self._worker = worker
         self._send_alone = send
         self._unsent: dict[int, list[tuple[int, ...]]] = {}
+
+    def close(self) -> None:
+        """Send what has not been sent. What is added from now on is dropped, because the runs have ended."""
+        for sender in list(self._unsent):
+            self._flush(sender)
+        self._send_alone = _dropped
 
     def take(self, sender: int) -> list[tuple[int, ...]]:
         """Remove and return the acknowledgements for a sender, to send them with a request."""
@@ -44,13 +53,17 @@ class Acknowledgements:
 
     def _flush(self, sender: int) -> None:
         if sender in self._unsent and self._worker.status not in (Status.closing, Status.closed, Status.failed):
-            self._worker._ongoing_background_tasks.call_soon(self._send, sender)
+            self._worker._ongoing_background_tasks.call_soon(self._send, sender, self._send_alone)
 
-    async def _send(self, sender: int) -> None:
+    async def _send(self, sender: int, send_alone: SendAlone) -> None:
         acknowledged = self.take(sender)
         if not acknowledged:
             return
         try:
-            await self._send_alone(sender, acknowledged)
+            await send_alone(sender, acknowledged)
         except (OSError, RuntimeError):  # the worker has left or is closing
             logger.debug("dshuffle: %d acknowledgements did not reach %d", len(acknowledged), sender, exc_info=True)
+
+
+async def _dropped(sender: int, acknowledged: list[tuple[int, ...]]) -> None:
+    """Nobody waits for these acknowledgements any more."""

@@ -79,7 +79,7 @@ class BufferPool:
         """
         self._in_use.clear()
         if len(self._idle_shared) < self._n_shared:
-            self._memory = None  # receivers keep what they have mapped
+            self._drop_memory()
         # Buffers much longer than the messages would take more memory than the window allows for.
         if not self._rows * 7 // 8 <= rows_per_message <= self._rows:
             self._rows = rows_per_message
@@ -115,6 +115,19 @@ class BufferPool:
     def drop(self, message: MessageId) -> None:
         """Forget the buffer of a message, without reusing it: Dask or a receiver may still be reading it."""
         self._in_use.pop(message, None)
+
+    def close(self) -> None:
+        """Free all buffers that nobody reads or writes. Those that are taken from now on are not shared."""
+        self._in_use.clear()
+        self._idle.clear()
+        self._shared_nbytes = 0
+        self._drop_memory()
+
+    def _drop_memory(self) -> None:
+        self._idle_shared, self._n_shared = [], 0
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
     def _take_shared(self) -> Buffer | None:
         if self._memory is None and self._shared_nbytes:

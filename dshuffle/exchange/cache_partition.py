@@ -147,7 +147,9 @@ class CachePartition:
             self._file.relieve()
 
     def close(self) -> None:
-        """Stop what belongs to rows on a disk. The rows are freed when nobody uses them any more."""
+        """Free the rows, or leave them to the tasks that still use them. The partition is empty then. Idempotent."""
+        self.rows, self.checksums = self.layout.empty(0), self.checksums[:0].copy()
+        self.index = self._incoming = EMPTY
         if self._file is not None:
             self._file.close()
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dshuffle.emulated_links import emulated
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.acknowledgements import Acknowledgements
+from dshuffle.exchange.arrivals import seconds_since_data
 from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.shared_memory import Place, host, mapped
@@ -79,9 +80,19 @@ class DaskNetwork:
         self._host = host() if shares_memory and not worker.address.startswith("inproc:") else ""
         self._unmappable: set[str] = set()
 
+    def close(self) -> None:
+        """Forget the handlers, which refer to the session. Its connections belong to the Dask worker."""
+        self._serve_here, self._acknowledge_here = _closed, _ignored
+        self._acknowledgements.close()
+
     def is_local(self, participant: int) -> bool:
         """Whether a participant runs on this worker."""
         return bool(self._addresses[participant] == self._worker.address)
+
+    def heard(self) -> dict[int, float]:
+        """Participant -> seconds since bytes came from it, for those that this worker waits for, if it is known."""
+        ages = {participant: seconds_since_data(self._worker, where) for participant, where in self._addresses.items()}
+        return {participant: age for participant, age in ages.items() if age is not None}
 
     async def fetch(self, message: MessageId) -> Reply:
         """Request a message. Concurrent requests use separate comms."""
@@ -117,6 +128,14 @@ class DaskNetwork:
     async def _send_acknowledged(self, sender: int, acknowledged: list[tuple[int, ...]]) -> None:
         rpc = self._worker.rpc(self._addresses[sender])
         await rpc.dshuffle_acknowledge(session_id=self._session_id, acknowledged=acknowledged, reply=False)
+
+
+async def _closed(message: MessageId) -> Reply:
+    return {"status": "refused", "reason": "the session was closed", "again": False}
+
+
+def _ignored(message: MessageId) -> None:
+    """Nobody waits for the acknowledgement any more."""
 
 
 async def probe(worker: Worker, address: str, nbytes: int, *, shares_memory: bool) -> NDArray[np.uint8]:

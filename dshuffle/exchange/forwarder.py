@@ -80,6 +80,11 @@ class Forwarder:
         self.sender.end()
         await self.receiver.abort()
 
+    async def close(self) -> None:
+        """End the run; no run will follow. The owner of the sender closes that one."""
+        self._rows = None
+        await self.receiver.close()
+
     def sit_out(self) -> None:
         """Measure nothing in a run whose rows take one hop."""
         self.sender.meter, self.receiver.meter = Meter(), Meter()

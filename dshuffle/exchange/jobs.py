@@ -44,14 +44,15 @@ class JobQueue:
     ...     try:
     ...         return await asyncio.gather(jobs.run(sum, [1, 2], nbytes=8), jobs.run(max, [3, 4], nbytes=8))
     ...     finally:
-    ...         jobs.close()
+    ...         await jobs.close()
     >>> asyncio.run(main())
     [3, 4]
     """
 
     def __init__(self, n_threads: int, name: str) -> None:
         self._executor = ThreadPoolExecutor(n_threads, thread_name_prefix=name)
-        self._idle = n_threads
+        self._n_threads = self._idle = n_threads
+        self._ended = asyncio.Event()
         self._waiting: deque[_Job] = deque()
         self._closed = False
 
@@ -73,12 +74,14 @@ class JobQueue:
             loop.call_soon(self._start, loop)  # so that jobs that arrive in the same turn of the loop are together
         return future
 
-    def close(self) -> None:
-        """Fail all jobs that have not started, and all that come."""
+    async def close(self) -> None:
+        """Fail all jobs that have not started, and all that come. Returns when those that run have ended."""
         self._closed = True
         while self._waiting:
             _fail(self._waiting.popleft().future)
-        # Without cancelling: at most one group for each thread has been handed over, and its jobs must come to an end.
+        while self._idle < self._n_threads:
+            self._ended.clear()
+            await self._ended.wait()
         self._executor.shutdown(wait=False)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -110,6 +113,7 @@ class JobQueue:
         results: list[tuple[asyncio.Future[Any], Any, BaseException | None]],
     ) -> None:
         self._idle += 1
+        self._ended.set()
         for future, result, error in results:
             if future.done():
                 continue

@@ -45,7 +45,7 @@ class Receiver:
         Called once per run with the run id, ``None`` when everything has arrived or the reason for a failure, and
         whether another run may succeed.
     timeout
-        Seconds in which a request must be answered.
+        Seconds in which a request must be answered, since bytes last came from its sender (:meth:`hear`).
     open_gate
         Called with the run id and a gate when all messages that the gate waits for have arrived.
     """
@@ -76,6 +76,7 @@ class Receiver:
         self._towards: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: dict[MessageId, asyncio.Task[None]] = {}
+        self._limits: dict[MessageId, asyncio.Timeout] = {}
         self._touching: set[asyncio.Future[Any]] = set()
         self._arrived: set[tuple[int, int]] = set()  # senders and sequence numbers
         self._stop: Callable[[], bool] = lambda: False
@@ -151,6 +152,13 @@ class Receiver:
         expected = sum(flow.n_items for sender, flow in self._flows.items() if sender != self._inbox.rank)
         return self.meter.rows / expected if expected else 1.0
 
+    def hear(self, ages: Mapping[int, float]) -> None:
+        """Give senders more time from which bytes came some seconds ago: long messages take long on a slow link."""
+        now = asyncio.get_running_loop().time()
+        for message, limit in self._limits.items():
+            if message.sender in ages and not limit.expired():
+                limit.reschedule(now + self._timeout - ages[message.sender])
+
     def commit(self, run_id: int) -> None:
         """Mark the run as committed."""
         self._inbox.commit(run_id)
@@ -167,6 +175,11 @@ class Receiver:
         for task in self._tasks:  # a task may wait long for the network, for instance for a worker that has left
             task.cancel()
         self._flows, self._sink, self._mend = {}, None, nothing_to_mend
+
+    async def close(self) -> None:
+        """Abort the run, and forget who is told of it; no run will follow."""
+        await self.abort()
+        self._report, self._open_gate = _nobody_told, _no_gate
 
     def _perform(self, instructions: list[InboxInstruction]) -> None:
         for instruction in instructions:
@@ -193,6 +206,7 @@ class Receiver:
         """Fetch a message from its sender, or read its rows from the store."""
         future = self._sink
         assert future is not None
+        sink: RowSink | None = None
         first, last = self._flows[message.sender].message(message.sequence)
         try:
             reply = None if read else await self._ask(message)
@@ -219,6 +233,9 @@ class Receiver:
                 # would then free the buffer that the message is being packed into again.
                 if reply["acknowledge"]:
                     await self._network.acknowledge(message)
+        except asyncio.CancelledError:
+            future = sink = None  # the task and the traceback, which has this frame, refer to each other
+            raise
         except (TimeoutError, ExchangeError, OSError) as error:
             if isinstance(error, ChecksumMismatch):
                 await self._touch_cache(self._reading.run(self._mend))
@@ -302,14 +319,24 @@ class Receiver:
     async def _answered(self, message: MessageId) -> Reply:
         while True:
             try:
-                async with asyncio.timeout(self._timeout):
+                async with asyncio.timeout(self._timeout) as self._limits[message]:
                     reply = await self._network.fetch(message)
             except TimeoutError as error:
                 raise TimeoutError(str(error) or f"no reply within {self._timeout:g} s") from error
+            finally:
+                self._limits.pop(message, None)
             if not isinstance(reply, dict) or "status" not in reply:
                 raise ExchangeError(f"{name_of(message.sender)} does not run dshuffle (its reply was {reply!r})")
             if reply["status"] != "later":
                 return reply
+
+
+def _nobody_told(run_id: int, reason: str | None, again: bool) -> None:
+    """Take the place of the function that is told of a run's end."""
+
+
+def _no_gate(run_id: int, gate: int) -> None:
+    """Take the place of the function that opens a gate."""
 
 
 def check_arrays(reply: Reply) -> None:

@@ -8,11 +8,13 @@ long as there is room.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import BinaryIO
 
 import numba
@@ -131,6 +133,7 @@ class RowFile:
     ...     file.release()
     ...     file.rows.shape, file.rows[:, 0].tolist(), os.listdir(folder)
     ((3, 8), [0, 7, 0], [])
+    >>> file.close()
     """
 
     def __init__(
@@ -146,18 +149,21 @@ class RowFile:
         try:
             os.makedirs(directory, exist_ok=True)
             with unnamed_file(directory, nbytes) if file is None else file as opened:
-                self._map = mmap.mmap(opened.fileno(), nbytes)
+                self._map = mmap.mmap(opened.fileno(), nbytes)  # it has a descriptor of its own
                 self._file = os.dup(opened.fileno())
-                weakref.finalize(self, os.close, self._file)
+                self._close_file = weakref.finalize(self, os.close, self._file)
         except OSError as error:
             raise does_not_fit(directory, error) from error
         self._map.madvise(mmap.MADV_RANDOM)  # rows are read one by one: what is beside them is rarely needed
         self.rows: ByteMatrix = np.frombuffer(self._map, np.uint8)[: n_rows * layout.nbytes].reshape(n_rows, -1)
+        self._lock = threading.Lock()
+        self._users = 0
+        self._freed = False
+        self._closed = threading.Event()
         # These calls compile, which must not happen within an exchange.
         self.will_need(np.empty(0, np.int64))
         self.write(np.empty(0, np.int64), self.rows[:0])
         self.read(np.empty(0, np.int64), self.rows[:0])
-        self._closed = threading.Event()
         self._process = psutil.Process()
         self._most: int | None = None
         if memory_limit:
@@ -165,14 +171,36 @@ class RowFile:
             watched = weakref.ref(self), self._closed
             threading.Thread(target=_watch, args=watched, name="dshuffle-pages", daemon=True).start()
 
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep the rows until the body has ended, also if the file is closed meanwhile.
+
+        Raises
+        ------
+        OSError
+            If the file has been closed and freed.
+        """
+        with self._lock:
+            if self._freed:
+                raise OSError("the partition on the disk has been closed")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+            self._free_if_unused()
+
     def release(self) -> None:
         """Give the pages back that the process has touched. Their contents stay in the file."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+        with self.in_use():
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def will_need(self, slots: NDArray[np.int64]) -> None:
         """Let the system read some rows ahead, many at a time. Without this, rows are read one after the other."""
-        # A copy can be written, so that numba compiles for one type only.
-        _read_ahead(self.rows.ctypes.data, self.rows.shape[1], slots.copy())
+        with self.in_use():
+            # A copy can be written, so that numba compiles for one type only.
+            _read_ahead(self.rows.ctypes.data, self.rows.shape[1], slots.copy())
 
     def read(self, slots: NDArray[np.int64], out: ByteMatrix) -> None:
         """Copy rows into a contiguous buffer. Reading takes much less time than touching mapped pages one by one.
@@ -180,9 +208,10 @@ class RowFile:
         Raises
         ------
         OSError
-            If the disk fails.
+            If the disk fails, or the file has been closed.
         """
-        failed = _read_rows(self._file, out.ctypes.data, out.shape[1], slots.copy())
+        with self.in_use():
+            failed = _read_rows(self._file, out.ctypes.data, out.shape[1], slots.copy())
         if failed >= 0:
             raise OSError(f"the row in slot {int(slots[failed])} of a partition on the disk could not be read")
 
@@ -192,11 +221,12 @@ class RowFile:
         Raises
         ------
         OSError
-            If the disk fails.
+            If the disk fails, or the file has been closed.
         """
-        if rows.shape[1] % _PAGE:
-            self.will_need(slots)  # a page is read before a part of it is written
-        failed = _write_rows(self._file, rows.ctypes.data, rows.shape[1], slots.copy())
+        with self.in_use():
+            if rows.shape[1] % _PAGE:
+                self.will_need(slots)  # a page is read before a part of it is written
+            failed = _write_rows(self._file, rows.ctypes.data, rows.shape[1], slots.copy())
         if failed >= 0:
             raise OSError(f"a row could not be written to slot {int(slots[failed])} of a partition on the disk")
 
@@ -208,9 +238,10 @@ class RowFile:
         nbytes = self.rows.shape[1]
         ends = np.append(np.flatnonzero(np.diff(slots) != 1) + 1, len(slots))
         n_rows = np.diff(ends, prepend=0)
-        for run in np.flatnonzero(n_rows * nbytes >= _LONG_RUN).tolist():
-            first, count = int(slots[ends[run] - n_rows[run]]), int(n_rows[run])
-            os.posix_fadvise(self._file, first * nbytes, count * nbytes, os.POSIX_FADV_DONTNEED)
+        with self.in_use():
+            for run in np.flatnonzero(n_rows * nbytes >= _LONG_RUN).tolist():
+                first, count = int(slots[ends[run] - n_rows[run]]), int(n_rows[run])
+                os.posix_fadvise(self._file, first * nbytes, count * nbytes, os.POSIX_FADV_DONTNEED)
 
     def relieve(self) -> None:
         """Give pages back if the process has grown too large. Called by whoever touches many rows."""
@@ -218,14 +249,30 @@ class RowFile:
             self.release()
 
     def close(self) -> None:
-        """Stop looking at the memory. The file is gone when nobody uses its rows any more."""
+        """Free the descriptors, the map and the room on the disk, at once or when the last user has ended. Idempotent.
+
+        Arrays of its rows that somebody still has stay valid, and keep the map.
+        """
         self._closed.set()
+        self._free_if_unused()
+
+    def _free_if_unused(self) -> None:
+        with self._lock:
+            if self._users or self._freed or not self._closed.is_set():
+                return
+            self._freed = True
+        self.rows = self.rows[:0].copy()
+        self._close_file()
+        with contextlib.suppress(BufferError):  # then the last array of the rows takes the map with it
+            self._map.close()
+        del self._map
 
 
-def _watch(found: weakref.ref[RowFile], closed: threading.Event) -> None:
-    """Give pages back until the file is closed, or nobody uses it: it may be dropped before anybody could close it."""
+def _watch(opened: weakref.ref[RowFile], closed: threading.Event) -> None:
+    """Give pages back until the file is closed."""
     while not closed.wait(INTERVAL):
-        if (file := found()) is None:
+        if (file := opened()) is None:
             return
-        file.relieve()
+        with contextlib.suppress(OSError):  # it has just been closed
+            file.relieve()
         del file

@@ -97,8 +97,10 @@ class Sender:
         self._flows, self._source, self._mend = {}, None, nothing_to_mend
 
     def close(self) -> None:
-        """Refuse all waiting requests; no run will follow."""
+        """Refuse all waiting requests, and free the buffers; no run will follow."""
+        self.end()
         self._perform(self._outbox.close())
+        self._buffers.close()
 
     def acknowledged(self, message: MessageId) -> None:
         """Free the buffer and the window slot of a message that its receiver has unpacked."""

@@ -10,6 +10,7 @@ the memory of the sender.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -97,7 +98,7 @@ class SharedMemory:
         except BaseException:
             os.close(self._fd)
             raise
-        weakref.finalize(self._memory, os.close, self._fd)  # once no buffer is left
+        self._close_fd = weakref.finalize(self._memory, os.close, self._fd)
 
     def cut(self, n_rows: int, row_nbytes: int) -> list[tuple[ByteMatrix, NDArray[np.uint32], Place]]:
         """As many buffers as there is room for: rows, their checksums, and their place.
@@ -111,6 +112,12 @@ class SharedMemory:
             Place(*file, first, rows_after, n_rows, row_nbytes) for first in range(0, self.nbytes - length + 1, length)
         ]
         return [(*_arrays(self._memory, place.first, place), place) for place in places]
+
+    def close(self) -> None:
+        """Free the memory, but not what receivers have mapped, nor a buffer that is still in use. Idempotent."""
+        self._close_fd()
+        with contextlib.suppress(BufferError):  # then the last buffer takes the memory with it
+            self._memory.close()
 
 
 def buffer_nbytes(n_rows: int, row_nbytes: int) -> int:

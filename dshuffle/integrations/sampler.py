@@ -141,6 +141,10 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         """Number of ids that the next iteration gives."""
         return self._n_ids - self._position.first
 
+    def __repr__(self) -> str:
+        rank, choices = f"rank {self.rank} of {self.num_replicas}", self._spec.choices
+        return f"<ExchangeSampler of {len(self.dataset)} samples, {rank}, {choices.assignment}, epoch {self.epoch}>"
+
     @property
     def num_samples(self) -> int:
         """Number of ids of this rank in the current epoch."""

@@ -22,7 +22,7 @@ UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 
 
 @contextlib.contextmanager
-def checkpoint_lock(place: str) -> Iterator[None]:
+def checkpoint_lock(place: str, *, new: bool = True) -> Iterator[None]:
     """Keep other sessions from opening with the same checkpoint, if it is a file on this machine's file systems.
 
     The lock is on a file beside the checkpoint, which is removed in the end. It goes away with the process, however
@@ -32,17 +32,24 @@ def checkpoint_lock(place: str) -> Iterator[None]:
     ----------
     place
         Canonical URL of the checkpoint.
+    new
+        Whether the folder is made if it does not exist.
 
     Raises
     ------
     CheckpointError
-        If another open session has this checkpoint, or it cannot be written. Both are found before any training.
+        If another open session has this checkpoint, or it cannot be written. Both are found before any training. Also
+        if there is no folder, unless it is made.
     """
     if not is_local(place):
         yield
         return
     try:
         check_replaceable(place)
+        if new:
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+        elif not os.path.isdir(os.path.dirname(place)):
+            raise CheckpointError(f"there is no checkpoint at {place}")
         file, folder = _locked(f"{place}.lock")
     except BlockingIOError as error:
         raise CheckpointError(
@@ -50,14 +57,14 @@ def checkpoint_lock(place: str) -> Iterator[None]:
             "another place"
         ) from error
     except OSError as error:
-        raise CheckpointError(
-            f"the checkpoint {place} cannot be written: {error}", transient=may_pass(error)
-        ) from error
+        failure = f"the checkpoint {place} cannot be written: {error}"
+        raise CheckpointError(failure, transient=may_pass(error)) from error
+    process = os.getpid()
     try:
         yield
     finally:
         try:
-            if os.fstat(file).st_nlink:  # else the user has removed it
+            if os.getpid() == process and os.fstat(file).st_nlink:  # else this is a fork, or the user has removed it
                 os.unlink(f"{os.path.basename(place)}.lock", dir_fd=folder)  # also if the folder was moved
         except OSError as error:  # its file system is away
             logger.warning("dshuffle: the file %s.lock cannot be removed: %s", place, error)
@@ -66,7 +73,7 @@ def checkpoint_lock(place: str) -> Iterator[None]:
 
 
 def _locked(path: str) -> tuple[int, int]:
-    """Open and lock a file, which is made with its folder. It names this process.
+    """Open and lock a file, which is made if it does not exist. It names this process.
 
     Returns
     -------
@@ -80,7 +87,6 @@ def _locked(path: str) -> tuple[int, int]:
     OSError
         If it cannot be made.
     """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     with contextlib.ExitStack() as opened:
         folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, folder)

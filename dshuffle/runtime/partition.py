@@ -88,6 +88,7 @@ class Partition:
         self._broadcast = _read_only(sample_ids[:0] if broadcast is None else broadcast)
         self._note = note
         self._file = file
+        self._stored: Partition | None = None
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -205,7 +206,7 @@ class Partition:
             self._note(n_samples)
 
         order = np.argsort(self._sample_ids, kind="stable")
-        return Partition(
+        self._stored = Partition(
             self._layout,
             self._rows,
             self._slots[order],
@@ -217,6 +218,7 @@ class Partition:
             note=note,
             file=self._file,
         )
+        return self._stored
 
     def mark_trained(self, n_samples: int | None = None) -> None:
         """Note how far training has come, for :meth:`dshuffle.Shuffler.state_dict`.
@@ -389,8 +391,10 @@ class Partition:
         return self._records[name]
 
     def close(self) -> None:
-        """Invalidate the partition; called when its task has ended."""
-        self._records = self._rows = None
+        """Invalidate the partition, and let go of its rows; called when its task has ended."""
+        self._records = self._rows = self._file = None
+        if self._stored is not None:
+            self._stored.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Partition cannot be sent to another process; return arrays instead")

@@ -172,13 +172,12 @@ def _shuffler(
     """A new session, or one that goes on from the checkpoint."""
     wait_for_workers(client, min_workers, patience)
     state, dataset = checkpoint.state(), checkpoint.dataset
-    keywords: dict[str, Any] = {"checkpoint": checkpoint.place, "min_workers": min_workers}
     if state is None:
-        shuffler = Shuffler(client, dataset, **keywords, **options)
+        shuffler = Shuffler(client, dataset, checkpoint=checkpoint.place, min_workers=min_workers, **options)
     else:
         _check_alike(SessionState.from_dict(state, dataset).choices, dataset, options, checkpoint.place)
         others = {name: value for name, value in options.items() if name not in CHOOSING}
-        shuffler = Shuffler.resume(client, dataset, state, **keywords, **others)
+        shuffler = Shuffler.resume(client, dataset, checkpoint.place, min_workers=min_workers, **others)
     checkpoint.was_written = True
     with shuffler:
         yield shuffler

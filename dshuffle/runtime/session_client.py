@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -129,11 +130,33 @@ class SessionClient:
         self.client = client
         self.session_id = session_id
         self.silence = Silence() if silence is None else silence
+        self._process = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that opened the session. It has no connection of its own."""
+        return os.getpid() != self._process
 
     @property
     def connected(self) -> bool:
         """Whether the client is connected to the scheduler, or about to be connected again."""
-        return self.client.status in ("running", "connecting")
+        return not self.forked and self.client.status in ("running", "connecting")
+
+    def check_process(self) -> None:
+        """Refuse to go on in a forked process, where no call would ever be answered.
+
+        Raises
+        ------
+        ClusterError
+            If this is another process than the one that opened the session.
+        """
+        if self.forked:
+            raise ClusterError(
+                f"this Shuffler works only in process {self._process}, which made it, because the connections of its "
+                f"Dask client belong to that process. This is process {os.getpid()}, which was forked later. Make a "
+                "Client and a Shuffler here, or pass arrays to this process instead",
+                transient=False,
+            )
 
     def ask(self, op: str, **message: Any) -> Reply:
         """Call a handler of the scheduler plugin, and return its reply, or raise its error.
@@ -143,6 +166,7 @@ class SessionClient:
         ClusterError
             If the client is closed, or the scheduler does not answer.
         """
+        self.check_process()
         started = time.monotonic()
         while True:
             if not self.connected:

@@ -27,7 +27,7 @@ ON_LOSS = ("replace", "shrink", "raise")
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 23
+PROTOCOL = 24
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 

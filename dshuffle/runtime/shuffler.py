@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from distributed import Client, Future
 from numpy.typing import ArrayLike
@@ -187,6 +187,7 @@ class Shuffler:
         elastic: bool = False,
         min_workers: int = 1,
         _resumed: SessionState | None = None,
+        _locks: contextlib.ExitStack | None = None,
     ) -> None:
         check_client(client)
         choices = Choices(
@@ -219,9 +220,9 @@ class Shuffler:
             min_workers=min_workers,
         )
         self._checkpoint = checkpoint
-        self._locks = contextlib.ExitStack()
+        self._locks = contextlib.ExitStack() if _locks is None else _locks.pop_all()
         try:
-            if checkpoint is not None:
+            if checkpoint is not None and _locks is None:
                 self._locks.enter_context(checkpoint_lock(checkpoint_place(checkpoint)))
                 if _resumed is None:
                     check_no_checkpoint(checkpoint, self.dataset)
@@ -293,11 +294,18 @@ class Shuffler:
         [[3, 3], [5, 5]]
         """
         dataset = as_dataset(dataset)
-        if not isinstance(state, Mapping):
-            options = {"checkpoint": state, **options}
-            state = read_checkpoint(state, dataset)
-        found = SessionState.from_dict(state, dataset)
-        return cls(client, dataset, **found.keywords(dataset, options), _resumed=found)
+        with contextlib.ExitStack() as locks:
+            locked = None
+            if not isinstance(state, Mapping):
+                options = {"checkpoint": state, **options}
+                place, target = checkpoint_place(state), options["checkpoint"]
+                if target is not None and checkpoint_place(target) == place:
+                    # Before it is read: a session that is still open may be about to write it.
+                    locks.enter_context(checkpoint_lock(place, new=False))
+                    locked = locks
+                state = read_checkpoint(state, dataset)
+            resumed = SessionState.from_dict(state, dataset)
+            return cls(client, dataset, **resumed.keywords(dataset, options), _resumed=resumed, _locks=locked)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this session, for :meth:`resume`. It can be written as JSON.
@@ -415,18 +423,27 @@ class Shuffler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._calls.forked:
+            return  # the session belongs to another process, and this error is more important
         tasks = self._position.tasks
         if error is not None and tasks is not None and self._calls.connected:
             # After an error or Ctrl-C, do not wait for the tasks of this epoch.
             self._client.cancel(tasks.futures)
             tasks.clear()
-        self.close()
+        self._close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._calls.connected:
             self._closed = True
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
             self._membership.close_soon()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be copied or pickled: it owns an open session, and the connections of a Dask client in "
+            "this process. Pass the object itself to other functions. In another process, make a new one, or use "
+            "Epoch.map to run functions on the workers"
+        )
 
     def epochs(self, count: int) -> Iterator[Epoch]:
         """Iterate over the next ``count`` epochs.
@@ -455,6 +472,7 @@ class Shuffler:
         """
         if self._closed:
             raise ClusterError("this Shuffler is closed. Make a new one", transient=False)
+        self._calls.check_process()
         return self._epochs(as_integer("count", count, 0))
 
     def accept(self) -> None:
@@ -465,13 +483,26 @@ class Shuffler:
     def close(self) -> None:
         """Free the cache partitions on all workers. Idempotent. The dataset is not changed.
 
+        Waits for the tasks of the current epoch. The log says if some of them did not finish.
+
         Raises
         ------
         ClusterError
             If the scheduler does not answer for 5 s; for 20 s while it is waited for tasks.
         """
+        try:
+            self._close()
+        except Exception as error:
+            tasks = self._position.tasks
+            if tasks is None or tasks.error is not error:
+                raise
+            notes = "; ".join(getattr(error, "__notes__", []))
+            logger.warning("dshuffle: %s: %s (%s)", type(error).__name__, error, notes)
+
+    def _close(self) -> None:
         if self._closed:
             return
+        self._calls.check_process()
         self._calls.silence.leaving = True
         try:
             tasks = self._position.tasks
@@ -529,6 +560,7 @@ class Shuffler:
     def _end_tasks(self) -> None:
         """Wait for the tasks of the current epoch, and raise an error if some did not finish."""
         if self._position.tasks is not None:
+            self._calls.check_process()
             self._position.tasks.end(self._calls)
 
     def _submit(
@@ -537,6 +569,7 @@ class Shuffler:
         if self._closed or epoch._tasks is not self._position.tasks:
             now = "closed" if self._closed else f"on epoch {self.epoch}"
             raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}", transient=False)
+        self._calls.check_process()
         session_id, call = self._calls.session_id, epoch._tasks.next_call()
         futures = submit_to_all(self._client, self.addresses, session_id, epoch.number, call, fn, args, kwargs)
         epoch._tasks.calls[call] = futures

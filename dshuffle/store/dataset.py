@@ -238,6 +238,10 @@ class Dataset(Views):
             if len(ids := self._view.within(begin, begin + step)):
                 yield ids
 
+    def close(self) -> None:
+        """Close the files and connections of the store. They are opened again if more is read."""
+        self._store.close()
+
     def _only(self, name: str) -> Dataset:
         return dataclasses.replace(self, _sources={name: self._sources[name]})
 

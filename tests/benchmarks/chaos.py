@@ -241,6 +241,7 @@ def main(argv: list[str] | None = None) -> dict[str, Figures]:
     dataset = create_dataset(f"{folder}/d.zarr", truth, chunk_rows=100)
     settings = {
         "dshuffle.heartbeat": HEARTBEAT,
+        "dshuffle.replacement-timeout": "10m",  # on a busy machine, a nanny may take minutes to start a worker
         "distributed.scheduler.allowed-failures": 10**6,
         "distributed.comm.timeouts.connect": "10s",
         "distributed.deploy.lost-worker-timeout": "1h",  # otherwise a worker killed twice would not come back

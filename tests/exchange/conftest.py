@@ -261,13 +261,13 @@ class Cluster:
         """Load the first epoch, then play the scenario."""
 
         async def main() -> Any:
-            await self.load()
-            return await asyncio.wait_for(scenario(), 60)
+            try:
+                await self.load()
+                return await asyncio.wait_for(scenario(), 60)
+            finally:
+                await self.jobs.close()
 
-        try:
-            return asyncio.run(main())
-        finally:
-            self.jobs.close()
+        return asyncio.run(main())
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,15 +156,27 @@ def test_without_shared_memory_messages_get_other_buffers(
     assert caplog.text.count("use the network: too many open files") == 1
 
 
-def test_the_file_is_closed_once_no_buffer_is_left() -> None:
+@pytest.mark.parametrize("ending", ["begin", "close"])
+def test_memory_is_freed_at_once_and_a_buffer_that_is_still_read_stays(ending: str) -> None:
     pool = BufferPool(LAYOUT, ROWS, size=1)
     buffer = pool.take(message(0), ROWS, shared=True)
+    buffer.rows[:] = 7
     assert buffer.place is not None
     name = f"/proc/self/fd/{buffer.place.fd}"
+    inode = f" {buffer.place.inode} "
     assert os.readlink(name).startswith("/memfd:dshuffle")
-    pool.begin(ROWS)
-    gc.collect()
-    assert os.readlink(name).startswith("/memfd:dshuffle"), "a receiver may be about to map this buffer"
-    del buffer
-    gc.collect()
-    assert not os.path.exists(name)
+    gc.disable()
+    try:
+        if ending == "begin":
+            pool.begin(ROWS)  # without the buffer, which was not given back
+        else:
+            pool.close()
+            assert pool.take(message(1), ROWS, shared=True).place is None
+        assert not os.path.exists(name)
+        assert inode in Path("/proc/self/maps").read_text()
+        assert (buffer.rows == 7).all()
+        del buffer
+        assert inode not in Path("/proc/self/maps").read_text()
+        pool.close()
+    finally:
+        gc.enable()

@@ -18,7 +18,7 @@ def play(scenario, n_threads=2):
         try:
             return await asyncio.wait_for(scenario(jobs), 10)
         finally:
-            jobs.close()
+            await jobs.close()
 
     return asyncio.run(main())
 
@@ -92,10 +92,13 @@ def test_cancelled_jobs_are_skipped_and_closing_fails_the_rest():
         gate.clear()
         first, never = jobs.run(gate.wait, 10), jobs.run(done.append, "never")
         await asyncio.sleep(0.01)
-        jobs.close()
-        gate.set()
+        closing = asyncio.ensure_future(jobs.close())
         with pytest.raises(ExchangeError, match="session was closed"):
             await never
+        assert not closing.done()  # the job that runs may still touch rows
+        gate.set()
+        await closing
+        assert first.done()
         with pytest.raises(ExchangeError, match="session was closed"):
             await jobs.run(done.append, "too late")
         await first

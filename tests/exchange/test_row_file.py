@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -23,6 +24,11 @@ from dshuffle.rows import RowLayout
 
 LAYOUT = RowLayout.of({"x": (np.dtype("f8"), (512,))})
 """Rows of a page."""
+
+
+def watching() -> bool:
+    """Whether a thread looks at the memory."""
+    return any(thread.name == "dshuffle-pages" for thread in threading.enumerate())
 
 
 def test_rows_survive_that_their_pages_are_given_back(tmp_path):
@@ -77,18 +83,75 @@ def test_a_thread_looks_at_the_memory_until_the_file_is_closed(tmp_path, monkeyp
 
 def test_a_file_that_is_dropped_without_closing_leaves_neither_thread_nor_disk_space(tmp_path):
     """As when a session ends while a thread still opens its file."""
-    before = threading.active_count()
+    assert not watching()
     file = RowFile(LAYOUT, 10, str(tmp_path), memory_limit=2**40)
-    assert threading.active_count() == before + 1
+    assert watching()
     mapped = str(tmp_path) in Path("/proc/self/maps").read_text()
     del file
     deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while watching() and time.monotonic() < deadline:
         time.sleep(0.01)
     gc.collect()
-    assert threading.active_count() == before
+    assert not watching()
     assert mapped
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.fixture
+def no_collection():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def left(folder) -> tuple[int, bool]:
+    """Descriptors of files in a folder, and whether one of these is mapped."""
+    names = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return sum(name.startswith(str(folder)) for name in names), str(folder) in Path("/proc/self/maps").read_text()
+
+
+def test_closing_frees_all_at_once(tmp_path, no_collection):
+    assert not watching()
+    file = RowFile(LAYOUT, 10, str(tmp_path), memory_limit=2**40)
+    assert watching()
+    file.cycle = file  # whatever else refers to it
+    assert left(tmp_path) == (2, True)
+    file.close()
+    file.close()
+    assert left(tmp_path) == (0, False)
+    deadline = time.monotonic() + 5
+    while watching():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    with pytest.raises(OSError, match="has been closed"):
+        file.read(np.array([1]), LAYOUT.empty(1))
+
+
+def test_who_uses_the_file_keeps_it(tmp_path, no_collection):
+    file = RowFile(LAYOUT, 10, str(tmp_path))
+    file.rows[3] = 7
+    with file.in_use(), file.in_use():
+        file.close()
+        rows = LAYOUT.empty(1)
+        file.read(np.array([3]), rows)
+        assert (rows == 7).all()
+        assert left(tmp_path) == (2, True)
+    assert left(tmp_path) == (0, False)
+
+
+def test_an_array_that_somebody_keeps_stays_valid(tmp_path, no_collection):
+    file = RowFile(LAYOUT, 10, str(tmp_path))
+    file.rows[3] = 7
+    row = file.rows[3]
+    file.close()
+    assert (row == 7).all()
+    assert left(tmp_path)[1]
+    del row
+    assert left(tmp_path) == (0, False)
 
 
 def test_a_full_disk_is_an_error_before_anything_is_written(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def play(scenario: Callable[[Sender], Awaitable[None]], *, window: int) -> None:
         sender = Sender(Outbox(0, window=window), pool, Source(SAMPLES), jobs)  # type: ignore[arg-type]
         begin(sender, 1, SAMPLES)
         await asyncio.wait_for(scenario(sender), 10)
-        jobs.close()
+        await jobs.close()
 
     asyncio.run(main())
 

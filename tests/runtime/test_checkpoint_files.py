@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
+import dshuffle
 from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import CheckpointError, MixingWarning
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
@@ -100,6 +102,39 @@ def test_two_open_sessions_cannot_have_one_checkpoint(client: Client, dataset: D
             pass
     with Shuffler.resume(client, dataset, place) as shuffler:
         assert shuffler.next_epoch == 1
+
+
+@pytest.mark.parametrize("how", ["resume", "retrying"])
+def test_a_checkpoint_is_read_once_nobody_else_writes_it(
+    client: Client, dataset: Dataset, place: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The other session trains on an epoch and ends, just before this one has the lock."""
+    other = Shuffler(client, dataset, checkpoint=place)
+    train(other, client)
+
+    @contextlib.contextmanager
+    def locked(*args: Any, **keywords: Any) -> Iterator[None]:
+        train(other, client)
+        other.close()
+        with checkpoint_lock(*args, **keywords):
+            yield
+
+    monkeypatch.setattr("dshuffle.runtime.shuffler.checkpoint_lock", locked)
+    if how == "resume":
+        with Shuffler.resume(client, dataset, place) as shuffler:
+            assert shuffler.next_epoch == 2
+    else:
+        assert dshuffle.retrying(lambda shuffler: shuffler.next_epoch, lambda: client, dataset, checkpoint=place) == 2
+
+
+def test_a_checkpoint_that_is_not_there_leaves_no_folder(client: Client, dataset: Dataset, place: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*run.json"):
+        Shuffler.resume(client, dataset, place)
+    assert not place.parent.exists()
+    place.parent.mkdir()
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*run.json"):
+        Shuffler.resume(client, dataset, place)
+    assert names(place) == []
 
 
 def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(

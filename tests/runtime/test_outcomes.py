@@ -105,15 +105,25 @@ def test_a_call_is_accepted_before_its_tasks_end_and_waited_for(threads, small, 
         assert [future.status for future in futures] == ["error"] * 5
 
 
-def test_an_error_of_the_last_epoch_is_raised_when_the_shuffler_closes(threads, small):
+def test_an_error_of_the_last_epoch_is_raised_at_the_end_of_the_block(threads, small, sessions_left):
+    with pytest.raises(ZeroDivisionError, match="thirteen by nought"), Shuffler(threads, small) as shuffler:
+        next(shuffler.epochs(1)).map(fail_on_rank(4))
+    assert sessions_left(threads) == (0, 0)
+
+
+def test_closing_says_in_the_log_what_did_not_finish(threads, small, sessions_left, caplog):
+    """It often follows an error, which it must not replace by another one."""
     shuffler = Shuffler(threads, small)
     next(shuffler.epochs(1)).map(fail_on_rank(4))
-    with pytest.raises(ZeroDivisionError, match="thirteen by nought"):
-        shuffler.close()
-    assert threads.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.plugins["dshuffle"].coordinators)) == 0
+    shuffler.close()
+    shuffler.close()
+    [message] = [record.getMessage() for record in caplog.records if record.name == "dshuffle.runtime.shuffler"]
+    assert "ZeroDivisionError: thirteen by nought" in message
+    assert "Tasks of epoch 0: 1 failed (rank 4)" in message
+    assert sessions_left(threads) == (0, 0)
 
 
-def test_an_error_is_not_raised_again_when_the_shuffler_closes(threads, small):
+def test_an_error_is_not_raised_again_at_the_end_of_the_block(threads, small):
     with Shuffler(threads, small) as shuffler:
         epochs = shuffler.epochs(1)
         next(epochs).map(fail_on_rank(4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,6 +23,25 @@ from dshuffle.store import describe, read_sharding, stored_shardings, verify_dat
 
 X = np.random.default_rng(0).random((40, 3))
 IDS = [39, 0, 7, 7]
+
+
+def test_closing_a_dataset_closes_its_file_until_more_is_read(tmp_path: Path) -> None:
+    with ZipStore(tmp_path / "x.zip", mode="w") as store:
+        fill(store)
+
+    def is_open() -> bool:
+        names = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]
+        return str(tmp_path / "x.zip") in names
+
+    dataset = dshuffle.open_dataset(ZipStore(tmp_path / "x.zip", mode="r"))
+    np.testing.assert_array_equal(dataset.read_rows(IDS)["x"], X[IDS])
+    assert is_open()
+    dataset.close()
+    dataset.close()
+    assert not is_open()
+    np.testing.assert_array_equal(dataset.read_rows(IDS)["x"], X[IDS])
+    dataset.close()
+    assert not is_open()
 
 
 def fill(store: Store, path: str = "") -> None:

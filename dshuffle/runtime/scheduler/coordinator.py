@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from distributed import Scheduler
@@ -202,6 +202,14 @@ class Coordinator:
             )
         self._perform(self.machine.voted(run_id, participant, vote, self._loop.time()))
 
+    def alive(self, participant: int, secret: str, heard: Mapping[int, float]) -> None:
+        """Note a sign of life of a participant, and from which others it had bytes some seconds ago."""
+        now = self._loop.time()
+        if secret == self._spec.secret and participant in self.machine.participants:
+            self.machine.alive(participant, now)
+            for sender, seconds in heard.items():
+                self.machine.alive(sender, now - max(0.0, seconds))
+
     def lose(
         self, address: str, reason: str = "has left the cluster and its partition is lost", *, retires: bool = False
     ) -> None:
@@ -366,7 +374,8 @@ class Coordinator:
                     self._freed = self._loop.create_task(self._free())
         if self.machine.busy and not self._ticking:
             self._ticking = True
-            self._loop.call_later(TICK, self._tick)
+            # Time does not count as silence where looks are further apart than a third of the heartbeat.
+            self._loop.call_later(min(TICK, self._spec.settings.heartbeat / 6), self._tick)
 
     def _tick(self) -> None:
         self._ticking = False

@@ -32,8 +32,8 @@ class Silence:
         self._since = now
 
     def hear(self, who: int, now: float) -> None:
-        """Note that a participant has said something."""
-        self._heard[who] = now
+        """Note that a participant has said something, or was alive at an earlier time."""
+        self._heard[who] = max(now, self._heard.get(who, now))
 
     def tick(self, now: float) -> float:
         """Let time pass, and return the seconds that do not count.

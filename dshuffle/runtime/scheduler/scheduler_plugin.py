@@ -98,6 +98,11 @@ class DShuffleScheduler(SchedulerPlugin):
             if coordinator is not None:
                 coordinator.vote(**vote)
 
+        async def alive(session_id: str, **sign: Any) -> None:
+            coordinator = self.coordinators.get(session_id.partition("+")[0])  # of a rank that a worker has adopted
+            if coordinator is not None:
+                coordinator.alive(**sign)
+
         async def members(session_id: str) -> Reply:
             return {"addresses": dict(self.coordinator(session_id).addresses)}
 
@@ -139,6 +144,7 @@ class DShuffleScheduler(SchedulerPlugin):
             "dshuffle_trained": trained,
             "dshuffle_unfinished": unfinished,
             "dshuffle_report": report,
+            "dshuffle_alive": alive,
             "dshuffle_members": members,
             "dshuffle_membership": membership,
             "dshuffle_retiring": retiring,

@@ -225,6 +225,10 @@ class SessionMachine:
         ready: list[Instruction] = [AllReady(run)]
         return ready + self._order(Phase.COMMITTING, now) if self._wanted else ready
 
+    def alive(self, participant: int, when: float) -> None:
+        """Note that a participant was alive at a time: it has said so, or bytes of it have arrived at another one."""
+        self._silence.hear(participant, when)
+
     def answered(self, tell: Tell, reply: Mapping[str, Any], now: float) -> list[Instruction]:
         """Record that a participant has carried out an order, or what it says of its state."""
         who = tell.who

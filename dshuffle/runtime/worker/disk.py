@@ -29,6 +29,7 @@ from dshuffle.exchange.kept_partition import (
 from dshuffle.exchange.row_file import RowFile, does_not_fit
 from dshuffle.runtime.replies import Reply
 from dshuffle.runtime.session_spec import LOCAL, Former, SessionSpec
+from dshuffle.runtime.worker.made_in_thread import made_in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +80,13 @@ class PartitionOnDisk:
         )
         try:
             self._folder, rows = _room_for(directory, label)
-            self.file = RowFile(layout, n_slots, directory, limit, file=rows)
         except OSError as error:
             raise does_not_fit(directory, error) from error
+        try:
+            self.file = RowFile(layout, n_slots, directory, limit, file=rows)
+        except BaseException:
+            self._folder.close()
+            raise
 
     def keep(self, epoch: int, cache: CachePartition, jobs: JobQueue) -> None:
         """Write the index of an epoch that has just begun, if the partition is to outlive the session.
@@ -99,7 +104,7 @@ class PartitionOnDisk:
             await asyncio.wait([self._writing])
 
     def close(self) -> None:
-        """Leave a kept partition to later sessions, and free any other one."""
+        """Leave a kept partition to later sessions, and free any other one. Idempotent."""
         self.file.close()
         if self._folder is not None:
             self._folder.close()
@@ -143,13 +148,13 @@ class KeptPartitions:
         self._open: dict[str, KeptPartition] = {}
         self._readers: dict[str, set[str]] = {}  # the sessions that read a partition
 
-    async def open(self, worker: Worker, spec: SessionSpec, executor: Executor | None) -> None:
+    async def open(self, worker: Worker, spec: SessionSpec, executor: Executor) -> None:
         """Open those that a session counts on. If one cannot be used any more, its rows come from the dataset."""
         if spec.former is None or not spec.former.kept:
             return
         here = [name for address, name in spec.former.holders.values() if address == worker.address]
         new = [name for name in here if name not in self._open]
-        opened = await asyncio.get_running_loop().run_in_executor(executor, _opened, worker, spec, new)
+        opened = await made_in_thread(executor, _opened, worker, spec, new, close=_close_all)
         for name, partition in opened.items():
             if name in self._open:  # another session has opened it meanwhile
                 partition.close()
@@ -185,6 +190,11 @@ def _opened(worker: Worker, spec: SessionSpec, names: Iterable[str]) -> dict[str
         except DShuffleError as error:
             logger.warning("dshuffle: %s", error)
     return found
+
+
+def _close_all(partitions: dict[str, KeptPartition]) -> None:
+    for partition in partitions.values():
+        partition.close()
 
 
 def kept_here(worker: Worker, spec: SessionSpec, rank: int, epoch: int) -> SessionSpec:

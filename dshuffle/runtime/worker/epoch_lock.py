@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,12 +104,16 @@ class EpochLock:
                 note=functools.partial(self._note_trained, view),
                 file=self._file,
             )
+            in_use = ExitStack()
+            if self._file is not None:
+                in_use.enter_context(self._file.in_use())
             self._readers += 1
         started = time.perf_counter()
         try:
             yield partition
         finally:
             partition.close()
+            in_use.close()
             with self._lock:
                 self._training_seconds += time.perf_counter() - started
                 self._readers -= 1
@@ -129,9 +133,15 @@ class EpochLock:
                 self._no_readers.clear()
             await self._no_readers.wait()
 
+    def close(self) -> None:
+        """Let go of the rows. Tasks that run keep them until they end, and no other task gets them."""
+        with self._lock:
+            self._rows, self._view, self._file = self._layout.empty(0), None, None
+
     def trained(self, epoch: int) -> SampleDigest:
         """Digest of the samples of the current epoch, or of the one before, that tasks have said to be trained on."""
-        return self._trained.get(epoch, SampleDigest())
+        with self._lock:
+            return self._trained.get(epoch, SampleDigest())
 
     def _note_trained(self, view: View, n_samples: int) -> None:
         trained = self.trained(view.epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,14 @@ class TrainingState:
         """What the receivers of the rank, and of its forwarder, have measured in a run."""
         return [self.receiver.meter] + ([] if self.forwarder is None else [self.forwarder.receiver.meter])
 
+    async def close(self) -> None:
+        """Stop receiving, and free the rows that no task uses."""
+        await self.receiver.close()
+        if self.forwarder is not None:
+            await self.forwarder.close()
+        self.lock.close()
+        self.cache.close()
+
 
 @dataclass(frozen=True, slots=True)
 class MemberParts:
@@ -45,3 +54,14 @@ class MemberParts:
     training: TrainingState | None
     server_rows: ServerRows | None
     former: FormerPartitions | None
+
+    async def close(self) -> None:
+        """Free everything. Runs have ended, and so have the jobs that read or write rows."""
+        for sender in self.senders.values():
+            sender.close()
+        if self.training is not None:
+            await self.training.close()
+        if self.server_rows is not None:
+            await asyncio.to_thread(self.server_rows.close)  # it waits for a read that is under way
+        self.plans.close()
+        self.dataset.close()

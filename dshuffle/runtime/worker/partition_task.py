@@ -32,7 +32,9 @@ def run_on_partition(
             f"worker {get_worker().address} does not hold rank {rank} of session {session_id}: the session was closed, "
             "or another worker has taken the rank. If the session has ended, make a new Shuffler"
         )
-    with session.partition(epoch) as partition:
+    access = session.partition(epoch)
+    del session  # Dask keeps the traceback of an error, and with it this frame
+    with access as partition:
         try:
             result = fn(partition, *args, **kwargs)
         except AssertionError as error:

@@ -125,6 +125,7 @@ class ServerRows:
         self._reader.shutdown(wait=True, cancel_futures=True)
         self._resident.clear()
         self._moving.clear()
+        self._rows = self._layout.empty(0)
 
     def _block(self, number: int) -> Block:
         with self._lock:

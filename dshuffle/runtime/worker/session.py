@@ -101,7 +101,7 @@ class WorkerSession:
 
         settings, layout = spec.settings, dataset.layout
         self._addresses = with_forwarders(spec.addresses)
-        network = DaskNetwork(
+        self._network = network = DaskNetwork(
             worker,
             spec.session_id,
             self._addresses,
@@ -148,12 +148,18 @@ class WorkerSession:
         if spec.addresses.get(SERVER) == worker.address:
             if budget is not None and training is not None:  # training and serving share the budget
                 budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.cache_directory is not None)
-            server_rows = ServerRows(
-                dataset,
-                budget=budget,
-                window_bytes=settings.window_bytes * spec.shuffle.n_workers,
-                whole=spec.shuffle.choices.coded,
-            )
+            try:
+                server_rows = ServerRows(
+                    dataset,
+                    budget=budget,
+                    window_bytes=settings.window_bytes * spec.shuffle.n_workers,
+                    whole=spec.shuffle.choices.coded,
+                )
+            except BaseException:
+                if training is not None:
+                    training.lock.close()
+                    training.cache.close()
+                raise
             senders[SERVER] = sender(SERVER)
         former = None
         if spec.former is not None and rows_here is not None:
@@ -198,6 +204,20 @@ class WorkerSession:
         run, training = self._run, None if self._parts is None else self._parts.training
         arrived = None if run is None or training is None else training.receiver.arrived
         return {"open": True, "run_id": self._last_run, "arrived": arrived, "vote": None if run is None else run.vote}
+
+    def heard(self) -> dict[int, float] | None:
+        """Participant -> seconds since bytes came from it, as far as it is known; None if no run is under way.
+
+        Requests for messages of these participants get more time.
+        """
+        if self._run is None or self._parts is None:
+            return None
+        heard = self._network.heard()
+        if (training := self._parts.training) is not None:
+            training.receiver.hear(heard)
+            if training.forwarder is not None:
+                training.forwarder.receiver.hear(heard)
+        return heard
 
     async def restore(self, epoch: int, drawn: Sequence[int] | None) -> None:
         """Read the partition of an epoch from the store, in place of a worker that was lost.
@@ -344,20 +364,16 @@ class WorkerSession:
         if self._aborted is not None:
             self._aborted.forget()
         self._aborted = None
-        for sender in parts.senders.values():
-            sender.close()
         for task in self._background:
             task.cancel()
-        parts.plans.close()
-        if parts.training is not None:
-            parts.training.cache.close()
         if self._disk is not None:
             await self._disk.settle()
+        await self._jobs.close()
+        await self._reading.close()
+        await parts.close()
+        if self._disk is not None:
             self._disk.close()
-        self._jobs.close()
-        self._reading.close()
-        if parts.server_rows is not None:
-            await self._loop.run_in_executor(None, parts.server_rows.close)
+        self._network.close()
 
     async def serve(self, message: MessageId, *, shared: bool = False) -> Reply:
         """Answer another participant's request for a message. ``shared``: it can map memory of this process."""

@@ -7,12 +7,13 @@ plugin and its rows alive. The last step of the set-up is a hello to the schedul
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from distributed import Worker
@@ -36,7 +37,12 @@ from dshuffle.runtime.replies import Reply, replying, unwrap, within
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec, adopted_id, is_adopted_by
 from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
+from dshuffle.runtime.worker.made_in_thread import made_in_thread
 from dshuffle.runtime.worker.session import WorkerSession
+from dshuffle.runtime.worker.signs_of_life import SignsOfLife
+from dshuffle.store import Dataset
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +71,7 @@ class DShuffleWorker(WorkerPlugin):
         self.kept = KeptPartitions()
         self.torn_down = False
         self._opening: dict[str, asyncio.Task[None]] = {}
+        self._signs: dict[str, SignsOfLife] = {}
         self._reserved: dict[str, int] = {}  # session -> bytes of its partition
         self._closed: dict[str, int] = {}  # session -> number of the order to close it
         self._causes: dict[str, DShuffleError] = {}  # with which sessions have ended that their clients did not close
@@ -74,7 +81,7 @@ class DShuffleWorker(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         """Register the handlers, load the kernels, then send a hello to the scheduler."""
         self._worker = worker
-        self._executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle")
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="dshuffle-plugin")
         if worker.nanny:  # it has a process of its own
             end_without_last_collections()
         this, is_set_up = weakref.ref(self), False
@@ -289,6 +296,8 @@ class DShuffleWorker(WorkerPlugin):
             opening.cancel()
             await asyncio.wait([opening])
         session = self.sessions.pop(session_id, None)
+        if (signs := self._signs.pop(session_id, None)) is not None:
+            signs.close()
         try:
             if session is not None:
                 await session.close(cause)
@@ -353,37 +362,47 @@ class DShuffleWorker(WorkerPlugin):
         self, spec: SessionSpec, number: int, last_run: int, epoch: int | None, drawn: Sequence[int] | None
     ) -> None:
         assert self._worker is not None
-        loop = asyncio.get_running_loop()
-        rank, disk = self._rank(spec), None
+        assert self._executor is not None
+        threads, rank, session_id = self._executor, self._rank(spec), spec.session_id
+        disk: PartitionOnDisk | None = None
         try:
-            dataset = await loop.run_in_executor(self._executor, spec.dataset.open)
-            spec = spec.with_shuffle(await loop.run_in_executor(self._executor, with_data, spec.shuffle, dataset))
-            await loop.run_in_executor(self._executor, load_session_kernels, spec.shuffle, dataset.layout.nbytes)
-            if rank is not None and epoch is not None:
-                spec = await loop.run_in_executor(self._executor, kept_here, self._worker, spec, rank, epoch)
-            if rank is not None and spec.cache_directory is not None:
-                disk = await loop.run_in_executor(self._executor, PartitionOnDisk, self._worker, spec, rank)
-            # Not earlier: what is open is not removed if there is no room on the disk for both.
-            await self.kept.open(self._worker, spec, self._executor)
-            session = WorkerSession(self._worker, spec, dataset, rank, disk, self.rows)
-            session.number = number
-            try:
+            async with contextlib.AsyncExitStack() as on_error:
+                on_error.callback(self._release, session_id)
+                on_error.callback(self.kept.close, session_id)
+                participant = SERVER if rank is None else rank
+                signs = SignsOfLife(self._worker, spec, participant, lambda: self._heard(session_id))
+                on_error.callback(signs.close)
+                dataset = await made_in_thread(threads, spec.dataset.open, close=Dataset.close)
+                on_error.callback(dataset.close)
+                spec = spec.with_shuffle(await self._in_thread(with_data, spec.shuffle, dataset))
+                await self._in_thread(load_session_kernels, spec.shuffle, dataset.layout.nbytes)
+                if rank is not None and epoch is not None:
+                    spec = await self._in_thread(kept_here, self._worker, spec, rank, epoch)
+                if rank is not None and spec.cache_directory is not None:
+                    worker, close = self._worker, PartitionOnDisk.close
+                    disk = await made_in_thread(threads, PartitionOnDisk, worker, spec, rank, close=close)
+                    on_error.callback(disk.close)
+                # Not earlier: what is open is not removed if there is no room on the disk for both.
+                await self.kept.open(self._worker, spec, threads)
+                session = WorkerSession(self._worker, spec, dataset, rank, disk, self.rows)
+                on_error.push_async_callback(session.close)
+                session.number = number
                 if epoch is not None:
                     await session.restore(epoch, drawn)
-                    self.kept.close(spec.session_id)
+                    self.kept.close(session_id)
                 await session.abort(last_run)
-            except BaseException:
-                await session.close()
-                raise
-            self.sessions[spec.session_id] = session
-        except BaseException:
-            self._release(spec.session_id)
-            self.kept.close(spec.session_id)
-            if disk is not None:
-                disk.close()
-            raise
+                self.sessions[session_id], self._signs[session_id] = session, signs
+                on_error.pop_all()
         finally:
-            self._opening.pop(spec.session_id, None)
+            self._opening.pop(session_id, None)
+
+    def _heard(self, session_id: str) -> dict[int, float] | None:
+        """From whom bytes came in a session; None if the scheduler does not wait for this worker."""
+        session = self.sessions.get(session_id)
+        return {} if session is None else session.heard()
+
+    async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call, *args)
 
     def session(self, session_id: str) -> WorkerSession:
         """An open session."""

@@ -26,7 +26,6 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.redaction import hide_secrets
 
-# Each thread has its own connection, because a libnfs connection supports only one caller.
 _POOL = ThreadPoolExecutor(8, thread_name_prefix="dshuffle-nfs")
 # Versions 4.x and 5.x; version 6 has different signatures.
 _LIBRARIES = ("libnfs.so.13", "libnfs.so.14")
@@ -71,7 +70,8 @@ class NfsStore(Store):
             raise InvalidParameter.of("url", url, "nfs://server/export/path", "The server's rpcbind gives the ports.")
         self._url, self._server, self._path, self._timeout = url, server, "/" + path.strip("/"), timeout
         _library()
-        self._connections = threading.local()
+        self._idle: list[_Connection] = []  # a libnfs connection supports only one caller at a time
+        self._lock = threading.Lock()
         self._mountable: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -141,17 +141,32 @@ class NfsStore(Store):
 
     # -- connections -------------------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """Close all connections; one that is in use, at the end of its call. Another call connects again."""
+        with self._lock:
+            self._is_open = False
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
     async def _call(self, do: Callable[[_Connection], T]) -> T:
+        await self._ensure_open()
+
         def run() -> T:
-            connection = getattr(self._connections, "mine", None)
-            if connection is None:
-                connection = self._connections.mine = self._connect()
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            connection = connection or self._connect()
             try:
-                return do(connection)
-            except OSError:
-                # After a failure late answers may remain on this connection, so the next call opens a new one.
-                self._connections.mine = None
+                result = do(connection)
+            except BaseException:  # late answers may remain on this connection
+                connection.close()
                 raise
+            with self._lock:
+                if keeps := self._is_open:
+                    self._idle.append(connection)
+            if not keeps:
+                connection.close()
+            return result
 
         return await asyncio.get_running_loop().run_in_executor(_POOL, run)
 
@@ -193,9 +208,13 @@ class _Connection:
         self._root = path.removeprefix(export).rstrip("/")
         self._lib.nfs_set_version(self._nfs, 3)
         self._lib.nfs_set_timeout(self._nfs, max(1, int(timeout * 1000)))
-        self._check(self._lib.nfs_mount(self._nfs, server.encode(), export.encode()), f"mount {server}:{export}")
+        try:
+            self._check(self._lib.nfs_mount(self._nfs, server.encode(), export.encode()), f"mount {server}:{export}")
+        except OSError:
+            self.close()
+            raise
 
-    def __del__(self) -> None:
+    def close(self) -> None:
         self._lib.nfs_destroy_context(self._nfs)
 
     def read(self, key: str, byte_range: ByteRequest | None) -> np.ndarray[Any, np.dtype[np.uint8]] | None:

@@ -412,3 +412,33 @@ def test_time_in_which_the_scheduler_was_blocked_does_not_count_as_silence() -> 
     assert not any(isinstance(one, Ended) for one in found)
     assert not any(isinstance(one, Ended) for one in pass_time(machine, 40.0, 40.0 + HEARTBEAT - 1))
     assert any(isinstance(one, Ended) for one in pass_time(machine, 40.0 + HEARTBEAT - 1, 41.0 + HEARTBEAT))
+
+
+def ends(machine: SessionMachine, start: float, end: float) -> list[Ended]:
+    """How the session ends while time passes, if it does."""
+    return [instruction for instruction in pass_time(machine, start, end) if isinstance(instruction, Ended)]
+
+
+def test_a_worker_whose_answers_are_late_is_not_lost_while_it_gives_signs_of_life() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    now = 0.1
+    while now < 10 * HEARTBEAT:
+        assert not ends(machine, now, now + HEARTBEAT - 1)
+        now += HEARTBEAT - 1
+        machine.alive(1, now)
+    assert not ends(machine, now, now + HEARTBEAT - 0.5)
+    [ended] = ends(machine, now + HEARTBEAT - 0.5, now + HEARTBEAT + 0.5)
+    assert "rank 1 has not answered for 15 s" in str(ended.error)
+
+
+def test_bytes_that_arrive_at_another_worker_count_from_when_they_arrived() -> None:
+    machine = machine_of(2)
+    machine.advance(0.0)
+    machine.voted(1, 0, vote(), 0.1)
+    assert not ends(machine, 0.1, 10.0)
+    machine.alive(1, 8.0)  # what another worker has received two seconds ago
+    machine.alive(1, 6.0)  # an older sign that comes later changes nothing
+    assert not ends(machine, 10.0, 8.0 + HEARTBEAT - 0.5)
+    assert ends(machine, 8.0 + HEARTBEAT - 0.5, 8.0 + HEARTBEAT)

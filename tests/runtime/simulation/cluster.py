@@ -83,6 +83,17 @@ class Rpc:
         return lambda **message: cluster.call(source, target, operation, message)
 
 
+class Connections:
+    """In place of Dask's pool of connections. No kernel knows of bytes on their way."""
+
+    def __init__(self, cluster: SimulatedCluster, source: Process) -> None:
+        self.occupied: dict[str, set[Any]] = {}
+        self._cluster, self._source = cluster, source
+
+    def __call__(self, target: str) -> Rpc:
+        return Rpc(self._cluster, self._source, target)
+
+
 class Background:
     """In place of Dask's background tasks."""
 
@@ -137,7 +148,7 @@ class SimulatedCluster:
             nanny=None,
             memory_manager=SimpleNamespace(memory_limit=0, memory_pause_fraction=False),
             monitor=SimpleNamespace(get_process_memory=lambda: 0),
-            scheduler=Rpc(self, process, SCHEDULER), rpc=lambda target: Rpc(self, process, target),
+            scheduler=Rpc(self, process, SCHEDULER), rpc=Connections(self, process),
             _ongoing_background_tasks=Background(process), periodic_callbacks={},
         )  # fmt: skip
         self.scheduler.workers[address] = SimpleNamespace(

@@ -71,7 +71,7 @@ class Holders:
             try:
                 left = await reader.read_into(cache, receiver, sample_ids, slots, stop)
             finally:
-                jobs.close()
+                await jobs.close()
             read = np.setdiff1d(np.arange(len(sample_ids)), left)
             truth = self.truth.rows[self.truth.index.find(sample_ids[read])]
             np.testing.assert_array_equal(cache.rows[slots[read]], truth)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -180,3 +182,53 @@ def test_without_the_library(monkeypatch: Any) -> None:
             open_dataset("nfs://server/x")
     finally:
         nfs._library.cache_clear()
+
+
+class Counted:
+    """In place of a connection: it counts those that are open, and may wait in a call."""
+
+    open = 0
+    gate: threading.Event | None = None
+
+    def __init__(self, *_: Any) -> None:
+        type(self).open += 1
+
+    def close(self) -> None:
+        type(self).open -= 1
+
+    def is_file(self, key: str) -> bool:
+        if key == "fails":
+            raise OSError("no")
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        return True
+
+
+def test_connections_are_closed_with_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nfs, "_Connection", Counted)
+    monkeypatch.setattr(nfs, "_library", lambda: None)
+    monkeypatch.setattr(Counted, "open", 0)
+    store = nfs.NfsStore("nfs://server/export", timeout=1)
+
+    async def main() -> None:
+        assert all(await asyncio.gather(*(store.exists("there") for _ in range(20))))
+        assert 1 <= Counted.open <= 8
+        store.close()
+        assert Counted.open == 0
+        assert await store.exists("there")  # it connects again
+        assert Counted.open == 1
+        with pytest.raises(OSError, match="no"):
+            await store.exists("fails")
+        assert Counted.open == 0  # late answers may come on it
+        Counted.gate = threading.Event()
+        call = asyncio.ensure_future(store.exists("slow"))
+        while not Counted.open:
+            await asyncio.sleep(0.01)
+        store.close()
+        assert Counted.open == 1  # it is in use
+        Counted.gate.set()
+        assert await call
+        assert Counted.open == 0
+        Counted.gate = None
+
+    asyncio.run(main())

@@ -1,0 +1,102 @@
+"""A shuffler belongs to the process that made it: it is not copied, and a forked process is told so at once."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle.errors import ClusterError
+
+
+@pytest.fixture(scope="module")
+def client(cluster_of) -> Iterator[Client]:
+    with cluster_of({"0": {}, "1": {}}) as cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def dataset() -> Dataset:
+    return create_dataset("memory://one-process", {"x": np.arange(20.0)}, chunk_rows=5, overwrite=True)
+
+
+@pytest.mark.parametrize("another", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_shuffler_is_not_copied(client: Client, dataset: Dataset, another: Callable[[object], object]) -> None:
+    with Shuffler(client, dataset) as shuffler:
+        [epoch] = shuffler.epochs(1)
+        for value in (shuffler, [shuffler]) if another is not copy.copy else (shuffler,):
+            with pytest.raises(TypeError, match=r"<Shuffler .*> cannot be copied or pickled: it owns an open session"):
+                another(value)
+        assert client.gather(epoch.map(len)) == [10, 10]  # no copy has closed the session
+
+
+def in_a_fork(call: Callable[[], object]) -> str:
+    """What a call says in a forked process, within some seconds."""
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads and fork: it is what this test is about
+        child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            text = f"returned {call()}"
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        text = answer.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return text
+
+
+def test_a_forked_process_is_told_at_once(client: Client, dataset: Dataset, tmp_path: Path) -> None:
+    place = tmp_path / "run.json"
+    shuffler = Shuffler(client, dataset, checkpoint=place)
+    epochs = shuffler.epochs(2)
+    epoch = next(epochs)
+    assert client.gather(epoch.map(len)) == [10, 10]
+
+    def leaves() -> None:
+        with shuffler:
+            raise KeyboardInterrupt
+
+    def dropped() -> str:
+        shuffler.__del__()
+        shuffler._locks.close()
+        return "quietly"
+
+    bound = f"ClusterError: this Shuffler works only in process {os.getpid()}, which made it"
+    calls = [
+        lambda: next(epochs),
+        lambda: shuffler.epochs(1),
+        lambda: epoch.map(len),
+        lambda: epoch.together(len),
+        shuffler.state_dict,
+        shuffler.look_up_members,
+        shuffler.close,
+    ]
+    for number, call in enumerate(calls):
+        assert in_a_fork(call).startswith(bound), number
+    assert in_a_fork(leaves) == "KeyboardInterrupt: "
+    assert in_a_fork(dropped) == "returned quietly"
+    assert "<Shuffler" in in_a_fork(lambda: repr(shuffler))
+    # Nothing of that has reached the session, or the lock of its checkpoint.
+    assert sorted(os.listdir(tmp_path)) == ["run.json", "run.json.lock"]
+    for epoch in epochs:
+        assert client.gather(epoch.map(len)) == [10, 10]
+    shuffler.close()
+    assert os.listdir(tmp_path) == ["run.json"]
+    with pytest.raises(ClusterError, match="is closed"):
+        shuffler.epochs(1)

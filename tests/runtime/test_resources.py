@@ -1,0 +1,280 @@
+"""Whatever ends a session: descriptors, maps, room on the disk, threads and shared memory are free, with no collection.
+
+The garbage collector is off in all workers. Every worker process is compared with itself before the session.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle.errors import CacheBudgetError, ExchangeError
+
+from .conftest import OPTIONS, address_of
+
+pytestmark = pytest.mark.slow  # real processes
+
+SHARED_BY_ALL = ("dshuffle-files", "dshuffle-nfs", "dshuffle-plugin")
+"""Beginnings of the names of threads that serve all sessions of a process."""
+
+Census = dict[str, Any]
+
+
+def collect_no_more() -> None:
+    gc.collect()
+    gc.disable()
+
+
+def census(folder: str) -> Census:
+    """What this process has open: by the names of files, the maps of those, threads, and objects of a session."""
+    descriptors, room = [], 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+            room += os.stat(f"/proc/self/fd/{name}").st_blocks * 512 if target.startswith(folder) else 0
+        except FileNotFoundError:  # of the list itself
+            continue
+        if not target.startswith("socket:"):  # Dask opens and closes those between workers as it likes
+            descriptors.append(target.split(":")[0] if target.startswith(("pipe:", "anon_inode:")) else target)
+    maps = [
+        line.split(maxsplit=5)[5].strip() for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line
+    ]
+    session = ("WorkerSession", "RowFile", "SharedMemory", "CachePartition", "ServerRows", "KeptPartition")
+    kinds = [type(thing).__name__ for thing in gc.get_objects() if str(type(thing).__module__).startswith("dshuffle.")]
+    return {
+        "descriptors": sorted(descriptors),
+        "maps": sorted(name for name in maps if name.startswith((folder, "/memfd:dshuffle"))),
+        "room": room,
+        "threads": sorted(
+            thread.name
+            for thread in threading.enumerate()
+            if thread.name.startswith("dshuffle") and not thread.name.startswith(SHARED_BY_ALL)
+        ),
+        "objects": sorted(kind for kind in kinds if kind in session),
+    }
+
+
+def ids(partition: Any) -> np.ndarray:
+    return partition.sample_ids.copy()
+
+
+def fail(partition: Any) -> None:
+    raise ZeroDivisionError("no")
+
+
+def kill_itself(partition: Any, mark: str) -> int:
+    if partition.rank == 1 and not os.path.exists(mark):
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(partition)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with LocalCluster(n_workers=3, processes=True, **OPTIONS) as cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    rows = np.random.default_rng(0).random((3000, 256))
+    return create_dataset(str(tmp_path / "d.zarr"), {"x": rows}, chunk_rows=100)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "cache")
+
+
+@pytest.fixture
+def unchanged(dataset: Dataset, folder: str) -> Callable[..., None]:
+    """Run something that ends a session, and compare all processes with before."""
+
+    def unchanged(client: Client, end: Callable[[], Any], *, objects: bool = True) -> None:
+        with Shuffler(client, dataset, cache_directory=folder) as shuffler:  # what is made once in a process
+            for epoch in shuffler.epochs(2):
+                client.gather(epoch.map(ids))
+            # The census sees what it must not see afterwards.
+            used = client.run(census, folder)
+            assert all(now["room"] and now["maps"] and now["threads"] and now["objects"] for now in used.values())
+            assert any("memfd" in name for now in used.values() for name in now["maps"])
+        client.run(collect_no_more)
+        collect_no_more()
+        try:
+            before, here = client.run(census, folder), census(folder)
+            end()
+            check(client, folder, before, objects=objects)
+            now = census(folder)
+            assert now["threads"] == here["threads"]
+            assert not [name for name in now["descriptors"] if name.startswith(os.path.dirname(folder))]
+        finally:
+            gc.enable()
+
+    return unchanged
+
+
+def check(client: Client, folder: str, before: dict[str, Census], *, objects: bool) -> None:
+    """Nothing is left in any worker. Only threads may take a moment to end."""
+    for address, now in client.run(census, folder).items():
+        nothing = {"maps": [], "room": 0, **({"objects": []} if objects else {})}
+        assert {name: now[name] for name in nothing} == nothing, address
+        assert not [name for name in now["descriptors"] if name.startswith((folder, "/memfd:dshuffle"))]
+        if address in before:  # else it has come since
+            assert now["descriptors"] == before[address]["descriptors"]
+    deadline = time.monotonic() + 5
+    while any(now["threads"] for now in client.run(census, folder).values()):
+        assert time.monotonic() < deadline, "a thread does not end"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("delivery", ["peer", "server", "storage", "grid", "clique"])
+def test_closed(client, dataset, folder, unchanged, delivery) -> None:
+    def close() -> None:
+        assignment = "aligned" if delivery == "clique" else "global"
+        shuffler = Shuffler(client, dataset, delivery=delivery, assignment=assignment, cache_directory=folder)
+        for epoch in shuffler.epochs(2):
+            client.gather(epoch.map(ids))
+        shuffler.close()
+
+    unchanged(client, close)
+
+
+def test_closed_while_rows_are_exchanged_and_a_task_runs(client, dataset, folder, unchanged) -> None:
+    def slow(partition: Any) -> int:
+        time.sleep(0.5)
+        return int((partition["x"] >= 0).sum())
+
+    def leave() -> None:
+        with Shuffler(client, dataset, cache_directory=folder) as shuffler:
+            for epoch in shuffler.epochs(5):
+                epoch.map(slow)
+                raise KeyboardInterrupt
+
+    def end() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            leave()
+        time.sleep(1)  # tasks that run keep their rows until they end
+
+    unchanged(client, end)
+
+
+def test_an_error_in_a_task(client, dataset, folder, unchanged, tmp_path) -> None:
+    def train() -> None:
+        with Shuffler(client, dataset, cache_directory=folder, checkpoint=tmp_path / "run.json") as shuffler:
+            for epoch in shuffler.epochs(2):
+                client.gather(epoch.map(fail))
+
+    def end() -> None:
+        with pytest.raises(ZeroDivisionError):
+            train()
+
+    unchanged(client, end)
+
+
+def test_a_lost_worker_that_is_replaced(client, dataset, folder, unchanged, tmp_path) -> None:
+    def end() -> None:
+        with Shuffler(client, dataset, cache_directory=folder) as shuffler:
+            for epoch in shuffler.epochs(3):
+                assert sum(client.gather(epoch.map(kill_itself, str(tmp_path / "mark")))) == 3000
+
+    unchanged(client, end)
+
+
+def test_an_exchange_that_is_aborted(client, dataset, folder, unchanged, tmp_path) -> None:
+    def end() -> None:
+        shuffler = Shuffler(client, dataset, delivery="storage", cache_directory=folder)
+        for epoch in shuffler.epochs(1):
+            client.gather(epoch.map(ids))
+        chunk = next(
+            path for path in (tmp_path / "d.zarr" / "x").rglob("*") if path.is_file() and path.name != "zarr.json"
+        )
+        chunk.write_bytes(b"")
+        with pytest.raises(ExchangeError):
+            next(shuffler.epochs(1))
+        shuffler.close()
+
+    unchanged(client, end)
+
+
+def test_a_session_that_does_not_open(client, dataset, folder, unchanged) -> None:
+    def end() -> None:
+        with pytest.raises(CacheBudgetError, match="the server needs room"):  # when the files are there already
+            Shuffler(client, dataset, delivery="server", cache_directory=folder, memory_limit=1_000_000)
+
+    unchanged(client, end, objects=False)  # the traceback of the error has a session that was not finished
+
+
+def test_the_client_is_gone(client, dataset, folder, unchanged, eventually) -> None:
+    def end() -> None:
+        with Client(client.scheduler.address, set_as_default=False) as other:
+            shuffler = Shuffler(other, dataset, cache_directory=folder)
+            for epoch in shuffler.epochs(2):
+                other.gather(epoch.map(ids))
+        shuffler._closed = True  # else its end would warn that it was not closed
+
+        def sessions(dask_worker: Any) -> int:
+            return len(dask_worker.plugins["dshuffle"].sessions)
+
+        eventually(lambda: not any(client.run(sessions).values()))
+        eventually(lambda: not any(now["objects"] for now in client.run(census, folder).values()))
+
+    unchanged(client, end)
+
+
+def test_partitions_that_are_kept(client, dataset, folder, unchanged) -> None:
+    def end() -> None:
+        for _ in range(2):  # the second session reads what the first has kept
+            with Shuffler(client, dataset, cache_directory=folder, keep_cache=True) as shuffler:
+                for epoch in shuffler.epochs(1):
+                    client.gather(epoch.map(ids))
+        assert shuffler.records[0].store_bytes == 0
+        assert len(os.listdir(folder)) == 3
+
+    unchanged(client, end)
+
+
+def test_many_sessions_one_after_the_other(client, dataset, folder, unchanged) -> None:
+    """In 52445a6, the ninth one found no room on a disk that held eight."""
+
+    def end() -> None:
+        for _ in range(9):
+            with Shuffler(client, dataset, cache_directory=folder) as shuffler:
+                list(shuffler.epochs(1))
+
+    unchanged(client, end)
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_another_session_follows(new_processes, dataset, folder, unchanged, elastic) -> None:
+    """Because a worker joins and another one retires, or because a lost rank was adopted."""
+    with new_processes(3) as cluster, Client(cluster) as client:
+
+        def end() -> None:
+            how = {"elastic": True} if elastic else {"on_loss": "shrink"}
+            with Shuffler(client, dataset, cache_directory=folder, **how) as shuffler:
+                sizes = []
+                for epoch in shuffler.epochs(6):
+                    client.gather(epoch.map(ids))
+                    sizes.append(shuffler.n_workers)
+                    if epoch.number == 0 and elastic:
+                        cluster.scale(4)
+                        client.wait_for_workers(4)
+                        client.run(collect_no_more)
+                    if epoch.number == 2:
+                        client.retire_workers([address_of(client, "1")])
+                assert sizes[0] == 3
+                assert sizes[-1] == (3 if elastic else 2)
+                assert max(sizes) == (4 if elastic else 3)
+
+        unchanged(client, end)
