@@ -254,6 +254,8 @@ class Epoch:
                 break
             logger.warning("dshuffle: a lost worker was replaced, so a call of together starts again on all ranks")
             self.forget(futures)
+        else:  # the cause is a loss every time
+            errors[:] = [PeerFailed(str(error), transient=True) for error in errors]
         for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
             assert error is not None
             raise error
@@ -276,7 +278,8 @@ class Epoch:
                 reason = f"the task of rank {rank} has {'failed' if failed else 'ended'}"
                 while True:
                     if tell:
-                        shuffler._calls.end_collective(collective, reason)
+                        # A rank that has ended made fewer calls than the others, as it would again.
+                        shuffler._calls.end_collective(collective, reason, transient=failed)
                     with contextlib.suppress(TimeoutError):
                         wait(futures, timeout=PATIENCE)
                         break

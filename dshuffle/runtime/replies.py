@@ -34,7 +34,7 @@ async def within(seconds: float, call: Awaitable[T]) -> T:
         If the call has not ended.
     """
     task = asyncio.ensure_future(call)
-    task.add_done_callback(_ignore)
+    task.add_done_callback(retrieve)
     try:
         await asyncio.wait([task], timeout=seconds)
     finally:
@@ -45,7 +45,7 @@ async def within(seconds: float, call: Awaitable[T]) -> T:
     return task.result()
 
 
-def _ignore(task: asyncio.Future[Any]) -> None:
+def retrieve(task: asyncio.Future[Any]) -> None:
     """Retrieve the exception of a call that nobody waits for any more."""
     if not task.cancelled():
         task.exception()
