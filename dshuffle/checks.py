@@ -17,7 +17,9 @@ def as_integer(name: str, value: object, minimum: int | None = None, hint: str =
     """Return ``value`` as an int, or raise :class:`InvalidParameter` if it is not an integer >= ``minimum``."""
     allowed = "an integer" if minimum is None else f"an integer >= {minimum}"
     try:
-        number = int(operator.index(value))  # type: ignore[arg-type]  # the index of True is True
+        if isinstance(value, bool):  # an integer, but surely meant for another parameter
+            raise TypeError
+        number = int(operator.index(value))  # type: ignore[arg-type]
     except TypeError:
         raise InvalidParameter.of(name, value, allowed, hint) from None
     if minimum is not None and number < minimum:
@@ -44,7 +46,7 @@ def as_ratio(name: str, value: object, minimum: Fraction, hint: str = "") -> Fra
     Fraction(3, 10)
     """
     allowed = f"a number in [{minimum}, 1]"
-    if not isinstance(value, Real) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         raise InvalidParameter.of(name, value, allowed, hint)
     ratio = Fraction(float(value)).limit_denominator(10**12)
     if not minimum <= ratio <= 1:

@@ -15,6 +15,7 @@ from typing import Literal
 
 import dask
 
+from dshuffle.errors import InvalidParameter
 from dshuffle.units import parse_rate
 
 HEADERS = 1514 / 1448
@@ -92,7 +93,21 @@ def emulated(what: Literal["links", "store"], name: str = "") -> EmulatedLink | 
         If the configured rate is not a rate.
     """
     rate = dask.config.get(f"dshuffle.emulated-{what}", None)
-    return None if rate is None else _link(what, name, str(rate))
+    if rate is not None and not isinstance(rate, str):
+        raise InvalidParameter.of(f"dshuffle.emulated-{what}", rate, "a rate such as '100mbit' or '1.25GB/s'")
+    return None if rate is None else _link(what, name, rate)
+
+
+def check_emulated_rates() -> None:
+    """Refuse wrong rates in this process before any bytes wait for them.
+
+    Raises
+    ------
+    InvalidParameter
+        If a configured rate is not a rate.
+    """
+    emulated("links")
+    emulated("store")
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Exceptions. Every error that dshuffle raises on purpose is a :class:`DShuffleError`.
 
-Each class takes a single message, so that errors can be pickled between client, scheduler and workers.
+Each class takes a single message, so that errors can be pickled between client, scheduler and workers. Attributes of an
+error are pickled with it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,34 @@ from dshuffle.redaction import hide_secrets, short_repr
 
 
 class DShuffleError(Exception):
-    """Base class of all errors raised by dshuffle. Messages do not show passwords and tokens of URLs."""
+    """Base class of all errors raised by dshuffle. Messages do not show passwords and tokens of URLs.
 
-    def __init__(self, *args: object) -> None:
+    Attributes
+    ----------
+    transient
+        Whether another attempt can succeed without a change by the user, perhaps in a new session or on a new cluster.
+        Each class has a default. Where an error is raised, it may get another value.
+
+    Examples
+    --------
+    >>> ClusterError("the scheduler cannot be reached").transient, InvalidParameter("seed").transient
+    (True, False)
+    >>> ClusterError("epoch 0 has ended", transient=False).transient
+    False
+    """
+
+    transient: bool = False
+
+    def __init__(self, *args: object, transient: bool | None = None) -> None:
         super().__init__(*(hide_secrets(arg) if isinstance(arg, str) else arg for arg in args))
+        if transient is not None:
+            self.transient = transient
+
+    def raised_by(self, name: str) -> Self:
+        """Return the same error, whose message begins with the name of the process that raised it."""
+        error = type(self)(f"{name}: {self}")
+        error.transient = self.transient
+        return error
 
 
 class InvalidParameter(DShuffleError, ValueError):
@@ -88,6 +113,8 @@ class CacheBudgetError(MemoryError, DShuffleError):  # unpickling needs this ord
 class ExchangeError(DShuffleError, RuntimeError):
     """An exchange failed. All workers are still on the previous epoch."""
 
+    transient = True
+
 
 class ChecksumMismatch(ExchangeError):
     """A received row differs from the row in the store."""
@@ -99,6 +126,8 @@ class StaleEpoch(DShuffleError, RuntimeError):
 
 class ClusterError(DShuffleError, RuntimeError):
     """The Dask cluster cannot run the shuffle, for instance because it has no workers or because set-up failed."""
+
+    transient = True
 
 
 class MembershipChanged(ClusterError):

@@ -10,7 +10,7 @@ import pytest
 
 from dshuffle import errors
 from dshuffle.planning import DELIVERIES
-from dshuffle.runtime.session_spec import Settings
+from dshuffle.runtime.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

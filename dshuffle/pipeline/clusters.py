@@ -20,7 +20,8 @@ from dshuffle.checks import as_integer
 from dshuffle.compare import connect, local_cluster
 from dshuffle.errors import InvalidParameter
 from dshuffle.runtime.cluster_view import DEFAULT_LOST, LOST_WORKER
-from dshuffle.runtime.waiting import as_seconds, wait_for_workers
+from dshuffle.runtime.quantities import as_seconds
+from dshuffle.runtime.waiting import wait_for_workers
 
 Waiting = Callable[[int], None]
 """Called with the number of connected workers during the wait for them; see :func:`.wait_for_workers`."""

@@ -25,7 +25,7 @@ from dshuffle.report.progress import progress_bar
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.memory import check_budget
-from dshuffle.runtime.session_spec import Settings
+from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset, Place, as_dataset, dataset_of, describe
 
 OF_OTHERS = {"min_workers", "client", "dataset", "checkpoint", "first_epoch"} | {

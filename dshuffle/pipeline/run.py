@@ -258,7 +258,7 @@ class PipelineRun:
             raise InvalidParameter.of("checkpoint", None, "a URL", "Without one, a run cannot be continued.")
         if not self.done or self._result is not None:
             state = "has its result" if self.done else "has not ended. Cancel it first"
-            raise ClusterError(f"this run cannot be continued: it {state}")
+            raise ClusterError(f"this run cannot be continued: it {state}", transient=False)
         if self._resumed is None:  # two runs would write the same checkpoint
             self._resumed = PipelineRun(self.pipeline)
         return self._resumed

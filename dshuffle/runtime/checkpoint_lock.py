@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from dshuffle.errors import CheckpointError
 from dshuffle.private_files import check_replaceable, open_private_file
+from dshuffle.runtime.checkpoints import may_pass
 from dshuffle.store.backends.urls import is_local
 
 logger = logging.getLogger(__name__)
@@ -49,25 +50,35 @@ def checkpoint_lock(place: str, *, new: bool = True) -> Iterator[None]:
             os.makedirs(os.path.dirname(place), exist_ok=True)
         elif not os.path.isdir(os.path.dirname(place)):
             raise CheckpointError(f"there is no checkpoint at {place}")
-        file = _locked(f"{place}.lock")
+        file, folder = _locked(f"{place}.lock")
     except BlockingIOError as error:
         raise CheckpointError(
             f"the checkpoint {place} is in use by another open session ({error}). Close that session, or choose "
             "another place"
         ) from error
     except OSError as error:
-        raise CheckpointError(f"the checkpoint {place} cannot be written: {error}") from error
+        failure = f"the checkpoint {place} cannot be written: {error}"
+        raise CheckpointError(failure, transient=may_pass(error)) from error
     process = os.getpid()
     try:
         yield
     finally:
-        if os.getpid() == process and os.fstat(file).st_nlink:  # else this is a fork, or the user has removed it
-            os.unlink(f"{place}.lock")
+        try:
+            if os.getpid() == process and os.fstat(file).st_nlink:  # else this is a fork, or the user has removed it
+                os.unlink(f"{os.path.basename(place)}.lock", dir_fd=folder)  # also if the folder was moved
+        except OSError as error:  # its file system is away
+            logger.warning("dshuffle: the file %s.lock cannot be removed: %s", place, error)
         os.close(file)  # not before: who locks a file that is still there may go on
+        os.close(folder)
 
 
-def _locked(path: str) -> int:
+def _locked(path: str) -> tuple[int, int]:
     """Open and lock a file, which is made if it does not exist. It names this process.
+
+    Returns
+    -------
+    file, folder : int
+        Descriptors of both.
 
     Raises
     ------
@@ -88,7 +99,8 @@ def _locked(path: str) -> int:
                     os.ftruncate(file, 0)
                     os.pwrite(file, f"process {os.getpid()} on {platform.node()}".encode(), 0)
                     on_error.pop_all()
-                    return file
+                    opened.pop_all()
+                    return file, folder
 
 
 def _lock(file: int, path: str) -> None:

@@ -33,9 +33,17 @@ def cluster_info(client: Client) -> dict[str, Any]:
 
     ``Client.scheduler_info`` is not reliable for this: it returns an attribute that the client refreshes every few
     seconds without the workers, so sometimes there seem to be none.
+
+    Raises
+    ------
+    ClusterError
+        If the scheduler cannot be reached.
     """
     assert client.scheduler is not None
-    return dict(client.sync(client.scheduler.identity, n_workers=-1))
+    try:
+        return dict(client.sync(client.scheduler.identity, n_workers=-1))
+    except OSError as error:
+        raise ClusterError(f"the scheduler cannot be reached: {error}. Make a new Client and a new Shuffler") from error
 
 
 SERVER_RESOURCE = "dshuffle-server"

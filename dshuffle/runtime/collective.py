@@ -45,6 +45,7 @@ class Collective:
         self._arrived: dict[int, tuple[Array, float]] = {}
         self._mean: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
         self._reason = ""
+        self._transient = True
 
     async def mean(self, *, size: int, step: int, rank: int, values: Array, weight: float) -> Array:
         """Wait for the values of all ranks and return their weighted mean.
@@ -57,10 +58,11 @@ class Collective:
             If a rank has failed, or fails while others wait.
         """
         if self._reason:
-            raise PeerFailed(self._reason)
+            raise self._failure()
         if step != self._step or rank in self._arrived:
-            self.fail(f"rank {rank} called mean for step {step} while the others were at step {self._step}")
-            raise PeerFailed(self._reason)
+            reason = f"rank {rank} called mean for step {step} while the others were at step {self._step}"
+            self.fail(reason, transient=False)
+            raise self._failure()
         self._arrived[rank] = values, weight
         mean = self._mean
         if len(self._arrived) == size:
@@ -74,17 +76,24 @@ class Collective:
                     result = weighted_mean(arrived)
             except Exception as error:  # any error must reach the other ranks, which wait for this mean
                 reason = str(error) if isinstance(error, InvalidParameter) else f"{type(error).__name__}: {error}"
-                _reject(mean, reason)
-                self.fail(reason)
+                _reject(mean, PeerFailed(reason, transient=False))
+                self.fail(reason, transient=False)
             else:
                 mean.set_result(result)
         return await asyncio.shield(mean)
 
-    def fail(self, reason: str) -> None:
-        """Fail all current and future waiters. Only the first reason is kept."""
-        self._reason = self._reason or reason
+    def fail(self, reason: str, *, transient: bool = True) -> None:
+        """Fail all current and future waiters. Only the first reason is kept.
+
+        ``transient`` says whether another attempt can succeed: not if the ranks do not make the same calls.
+        """
+        if not self._reason:
+            self._reason, self._transient = reason, transient
         self._arrived.clear()
-        _reject(self._mean, self._reason)
+        _reject(self._mean, self._failure())
+
+    def _failure(self) -> PeerFailed:
+        return PeerFailed(self._reason, transient=self._transient)
 
 
 def weighted_mean(arrived: list[tuple[Array, float]]) -> Array:
@@ -108,9 +117,9 @@ def weighted_mean(arrived: list[tuple[Array, float]]) -> Array:
     return mean
 
 
-def _reject(future: asyncio.Future[Array], reason: str) -> None:
+def _reject(future: asyncio.Future[Array], failure: PeerFailed) -> None:
     if not future.done():
-        future.set_exception(PeerFailed(reason))
+        future.set_exception(failure)
         future.exception()  # marks it as retrieved, in case nobody waits
 
 

@@ -80,6 +80,8 @@ def wanted_sharding(dataset: Dataset, sharding: str | GivenSharding | Sharding |
     if isinstance(sharding, GivenSharding):
         return sharding  # it has been checked already
     if not isinstance(sharding, str):
+        if not isinstance(sharding, Sharding) and np.ndim(sharding) == 0:
+            raise InvalidParameter.of("sharding", sharding, f"one of {sorted(SHARDINGS)}, a Sharding, or (q,) ranks")
         if isinstance(sharding, Sharding):
             given = GivenSharding.of("given", sharding.ranks, sharding.broadcast)
         else:

@@ -6,6 +6,7 @@ task and one request per result, a round of 8 processes took 1.5 times as long.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from distributed import Client, Future, as_completed, wait
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.runtime.collective import run_together
 from dshuffle.runtime.epoch_tasks import EpochTasks
+from dshuffle.runtime.session_client import PATIENCE
 from dshuffle.runtime.session_spec import PerRank
 from dshuffle.runtime.task_keys import rank_of_key, task_key, task_name
 from dshuffle.runtime.worker.partition_task import run_on_partition
@@ -242,16 +244,18 @@ class Epoch:
         ...         [epoch.together(mean) for epoch in shuffler.epochs(1)]
         [[4.5, 4.5]]
         """
-        for _ in range(MOST_RESTARTS):
+        for restarts_left in reversed(range(MOST_RESTARTS)):
             futures = self._run_together(fn, args, kwargs)
             errors = [future.exception() for future in futures if future.status == "error"]
             # If a worker was replaced, its rank started again, and the others cannot go on with it.
             if not errors or not all(isinstance(error, PeerFailed) for error in errors):
                 break
-            if not self._shuffler.look_up_members():
+            if not restarts_left or not self._shuffler.look_up_members():
                 break
             logger.warning("dshuffle: a lost worker was replaced, so a call of together starts again on all ranks")
             self.forget(futures)
+        else:  # the cause is a loss every time
+            errors[:] = [PeerFailed(str(error), transient=True) for error in errors]
         for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
             assert error is not None
             raise error
@@ -269,12 +273,18 @@ class Epoch:
                 rank, failed = futures.index(first), first.status != "finished"
                 # A rank that has returned does not take part in another mean, and all means that it took part in are
                 # complete. So no rank loses a result. A rank that raises has told the others itself, unless its worker
-                # is lost. (If rank 0's worker is lost, the others notice that themselves.)
-                if rank or not failed or not isinstance(first.exception(), WorkerLost):
-                    shuffler._calls.end_collective(
-                        collective, f"the task of rank {rank} has {'failed' if failed else 'ended'}"
-                    )
-                wait(futures)
+                # is lost. If rank 0's worker is lost, the others notice that themselves, unless rank 0 had just moved.
+                tell = rank or not failed or not isinstance(first.exception(), WorkerLost)
+                reason = f"the task of rank {rank} has {'failed' if failed else 'ended'}"
+                while True:
+                    if tell:
+                        # A rank that has ended made fewer calls than the others, as it would again.
+                        shuffler._calls.end_collective(collective, reason, transient=failed)
+                    with contextlib.suppress(TimeoutError):
+                        wait(futures, timeout=PATIENCE)
+                        break
+                    # Again: the message may be lost, or a rank may come late to a worker that has opened again.
+                    tell = True
         except BaseException:
             shuffler._calls.end_collective(collective, "the client has stopped waiting")
             raise

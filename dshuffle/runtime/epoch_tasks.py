@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from distributed import Future, wait
 
@@ -16,7 +16,7 @@ from dshuffle.runtime.session_client import PATIENCE, SessionClient
 
 logger = logging.getLogger(__name__)
 
-Call = list[Future[Any]]
+Call: TypeAlias = "list[Future[Any]]"  # Dask 2025.9 does not know types of results
 """The tasks of one call of :meth:`dshuffle.Epoch.map`, by rank."""
 
 

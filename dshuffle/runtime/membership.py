@@ -13,7 +13,6 @@ from dshuffle.errors import (
     CacheBudgetError,
     DShuffleError,
     ExchangeError,
-    InvalidParameter,
     MembershipChanged,
     WorkerLost,
 )
@@ -94,7 +93,7 @@ class Membership:
         try:
             self._following = self.current.succeeded_by(epoch)
         except DShuffleError as error:
-            if isinstance(error, CacheBudgetError | InvalidParameter):  # another attempt would fail as well
+            if not error.transient:  # another attempt would fail as well
                 self._refused = found
             logger.warning("dshuffle: epoch %d keeps its workers: %s", epoch, error)
         else:
@@ -116,7 +115,7 @@ class Membership:
                 if self._following is not None:
                     self._following.close()
                     self._following = None
-                if attempt == ATTEMPTS - 1:
+                if attempt == ATTEMPTS - 1 or not error.transient:
                     raise
                 logger.warning("dshuffle: another session is opened for epoch %d (%s)", epoch, error)
             else:

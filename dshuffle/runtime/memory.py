@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dask.utils import parse_bytes
-
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.planning import ShuffleSpec, WorkerHistory, get_delivery
@@ -15,6 +13,7 @@ from dshuffle.planning.delivery.grid import WorkerGrid
 from dshuffle.planning.own_part import plans_own_parts
 from dshuffle.planning.plan_memory import plan_nbytes
 from dshuffle.rows import RowLayout
+from dshuffle.runtime.quantities import as_nbytes
 from dshuffle.runtime.session_spec import SessionSpec
 
 LUMPS = 2.5
@@ -34,15 +33,7 @@ def parse_memory_limit(memory_limit: int | str | None) -> int | None:
     >>> parse_memory_limit("2 KiB"), parse_memory_limit(None)
     (2048, None)
     """
-    if memory_limit is None:
-        return None
-    try:
-        parsed = int(parse_bytes(memory_limit))
-    except (ValueError, TypeError):
-        parsed = 0
-    if parsed < 1:
-        raise InvalidParameter.of("memory_limit", memory_limit, 'a positive number of bytes, such as "2 GiB" or 2**31')
-    return parsed
+    return None if memory_limit is None else as_nbytes("memory_limit", memory_limit)
 
 
 def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, on_disk: bool = False) -> None:

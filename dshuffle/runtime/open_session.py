@@ -14,7 +14,7 @@ from dshuffle.errors import CacheBudgetError, WorkerLost
 from dshuffle.planning import SERVER, WorkerHistory
 from dshuffle.runtime.cluster_view import cluster_info
 from dshuffle.runtime.replies import Reply
-from dshuffle.runtime.session_client import SessionClient
+from dshuffle.runtime.session_client import SessionClient, Silence
 from dshuffle.runtime.session_spec import Carried, SessionRequest
 from dshuffle.runtime.waiting import wait_for_workers
 
@@ -33,6 +33,8 @@ class OpenSession:
         The Dask client, on whose scheduler the plugin is installed.
     request
         What to open.
+    silence
+        What earlier sessions of the same shuffler know of the scheduler.
 
     Raises
     ------
@@ -42,8 +44,8 @@ class OpenSession:
         If there are no workers, or a worker cannot be set up.
     """
 
-    def __init__(self, client: Client, request: SessionRequest) -> None:
-        self.calls, self.request = SessionClient(client, request.session_id), request
+    def __init__(self, client: Client, request: SessionRequest, silence: Silence | None = None) -> None:
+        self.calls, self.request = SessionClient(client, request.session_id, silence), request
         try:
             opened = self._opened()
         except CacheBudgetError as error:
@@ -82,7 +84,7 @@ class OpenSession:
     def _rename(self, **changes: Any) -> None:
         """Give the session a new id, because the scheduler has closed the one of the old id."""
         self.request = dataclasses.replace(self.request, session_id=new_id(), **changes)
-        self.calls = SessionClient(self.calls.client, self.request.session_id)
+        self.calls = SessionClient(self.calls.client, self.request.session_id, self.calls.silence)
 
     def _open(self) -> Reply:
         try:
@@ -121,7 +123,7 @@ class OpenSession:
             former=self.request.session_id,
             carried=self.request.carried if begins else self._carried(epoch - 1),
         )
-        return OpenSession(self.calls.client, request)
+        return OpenSession(self.calls.client, request, self.calls.silence)
 
     def _carried(self, epoch: int) -> Carried:
         """The workers of this session as they are known here, with the epoch that they have trained on."""

@@ -40,7 +40,7 @@ async def unless(event: Awaitable[object], call: Awaitable[T], error: Exception)
     take forever if the other process is stopped.
     """
     task, awaited = asyncio.ensure_future(call), asyncio.ensure_future(event)
-    task.add_done_callback(_ignore)
+    task.add_done_callback(retrieve)
     try:
         await asyncio.wait([task, awaited], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -52,7 +52,7 @@ async def unless(event: Awaitable[object], call: Awaitable[T], error: Exception)
     return task.result()
 
 
-def _ignore(task: asyncio.Future[Any]) -> None:
+def retrieve(task: asyncio.Future[Any]) -> None:
     """Retrieve the exception of a call that nobody waits for any more."""
     if not task.cancelled():
         task.exception()

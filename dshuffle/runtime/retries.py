@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -15,20 +15,25 @@ from distributed import Client, KilledWorker
 from distributed.comm.core import CommClosedError
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import CheckpointError, ClusterError, ExchangeError
+from dshuffle.errors import CheckpointError, DShuffleError
 from dshuffle.planning import Choices
+from dshuffle.runtime.checkpoints import find_checkpoint
 from dshuffle.runtime.dataset_inputs import resolved
-from dshuffle.runtime.session_state import CHOOSING, SessionState, find_checkpoint
+from dshuffle.runtime.quantities import as_seconds
+from dshuffle.runtime.session_state import CHOOSING, SessionState
 from dshuffle.runtime.shuffler import Shuffler
-from dshuffle.runtime.waiting import as_seconds, wait_for_workers
+from dshuffle.runtime.waiting import wait_for_workers
 from dshuffle.store import Dataset, Place, as_dataset
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LOSSES = (ClusterError, ExchangeError, CommClosedError, KilledWorker, CancelledError)
-"""Errors of a cluster, after which another session may succeed. Errors of the user's own code are others."""
+LOSSES = (CommClosedError, KilledWorker, CancelledError)
+"""Dask's errors after which another session may succeed. Those of dshuffle say it themselves."""
+
+IN_ALL = 10
+"""Attempts that may fail in all, for each of ``attempts``."""
 
 
 def retrying(
@@ -60,12 +65,16 @@ def retrying(
     checkpoint
         File or object of the state, as for :class:`Shuffler`.
     attempts
-        Attempts in a row that may fail without reaching another epoch or saving a checkpoint.
+        Attempts in a row that may fail without progress of training. There is progress if the checkpoint says that an
+        epoch has ended, or that more of its samples were trained on (:meth:`Shuffler.save`). In all, ten times as many
+        attempts may fail. An error that another attempt cannot help (:attr:`DShuffleError.transient`) is raised at
+        once.
     min_workers
         Number of workers to wait for before an attempt. A session has as many workers as there are when it opens. With
         the option ``elastic``, their number may change later.
     patience
-        Time to wait for them: seconds, or text such as ``"5m"``.
+        Time to wait for them, and for a checkpoint that cannot be read for the moment: seconds, or text such as
+        ``"5m"``.
     **options
         Other parameters of :class:`Shuffler`.
 
@@ -77,9 +86,11 @@ def retrying(
     Raises
     ------
     CheckpointError
-        If the checkpoint is damaged, or one of another dataset or way of shuffling.
+        If the checkpoint is damaged, one of another dataset or way of shuffling, or cannot be read or written in time.
     ClusterError, ExchangeError
         If the last attempt failed as well, or there were not enough workers in time.
+    DShuffleError
+        If another attempt cannot help.
 
     Examples
     --------
@@ -98,25 +109,51 @@ def retrying(
     """
     as_integer("attempts", attempts, 1)
     as_integer("min_workers", min_workers, 1)
-    as_seconds("patience", patience)
-    opened = as_dataset(dataset)
-    failed, before = 0, find_checkpoint(checkpoint, opened)
+    checkpoint_file = _Checkpoint(checkpoint, as_dataset(dataset), as_seconds("patience", patience))
+    reached = checkpoint_file.reached(options)
+    failed, in_a_row = 0, 0
     while True:
         try:
             with (
                 _client(make_client()) as client,
-                _shuffler(client, opened, checkpoint, options, min_workers, patience) as shuffler,
+                _shuffler(client, checkpoint_file, options, min_workers, patience) as shuffler,
             ):
                 return train(shuffler)
-        except LOSSES as error:
-            now = find_checkpoint(checkpoint, opened)
-            failed = 1 if now != before else failed + 1
-            before = now
-            if failed >= attempts:
+        except (DShuffleError, *LOSSES) as error:
+            if isinstance(error, DShuffleError) and not error.transient:
+                raise
+            failed, before, reached = failed + 1, reached, max(reached, checkpoint_file.reached(options))
+            in_a_row = 1 if reached > before else in_a_row + 1
+            if in_a_row >= attempts or failed >= IN_ALL * attempts:
                 raise
             reason = str(error).partition(". ")[0]  # what to do about it comes after this
-            what = "begins again" if now is None else "continues from the checkpoint"
-            logger.warning("dshuffle: training %s (%s: %s)", what, type(error).__name__, reason)
+            logger.warning(
+                "dshuffle: training continues in epoch %d (%s: %s)", reached[0], type(error).__name__, reason
+            )
+
+
+@dataclasses.dataclass
+class _Checkpoint:
+    """The checkpoint of a training, which may be away for a moment once it was written."""
+
+    place: str | os.PathLike[str]
+    dataset: Dataset
+    patience: float
+    was_written: bool = False
+
+    def state(self) -> dict[str, Any] | None:
+        """The state in it; None if there is none yet."""
+        state = find_checkpoint(self.place, self.dataset, patience=self.patience, was_written=self.was_written)
+        self.was_written = state is not None
+        return state
+
+    def reached(self, options: Mapping[str, Any]) -> tuple[int, int]:
+        """The first epoch that has not ended, and how many of its samples were trained on."""
+        state = self.state()
+        if state is None:
+            return options.get("first_epoch", 0), 0
+        remainder = SessionState.from_dict(state, self.dataset).next
+        return remainder.epoch, remainder.total
 
 
 def _client(made: Client | AbstractContextManager[Client]) -> AbstractContextManager[Client]:
@@ -124,22 +161,26 @@ def _client(made: Client | AbstractContextManager[Client]) -> AbstractContextMan
     return contextlib.nullcontext(made) if isinstance(made, Client) else made
 
 
+@contextlib.contextmanager
 def _shuffler(
     client: Client,
-    dataset: Dataset,
-    checkpoint: str | os.PathLike[str],
+    checkpoint: _Checkpoint,
     options: Mapping[str, Any],
     min_workers: int,
     patience: str | float,
-) -> Shuffler:
+) -> Iterator[Shuffler]:
     """A new session, or one that goes on from the checkpoint."""
     wait_for_workers(client, min_workers, patience)
-    state = find_checkpoint(checkpoint, dataset)
+    state, dataset = checkpoint.state(), checkpoint.dataset
     if state is None:
-        return Shuffler(client, dataset, checkpoint=checkpoint, min_workers=min_workers, **options)
-    _check_alike(SessionState.from_dict(state, dataset).choices, dataset, options, checkpoint)
-    others = {name: value for name, value in options.items() if name not in CHOOSING}
-    return Shuffler.resume(client, dataset, checkpoint, min_workers=min_workers, **others)
+        shuffler = Shuffler(client, dataset, checkpoint=checkpoint.place, min_workers=min_workers, **options)
+    else:
+        _check_alike(SessionState.from_dict(state, dataset).choices, dataset, options, checkpoint.place)
+        others = {name: value for name, value in options.items() if name not in CHOOSING}
+        shuffler = Shuffler.resume(client, dataset, checkpoint.place, min_workers=min_workers, **others)
+    checkpoint.was_written = True
+    with shuffler:
+        yield shuffler
 
 
 def _check_alike(

@@ -9,6 +9,7 @@ import os
 from distributed import Client
 
 from dshuffle.checks import as_integer
+from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, Choices, Classes, GivenSharding, Remainder
 from dshuffle.planning.cost import Cluster
@@ -17,8 +18,9 @@ from dshuffle.runtime.dataset_inputs import STRATIFIED, resolved
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.memory import parse_memory_limit
 from dshuffle.runtime.open_session import new_id
-from dshuffle.runtime.session_spec import LOCAL, Carried, DatasetReference, SessionRequest, Settings
+from dshuffle.runtime.session_spec import LOCAL, Carried, DatasetReference, SessionRequest
 from dshuffle.runtime.session_state import shuffle_digest
+from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ def session_request(
     classes : Classes or None
         The labels of ``balance``.
     """
+    if not (cluster is None or isinstance(cluster, Cluster)):
+        raise InvalidParameter.of("cluster", cluster, "None or a Cluster, as dshuffle.measure_cluster returns it")
     if cluster is not None and choices.delivery != AUTO:
         raise InvalidParameter.of(
             "cluster", cluster, f"None with delivery={choices.delivery!r}", "Only delivery='auto' uses it."
@@ -59,13 +63,14 @@ def session_request(
         raise InvalidParameter.of("elastic", elastic, "True or False")
     if elastic and on_loss not in (None, "shrink"):
         raise InvalidParameter.of("on_loss", on_loss, "'shrink', or left out, in an elastic session")
-    on_loss = on_loss or ("shrink" if elastic else "replace")
+    if on_loss is None:
+        on_loss = "shrink" if elastic else "replace"
     sharding = choices.sharding
     if on_loss == "shrink" and isinstance(sharding, GivenSharding) and not sharding.name.startswith(STRATIFIED):
         hint = "It is for one number of workers. Use 'random', 'contiguous', 'round-robin' or 'stratified:LABELS'."
         name = "elastic" if elastic else "on_loss='shrink'"
         raise InvalidParameter.because(name, f"the sharding {str(sharding)!r} was given", hint)
-    directory = None if cache_directory is None else os.fspath(cache_directory)
+    directory = _directory(cache_directory)
     if not isinstance(keep_cache, bool):
         raise InvalidParameter.of("keep_cache", keep_cache, "True or False")
     if keep_cache and directory in (None, LOCAL):
@@ -74,7 +79,10 @@ def session_request(
     settings = Settings.from_config(adaptive=is_adaptive(client))
     if (said := starts_no_more(client)) is not None:
         logger.warning("dshuffle: %s", said)
+    if isinstance(server, bool) or not (server is None or isinstance(server, str | int)):
+        raise InvalidParameter.of("server", server, "None, or the name or address of a worker")
     server = None if server is None else str(server)
+    check_emulated_rates()  # those of this process, which reads rows as well
     deliveries = {choices.delivery: 0.0}
     if choices.delivery == AUTO:
         deliveries = expected_seconds(
@@ -102,3 +110,20 @@ def session_request(
         min_workers=as_integer("min_workers", min_workers, 1),
     )
     return request, classes
+
+
+def _directory(cache_directory: str | os.PathLike[str] | None) -> str | None:
+    """The folder for rows on each worker.
+
+    Raises
+    ------
+    InvalidParameter
+        If it is none. Workers have other working directories than the client.
+    """
+    if cache_directory is None or cache_directory == LOCAL:
+        return cache_directory
+    path = os.fspath(cache_directory) if isinstance(cache_directory, str | os.PathLike) else None
+    if not isinstance(path, str) or not os.path.isabs(path):
+        allowed = f"None, {LOCAL!r}, or the absolute path of a folder on a local disk of every worker"
+        raise InvalidParameter.of("cache_directory", cache_directory, allowed)
+    return path

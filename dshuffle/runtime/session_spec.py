@@ -1,7 +1,4 @@
-"""Description of a session, shared by all of its participants.
-
-The settings come from ``dask.config`` (keys ``dshuffle.*``). The client reads them once and sends them along.
-"""
+"""Description of a session, shared by all of its participants."""
 
 from __future__ import annotations
 
@@ -12,113 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import dask
 import numpy as np
-from dask.utils import parse_bytes, parse_timedelta
 from distributed.protocol.pickle import dumps, loads
 
 from dshuffle.errors import ClusterError, DatasetChanged, InvalidParameter
 from dshuffle.planning import NEW, Choices, GivenSharding, Remainder, ShuffleSpec, WorkerHistory
-from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
 from dshuffle.rows import RowLayout, checksum_rows
+from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Memory and time limits of the exchange.
-
-    Parameters
-    ----------
-    message_bytes
-        Size of a full message. Below 4 MiB the fixed cost per message becomes noticeable; above 10 MiB Dask handles the
-        message in its single offload thread.
-    window_bytes
-        Limit for the bytes that a worker has requested and not yet unpacked, and also for the bytes that it has packed
-        and that are not yet acknowledged. With coded deliveries it always allows one message of one row per worker.
-    timeout
-        Seconds after which a request for a message counts as failed. Also the time to wait for workers.
-    memory_fraction
-        Fraction of a worker's memory limit that its cache partition may take if ``memory_limit`` is not given.
-    heartbeat
-        Seconds without a word after which a worker that owes an answer counts as lost.
-    paused_timeout
-        Seconds after which a task fails whose worker is paused by Dask.
-    replacement_timeout
-        Seconds to wait for another worker to take the rank of a lost one.
-    shared_memory
-        Whether long messages between workers of one host pass through memory that they share. Otherwise they use the
-        network, like messages between hosts.
-    new_workers
-        Whether the cluster starts new workers in place of lost ones, so that it is worth waiting for them although none
-        is starting yet. By default it is so if the client's cluster is adaptive.
-    """
-
-    message_bytes: int = MESSAGE_BYTES
-    window_bytes: int = WINDOW_BYTES
-    timeout: float = 300.0
-    memory_fraction: float = 0.6
-    heartbeat: float = 15.0
-    paused_timeout: float = 60.0
-    replacement_timeout: float = 60.0
-    shared_memory: bool = True
-    new_workers: bool = False
-
-    def __post_init__(self) -> None:
-        if self.message_bytes < 1:
-            raise InvalidParameter.of("dshuffle.message-bytes", self.message_bytes, "at least 1 byte")
-        if self.window_bytes < self.message_bytes:
-            raise InvalidParameter.of(
-                "dshuffle.window-bytes",
-                self.window_bytes,
-                f"at least one message ({self.message_bytes} bytes)",
-            )
-        for name in ("timeout", "heartbeat", "paused_timeout", "replacement_timeout"):
-            if not getattr(self, name) > 0:
-                setting = f"dshuffle.{name.replace('_', '-')}"
-                raise InvalidParameter.of(setting, getattr(self, name), "a positive time")
-        if not 0 < self.memory_fraction <= 1:
-            raise InvalidParameter.of("dshuffle.memory-fraction", self.memory_fraction, "within (0, 1]")
-
-    @classmethod
-    def from_config(cls, *, adaptive: bool = False) -> Settings:
-        """Read ``dshuffle.message-bytes``, ``.timeout`` and so on: the names of the fields, with hyphens.
-
-        ``adaptive`` says whether the client's cluster is adaptive, which is the default of ``dshuffle.new-workers``.
-        """
-        default = cls()
-
-        def seconds(name: str, value: float) -> float:
-            return float(parse_timedelta(dask.config.get(f"dshuffle.{name}", value)))
-
-        def switch(name: str, value: bool) -> bool:
-            found = dask.config.get(f"dshuffle.{name}", value)
-            if not isinstance(found, bool):
-                raise InvalidParameter.of(f"dshuffle.{name}", found, "true or false")
-            return found
-
-        return cls(
-            message_bytes=parse_bytes(dask.config.get("dshuffle.message-bytes", default.message_bytes)),
-            window_bytes=parse_bytes(dask.config.get("dshuffle.window-bytes", default.window_bytes)),
-            timeout=seconds("timeout", default.timeout),
-            memory_fraction=float(dask.config.get("dshuffle.memory-fraction", default.memory_fraction)),
-            heartbeat=seconds("heartbeat", default.heartbeat),
-            paused_timeout=seconds("paused-timeout", default.paused_timeout),
-            replacement_timeout=seconds("replacement-timeout", default.replacement_timeout),
-            shared_memory=switch("shared-memory", default.shared_memory),
-            new_workers=switch("new-workers", adaptive),
-        )
-
-    @property
-    def window(self) -> int:
-        """The window in messages."""
-        return self.window_bytes // self.message_bytes
-
-    @property
-    def messages_nbytes(self) -> int:
-        """Bytes that messages may take: a window of requests and one of answers, and another in shared memory."""
-        return (3 if self.shared_memory else 2) * self.window_bytes
-
 
 LOCAL = "local"
 """Value of ``cache_directory`` for the local directory of each Dask worker."""
@@ -129,7 +27,7 @@ ON_LOSS = ("replace", "shrink", "raise")
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 23
+PROTOCOL = 24
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -179,7 +77,8 @@ class DatasetReference:
         if dataset.n_samples != self.n_samples or dataset.layout != self.layout:
             raise ClusterError(
                 f"the dataset at {dataset.url} differs from the one on the client: {dataset!r}. Make sure that all "
-                "workers see the same storage"
+                "workers see the same storage",
+                transient=False,
             )
         if dataset.identity != self.identity:
             raise DatasetChanged(

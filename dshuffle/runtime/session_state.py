@@ -1,4 +1,4 @@
-"""The state of a session, from which another session continues: in memory, as JSON, and as a checkpoint."""
+"""The state of a session, from which another session continues: in memory, and as JSON."""
 
 from __future__ import annotations
 
@@ -6,30 +6,22 @@ import base64
 import hashlib
 import json
 import operator
-import os
-import posixpath
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from distributed.protocol.pickle import dumps, loads
 
-from dshuffle.errors import CheckpointError, DatasetError, InvalidParameter
+from dshuffle.errors import CheckpointError, InvalidParameter
 from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
 from dshuffle.planning.bijection import DRAW_VERSION
+from dshuffle.planning.holders import largest_share
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.dataset_inputs import wanted_sharding
 from dshuffle.store import Dataset
-from dshuffle.store.backends.urls import canonical_url
-from dshuffle.store.small_objects import read_object, write_object
 
 FORMAT = 2
 """Version of the format of states and checkpoints."""
-
-BUCKETS = {"s3", "gs", "gcs", "az", "abfs"}
-"""Schemes whose URLs name a bucket in place of a host."""
 
 CHOOSING = {"assignment", "caching", "cache_fraction", "balance", "seed", "first_epoch"}
 """Parameters of a shuffler that choose the samples. They come from the state. (So does ``sharding``, with a check.)"""
@@ -141,7 +133,7 @@ class SessionState:
                 "release that wrote it"
             )
         for name, kind in FIELDS.items():
-            if not isinstance(state.get(name), kind):
+            if not isinstance(state.get(name), kind) or isinstance(state[name], bool):
                 raise CheckpointError(f"the state is damaged: {name}={state.get(name)!r:.80} is not allowed")
         if state["draw_version"] != DRAW_VERSION:
             raise CheckpointError(
@@ -177,10 +169,13 @@ class SessionState:
             remainder,
             state["attached"],
         )
+        if not 0 <= found.n_broadcast <= dataset.n_samples:
+            raise CheckpointError(f"the state is damaged: n_broadcast={found.n_broadcast} is not allowed")
         if remainder.epoch < 0 or remainder.total > found.n_trained_in_an_epoch:
             raise CheckpointError(
                 f"the state is damaged: {remainder.total} samples were trained on in epoch {remainder.epoch}"
             )
+        found._check_shares()
         if remainder.digest is not None and remainder.digest.count != remainder.total:
             raise CheckpointError(
                 f"trained={state['trained']} of the state are {remainder.total} samples, and its trained_digest is "
@@ -193,6 +188,20 @@ class SessionState:
                 f"the state is damaged: n_workers={history.n_workers}, but {len(remainder.trained[-1])} ranks trained"
             )
         return found
+
+    def _check_shares(self) -> None:
+        """Refuse counts of more samples than a rank can have."""
+        sessions = self.remainder.trained
+        if len({len(counts) for counts in sessions}) == 1:  # every rank went on with its own samples
+            sessions = (tuple(map(sum, zip(*sessions, strict=True))),)
+        for counts in sessions:
+            unit = self.choices.assignment.unit_for(self.n_samples, len(counts))
+            share = largest_share(self.n_samples - self.n_broadcast, len(counts), unit) + self.n_broadcast
+            if max(counts) > share:
+                raise CheckpointError(
+                    f"the state is damaged: a rank trained on {max(counts)} samples of epoch {self.remainder.epoch}, "
+                    f"and each of {len(counts)} ranks has at most {share}"
+                )
 
     @property
     def n_trained_in_an_epoch(self) -> int:
@@ -261,108 +270,3 @@ def unpickled(text: str) -> Any:
         return loads(base64.b64decode(text, validate=True))
     except Exception as error:  # whatever the value's own code raises
         raise CheckpointError(f"the value that is attached to the state cannot be read: {error}") from error
-
-
-def write_checkpoint(url: str | os.PathLike[str], state: Mapping[str, Any], dataset: Dataset) -> None:
-    """Write a state to a file or an object, which replaces an earlier one at once or not at all.
-
-    The options of the dataset's store are used if the URL has the same scheme and host, or is another bucket.
-
-    Raises
-    ------
-    CheckpointError
-        If it cannot be written.
-    """
-    framed = {"checksum": _checksum(state), "state": dict(state)}
-    try:
-        write_object(checkpoint_place(url), json.dumps(framed, indent=1).encode(), _options(url, dataset))
-    except (OSError, DatasetError) as error:
-        raise CheckpointError(
-            f"the checkpoint {url} cannot be written ({error}). If there was one before, it is still there"
-        ) from error
-
-
-def read_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, Any]:
-    """Read the state that :func:`write_checkpoint` wrote for a session on this dataset.
-
-    Raises
-    ------
-    CheckpointError
-        If there is none, or it is damaged.
-    """
-    state = find_checkpoint(url, dataset)
-    if state is None:
-        raise CheckpointError(f"there is no checkpoint at {url}")
-    return state
-
-
-def find_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> dict[str, Any] | None:
-    """Read a checkpoint; None if there is none.
-
-    Raises
-    ------
-    CheckpointError
-        If it is damaged, or cannot be read.
-    """
-    try:
-        found = read_object(checkpoint_place(url), _options(url, dataset))
-    except (OSError, DatasetError) as error:
-        raise CheckpointError(f"the checkpoint {url} cannot be read: {error}") from error
-    if found is None:
-        return None
-    try:
-        framed = json.loads(found)
-        if "format" in framed:  # a state that the user has written
-            return dict(framed)
-        state: dict[str, Any] = framed["state"]
-        intact = framed["checksum"] == _checksum(state)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"the checkpoint {url} is damaged or truncated ({error})") from error
-    if not intact:
-        raise CheckpointError(f"the checkpoint {url} is damaged: its checksum is wrong")
-    return state
-
-
-def check_no_checkpoint(url: str | os.PathLike[str], dataset: Dataset) -> None:
-    """Refuse to overwrite a checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        If there is one.
-    """
-    found = find_checkpoint(url, dataset)
-    if found is not None:
-        raise CheckpointError(
-            f"there is a checkpoint at {url}, of epoch {found.get('epoch')}. Go on with it (Shuffler.resume or "
-            "dshuffle.retrying), choose another place, or remove it"
-        )
-
-
-def _checksum(state: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(state, sort_keys=True).encode())
-
-
-def _options(url: str | os.PathLike[str], dataset: Dataset) -> Mapping[str, Any] | None:
-    """Options of the dataset's store, if the URL is one of the same host. They may be credentials."""
-    place, there = urlsplit(checkpoint_place(url)), urlsplit(dataset.url)
-    alike = place.scheme == there.scheme and (place.netloc == there.netloc or place.scheme in BUCKETS)
-    return dataset.storage_options if alike and place.scheme else None
-
-
-def checkpoint_place(url: str | os.PathLike[str]) -> str:
-    """The canonical URL of a checkpoint.
-
-    Raises
-    ------
-    InvalidParameter
-        If it is not one of a file or object in a folder.
-    """
-    try:
-        place = canonical_url(url)
-    except InvalidParameter:
-        place = ""
-    scheme, _, rest = place.rpartition("://")
-    if not posixpath.basename(rest) or (scheme and not posixpath.dirname(rest)):
-        raise InvalidParameter.of("checkpoint", url, 'a file or an object in a folder, such as "s3://bucket/run.json"')
-    return place

@@ -22,6 +22,7 @@ from dshuffle.planning.cost import Cluster
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
+from dshuffle.runtime.checkpoints import check_no_checkpoint, checkpoint_place, read_checkpoint, write_checkpoint
 from dshuffle.runtime.cluster_view import check_client, keep_nannies
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_classes
@@ -34,13 +35,7 @@ from dshuffle.runtime.session_client import SessionClient, install_plugin
 from dshuffle.runtime.session_position import SessionPosition
 from dshuffle.runtime.session_request import session_request
 from dshuffle.runtime.session_spec import Carried
-from dshuffle.runtime.session_state import (
-    SessionState,
-    check_no_checkpoint,
-    checkpoint_place,
-    read_checkpoint,
-    write_checkpoint,
-)
+from dshuffle.runtime.session_state import SessionState
 from dshuffle.runtime.shuffler_summary import in_html, in_words
 from dshuffle.runtime.waiting import said, wait_for_workers
 from dshuffle.sharding import Sharding
@@ -103,17 +98,18 @@ class Shuffler:
         workers. ``"raise"``: :class:`WorkerLost` is raised at once. By default ``"shrink"`` if the session is elastic,
         else ``"replace"``. If nobody can replace a worker that only serves, peers send the rows.
     checkpoint
-        File or object (a path, or a URL such as ``s3://bucket/run.json``) to which the state is written at the start of
-        every epoch and after the last one, with the dataset's storage options if it is in the same store. If there is a
-        checkpoint already, it must be resumed (:meth:`resume`, :func:`dshuffle.retrying`) or removed. Only one open
-        session may have a file as its checkpoint, which only its user can read.
+        File or object (a path, or a URL such as ``s3://bucket/run.json``) to which the state is written: when the
+        session opens, at the start of every epoch, and after the last one. The dataset's storage options are used if it
+        is in the same store. If there is a checkpoint already, it must be resumed (:meth:`resume`,
+        :func:`dshuffle.retrying`) or removed. Only one open session may have a file as its checkpoint, which only its
+        user can read.
     memory_limit
         Maximum size of a worker's cache partition (``"2 GiB"`` or an integer), including the packets that it relays
         and, on the server, the rows that it serves. By default 60 % of the worker's own memory limit.
     cache_directory
-        Folder on a local disk of every worker, for partitions that are larger than memory; ``"local"`` for the
-        ``local_directory`` of each Dask worker. Rows are then in a file without a name, and only their index counts as
-        memory. See docs/settings.md.
+        Folder on a local disk of every worker (an absolute path), for partitions that are larger than memory;
+        ``"local"`` for the ``local_directory`` of each Dask worker. Rows are then in a file without a name, and only
+        their index counts as memory. See docs/settings.md.
     keep_cache
         Whether the partitions in ``cache_directory`` outlive the session. A later session on the same dataset, with the
         same way of shuffling and seed, reads its first partitions from those that it finds there. It removes them when
@@ -138,7 +134,7 @@ class Shuffler:
     CacheBudgetError
         If a worker's cache partition does not fit. The message says how many bytes or workers would be enough.
     CheckpointError
-        If the checkpoint is there already, belongs to another open session, or is a file that cannot be written.
+        If the checkpoint is there already, belongs to another open session, or cannot be written.
     ClusterError
         If there are no workers, or a worker cannot be set up.
 
@@ -249,6 +245,7 @@ class Shuffler:
                 warnings.warn(advice, MixingWarning, stacklevel=2)
             if classes is not None:
                 warn_of_small_classes(classes, self.n_workers)
+            self._position.write(checkpoint)  # one that cannot be written is refused now
         except BaseException:  # also if warnings are turned into errors
             self.close()
             self._locks.close()
@@ -327,7 +324,7 @@ class Shuffler:
             If the session has ended, or a worker does not answer.
         """
         if self._closed:
-            raise ClusterError("this Shuffler is closed. Take its state before")
+            raise ClusterError("this Shuffler is closed. Take its state before", transient=False)
         counts: tuple[int, ...] = ()
         digest = SampleDigest()
         if self.epoch is not None and not self._position.ended:
@@ -475,7 +472,7 @@ class Shuffler:
             If tasks of the current epoch were cancelled. The error of a task that failed is raised as it is.
         """
         if self._closed:
-            raise ClusterError("this Shuffler is closed. Make a new one")
+            raise ClusterError("this Shuffler is closed. Make a new one", transient=False)
         self._calls.check_process()
         return self._epochs(as_integer("count", count, 0))
 
@@ -488,6 +485,11 @@ class Shuffler:
         """Free the cache partitions on all workers. Idempotent. The dataset is not changed.
 
         Waits for the tasks of the current epoch. The log says if some of them did not finish.
+
+        Raises
+        ------
+        ClusterError
+            If the scheduler does not answer for 5 s; for 20 s while it is waited for tasks.
         """
         try:
             self._close()
@@ -502,6 +504,7 @@ class Shuffler:
         if self._closed:
             return
         self._calls.check_process()
+        self._calls.silence.leaving = True
         try:
             tasks = self._position.tasks
             if tasks is not None and tasks.error is None:  # else it was raised before
@@ -566,7 +569,7 @@ class Shuffler:
     ) -> list[Future[Any]]:
         if self._closed or epoch._tasks is not self._position.tasks:
             now = "closed" if self._closed else f"on epoch {self.epoch}"
-            raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}")
+            raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}", transient=False)
         self._calls.check_process()
         session_id, call = self._calls.session_id, epoch._tasks.next_call()
         futures = submit_to_all(self._client, self.addresses, session_id, epoch.number, call, fn, args, kwargs)

@@ -40,6 +40,11 @@ def session_of_key(key: object) -> str | None:
     return parts[2] if len(parts) == PARTS and parts[1] == MARK else None
 
 
+def epoch_of_key(key: str) -> int:
+    """Return the epoch of a partition task."""
+    return int(key.rsplit("-", 3)[1])
+
+
 def rank_of_key(key: str) -> int:
     """Return the rank of a partition task."""
     return int(key.rsplit("-", 1)[1])

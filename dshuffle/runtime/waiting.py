@@ -8,12 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from dask.utils import parse_timedelta
 from distributed import Client
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.errors import ClusterError
 from dshuffle.runtime.cluster_view import cluster_info
+from dshuffle.runtime.quantities import as_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -25,20 +25,6 @@ SAY_AFTER = 3.0
 
 LEAST = 0.01
 """Seconds of the last look. Dask takes 0 for no limit."""
-
-
-def as_seconds(name: str, value: str | float) -> float:
-    """Return the seconds of a parameter, which is a number or text such as ``"5m"``.
-
-    Examples
-    --------
-    >>> as_seconds("patience", "5m")
-    300.0
-    """
-    try:
-        return float(parse_timedelta(value))
-    except (KeyError, ValueError, TypeError) as error:
-        raise InvalidParameter.of(name, value, 'seconds, or text such as "5m"') from error
 
 
 @contextlib.contextmanager

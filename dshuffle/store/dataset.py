@@ -272,7 +272,8 @@ class Dataset(Views):
             raise
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            raise DatasetError(f"the dataset at {self.url} cannot be read any more: {text}") from error
+            # It could be read when it was opened.
+            raise DatasetError(f"the dataset at {self.url} cannot be read any more: {text}", transient=True) from error
         if now != self._stored_identity:
             raise DatasetChanged(
                 f"the dataset at {self.url} was written again while it was in use: its identity was "

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
 import zarr
+from zarr.abc.store import Store
+from zarr.storage import StorePath
 
 from dshuffle.errors import DatasetError, DatasetNotFound, InvalidParameter
 from dshuffle.redaction import hide_secrets
@@ -108,8 +111,18 @@ def open_dataset(
 
 
 def as_dataset(dataset: Dataset | Place) -> Dataset:
-    """Open a dataset, unless it is open."""
-    return dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    """Open a dataset, unless it is open.
+
+    Raises
+    ------
+    InvalidParameter
+        If it is neither a dataset nor the place of one.
+    """
+    if isinstance(dataset, Dataset):
+        return dataset
+    if not isinstance(dataset, str | os.PathLike | Store | StorePath | zarr.Group):
+        raise InvalidParameter.of("dataset", dataset, "a Dataset, or the path, URL or Zarr store of one")
+    return open_dataset(dataset)
 
 
 @dataclass(frozen=True, slots=True)

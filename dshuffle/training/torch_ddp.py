@@ -226,7 +226,8 @@ def _check_processes(epoch: Epoch) -> None:
     if taken:
         raise ClusterError(
             f"ranks {taken} already have a process group: another fit is running on these workers or was interrupted; "
-            "wait for it to end, or restart the workers"
+            "wait for it to end, or restart the workers",
+            transient=False,
         )
 
 

@@ -231,7 +231,8 @@ def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> Non
     if dist.is_initialized():
         raise ClusterError(
             f"rank {group.rank} already has a process group: another fit is running on these workers or was "
-            "interrupted; wait for it to end, or restart the workers"
+            "interrupted; wait for it to end, or restart the workers",
+            transient=False,
         )
     limit = datetime.timedelta(seconds=fit.timeout)
     host = str(urlsplit(group.address).hostname)

@@ -33,7 +33,7 @@ import numpy as np
 from distributed import Client, Future, LocalCluster
 
 from dshuffle import Dataset, Epoch, Partition, Shuffler, create_dataset
-from dshuffle.errors import ClusterError, ExchangeError
+from dshuffle.errors import ClusterError, ExchangeError, WorkerLost
 
 # Pairwise over assignments, deliveries and caches.
 WAYS: list[dict[str, Any]] = [
@@ -135,11 +135,17 @@ class Chaos:
         """Run one session; the number of faults that struck."""
         struck, done = 0, 0
         epoch: Epoch | None = None
+        again: Epoch | None = None  # tasks of which did not finish
         fault = ""
+        for path in self.folder.glob("*-*.npy"):  # of an epoch in which a session ended
+            path.unlink()
         with self.opened(way) as shuffler:
             while True:
                 started = time.monotonic()
                 try:
+                    if again is not None:
+                        self.train(shuffler, again, "", True)
+                        again = None
                     for epoch in shuffler.epochs(epochs - done):
                         self.check(epoch.number - 1)
                         if fault:
@@ -156,9 +162,11 @@ class Chaos:
                 except (ClusterError, ExchangeError, CancelledError) as error:
                     # All workers are on the previous epoch, or its tasks did not finish. Another attempt goes on.
                     figures[fault].errors[type(error).__name__] += 1
+                    shuffler.accept()
+                    if isinstance(error, WorkerLost):  # the session has ended
+                        break
                     if not isinstance(error, ExchangeError) and epoch is not None:
-                        self.train(shuffler, epoch, "", True)
-                        epoch.accept()
+                        again = epoch
                     time.sleep(1.0)
         for timer in self.timers:
             timer.join()

@@ -22,7 +22,7 @@ from distributed.protocol import dumps, loads
 from dshuffle.planning import AutoDelivery, Choices, ShuffleSpec
 from dshuffle.records import Measures
 from dshuffle.runtime.scheduler.coordinator import Coordinator
-from dshuffle.runtime.session_spec import Settings
+from dshuffle.runtime.settings import Settings
 
 ROWS = 244_141
 

@@ -333,8 +333,8 @@ def seen() -> Counter[str]:
     return Counter()
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_random_schedules(seed: int, seen: Counter[str]) -> None:
+def run_schedule(seed: int, seen: Counter[str]) -> None:
+    """Run the schedules of a seed. ``tests/benchmarks/simulations.py`` runs many seeds."""
     rng = random.Random(seed)
     for _ in range(8):
         world = World(rng, seen)
@@ -346,6 +346,11 @@ def test_random_schedules(seed: int, seen: Counter[str]) -> None:
         world.finish()
         world.wire.clear()
         assert world.finish()["committed"] == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_schedules(seed: int, seen: Counter[str]) -> None:
+    run_schedule(seed, seen)
 
 
 @pytest.mark.parametrize("seed", range(100))

@@ -10,7 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,16 @@ import dshuffle
 from dshuffle import Dataset, Shuffler, create_dataset
 from dshuffle.errors import CheckpointError, MixingWarning
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
+from dshuffle.runtime.checkpoints import read_checkpoint
+from dshuffle.store.small_objects import write_object
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 
 HOLD = """
 import sys
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
+from dshuffle.runtime.checkpoints import read_checkpoint
+from dshuffle.store.small_objects import write_object
 with checkpoint_lock(sys.argv[1]):
     print("locked", flush=True)
     sys.stdin.read()
@@ -222,3 +226,45 @@ def test_a_file_system_without_locks(place: Path, monkeypatch: pytest.MonkeyPatc
 def test_other_stores_have_no_locks(place: str) -> None:
     with checkpoint_lock(place), checkpoint_lock(place):
         pass
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [(errno.EACCES, False), (errno.EROFS, False), (errno.EIO, True), (errno.ENOSPC, True)],
+)
+def test_a_place_that_cannot_be_written_is_refused_at_the_start(
+    client: Client,
+    dataset: Dataset,
+    monkeypatch: pytest.MonkeyPatch,
+    sessions_left: Callable[[Client], tuple[int, int]],
+    error: int,
+    transient: bool,
+) -> None:
+    """Also where there are no locks, as in an object store."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("dshuffle.runtime.checkpoints.write_object", refuse)
+    with pytest.raises(CheckpointError, match=r"memory://checkpoint-files-state/run.json cannot be written") as caught:
+        Shuffler(client, dataset, checkpoint="memory://checkpoint-files-state/run.json")
+    assert caught.value.transient is transient
+    assert sessions_left(client) == (0, 0)
+
+
+def test_an_open_session_waits_for_the_place_of_its_checkpoint(
+    client: Client, dataset: Dataset, place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = iter([errno.EACCES, errno.ESTALE])  # nothing is lasting where a checkpoint was written before
+
+    def write(*args: Any) -> None:
+        if (error := next(failures, None)) is not None:
+            raise OSError(error, os.strerror(error))
+        write_object(*args)
+
+    with Shuffler(client, dataset, checkpoint=place) as shuffler:
+        monkeypatch.setattr("dshuffle.runtime.checkpoints.write_object", write)
+        train(shuffler, client)
+    assert next(failures, None) is None
+    assert caplog.text.count("cannot be written ([Errno 13] Permission denied). It is tried again for 10 s") == 1
+    assert read_checkpoint(place, dataset)["epoch"] == 1

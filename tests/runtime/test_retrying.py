@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, get_worker
 
 import dshuffle
-from dshuffle.errors import CheckpointError, ClusterError, ExchangeError, InvalidParameter
+from dshuffle.errors import CheckpointError, ClusterError, ExchangeError, InvalidParameter, StaleEpoch
 
 from .conftest import OPTIONS
 
@@ -68,7 +69,7 @@ def test_a_cluster_of_an_attempt_is_closed_before_the_next_one_starts(small, tmp
 
     assert dshuffle.retrying(train, make_client, small, checkpoint=tmp_path / "run.json") == "done"
     assert events == ["start", 2, "end", "start", 2, "end"]
-    assert "training begins again (ClusterError: the cluster is gone)" in caplog.text
+    assert "training continues in epoch 0 (ClusterError: the cluster is gone)" in caplog.text
 
 
 def test_attempts_that_do_not_get_further_are_limited(threads, small, tmp_path):
@@ -93,6 +94,110 @@ def test_errors_of_the_user_are_raised_at_once(threads, small, tmp_path):
     with pytest.raises(ZeroDivisionError):
         dshuffle.retrying(train, lambda: threads, small, checkpoint=tmp_path / "run.json")
     assert len(tries) == 1
+
+
+def use_an_epoch_that_has_ended(shuffler):
+    epochs = shuffler.epochs(2)
+    first = next(epochs)
+    next(epochs)  # so every attempt would reach another epoch
+    first.map(len)
+
+
+def use_a_partition_after_its_task(shuffler):
+    epoch = next(shuffler.epochs(1))
+    shuffler.client.gather(epoch.map(lambda partition: setattr(get_worker(), "kept", partition)))
+    shuffler.client.gather(epoch.map(lambda partition: get_worker().kept["x"].sum()))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "error"), [(use_an_epoch_that_has_ended, ClusterError), (use_a_partition_after_its_task, StaleEpoch)]
+)
+def test_a_mistake_is_raised_at_once(threads, small, tmp_path, mistake, error):
+    tries = []
+
+    def train(shuffler):
+        tries.append(shuffler.next_epoch)
+        mistake(shuffler)
+
+    with pytest.raises(error, match="ended"):
+        dshuffle.retrying(train, lambda: threads, small, checkpoint=tmp_path / "run.json")
+    assert tries == [0]
+
+
+def test_an_epoch_that_has_begun_is_no_progress(threads, small, tmp_path):
+    tries = []
+
+    def train(shuffler):
+        tries.append(next(shuffler.epochs(1)).number)
+        raise ClusterError("gone")
+
+    with pytest.raises(ClusterError, match="gone"):
+        dshuffle.retrying(train, lambda: threads, small, checkpoint=tmp_path / "run.json", attempts=2)
+    assert tries == [0, 0]
+
+
+def test_samples_that_were_trained_on_are_progress(threads, small, tmp_path):
+    tries, place = [], tmp_path / "run.json"
+
+    def train(shuffler):
+        epoch = next(shuffler.epochs(1))
+        left = threads.gather(epoch.map(len))
+        tries.append(sum(left))
+        if tries[-1] <= 400:
+            return "done"
+        threads.gather(epoch.map(lambda partition: partition.mark_trained(50)))
+        shuffler.save(place)
+        raise ClusterError("gone")
+
+    assert dshuffle.retrying(train, lambda: threads, small, checkpoint=place, attempts=2) == "done"
+    assert tries == [1000, 750, 500, 250]
+
+
+def test_attempts_are_limited_in_all(threads, small, tmp_path):
+    """Each of them trains on an epoch, and then fails."""
+    seen = []
+
+    def train(shuffler):
+        for epoch in shuffler.epochs(1):
+            seen.append(epoch.number)
+            threads.gather(epoch.map(len))
+        raise ClusterError("gone")
+
+    with pytest.raises(ClusterError, match="gone"):
+        dshuffle.retrying(train, lambda: threads, small, checkpoint=tmp_path / "run.json", attempts=2)
+    assert seen == list(range(20))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_folder_that_is_away_for_a_second(threads, small, tmp_path, lost):
+    folder, seen, tries = tmp_path / "state", [], iter([True])
+
+    def strike(shuffler, epoch):
+        if epoch.number == 1 and next(tries, False):
+            folder.rename(tmp_path / "away")
+            threading.Timer(1.0, (tmp_path / "away").rename, [folder]).start()
+            if lost:
+                raise ClusterError("gone")
+
+    dshuffle.retrying(train_until(3, seen, strike), lambda: threads, small, checkpoint=folder / "run.json")
+    assert [number for number, *_ in seen] == [0, 1, 2]
+    assert os.listdir(folder) == ["run.json"]
+    assert sorted(os.listdir(tmp_path)) == ["small.zarr", "state"]
+
+
+def test_a_checkpoint_that_has_gone_is_not_waited_for_for_ever(threads, small, tmp_path):
+    """Training must not begin again from the first epoch."""
+    place, seen = tmp_path / "run.json", []
+
+    def strike(shuffler, epoch):
+        if epoch.number == 1:
+            place.unlink()
+            raise ClusterError("gone")
+
+    with pytest.raises(CheckpointError, match=r"cannot be read \(.*it was there before, and is missing now") as caught:
+        dshuffle.retrying(train_until(3, seen, strike), lambda: threads, small, checkpoint=place, patience="1s")
+    assert [number for number, *_ in seen] == [0]
+    assert caught.value.transient
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from distributed import Client
 
+import dshuffle.runtime.epoch
 from dshuffle import Shuffler
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
 from dshuffle.runtime.collective import OFFLOAD_BYTES, Collective, CollectiveId, Group, weighted_mean
+from dshuffle.runtime.session_client import SessionClient
 from dshuffle.runtime.session_spec import PLUGIN
 from dshuffle.runtime.worker.member_addresses import MemberAddresses
 
@@ -268,6 +270,49 @@ def test_sessions_that_share_threads_do_not_wait_for_each_other(processes, small
         with ThreadPoolExecutor() as pool:
             found = within(100, lambda: list(pool.map(lambda epoch: epoch.together(means, 50), epochs)))
     assert [len(one) for one in found] == [3, 3, 3]
+
+
+@pytest.mark.timeout(120)
+def test_the_ranks_are_told_again_if_a_message_is_lost(threads, small, within, monkeypatch):
+    """Rank 1 cannot reach rank 0, and the client cannot either, at first."""
+    tell, reasons = SessionClient.end_collective, []
+
+    def loses_the_first(session, collective, reason, **transient):
+        reasons.append(reason)
+        if len(reasons) > 1:
+            tell(session, collective, reason, **transient)
+
+    def cut_off(partition, group):
+        if group.rank == 1:
+            raise PeerFailed("rank 0 cannot be reached")
+        return group.mean(np.ones(2))
+
+    monkeypatch.setattr(SessionClient, "end_collective", loses_the_first)
+    monkeypatch.setattr(dshuffle.runtime.epoch, "PATIENCE", 0.2)
+    with Shuffler(threads, small) as shuffler:
+        epoch = next(shuffler.epochs(1))
+        with pytest.raises(PeerFailed):
+            within(60, lambda: epoch.together(cut_off))
+        epoch.accept()
+    assert reasons == ["the task of rank 1 has failed"] * len(reasons)
+    assert len(reasons) > 1
+
+
+@pytest.mark.timeout(120)
+def test_a_call_that_failed_in_all_restarts_does_not_end_the_epoch(threads, small, within, monkeypatch):
+    def fails(partition, group):
+        raise PeerFailed(f"of rank {group.rank}")
+
+    monkeypatch.setattr(Shuffler, "look_up_members", lambda shuffler: True)  # as if a worker were replaced each time
+    with Shuffler(threads, small) as shuffler:
+        epochs = shuffler.epochs(2)
+        epoch = next(epochs)
+        with pytest.raises(PeerFailed, match="of rank 0"):
+            within(60, lambda: epoch.together(fails))
+        with pytest.raises(PeerFailed, match="of rank"):
+            next(epochs)
+        epoch.accept()
+        assert next(shuffler.epochs(1)).number == 1
 
 
 @pytest.mark.slow

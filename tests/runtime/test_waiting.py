@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from distributed.comm.core import CommClosedError
 
+from dshuffle.errors import ClusterError
+from dshuffle.runtime.cluster_view import cluster_info
 from dshuffle.runtime.waiting import said
 
 
@@ -24,3 +28,12 @@ def test_a_short_wait_is_silent(caplog):
         raise ZeroDivisionError
     assert not caplog.records
     assert "dshuffle-said" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_scheduler_that_cannot_be_reached_is_an_error_of_dshuffle():
+    def sync(*_, **__):
+        raise CommClosedError("the connection is lost")
+
+    client = SimpleNamespace(scheduler=SimpleNamespace(identity=None), sync=sync)
+    with pytest.raises(ClusterError, match=r"cannot be reached: the connection is lost\. Make a new Client"):
+        cluster_info(client)

@@ -15,7 +15,7 @@ from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.runtime.measure.finding import Finding, Level, some
 from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.runtime.memory import member_nbytes, workers_that_fit
-from dshuffle.runtime.session_spec import Settings
+from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes, human_rate
 

@@ -20,7 +20,7 @@ from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure import probe_tasks
 from dshuffle.runtime.measure.probe_tasks import Kernels, Machine, Traffic
 from dshuffle.runtime.measure.shared_links import SharedLinks, pairs_between_machines
-from dshuffle.runtime.session_spec import Settings
+from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 
 LONGEST = 20.0

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from distributed import Scheduler
+from distributed.protocol.serialize import ToPickle
 
+from dshuffle.errors import DShuffleError
 from dshuffle.runtime.replies import within
 from dshuffle.runtime.session_spec import SessionSpec
 
@@ -24,14 +26,23 @@ class Closing:
     turn
         Function that returns the number of the session's current phase. Orders carry it, so that a worker that is
         given a rank again does not obey an earlier order to close.
+    cause
+        Function that returns the error with which the session has ended, if it has. Tasks that come later raise it.
     """
 
-    def __init__(self, scheduler: Scheduler, spec: SessionSpec, turn: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        spec: SessionSpec,
+        turn: Callable[[], int],
+        cause: Callable[[], DShuffleError | None] = lambda: None,
+    ) -> None:
         self.given_up: set[str] = set()  # workers that did not answer and were replaced
         self._scheduler = scheduler
         self._session_id = spec.session_id
         self._heartbeat = spec.settings.heartbeat
         self._turn = turn
+        self._cause = cause
 
     async def close(self, addresses: Iterable[str]) -> set[str]:
         """Close the session on workers, and return those that are in the cluster and did not answer."""
@@ -55,7 +66,8 @@ class Closing:
 
     async def _is_closed(self, address: str, session_id: str | None = None) -> bool:
         rpc: Any = self._scheduler.rpc(address)
-        order = rpc.dshuffle_close(session_id=session_id or self._session_id, number=self._turn())
+        message = {"session_id": session_id or self._session_id, "number": self._turn()}
+        order = rpc.dshuffle_close(**message, cause=ToPickle(self._cause()))
         try:
             await within(self._heartbeat, order)
         except OSError:

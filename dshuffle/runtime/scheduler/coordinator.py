@@ -109,7 +109,8 @@ class Coordinator:
         self.follower: Coordinator | None = None  # of a session that takes over from this one
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticking = False
-        self._closing = Closing(scheduler, self._spec, lambda: self.machine.turn)
+        self._closed = False  # by the client
+        self._closing = Closing(scheduler, self._spec, lambda: self.machine.turn, lambda: self.cause)
         self._freed: asyncio.Task[None] | None = None
         self._finding: asyncio.Task[None] | None = None
 
@@ -122,6 +123,11 @@ class Coordinator:
     def ended(self) -> bool:
         """Whether the session has ended."""
         return self.machine.error is not None
+
+    @property
+    def cause(self) -> DShuffleError | None:
+        """Why the session has ended, unless its client has closed it."""
+        return None if self._closed else self.machine.error
 
     @property
     def replacing(self) -> bool:
@@ -179,7 +185,8 @@ class Coordinator:
             return dict(self.log[-1])
         if epoch != self.epoch + 1:
             raise ClusterError(
-                f"the workers are on epoch {self.epoch} and cannot move to epoch {epoch}, which is not the next one"
+                f"the workers are on epoch {self.epoch} and cannot move to epoch {epoch}, which is not the next one",
+                transient=False,
             )
         if not self._waiters:
             self._asked_at = self._loop.time()
@@ -190,7 +197,8 @@ class Coordinator:
         """Pass on the vote of a participant on a run. Votes without the session's secret are refused."""
         if secret != self._spec.secret or participant not in self.machine.participants:
             raise ClusterError(
-                f"session {self._spec.session_id} refused a vote: it does not come from one of its workers"
+                f"session {self._spec.session_id} refused a vote: it does not come from one of its workers",
+                transient=False,
             )
         self._perform(self.machine.voted(run_id, participant, vote, self._loop.time()))
 
@@ -292,16 +300,16 @@ class Coordinator:
         """The tasks of some calls in an epoch that did not finish, each with its outcome."""
         return self.outcomes.unfinished(epoch, calls, len(self._ranks))
 
-    def end_collective(self, number: int, address: str, reason: str) -> None:
+    def end_collective(self, address: str, **call: Any) -> None:
         """Fail the ranks that wait for a mean at rank 0. If rank 0 has left this address, nobody waits there."""
         if self.addresses[0] == address:
-            self._spawn(self._end_collective(number, reason))
+            self._spawn(self._end_collective(**call))
 
-    async def _end_collective(self, number: int, reason: str) -> None:
+    async def _end_collective(self, **call: Any) -> None:
         try:
-            await self.participants.call("end_collective", 0, number=number, reason=reason)
+            await self.participants.call("end_collective", 0, **call)
         except ClusterError as error:  # its worker or the call has ended
-            logger.debug("dshuffle: rank 0 could not be told that %s: %s", reason, error)
+            logger.debug("dshuffle: rank 0 could not be told that %s: %s", call["reason"], error)
 
     def partitions(self) -> Former | None:
         """The partitions on the workers, for a session that takes over; None before the first epoch."""
@@ -315,7 +323,8 @@ class Coordinator:
 
     async def close(self) -> None:
         """Close the session on all participants that are still in the cluster."""
-        self.end(ClusterError("this session has been closed"))
+        self._closed = self._closed or not self.ended
+        self.end(ClusterError("this session has been closed", transient=False))
         await self.freed()
 
     async def freed(self) -> None:
@@ -414,7 +423,7 @@ class Coordinator:
             if machine.is_due(tell):
                 self.lose(address, f"is lost ({error})")
         except DShuffleError as error:  # before OSError: some are both
-            self._refused(tell, address, type(error)(f"{self.participants.name_of(who)}: {error}"))
+            self._refused(tell, address, error.raised_by(self.participants.name_of(who)))
         except OSError as error:
             machine.unreachable(tell, f"{type(error).__name__}: {error}")
         except Exception as error:  # whatever it is, the session must not wait for an answer
@@ -480,6 +489,8 @@ class Coordinator:
         found = await self._candidates.find(self.addresses[who], there, serves=who == SERVER)
         if who not in self.machine.missing:
             return
+        if self._candidates.why_unfit:
+            self.machine.unfit(who, self._candidates.why_unfit)
         if found is not None:
             self.joined(who, found)
         elif self._need_not_wait(who) or not await self._candidates.may_come(self.addresses[who]):

@@ -49,6 +49,7 @@ class Candidates:
         self._refused: dict[str, float] = {}  # when workers could not take a rank
         self._retiring: dict[str, WorkerState | None] = {}  # another worker may come at the same address
         self._refusals: Counter[str] = Counter()  # of connections to nannies, in a row
+        self.why_unfit = ""  # why the last worker that was looked at cannot take a rank
 
     def remember(self, worker: WorkerState) -> None:
         """Note that a worker has become a member."""
@@ -86,9 +87,12 @@ class Candidates:
         def preference(worker: WorkerState) -> tuple[bool, bool, tuple[bool, int, str, str]]:
             return worker.name != name, serves and not only_serves(worker.resources), by_name(worker)
 
+        self.why_unfit = ""
         for worker in sorted(candidates, key=preference):
-            if await self._is_set_up(worker.address):
+            reason = await self._why_unfit(worker.address)
+            if not reason:
                 return worker
+            self.why_unfit = f"{worker.address} {reason}"
         return None
 
     async def may_come(self, lost: str) -> bool:
@@ -119,9 +123,14 @@ class Candidates:
         del self._refusals[nanny]
         return True
 
-    async def _is_set_up(self, address: str) -> bool:
+    async def _why_unfit(self, address: str) -> str:
+        """Why a worker cannot take a rank; empty if it can."""
         try:
             reply = await within(ANSWER_WITHIN, self._scheduler.rpc(address).dshuffle_protocol())
-        except OSError:
-            return False
-        return isinstance(reply, dict) and reply.get("protocol") == PROTOCOL and bool(reply.get("is_set_up"))
+        except OSError as error:
+            return f"does not answer ({type(error).__name__}: {error})"
+        if not isinstance(reply, dict):
+            return "is not set up for dshuffle"
+        if reply.get("protocol") != PROTOCOL:
+            return f"has another version of dshuffle (protocol {reply.get('protocol')}, and not {PROTOCOL})"
+        return "" if reply.get("is_set_up") else "is still being set up"

@@ -28,10 +28,12 @@ from dshuffle.runtime.kept_choice import Found
 from dshuffle.runtime.replies import Reply, replying, unwrap, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
+from dshuffle.runtime.scheduler.lost_results import LostResults
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.training_workers import LEAVING, changes
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, Former, SessionRequest, Settings
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, Former, SessionRequest
+from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
@@ -57,6 +59,7 @@ class DShuffleScheduler(SchedulerPlugin):
         self._opening: set[str] = set()
         self._freeing: set[Coordinator] = set()
         self._unrunnable = UnrunnableTasks()
+        self._lost_results = LostResults()
 
     async def start(self, scheduler: Scheduler) -> None:
         """Register the handlers, then install the worker plugin on all current and future workers."""
@@ -64,7 +67,7 @@ class DShuffleScheduler(SchedulerPlugin):
         # If two clients connect at the same time, both start a plugin. They share the state of the first one.
         first = scheduler.extensions.setdefault(PLUGIN, self)
         self.coordinators, self._opening, self._freeing = first.coordinators, first._opening, first._freeing
-        self._unrunnable = first._unrunnable
+        self._unrunnable, self._lost_results = first._unrunnable, first._lost_results
         self._hello = first._hello = first._hello or asyncio.Event()
 
         async def hello() -> None:
@@ -234,6 +237,9 @@ class DShuffleScheduler(SchedulerPlugin):
         session = self._session_of(key)
         if session is not None:
             session.outcomes.enter_state(key, finish)
+        self._lost_results.note(key, start, finish)
+        if finish in ("no-worker", "processing"):
+            self._lost_results.fail_if_late(key, self._scheduler, None if session is None else session.epoch)
         if finish == "no-worker":
             self._unrunnable.add(key, self._scheduler, session)
         elif finish == "processing" and session is not None:
@@ -379,7 +385,8 @@ class DShuffleScheduler(SchedulerPlugin):
             if reply.get("protocol") != PROTOCOL:
                 raise ClusterError(
                     f"worker {address} uses protocol {reply.get('protocol')} and the scheduler uses protocol "
-                    f"{PROTOCOL}. Install the same version of dshuffle on both"
+                    f"{PROTOCOL}. Install the same version of dshuffle on both",
+                    transient=False,
                 )
         there = self._scheduler.workers
         running = {address for address in replies if address in there and there[address].status == Status.running}
@@ -425,7 +432,9 @@ def _not_set_up(missing: dict[str, Any], n_workers: int) -> ClusterError:
         reason = "it still loads or compiles kernels; open the session again later, or run dshuffle warmup there"
     elif _is_error(reply):
         reason = f"{reply.get('exception_text', 'the plugin was refused')}"
+    # Another attempt would install the same plugin on the same worker.
     return ClusterError(
         f"dshuffle could not be set up on {len(missing)} of {n_workers} workers, among them {address} ({reason}). Make "
-        "sure that the worker runs and that the same version of dshuffle is installed there"
+        "sure that the worker runs and that the same version of dshuffle is installed there",
+        transient=not _is_error(reply),
     )

@@ -133,6 +133,7 @@ class SessionMachine:
         self.adopted: set[int] = set()  # ranks whose workers have another rank as well
         self._missing: dict[int, str] = {}  # lost ranks, and how they were lost
         self._new: set[int] = set()
+        self._unfit: dict[int, str] = {}  # why other workers could not take a lost rank
         self._replacing_since = math.inf
         self._begin_again = False  # whether a run was aborted because of a lost worker
         self._runs = 0
@@ -219,7 +220,7 @@ class SessionMachine:
         run.ready_after = now - run.started
         wrong = check_votes(run.epoch, run.votes.values())
         if wrong is not None:
-            return self._fail(ExchangeError(wrong), False, now)
+            return self._fail(ExchangeError(wrong, transient=False), False, now)
         self.phase = Phase.READY
         ready: list[Instruction] = [AllReady(run)]
         return ready + self._order(Phase.COMMITTING, now) if self._wanted else ready
@@ -252,9 +253,11 @@ class SessionMachine:
         if self.phase is Phase.RESTORING:  # perhaps another worker can
             self._new.discard(tell.who)
             self._missing[tell.who] = f"{self._who_is(tell.who)} cannot take a lost rank ({error})"
+            self.unfit(tell.who, self._missing[tell.who])
             return self._wait_for_replacements(now)
         if self.phase is Phase.COMMITTING:
-            error = ClusterError(f"all workers were ready for epoch {self.epoch + 1}, but the commit failed: {error}")
+            words = f"all workers were ready for epoch {self.epoch + 1}, but the commit failed: {error}"
+            error = ClusterError(words, transient=error.transient)
         return self.end(error)
 
     def unreachable(self, tell: Tell, reason: str) -> None:
@@ -288,6 +291,15 @@ class SessionMachine:
         self.adopted = self.adopted | {who} if adopted else self.adopted - {who}
         return [] if self._missing else self._order(Phase.RESTORING, now)
 
+    def unfit(self, who: int, reason: str) -> None:
+        """Note why another worker cannot take a lost rank. It is said if none does."""
+        self._unfit[who] = reason
+
+    def _losses(self) -> list[str]:
+        """How participants were lost, and why other workers could not take their ranks."""
+        reasons = {who: self._unfit.get(who, "") for who in self._missing}
+        return [loss if reasons[who] in loss else f"{loss}; {reasons[who]}" for who, loss in self._missing.items()]
+
     def not_replaced(self, who: Iterable[int], now: float) -> list[Instruction]:
         """Go on without lost participants, or end the session, because no other worker can come for them."""
         given_up = self._missing.keys() & set(who)
@@ -297,7 +309,7 @@ class SessionMachine:
             self._adoptions.update(lost)
             if self._shrinks and self.epoch >= self.first_epoch and self._adoptions.most_common(1)[0][1] <= ATTEMPTS:
                 return [Adopt(tuple(sorted(lost)))]
-            return self.end(worker_lost(self._missing.values(), tried=True))
+            return self.end(worker_lost(self._losses(), tried=True))
         without: list[Instruction] = [GoesOnWithout(one) for one in given_up]
         self.participants = tuple(one for one in self.participants if one not in given_up)
         for one in given_up:
@@ -311,7 +323,7 @@ class SessionMachine:
 
     def not_adopted(self) -> list[Instruction]:
         """End the session, because no participant can adopt the lost ranks."""
-        return self.end(worker_lost(self._missing.values(), tried=True))
+        return self.end(worker_lost(self._losses(), tried=True))
 
     def end(self, error: DShuffleError) -> list[Instruction]:
         """End the session."""
@@ -423,6 +435,7 @@ class SessionMachine:
             return self._order(Phase.INFORMING, now)
         if self.phase in (Phase.RESTORING, Phase.INFORMING):
             new, self._new = tuple(sorted(self._new)), set()
+            self._unfit.clear()
             self._replacing_since = math.inf
             found: list[Instruction] = [Replaced(new)]
             return found + (self._wait_for_replacements(now) if self._missing else self._go_on(now))

@@ -43,6 +43,10 @@ class Session(Protocol):
         """Whether the session has ended."""
 
     @property
+    def cause(self) -> DShuffleError | None:
+        """Why the session has ended, unless its client has closed it."""
+
+    @property
     def replacing(self) -> bool:
         """Whether lost workers are being replaced."""
 
@@ -101,15 +105,16 @@ class UnrunnableTasks:
             worker = scheduler.workers.get(where)
             if session is None or session.ended or worker is None:
                 lost = f"the worker that owned rank {rank_of_key(key)} ({where}) has left the cluster"
-                _fail(task, scheduler, WorkerLost(f"{lost} and its partition is lost. Make a new Shuffler"))
+                error = WorkerLost(f"{lost} and its partition is lost. Make a new Shuffler")
+                fail_task(task, scheduler, error if session is None else session.cause or error)
                 if session is not None:
                     session.outcomes.record(key, Outcome.LOST)
             elif pinned_to != {where}:
                 move_to_rank(key, scheduler, session)
             elif now - waiting.since >= session.paused_timeout:
-                error = f"a task waited {session.paused_timeout:g} s because {_paused(key, worker)}"
+                waited = f"a task waited {session.paused_timeout:g} s because {_paused(key, worker)}"
                 hint = "Give the worker more memory, lower memory_limit or cache_fraction, or use more workers"
-                _fail(task, scheduler, ClusterError(f"{error}. {hint}"))
+                fail_task(task, scheduler, ClusterError(f"{waited}. {hint}"))
             elif now - waiting.since >= WARN_AFTER and not waiting.told:
                 waiting.told = True
                 message = f"dshuffle: a task is waiting because {_paused(key, worker)}"
@@ -165,7 +170,8 @@ def _paused(key: Any, worker: WorkerState) -> str:
     return f"rank {rank_of_key(key)} ({worker.address}) is {worker.status.name} in Dask{memory}"
 
 
-def _fail(task: TaskState, scheduler: Scheduler, error: DShuffleError) -> None:
+def fail_task(task: TaskState, scheduler: Scheduler, error: DShuffleError) -> None:
+    """Let a task that waits or runs fail with an error."""
     stimulus_id = f"dshuffle-unrunnable-{task.key}"
     recommendations = scheduler.transition(
         task.key, "erred", exception=dumps(error), exception_text=str(error), cause=task.key, stimulus_id=stimulus_id

@@ -140,8 +140,7 @@ class EpochLock:
 
     def trained(self, epoch: int) -> SampleDigest:
         """Digest of the samples of the current epoch, or of the one before, that tasks have said to be trained on."""
-        with self._lock:
-            return self._trained.get(epoch, SampleDigest())
+        return self._trained.get(epoch, SampleDigest())  # without the lock, which ``swap`` holds
 
     def _note_trained(self, view: View, n_samples: int) -> None:
         trained = self.trained(view.epoch)

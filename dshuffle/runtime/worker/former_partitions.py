@@ -31,7 +31,8 @@ from dshuffle.planning.grouping import group_by
 from dshuffle.planning.remainder import workers_of
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.replies import Reply, unwrap, within
-from dshuffle.runtime.session_spec import Former, Settings
+from dshuffle.runtime.session_spec import Former
+from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)

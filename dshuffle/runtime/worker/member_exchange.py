@@ -26,7 +26,7 @@ from dshuffle.planning.disk_order import in_disk_order
 from dshuffle.planning.own_part import OwnPlanner
 from dshuffle.planning.pacing import Pacing
 from dshuffle.rows import RowLayout
-from dshuffle.runtime.session_spec import Settings
+from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.server_rows import EncodedPackets, ServerRows
 
 UNACKNOWLEDGED_BYTES = MIB // 4

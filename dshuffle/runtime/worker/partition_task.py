@@ -25,6 +25,9 @@ def run_on_partition(
     plugin = get_worker().plugins.get(PLUGIN)
     session = plugin.session_of_rank(session_id, rank) if isinstance(plugin, DShuffleWorker) else None
     if session is None:
+        cause = plugin.cause(session_id) if isinstance(plugin, DShuffleWorker) else None
+        if cause is not None:
+            raise cause.raised_by(f"the task of rank {rank} cannot run")
         raise WorkerLost(
             f"worker {get_worker().address} does not hold rank {rank} of session {session_id}: the session was closed, "
             "or another worker has taken the rank. If the session has ended, make a new Shuffler"

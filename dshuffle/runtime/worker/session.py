@@ -98,6 +98,7 @@ class WorkerSession:
         self._committed: tuple[int, Reply] | None = None
         self._restored: asyncio.Future[str | None] | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._cause: DShuffleError | None = None  # with which the session has ended
 
         settings, layout = spec.settings, dataset.layout
         self.addresses = MemberAddresses(spec.addresses)
@@ -180,6 +181,8 @@ class WorkerSession:
     def partition(self, epoch: int) -> AbstractContextManager[Partition]:
         """The partition of an epoch, valid for one task. Called from the task's thread."""
         parts = self._parts
+        if parts is None and self._cause is not None:
+            raise self._cause.raised_by(f"the task of rank {self.rank} cannot run")
         if parts is None or parts.training is None:
             raise StaleEpoch(
                 f"session {self.spec.session_id} does not have a partition on this worker: it has been closed, or the "
@@ -243,7 +246,8 @@ class WorkerSession:
         if drawn is not None and run.prepared.drawn.fields != list(drawn):
             raise ExchangeError(
                 f"this worker would train on other samples of epoch {epoch} than the worker that was lost. "
-                + SAME_BUILD
+                + SAME_BUILD,
+                transient=False,
             )
         await self.commit(0)
 
@@ -346,8 +350,9 @@ class WorkerSession:
         if self._run is run:
             self._run, self._aborted = None, run
 
-    async def close(self) -> None:
-        """Abort the current run and free everything."""
+    async def close(self, cause: DShuffleError | None = None) -> None:
+        """Abort the current run and free everything. Tasks that come later raise the ``cause``, if there is one."""
+        self._cause = self._cause or cause
         parts, self._parts = self._parts, None
         self.addresses.close()
         if parts is None:

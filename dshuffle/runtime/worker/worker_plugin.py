@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 import numpy as np
 from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
-from distributed.protocol.serialize import to_serialize
+from distributed.protocol.serialize import ToPickle, to_serialize
 from numpy.typing import NDArray
 
+from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import sent
 from dshuffle.exchange.kept_partition import PREFIX, Listed
@@ -74,6 +75,7 @@ class DShuffleWorker(WorkerPlugin):
         self._signs: dict[str, SignsOfLife] = {}
         self._reserved: dict[str, int] = {}  # session -> bytes of its partition
         self._closed: dict[str, int] = {}  # session -> number of the order to close it
+        self._causes: dict[str, DShuffleError] = {}  # with which sessions have ended that their clients did not close
         self._executor: ThreadPoolExecutor | None = None
         self._worker: Worker | None = None
 
@@ -130,8 +132,9 @@ class DShuffleWorker(WorkerPlugin):
         async def trained(session_id: str, epoch: int) -> Reply:
             return {"trained": plugin().session(session_id).trained(epoch).fields}
 
-        async def close_session(session_id: str, number: int) -> None:
-            await plugin().close(session_id, number)
+        async def close_session(session_id: str, number: int, cause: Any = None) -> None:
+            found = cause.data if isinstance(cause, ToPickle) else cause  # it is not sent if this is one process
+            await plugin().close(session_id, number, found)
 
         async def fetch(
             session_id: str,
@@ -163,8 +166,8 @@ class DShuffleWorker(WorkerPlugin):
         async def meet(session_id: str, number: int, **message: Any) -> Reply:
             return {"mean": to_serialize(await plugin().collective(session_id, number).mean(**message))}
 
-        async def end_collective(session_id: str, number: int, reason: str) -> None:
-            plugin().collective(session_id, number).fail(reason)
+        async def end_collective(session_id: str, number: int, reason: str, transient: bool = True) -> None:
+            plugin().collective(session_id, number).fail(reason, transient=transient)
 
         worker.handlers |= {
             "dshuffle_open": replying(open_session),
@@ -241,11 +244,14 @@ class DShuffleWorker(WorkerPlugin):
         ------
         ClusterError
             If the session was closed.
+        InvalidParameter
+            If a rate in the configuration of this process is wrong.
         CacheBudgetError
             If the partition does not fit.
         DatasetError, ExchangeError
             If the dataset differs from the client's, or cannot be read.
         """
+        check_emulated_rates()
         session_id = spec.session_id
         if number <= self._closed.get(session_id, -1):
             raise ClusterError(f"session {session_id} was closed on this worker")
@@ -269,17 +275,24 @@ class DShuffleWorker(WorkerPlugin):
                 raise
             raise ClusterError(f"session {session_id} was closed while it was being opened") from None
 
-    async def close(self, session_id: str, number: int) -> None:
-        """Free this worker's part of a session, and refuse to open it with an order up to this number."""
+    async def close(self, session_id: str, number: int, cause: DShuffleError | None = None) -> None:
+        """Free this worker's part of a session, and refuse to open it with an order up to this number.
+
+        Tasks that come later raise the ``cause``, if the session has ended with an error.
+        """
         if session_id in self.sessions and self.sessions[session_id].number > number:  # an order that comes late
             return
         while len(self._closed) >= MOST_CLOSED:
-            del self._closed[next(iter(self._closed))]
+            oldest = next(iter(self._closed))
+            del self._closed[oldest]
+            self._causes.pop(oldest, None)
         self._closed[session_id] = number
+        if cause is not None:
+            self._causes[session_id] = cause
         self.end_collective(session_id)
         for one in [*self.sessions, *self._opening]:
             if is_adopted_by(session_id, one):
-                await self.close(one, number)
+                await self.close(one, number, cause)
         opening = self._opening.pop(session_id, None)
         if opening is not None:
             opening.cancel()
@@ -289,7 +302,7 @@ class DShuffleWorker(WorkerPlugin):
             signs.close()
         try:
             if session is not None:
-                await session.close()
+                await session.close(cause)
         finally:
             self._release(session_id)
             self.kept.close(session_id)
@@ -399,6 +412,10 @@ class DShuffleWorker(WorkerPlugin):
             return self.sessions[session_id]
         except KeyError:
             raise WorkerLost(f"session {session_id} is not open on this worker") from None
+
+    def cause(self, session_id: str) -> DShuffleError | None:
+        """The error with which a session has ended, unless its client has closed it."""
+        return self._causes.get(session_id)
 
     def session_of_rank(self, session_id: str, rank: int) -> WorkerSession | None:
         """The session whose partition is that of a rank, if this worker has it or has adopted it."""

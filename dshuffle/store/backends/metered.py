@@ -65,6 +65,7 @@ class MeteredStore(Wrapper):
 
     def __init__(self, store: Store, meter: Meter) -> None:
         super().__init__(store)
+        emulated("store")  # a wrong rate is refused now
         self._meter = meter
         self.absent_is_error = False
         self.batch_nbytes: int = getattr(store, "batch_nbytes", 0)

@@ -262,7 +262,7 @@ class RetryingStore(Wrapper):
                     often = f"; tried {attempt} times in {taken:.1f} s" if attempt > 1 else ""
                     # Not chained: a traceback would print the original message, which may contain secrets.
                     kind = AccessRefused if is_refusal(exc) else DatasetError
-                    raise kind(f"cannot {what} of {self._url}: {said}{often}") from None
+                    raise kind(f"cannot {what} of {self._url}: {said}{often}", transient=is_transient(exc)) from None
             if self._on_retry is not None:
                 self._on_retry()
             await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)) * random.uniform(0.5, 1))

@@ -1,181 +1,122 @@
-"""A Dask cluster in virtual time: real plugins of dshuffle on a simulated scheduler, workers and network."""
+"""A Dask cluster in virtual time: real plugins of dshuffle, and Dask's own tables of tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
+import dataclasses
+import functools
+import gc
 import itertools
-import math
-import pickle
+import logging
 import random
 import time
+import types
+import warnings
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
+import dask
 import pytest
-from distributed import Status
-from distributed.comm.core import CommClosedError
-from distributed.protocol.pickle import loads
-from distributed.protocol.serialize import Serialize, ToPickle
+from distributed import Future, Status
 
 import dshuffle.exchange.jobs
+import dshuffle.runtime.epoch
+import dshuffle.runtime.open_session
+import dshuffle.runtime.session_client
+import dshuffle.runtime.shuffler
+import dshuffle.runtime.waiting
 import dshuffle.runtime.worker.plans
 import dshuffle.runtime.worker.server_rows
 import dshuffle.runtime.worker.worker_plugin
+from dshuffle.errors import MixingWarning
+from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
+from dshuffle.planning.own_part import OwnPlanner
 from dshuffle.runtime.scheduler.replacements import Candidates
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
+from .client import as_completed
+from .network import Network, Stream
+from .processes import RUNNING_IN, Numbered, tracked
+from .scheduler import SimulatedScheduler
 from .virtual_time import ImmediateThreads, SimulatedThreads, VirtualLoop
+from .worker import SimulatedWorker
 
-SCHEDULER = "sim://scheduler"
-RUNNING_IN: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
-
-
-@dataclass(eq=False)
-class Process:
-    """A process of the cluster, and what happens in it."""
-
-    address: str
-    handlers: dict[str, Any] = field(default_factory=dict)
-    tasks: dict[asyncio.Task[Any], None] = field(default_factory=dict)  # in order, so that a seed says everything
-    dead: bool = False
-    stopped_until: float = 0.0
-
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run a coroutine, and all tasks that it starts, in this process."""
-        context = contextvars.copy_context()
-        context.run(RUNNING_IN.set, self)
-        return asyncio.get_running_loop().create_task(work, context=context)
-
-    def kill(self) -> None:
-        self.dead = True
-        for task in list(self.tasks):
-            task.cancel()
+HEARTBEAT = 15.0
+SETTINGS = {"message-bytes": 200, "window-bytes": 1000, "heartbeat": HEARTBEAT}
 
 
-def tracked(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
-    """Task factory that notes in which process a task runs."""
-    context = options.get("context")
-    process = context.get(RUNNING_IN) if context is not None else RUNNING_IN.get()
-    task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
-    if process is not None:
-        process.tasks[task] = None
-        task.add_done_callback(process.tasks.pop)
-        if process.dead:
-            task.cancel()
-    return task
-
-
-class Rpc:
-    """In place of Dask's rpc objects: ``rpc.operation(**message)`` calls a handler of another process."""
-
-    def __init__(self, cluster: SimulatedCluster, source: Process, target: str) -> None:
-        self._call = (cluster, source, target)
-
-    def __getattr__(self, operation: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        cluster, source, target = self._call
-        return lambda **message: cluster.call(source, target, operation, message)
-
-
-class Connections:
-    """In place of Dask's pool of connections. No kernel knows of bytes on their way."""
-
-    def __init__(self, cluster: SimulatedCluster, source: Process) -> None:
-        self.occupied: dict[str, set[Any]] = {}
-        self._cluster, self._source = cluster, source
-
-    def __call__(self, target: str) -> Rpc:
-        return Rpc(self._cluster, self._source, target)
-
-
-class Background:
-    """In place of Dask's background tasks."""
-
-    def __init__(self, process: Process) -> None:
-        self._process = process
-
-    def call_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
-        self._process.spawn(work(*args))
+LOADED_FOR_EXCHANGES = functools.cache(load_exchange_kernels)
+LOADED_FOR_SESSIONS = functools.cache(load_session_kernels)
 
 
 class SimulatedCluster:
-    """Scheduler, workers and the network between them.
+    """Scheduler and workers.
 
     Parameters
     ----------
     loop
         The event loop that they all run on.
-    faults
+    rates
         Rates of messages that are lost, late, or corrupted on the way.
+    seen
+        Counts what happens.
     """
 
-    def __init__(self, loop: VirtualLoop, faults: dict[str, float], seen: Counter[str]) -> None:
-        self.loop, self.rng, self.faults, self.seen = loop, loop.rng, faults, seen
-        self.processes: dict[str, Process] = {}
-        self.workers: dict[str, Any] = {}  # address -> in place of distributed.Worker
-        self.cut: set[frozenset[str]] = set()  # pairs that cannot reach each other
+    def __init__(self, loop: VirtualLoop, rates: dict[str, float], seen: Counter[str]) -> None:
+        self.loop, self.rng = loop, loop.rng
+        self.network = Network(loop, rates, seen)
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.errors: list[BaseException] = []  # that nobody would see otherwise
         self.restarting = 0
         self._ports = itertools.count(1)
-        self.main = Process(SCHEDULER)
-        self.processes[SCHEDULER] = self.main
-        self.scheduler: Any = SimpleNamespace(
-            workers={}, handlers=self.main.handlers, extensions={}, clients={"client": None}, client_comms={}, tasks={},
-            worker_plugins={}, _ongoing_background_tasks=Background(self.main), log_event=lambda *_: None,
-            http_application=SimpleNamespace(applications=[], add_handlers=lambda *_: None),
-            rpc=lambda address: Rpc(self, self.main, address), broadcast=self._broadcast,
-            register_worker_plugin=self._register, cluster=self,
-        )  # fmt: skip
-        self.plugin = DShuffleScheduler()
+        self.main = self.network.add("tcp://scheduler:1")
+        self.scheduler = SimulatedScheduler(self, self.main)
 
-    async def start(self, n_workers: int) -> None:
-        for name in range(n_workers):
-            self._join(name)
-        await self.main.spawn(self.plugin.start(self.scheduler))
+    @property
+    def plugin(self) -> DShuffleScheduler | None:
+        """The plugin on the scheduler, if there is a session."""
+        plugin = self.scheduler.plugins.get("dshuffle")
+        assert plugin is None or isinstance(plugin, DShuffleScheduler)
+        return plugin
 
-    # -- processes -----------------------------------------------------------------------------------------------
+    def waiting_for(self) -> str:
+        """What the sessions wait for, in words."""
+        sessions = [] if self.plugin is None else self.plugin.coordinators.values()
+        return "; ".join(one.machine.waiting_for() for one in sessions)
 
-    def _join(self, name: int | str) -> str:
-        address = f"sim://{name}:{next(self._ports)}"
-        process = self.processes[address] = Process(address)
-        self.workers[address] = SimpleNamespace(
-            address=address, status=Status.running, plugins={}, handlers=process.handlers, process=process,
-            nanny=None,
-            memory_manager=SimpleNamespace(memory_limit=0, memory_pause_fraction=False),
-            monitor=SimpleNamespace(get_process_memory=lambda: 0),
-            scheduler=Rpc(self, process, SCHEDULER), rpc=Connections(self, process),
-            _ongoing_background_tasks=Background(process), periodic_callbacks={},
-        )  # fmt: skip
-        self.scheduler.workers[address] = SimpleNamespace(
-            host=address, address=address, name=name, nanny="", status=Status.running, resources={}
-        )
+    def alive(self) -> list[str]:
+        """Workers that have not been killed."""
+        return [address for address, worker in self.workers.items() if not worker.process.dead]
+
+    def join(self, name: int | str) -> str:
+        """Start a worker that is not set up yet."""
+        address = f"tcp://{name}:{next(self._ports)}"
+        worker = self.workers[address] = SimulatedWorker(self, self.network.add(address))
+        stream = Stream(self.network, self.main, worker.process, worker.receive)
+        self.main.context_run(self.scheduler.add, address, name, stream)
         return address
 
     async def add(self, name: int | str) -> None:
         """Let another worker join."""
-        with contextlib.suppress(asyncio.CancelledError):  # it is killed at once
-            await self._set_up(self._join(name))
+        address = self.join(name)
+        if self.scheduler.worker_plugins:
+            with contextlib.suppress(asyncio.CancelledError):  # it is killed at once
+                await self.set_up(address)
 
-    async def _set_up(self, address: str) -> None:
+    async def set_up(self, address: str) -> None:
+        """Install the plugin on a worker."""
         worker = self.workers[address]
         plugin = worker.plugins["dshuffle"] = DShuffleWorker()
         await worker.process.spawn(plugin.setup(worker))
 
-    async def _register(self, *_: Any, **__: Any) -> None:
-        self.scheduler.worker_plugins["dshuffle"] = b""
-        for address in list(self.workers):
-            await self._set_up(address)
-
     def crash(self, address: str, *, comes_back: bool, noticed: bool) -> None:
         """Kill a worker. The scheduler may notice, and a nanny may start another one under the same name."""
-        if self.processes[address].dead:
+        if self.workers[address].process.dead:
             return
-        self.processes[address].kill()
+        self.workers[address].process.kill()
         if address not in self.scheduler.workers:  # it has retired
             return
         name = self.scheduler.workers[address].name
@@ -185,19 +126,18 @@ class SimulatedCluster:
             self.restarting += 1
             self.loop.call_later(self.rng.uniform(0.5, 10), lambda: self.main.spawn(self._come_back(address, name)))
 
-    def _leave(self, address: str, stimulus_id: str = "close") -> None:
-        if self.scheduler.workers.pop(address, None) is not None:
-            self.plugin.remove_worker(self.scheduler, address, stimulus_id=stimulus_id)
+    def _leave(self, address: str, stimulus_id: str = "close") -> asyncio.Task[Any]:
+        removed = self.scheduler.remove_worker(address, stimulus_id=stimulus_id, expected=stimulus_id != "close")
+        return self.main.spawn(removed)
 
     async def retire(self, address: str, *, asked: bool) -> None:
         """Close a worker as Dask does when it retires the worker, or (not ``asked``) when it gets SIGTERM."""
+        worker, scheduler = self.workers[address], self.scheduler
+        status = Status.closing_gracefully if asked else Status.closing
+        self.main.context_run(scheduler.handle_worker_status_change, status, address, "retire")
         if asked:
-            self.scheduler.workers[address].status = Status.closing_gracefully
             await asyncio.sleep(self.rng.uniform(0, 3))
-            self._leave(address, "retire-workers-1")
-        elif address in self.scheduler.workers:
-            self.scheduler.workers[address].status = Status.closing
-        worker = self.workers[address]
+            await self._leave(address, "retire-workers-1")
         worker.status = Status.closing
         if (plugin := worker.plugins.pop("dshuffle", None)) is not None:
             with contextlib.suppress(asyncio.CancelledError):  # it is killed meanwhile
@@ -205,84 +145,9 @@ class SimulatedCluster:
         self.crash(address, comes_back=False, noticed=True)
 
     async def _come_back(self, address: str, name: int | str) -> None:
-        self._leave(address)
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._set_up(self._join(name))
+        await self._leave(address)
+        await self.add(name)
         self.restarting -= 1
-
-    # -- network -------------------------------------------------------------------------------------------------
-
-    async def call(self, source: Process, target: str, operation: str, message: dict[str, Any]) -> Any:
-        """Call a handler of another process, as Dask does: errors of the connection are OSErrors."""
-        sent = pickle.dumps({key: unpacked(value) for key, value in message.items() if key != "reply"})
-        await self._travel(source.address, target)
-        handler = self.processes[target].handlers.get(operation)
-        if handler is None:
-            return None
-        work = self.processes[target].spawn(handler(**pickle.loads(sent)))
-        if not message.get("reply", True):
-            return None
-        await asyncio.wait([work])
-        if work.cancelled():
-            raise CommClosedError("the other process has died")
-        reply = work.result()
-        await self._travel(target, source.address)
-        return self._on_the_wire(reply)
-
-    async def _travel(self, source: str, target: str) -> None:
-        """Let a message arrive, or not: it may be lost, and processes may be dead, stopped or cut off."""
-        await asyncio.sleep(self.rng.uniform(1, 20) if self.happens("late") else self.rng.expovariate(200))
-        for end in (source, target):
-            process = self.processes[end]
-            while self.loop.now < process.stopped_until:
-                await asyncio.sleep(process.stopped_until - self.loop.now)
-        if source != target and frozenset((source, target)) in self.cut:
-            await asyncio.sleep(5)
-            raise CommClosedError("cut off")
-        if self.processes[source].dead:
-            await asyncio.get_running_loop().create_future()  # nobody is there to be told
-        if self.processes[target].dead:
-            raise CommClosedError("connection refused")
-        if self.happens("lose"):
-            raise CommClosedError("connection reset")
-
-    def _on_the_wire(self, reply: Any) -> Any:
-        if not isinstance(reply, dict):
-            return reply
-        found = {key: unpacked(value) for key, value in reply.items()}
-        rows = found.get("rows")
-        if isinstance(rows, np.ndarray) and rows.size and self.happens("corrupt"):
-            rows.reshape(-1)[self.rng.randrange(rows.size)] ^= 1
-        if "packed" in found and self.happens("corrupt"):  # a short message: checksums, and then rows
-            packed = bytearray(found["packed"])
-            packed[-self.rng.randrange(1, math.prod(found["shape"]) + 1)] ^= 1
-            found["packed"] = bytes(packed)
-        return found
-
-    def happens(self, fault: str) -> bool:
-        happened = self.rng.random() < self.faults.get(fault, 0.0)
-        self.seen[fault] += happened
-        return happened
-
-    async def _broadcast(self, msg: dict[str, Any], workers: list[str], on_error: str) -> dict[str, Any]:
-        message = dict(msg)
-        operation, [address] = message.pop("op"), workers
-        if operation == "plugin-add":
-            await self._set_up(address)
-            return {address: None}
-        try:
-            return {address: await self.call(self.main, address, operation, message)}
-        except OSError as error:
-            return {address: error}
-
-
-def unpacked(value: Any) -> Any:
-    """A value as it arrives in another process."""
-    if isinstance(value, ToPickle):
-        return loads(pickle.dumps(value.data)) if not isinstance(value.data, BaseException) else value.data
-    if isinstance(value, Serialize):
-        value = value.data
-    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 @contextlib.contextmanager
@@ -290,22 +155,70 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
     """A loop in virtual time, on which dshuffle's threads are simulated, too."""
     loop = VirtualLoop(rng)
     loop.set_task_factory(tracked)  # type: ignore[arg-type]
+    ids = itertools.count()
 
     async def may_come(candidates: Any, lost: str) -> bool:
         cluster: SimulatedCluster = candidates._scheduler.cluster
         return cluster.restarting > 0
 
-    with pytest.MonkeyPatch.context() as patch:
+    plan = OwnPlanner.plan
+
+    def plan_of_build(planner: OwnPlanner, epoch: int, delivery: str) -> Any:
+        process = RUNNING_IN.get()
+        if process is None or not process.draws_differently:
+            return plan(planner, epoch, delivery)
+        choices = dataclasses.replace(planner.spec.choices, seed=planner.spec.choices.seed + 1)
+        return plan(OwnPlanner(dataclasses.replace(planner.spec, choices=choices), planner.rank), epoch, delivery)
+
+    def sleep(seconds: float) -> None:
+        loop.run_until_complete(asyncio.sleep(seconds))
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        dask.config.set({f"dshuffle.{name}": value for name, value in SETTINGS.items()}),
+        warnings.catch_warnings(),
+        quiet(),
+    ):
+        warnings.simplefilter("ignore", MixingWarning)
         for module in (dshuffle.exchange.jobs, dshuffle.runtime.worker.plans, dshuffle.runtime.worker.worker_plugin):
             threads = lambda n_threads, thread_name_prefix: SimulatedThreads(loop, n_threads)  # noqa: E731
             patch.setattr(module, "ThreadPoolExecutor", threads)
         patch.setattr(dshuffle.runtime.worker.server_rows, "ThreadPoolExecutor", lambda *_, **__: ImmediateThreads())
+        # Kernels are loaded once in a process.
+        patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_exchange_kernels", LOADED_FOR_EXCHANGES)
+        patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_session_kernels", LOADED_FOR_SESSIONS)
+        patch.setattr(dshuffle.runtime.shuffler, "said", lambda _: contextlib.nullcontext())  # it has a thread
         patch.setattr(Candidates, "may_come", may_come)
         patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
+        patch.setattr(OwnPlanner, "plan", plan_of_build)
+        patch.setattr(Future, "_uid", "simulated")  # the order of sets of Dask's futures
+        patch.setattr(Future, "_counter", itertools.count())
+        patch.setattr(Numbered, "numbers", itertools.count())
+        clock = types.SimpleNamespace(perf_counter=loop.time, monotonic=loop.time, sleep=sleep)
+        for module in (dshuffle.runtime.session_client, dshuffle.runtime.waiting):
+            patch.setattr(module, "time", clock)
+        names = types.SimpleNamespace(uuid4=lambda: types.SimpleNamespace(hex=f"{next(ids):012}"))
+        patch.setattr(dshuffle.runtime.open_session, "uuid", names)
+        patch.setattr(dshuffle.runtime.epoch, "as_completed", as_completed)
         try:
             yield loop
         finally:
+            loop.ends = True
             for task in asyncio.all_tasks(loop):
                 task.cancel()
             loop.run_until_complete(asyncio.sleep(1))
             loop.close()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without logs, and without collections of garbage, whose finalizers would run at any time."""
+    disabled, collects = logging.root.manager.disable, gc.isenabled()
+    logging.disable(logging.CRITICAL)
+    gc.disable()
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        if collects:
+            gc.enable()

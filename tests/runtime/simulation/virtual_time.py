@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import random
 import selectors
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from .processes import RUNNING_IN, NumberedFuture
+
 
 class NothingHappensAnyMore(AssertionError):
     """All coroutines wait, and no event will come."""
 
 
-class _Selector(selectors.SelectSelector):
-    """Does not wait for sockets, of which there are none, but lets time pass."""
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise NothingHappensAnyMore("all coroutines wait for each other")
-        self._loop.now += max(0.0, timeout)
-        return []
-
-
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time, for one thread."""
+    """An event loop in virtual time, for one thread. Callbacks of a process that is suspended or slow run later."""
 
     def __init__(self, rng: random.Random) -> None:
         self.now = 0.0
         self.rng = rng
-        super().__init__(_Selector(self))
+        self.ends = False  # then nothing is late any longer
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = itertools.count()
+        super().__init__(selectors.SelectSelector())
         self._threads = SimulatedThreads(self, n_threads=100)
 
     def time(self) -> float:
@@ -42,6 +35,40 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         return asyncio.wrap_future((executor or self._threads).submit(func, *args), loop=self)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return NumberedFuture(loop=self)
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
+        process = RUNNING_IN.get() if context is None else context.get(RUNNING_IN)
+        if process is not None and self.now < process.late_until and not self.ends:
+            return self.call_at(process.runs_at(self.now, self.rng.random), callback, *args, context=context)
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:  # type: ignore[override]
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        return timer
+
+    def _run_once(self) -> None:
+        """One round of callbacks, as in asyncio, but for sockets and the clock."""
+        timers, ready = self._timers, self._ready
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not ready and not self._stopping:
+            if not timers:
+                raise NothingHappensAnyMore("all coroutines wait for each other")
+            self.now = max(self.now, timers[0][0])
+        while timers and timers[0][0] <= self.now:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def _write_to_self(self) -> None:
         """There is no other thread that could wait in ``select``."""
@@ -57,7 +84,7 @@ class SimulatedThreads:
         self._loop = loop
         self._busy_until = [0.0] * n_threads
         self._longest = longest
-        self._waiting: set[Future[Any]] = set()
+        self._waiting: dict[Future[Any], None] = {}  # in order
 
     def submit(self, fn: Callable[..., Any], *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -65,12 +92,12 @@ class SimulatedThreads:
         start = max(self._loop.now, self._busy_until[thread])
         takes = self._loop.rng.choice([1e-6, 0.001, 0.02, self._longest])  # above 0, so that the order is kept
         self._busy_until[thread] = start + takes
-        self._waiting.add(future)
+        self._waiting[future] = None
         self._loop.call_at(start + takes, self._run, future, fn, args)
         return future
 
     def _run(self, future: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self._waiting.discard(future)
+        self._waiting.pop(future, None)
         if not future.set_running_or_notify_cancel():
             return
         try:

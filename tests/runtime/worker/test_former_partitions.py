@@ -15,7 +15,8 @@ from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import Meter
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.planning import Choices, ShuffleSpec
-from dshuffle.runtime.session_spec import Former, Settings
+from dshuffle.runtime.session_spec import Former
+from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.former_partitions import FormerPartitions
 
 Q, N = 120, 4

@@ -13,7 +13,7 @@ from dshuffle.planning.cost import Cluster, Work
 from dshuffle.planning.cost.prediction import loads_of, message_count
 from dshuffle.planning.pacing import Pacing
 from dshuffle.rows import RowLayout
-from dshuffle.runtime.session_spec import Settings
+from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.member_exchange import UNACKNOWLEDGED_BYTES, MemberExchange
 
 

@@ -1,0 +1,99 @@
+"""Times and sizes as users write them: numbers, or text with a unit."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+from dask.utils import parse_bytes, parse_timedelta
+
+from dshuffle.errors import InvalidParameter
+
+
+def as_seconds(name: str, value: object, *, positive: bool = False) -> float:
+    """Return the seconds of a parameter or setting, which is a number or text such as ``"5m"``.
+
+    Parameters
+    ----------
+    name
+        The parameter or setting, for the error.
+    value
+        Its value.
+    positive
+        Whether it must be above 0, and finite.
+
+    Raises
+    ------
+    InvalidParameter
+        If it is no time, or below 0.
+
+    Examples
+    --------
+    >>> as_seconds("patience", "5m")
+    300.0
+    """
+    seconds = math.nan
+    if _has_number(value):
+        try:
+            seconds = float(parse_timedelta(value))  # type: ignore[call-overload]
+        except (KeyError, ValueError, OverflowError):
+            seconds = math.nan
+    if not seconds >= 0 or (positive and not 0 < seconds < math.inf):
+        allowed = "a positive time" if positive else "a time of at least 0"
+        raise InvalidParameter.of(name, value, f'{allowed}: seconds, or text such as "5m"')
+    return seconds
+
+
+def as_nbytes(name: str, value: object) -> int:
+    """Return the bytes of a parameter or setting, which is an integer or text such as ``"2 GiB"``.
+
+    Raises
+    ------
+    InvalidParameter
+        If it is no positive number of bytes.
+
+    Examples
+    --------
+    >>> as_nbytes("memory_limit", "2 KiB")
+    2048
+    """
+    nbytes = 0.0
+    if _has_number(value):
+        try:
+            nbytes = parse_bytes(value) if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+        except (ValueError, OverflowError):
+            nbytes = math.nan
+    if not (1 <= nbytes < math.inf and nbytes == int(nbytes)):
+        raise InvalidParameter.of(name, value, 'a positive number of bytes, such as "2 GiB" or 2**31')
+    return int(nbytes)
+
+
+def as_fraction(name: str, value: object) -> float:
+    """Return a number within (0, 1], which may be text.
+
+    Raises
+    ------
+    InvalidParameter
+        If it is none.
+
+    Examples
+    --------
+    >>> as_fraction("dshuffle.memory-fraction", "0.5")
+    0.5
+    """
+    number = math.nan
+    if _has_number(value):
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except ValueError:
+            number = math.nan
+    if not 0 < number <= 1:
+        raise InvalidParameter.of(name, value, "a number within (0, 1]")
+    return number
+
+
+def _has_number(value: object) -> bool:
+    """Whether a value is a number, or text with one. Dask takes ``""`` for one byte, and ``"ms"`` for a millisecond."""
+    if isinstance(value, str):
+        return any(letter.isdigit() for letter in value)
+    return isinstance(value, Real) and not isinstance(value, bool)

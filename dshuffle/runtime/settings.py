@@ -1,0 +1,117 @@
+"""Settings of a session: keys ``dshuffle.*`` of ``dask.config``.
+
+The client reads them once and sends them to the participants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+
+from dshuffle.errors import InvalidParameter
+from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
+from dshuffle.runtime.quantities import as_fraction, as_nbytes, as_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Memory and time limits of the exchange.
+
+    Parameters
+    ----------
+    message_bytes
+        Size of a full message. Below 4 MiB the fixed cost per message becomes noticeable; above 10 MiB Dask handles the
+        message in its single offload thread.
+    window_bytes
+        Limit for the bytes that a worker has requested and not yet unpacked, and also for the bytes that it has packed
+        and that are not yet acknowledged. With coded deliveries it always allows one message of one row per worker.
+    timeout
+        Seconds after which a request for a message counts as failed. Also the time to wait for workers.
+    memory_fraction
+        Fraction of a worker's memory limit that its cache partition may take if ``memory_limit`` is not given.
+    heartbeat
+        Seconds without a word after which a worker that owes an answer counts as lost.
+    paused_timeout
+        Seconds after which a task fails whose worker is paused by Dask.
+    replacement_timeout
+        Seconds to wait for another worker to take the rank of a lost one.
+    shared_memory
+        Whether long messages between workers of one host pass through memory that they share. Otherwise they use the
+        network, like messages between hosts.
+    new_workers
+        Whether the cluster starts new workers in place of lost ones, so that it is worth waiting for them although none
+        is starting yet. By default it is so if the client's cluster is adaptive.
+    """
+
+    message_bytes: int = MESSAGE_BYTES
+    window_bytes: int = WINDOW_BYTES
+    timeout: float = 300.0
+    memory_fraction: float = 0.6
+    heartbeat: float = 15.0
+    paused_timeout: float = 60.0
+    replacement_timeout: float = 60.0
+    shared_memory: bool = True
+    new_workers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.window_bytes < self.message_bytes:
+            raise InvalidParameter.of(
+                "dshuffle.window-bytes",
+                self.window_bytes,
+                f"at least one message ({self.message_bytes} bytes)",
+            )
+
+    @classmethod
+    def from_config(cls, *, adaptive: bool = False) -> Settings:
+        """Read ``dshuffle.message-bytes``, ``.timeout`` and so on: the names of the fields, with hyphens.
+
+        ``adaptive`` says whether the client's cluster is adaptive, which is the default of ``dshuffle.new-workers``.
+
+        Raises
+        ------
+        InvalidParameter
+            If the value of a setting is not allowed.
+        """
+        values: dict[str, Any] = {}
+        for entry in dataclasses.fields(cls):
+            name = f"dshuffle.{entry.name.replace('_', '-')}"
+            value = dask.config.get(name, adaptive if entry.name == "new_workers" else entry.default)
+            values[entry.name] = _READ[entry.name](name, value)
+        return cls(**values)
+
+    @property
+    def window(self) -> int:
+        """The window in messages."""
+        return self.window_bytes // self.message_bytes
+
+    @property
+    def messages_nbytes(self) -> int:
+        """Bytes that messages may take: a window of requests and one of answers, and another in shared memory."""
+        return (3 if self.shared_memory else 2) * self.window_bytes
+
+
+def _switch(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidParameter.of(name, value, "true or false")
+    return value
+
+
+_seconds = functools.partial(as_seconds, positive=True)
+
+_READ: dict[str, Callable[[str, object], Any]] = {
+    "message_bytes": as_nbytes,
+    "window_bytes": as_nbytes,
+    "timeout": _seconds,
+    "memory_fraction": as_fraction,
+    "heartbeat": _seconds,
+    "paused_timeout": _seconds,
+    "replacement_timeout": _seconds,
+    "shared_memory": _switch,
+    "new_workers": _switch,
+}
+"""How each setting is read from its name and value."""

@@ -1,0 +1,121 @@
+"""The scheduler dies or is stopped: a session ends soon, and says what has died."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from dshuffle import Dataset, Shuffler, create_dataset
+from dshuffle.errors import ClusterError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+GONE = r"the scheduler at tcp://127\.0\.0\.1:\d+ does not answer \(.+\): it has died, or cannot be reached from here"
+
+ENDS_WITHIN = 5.0
+"""Seconds in which a session ends, as the documentation says."""
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[tuple[Client, int]]:
+    """A client of a cluster of three processes, and the process of its scheduler."""
+    file = str(tmp_path / "scheduler.json")
+    place = ["--scheduler-file", file, "--no-dashboard"]
+    with contextlib.ExitStack() as running:
+
+        def start(what: str, *options: str) -> int:
+            process = subprocess.Popen([sys.executable, "-m", f"distributed.cli.{what}", *place, *options])
+            running.enter_context(process)
+            running.callback(process.kill)
+            return process.pid
+
+        scheduler = start("dask_scheduler", "--host", "127.0.0.1", "--port", "0")
+        for _ in range(2):
+            start("dask_worker", "--no-nanny", "--nthreads", "1")
+        while not os.path.exists(file):
+            time.sleep(0.05)
+        client = Client(scheduler_file=file)
+        client.wait_for_workers(2)
+        try:
+            yield client, scheduler
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(scheduler, signal.SIGKILL)
+            client.close(timeout=1)
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return create_dataset(tmp_path / "d.zarr", {"x": np.arange(100.0)})
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_block_is_left(processes: tuple[Client, int], dataset: Dataset, how: signal.Signals, fails: bool) -> None:
+    client, scheduler = processes
+    struck = []
+
+    def train() -> None:
+        with Shuffler(client, dataset) as shuffler:
+            client.gather(next(shuffler.epochs(2)).map(len))
+            os.kill(scheduler, how)
+            struck.append(time.monotonic())
+            if fails:
+                raise ValueError("an error of the user")
+
+    with pytest.raises(ClusterError, match=GONE) as caught:
+        train()
+    assert time.monotonic() - struck[0] < ENDS_WITHIN
+    assert isinstance(caught.value.__context__, ValueError) is fails
+    assert caught.value.transient
+
+
+def test_the_block_is_left_while_tasks_run(processes: tuple[Client, int], dataset: Dataset) -> None:
+    """Whether the tasks have ended cannot be known any more."""
+    client, scheduler = processes
+    struck = []
+
+    def train() -> None:
+        with Shuffler(client, dataset) as shuffler:
+            next(shuffler.epochs(2)).map(lambda partition: time.sleep(60))
+            os.kill(scheduler, signal.SIGSTOP)
+            struck.append(time.monotonic())
+
+    with pytest.raises(ClusterError, match=GONE):
+        train()
+    assert time.monotonic() - struck[0] < 15 + ENDS_WITHIN
+
+
+def test_an_epoch_is_not_waited_for(processes: tuple[Client, int], dataset: Dataset) -> None:
+    client, scheduler = processes
+    with contextlib.suppress(ClusterError), Shuffler(client, dataset) as shuffler:
+        epochs = shuffler.epochs(2)
+        client.gather(next(epochs).map(len))
+        os.kill(scheduler, signal.SIGKILL)
+        struck = time.monotonic()
+        with pytest.raises(ClusterError, match=GONE):
+            next(epochs)
+        assert 10 < time.monotonic() - struck < 20  # the client may have been connected again in 15 s
+        struck = time.monotonic()
+    assert time.monotonic() - struck < 1  # it is known by now
+
+
+def test_a_session_does_not_open(processes: tuple[Client, int], dataset: Dataset) -> None:
+    client, scheduler = processes
+    os.kill(scheduler, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(ClusterError, match=GONE) as caught:
+        Shuffler(client, dataset)
+    assert time.monotonic() - started < 20
+    assert not re.search("version", str(caught.value))

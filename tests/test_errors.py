@@ -1,0 +1,58 @@
+"""Errors: whether another attempt can help, between processes and in the documentation."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from dshuffle import errors
+from dshuffle.errors import CacheBudgetError, ClusterError, DShuffleError, InvalidParameter, WorkerLost
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, DShuffleError)]
+
+TRANSIENT = {
+    "ExchangeError",
+    "ChecksumMismatch",
+    "ClusterError",
+    "MembershipChanged",
+    "WorkerLost",
+    "PeerFailed",
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_class_says_whether_another_attempt_can_help(kind: type[DShuffleError]) -> None:
+    assert kind("a reason").transient is (kind.__name__ in TRANSIENT)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CLASSES if not issubclass(kind, MemoryError)])
+@pytest.mark.parametrize("transient", [True, False])
+def test_what_an_error_says_travels_with_it(kind: type[DShuffleError], transient: bool) -> None:
+    error = pickle.loads(pickle.dumps(kind("a reason", transient=transient)))
+    assert (type(error), str(error), error.transient) == (kind, "a reason", transient)
+    named = error.raised_by("rank 1")
+    assert (type(named), str(named), named.transient) == (kind, "rank 1: a reason", transient)
+
+
+def test_an_error_that_takes_a_message_only_is_named_as_well() -> None:
+    named = CacheBudgetError("too small").raised_by("rank 1")
+    assert (str(named), named.transient) == ("rank 1: too small", False)
+
+
+def test_the_class_is_not_changed() -> None:
+    assert not ClusterError("the epoch has ended", transient=False).transient
+    assert not InvalidParameter.of("seed", True, "an integer").transient
+    assert ClusterError("gone").transient
+    assert WorkerLost("gone").transient
+
+
+def test_the_documentation_lists_these_classes() -> None:
+    text = (DOCS / "errors.md").read_text()
+    [listed] = re.findall(r"^By default, another attempt can help after (.*?)\.$", text, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", listed)) == TRANSIENT - {"ChecksumMismatch", "MembershipChanged"}
