@@ -148,22 +148,23 @@ def test_a_worker_that_was_not_used_takes_the_rank(small, checked, within):
 
 
 @contextlib.contextmanager
-def session_of_three(new_processes, dataset, checked):
+def session_of_three(new_processes, dataset, checked, **options):
     """A session that gives up silent workers soon, with its first of four epochs trained."""
     with (
         dask.config.set({"dshuffle.heartbeat": "4s"}),
         new_processes(3) as cluster,
         Client(cluster) as client,
-        Shuffler(client, dataset) as shuffler,
+        Shuffler(client, dataset, **options) as shuffler,
     ):
         epochs = shuffler.epochs(4)
         client.gather(next(epochs).map(checked))
         yield cluster, client, shuffler, epochs
 
 
-def test_a_stopped_worker_is_replaced_by_itself_when_it_goes_on(new_processes, small, checked, within):
-    with session_of_three(new_processes, small, checked) as (_, client, shuffler, epochs):
-        pid = kill(client, shuffler, 1, signal.SIGSTOP)
+@pytest.mark.parametrize(("delivery", "rank"), [("peer", 1), ("server", 0)])  # rank 0 serves, too
+def test_a_stopped_worker_is_replaced_by_itself_when_it_goes_on(new_processes, small, checked, within, delivery, rank):
+    with session_of_three(new_processes, small, checked, delivery=delivery) as (_, client, shuffler, epochs):
+        pid = kill(client, shuffler, rank, signal.SIGSTOP)
         threading.Timer(8, os.kill, [pid, signal.SIGCONT]).start()
         for epoch in epochs:
             samples = within(40, lambda epoch=epoch: client.gather(epoch.map(checked)))

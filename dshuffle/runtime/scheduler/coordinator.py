@@ -485,7 +485,8 @@ class Coordinator:
     async def _find_replacement(self, who: int) -> None:
         if self._is_idle(who):
             return
-        there = {where for one, where in self.addresses.items() if one not in self.machine.missing}
+        # Not the server beside a lost rank: its worker may answer again.
+        there = {self.addresses[one] for one in self.machine.participants if one not in self.machine.missing}
         found = await self._candidates.find(self.addresses[who], there, serves=who == SERVER)
         if who not in self.machine.missing:
             return
