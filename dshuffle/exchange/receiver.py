@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -156,8 +157,9 @@ class Receiver:
         """Give senders more time from which bytes came some seconds ago: long messages take long on a slow link."""
         now = asyncio.get_running_loop().time()
         for message, limit in self._limits.items():
-            if message.sender in ages and not limit.expired():
-                limit.reschedule(now + self._timeout - ages[message.sender])
+            deadline, until = limit.when(), now + self._timeout - ages.get(message.sender, math.inf)
+            if deadline is not None and until > deadline and not limit.expired():  # the last bytes may be older
+                limit.reschedule(until)
 
     def commit(self, run_id: int) -> None:
         """Mark the run as committed."""

@@ -108,13 +108,14 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
             allowed = f"at least {self.num_replicas}, one sample for each rank"
             raise InvalidParameter.of("len(dataset)", len(self.dataset), allowed)
         if self.rank >= self.num_replicas:
-            raise InvalidParameter.of("rank", rank, f"in [0, {self.num_replicas}), the range of ranks")
+            raise InvalidParameter.of("rank", self.rank, f"in [0, {self.num_replicas}), the range of ranks")
         self._mode = _mode(mode, drop_last)
         self.drop_last = self._mode == DROP
         self._spec = self._spec_of(assignment, sharding, balance)
         self._planner = OwnPlanner(self._spec, self.rank) if plans_own_parts(self._spec, "peer") else None
         self._drawn: Drawn | None = None  # otherwise all ranks of the epoch
         self._remainder: Remainder | None = None  # what another number of ranks has left of an epoch
+        self._remainder_begun = False  # whether an iteration of it has begun
         self._position = Position(0)
         self.set_epoch(0)
 
@@ -157,13 +158,17 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the ids of the current epoch, in an order that changes every epoch."""
+        if self._remainder is not None and self._remainder.epoch == self.epoch:
+            if self._remainder_begun:
+                self.set_epoch(self.epoch)
+            self._remainder_begun = True
         ids = self._ids().tolist()
         yield from self._position.iterate(len(ids), ids.__getitem__)
 
     def state_dict(self) -> dict[str, Any]:
         """The position for :meth:`load_state_dict`: the epoch, and how many of its ids the last iteration has given.
 
-        ``"yielded"`` is ``"of"`` at the end of an epoch.
+        ``"yielded"`` equals ``"of"`` at the end of an epoch.
 
         A ``DataLoader`` with workers asks for ids ahead of training. Set ``"yielded"`` to the number of ids that were
         trained on.
@@ -210,6 +215,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         resumes = same_ranks or yielded == n_ids
         trained = earlier if resumes else (*earlier, (yielded,) * n_before)
         self._remainder = Remainder(epoch, trained) if trained and (same_ranks or yielded < n_ids) else None
+        self._remainder_begun = False
         self.set_epoch(epoch)
         if same_ranks and n_ids != self._n_ids:
             raise InvalidParameter.of("state['of']", n_ids, f"{self._n_ids}, the ids of epoch {epoch}")
@@ -238,6 +244,8 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         one.
         """
         self._spec.check_epoch("epoch", epoch)
+        if self._remainder_begun:  # from now on, every iteration gives a whole epoch
+            self._remainder, self._remainder_begun = None, False
         remainder = self._remainder
         self._epoch_ids: Samples | None = None
         if remainder is not None and remainder.epoch == epoch:

@@ -250,12 +250,13 @@ class Epoch:
             # If a worker was replaced, its rank started again, and the others cannot go on with it.
             if not errors or not all(isinstance(error, PeerFailed) for error in errors):
                 break
-            if not restarts_left or not self._shuffler.look_up_members():
+            if not self._shuffler.look_up_members():
+                break
+            if not restarts_left:  # the cause is a loss every time
+                errors = [PeerFailed(str(error), transient=True) for error in errors]
                 break
             logger.warning("dshuffle: a lost worker was replaced, so a call of together starts again on all ranks")
             self.forget(futures)
-        else:  # the cause is a loss every time
-            errors[:] = [PeerFailed(str(error), transient=True) for error in errors]
         for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
             assert error is not None
             raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class EpochTasks:
     def next_call(self) -> int:
         """The number of a new call."""
         self.n_calls += 1
+        self.error = None
         return self.n_calls - 1
 
     def forget(self, call: Call) -> None:
@@ -66,6 +68,7 @@ class EpochTasks:
     def accept(self, call: Call | None) -> None:
         """Let the epoch end although tasks of a call, or of all calls so far, did not finish."""
         self.accepted |= set(self.calls) if call is None else {self._number(call)}
+        self.error = None
 
     def clear(self) -> None:
         """Forget all calls."""
@@ -73,14 +76,15 @@ class EpochTasks:
 
     def wait(self, session: SessionClient) -> None:
         """Wait until all tasks have ended, and say from time to time what they wait for."""
-        futures, patience = self.futures, PATIENCE
+        futures, began, pause = self.futures, time.monotonic(), PATIENCE
         with session.client.as_current():  # the default would be the client created last
             while pending := [future for future in futures if not future.done()]:
                 try:
-                    wait(pending, timeout=patience)
+                    wait(pending, timeout=PATIENCE)
                 except TimeoutError:
-                    patience *= 2
-                    if reason := session.waiting_for():
+                    reason = session.waiting_for()  # raises an error if the scheduler is gone while this is closed
+                    if reason and time.monotonic() - began >= pause:
+                        pause *= 2
                         logger.warning("dshuffle: %s", reason)
                 except CancelledError:
                     continue
@@ -112,8 +116,9 @@ class EpochTasks:
         errors.sort(key=lambda error: isinstance(error, WorkerLost))  # stable: by call and rank
         words = f"tasks of epoch {self.epoch} did not finish, so their samples were not trained on"
         error: BaseException = ClusterError(words) if not errors or errors[0] is None else errors[0]
-        if error is not self.error:  # else it has the note
-            error.add_note(self._in_words(unfinished))
+        note = self._in_words(unfinished)
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
         raise error
 
     def _number(self, call: Call) -> int:

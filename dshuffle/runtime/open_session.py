@@ -10,7 +10,7 @@ from typing import Any
 from distributed import Client
 from distributed.protocol.serialize import ToPickle
 
-from dshuffle.errors import CacheBudgetError, WorkerLost
+from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost
 from dshuffle.planning import SERVER, WorkerHistory
 from dshuffle.runtime.cluster_view import cluster_info
 from dshuffle.runtime.replies import Reply
@@ -78,7 +78,12 @@ class OpenSession:
                 logger.warning("dshuffle: the session is opened again, because a worker was lost: %s", error)
             self._rename()
             patience = self.request.settings.replacement_timeout
-            wait_for_workers(client, n_workers, patience, limit="dshuffle.replacement-timeout")
+            try:
+                wait_for_workers(client, n_workers, patience, limit="dshuffle.replacement-timeout")
+            except ClusterError as error:
+                if len(cluster_info(client)["workers"]) < self.request.min_workers:
+                    raise
+                logger.warning("dshuffle: the session opens with fewer workers: %s", error)
         return self._open()
 
     def _rename(self, **changes: Any) -> None:

@@ -123,7 +123,7 @@ def retrying(
             if isinstance(error, DShuffleError) and not error.transient:
                 raise
             failed, before, reached = failed + 1, reached, max(reached, checkpoint_file.reached(options))
-            in_a_row = 1 if reached > before else in_a_row + 1
+            in_a_row = 0 if reached > before else in_a_row + 1
             if in_a_row >= attempts or failed >= IN_ALL * attempts:
                 raise
             reason = str(error).partition(". ")[0]  # what to do about it comes after this

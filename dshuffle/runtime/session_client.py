@@ -234,7 +234,10 @@ class SessionClient:
             logger.debug("dshuffle: the ranks could not be told that %s: %s", reason, error)
 
     async def _patiently(self, op: str, message: dict[str, Any]) -> Any:
-        """Call a handler, and wait for its answer as long as the scheduler shows signs of life.
+        """Call a handler, and wait for its answer.
+
+        A scheduler that is connected and does not answer is only reported in the log, unless the shuffler is being
+        closed.
 
         Raises
         ------

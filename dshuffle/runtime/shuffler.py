@@ -426,12 +426,18 @@ class Shuffler:
     ) -> None:
         if error is not None and self._calls.forked:
             return  # the session belongs to another process, and this error is more important
-        tasks = self._position.tasks
-        if error is not None and tasks is not None and self._calls.connected:
-            # After an error or Ctrl-C, do not wait for the tasks of this epoch.
-            self._client.cancel(tasks.futures)
+        if error is None:
+            self._close()
+            return
+        # After an error or Ctrl-C, do not wait for the tasks of this epoch, or raise another error.
+        if (tasks := self._position.tasks) is not None:
+            if self._calls.connected:
+                self._client.cancel(tasks.futures)
             tasks.clear()
-        self._close()
+        try:
+            self._close()
+        except DShuffleError as second:
+            logger.warning("dshuffle: after %s, closing failed: %s", type(error).__name__, second)
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._calls.connected:
@@ -489,7 +495,7 @@ class Shuffler:
         Raises
         ------
         ClusterError
-            If the scheduler does not answer for 5 s; for 20 s while it is waited for tasks.
+            If the scheduler does not answer for 5 s; for 20 s while ``close`` waits for tasks.
         """
         try:
             self._close()
@@ -522,10 +528,10 @@ class Shuffler:
                 position.ended = True
                 reply = self._membership.advance(position.next_epoch)
                 position.next_epoch += 1
+                position.begin(EpochTasks(reply["epoch"]))
+                self._handed_out = False  # at once: Ctrl-C must not skip the epoch
                 self._recorder.end(reply.pop("training_seconds_before"))
                 self._recorder.begin(reply, self._membership.current)
-                position.begin(EpochTasks(reply["epoch"]))
-                self._handed_out = False
             assert position.tasks is not None
             if left:
                 self._membership.prefetch(position.next_epoch)

@@ -91,5 +91,7 @@ def wait_for_workers(
             elif waited >= said:
                 said = 2 * waited
                 logger.warning("dshuffle: %d of %d workers have connected after %.0f s", there, min_workers, waited)
+        except OSError as error:
+            raise ClusterError(f"the scheduler cannot be reached: {error}") from error
         else:
             return

@@ -38,11 +38,12 @@ def raises_once(fit: Callable[Parameters, Result]) -> Callable[Parameters, Resul
 
     @functools.wraps(fit)
     def fit_once(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        shuffler = kwargs.get("shuffler", args[0] if args else None)
+        before = shuffler.epoch if isinstance(shuffler, Shuffler) else None
         try:
             return fit(*args, **kwargs)
         except Exception:
-            shuffler = kwargs.get("shuffler", args[0] if args else None)
-            if isinstance(shuffler, Shuffler):
+            if isinstance(shuffler, Shuffler) and shuffler.epoch != before:  # else the tasks are not those of the fit
                 shuffler.accept()
             raise
 

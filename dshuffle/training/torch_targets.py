@@ -166,7 +166,9 @@ def dtypes_in_notes(
     except RuntimeError as error:
         parameters = {_name(parameter.dtype) for parameter in model.parameters()}
         arrays = [f"{name!r} has {_name(values.dtype)}" for name, values in (features, target)]
-        if {_name(values.dtype) for _, values in (features, target)} - parameters:
+        # Labels are integers whatever the module's parameters are.
+        compared = [features[1], target[1]] if target[1].is_floating_point() else [features[1]]
+        if {_name(values.dtype) for values in compared} - parameters:
             error.add_note(
                 f"The array {' and '.join(arrays)}, as in the dataset, and the module's parameters have "
                 f"{' and '.join(sorted(parameters))}. If that is the reason, cast the features in the module's forward "

@@ -245,6 +245,17 @@ def test_nothing_is_left_at_the_end_of_an_epoch(before, now):
         assert len(other) == -(-61 // now)
 
 
+def test_after_what_was_left_whole_epochs_come():
+    sampler = ExchangeSampler(60, 4, 0)
+    ids = iter(sampler)
+    for _ in range(5):
+        next(ids)
+    other = ExchangeSampler(60, 2, 1)
+    other.load_state_dict(sampler.state_dict())
+    assert len(list(other)) == 20
+    assert list(other) == list(ExchangeSampler(60, 2, 1))  # also without set_epoch
+
+
 def test_the_length_is_what_comes():
     sampler = ExchangeSampler(60, 3, 0)
     assert (len(sampler), sampler.num_samples, sampler.total_size) == (20, 20, 60)

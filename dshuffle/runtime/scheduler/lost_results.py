@@ -1,6 +1,6 @@
 """Results of partition tasks that are lost with their workers after the epoch has ended.
 
-Dask runs such a task again if somebody still wants its result. But nobody holds the partition of that epoch any more.
+Dask runs such a task again if a client still needs the result. But no worker holds the partition of that epoch.
 """
 
 from __future__ import annotations
