@@ -316,26 +316,35 @@ def test_outcomes_of_any_events_are_those_of_their_history():
     assert min(counts.values()) > 100
 
 
-def test_tasks_after_an_error_are_waited_for_and_their_errors_are_raised(threads, small, ids):
-    with pytest.raises(ZeroDivisionError, match="thirteen by nought"), Shuffler(threads, small) as shuffler:
-        epochs = shuffler.epochs(1)
-        epoch = next(epochs)
-        failed = epoch.map(fail_on_rank(1))
-        with pytest.raises(ZeroDivisionError):
-            next(epochs)
-        epoch.accept(failed)
-        epoch.map(lambda partition: (time.sleep(0.3), fail_on_rank(2)(partition)))
+def test_tasks_after_an_error_are_waited_for_and_their_errors_are_raised(threads, small):
+    def train(shuffler):
+        with shuffler:
+            epochs = shuffler.epochs(1)
+            epoch = next(epochs)
+            failed = epoch.map(fail_on_rank(1))
+            with pytest.raises(ZeroDivisionError):
+                next(epochs)
+            epoch.accept(failed)
+            epoch.map(lambda partition: (time.sleep(0.3), fail_on_rank(2)(partition)))
+
+    with pytest.raises(ZeroDivisionError, match="thirteen by nought"):
+        train(Shuffler(threads, small))
 
 
 def test_an_error_in_the_block_is_not_replaced_by_one_in_closing(threads, small, monkeypatch, caplog):
-    with pytest.raises(KeyboardInterrupt), Shuffler(threads, small) as shuffler:
-        next(shuffler.epochs(1)).map(len)
-        close = shuffler._membership.close
+    def train(shuffler):
+        with shuffler:
+            next(shuffler.epochs(1)).map(len)
+            raise KeyboardInterrupt
 
-        def fails():
-            close()
-            raise ClusterError("the scheduler does not answer")
+    shuffler = Shuffler(threads, small)
+    close = shuffler._membership.close
 
-        monkeypatch.setattr(shuffler._membership, "close", fails)
-        raise KeyboardInterrupt
+    def fails():
+        close()
+        raise ClusterError("the scheduler does not answer")
+
+    monkeypatch.setattr(shuffler._membership, "close", fails)
+    with pytest.raises(KeyboardInterrupt):
+        train(shuffler)
     assert "after KeyboardInterrupt, closing failed: the scheduler does not answer" in caplog.text
