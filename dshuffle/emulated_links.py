@@ -99,7 +99,7 @@ def emulated(what: Literal["links", "store"], name: str = "") -> EmulatedLink | 
 
 
 def check_emulated_rates() -> None:
-    """Refuse wrong rates in this process before any bytes wait for them.
+    """Refuse wrong rates in this process, before any bytes are sent.
 
     Raises
     ------

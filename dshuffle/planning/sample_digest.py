@@ -1,4 +1,4 @@
-"""Digests of samples: whether all workers together train on what they should, found out without a list of it.
+"""Digests of samples, which tell without a list of them whether all workers together train on what they should.
 
 Workers with different builds may draw differently from the same seed. Then some samples are trained on twice and others
 not at all, although all counts are right. So each worker sums keyed hashes of its samples. The sum over all workers

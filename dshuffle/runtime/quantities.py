@@ -25,7 +25,7 @@ def as_seconds(name: str, value: object, *, positive: bool = False) -> float:
     Raises
     ------
     InvalidParameter
-        If it is no time, or below 0.
+        If it is not a time, or is below 0.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def as_fraction(name: str, value: object) -> float:
     Raises
     ------
     InvalidParameter
-        If it is none.
+        If it is not such a number.
 
     Examples
     --------

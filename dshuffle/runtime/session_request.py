@@ -118,7 +118,7 @@ def _directory(cache_directory: str | os.PathLike[str] | None) -> str | None:
     Raises
     ------
     InvalidParameter
-        If it is none. Workers have other working directories than the client.
+        If it is not an absolute path. Workers have other working directories than the client.
     """
     if cache_directory is None or cache_directory == LOCAL:
         return cache_directory

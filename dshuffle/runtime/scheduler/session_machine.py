@@ -292,7 +292,7 @@ class SessionMachine:
         return [] if self._missing else self._order(Phase.RESTORING, now)
 
     def unfit(self, who: int, reason: str) -> None:
-        """Note why another worker cannot take a lost rank. It is said if none does."""
+        """Note why another worker cannot take a lost rank. The error has it if no worker comes."""
         self._unfit[who] = reason
 
     def _losses(self) -> list[str]:

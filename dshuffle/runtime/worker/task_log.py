@@ -14,7 +14,7 @@ from dshuffle.runtime.task_keys import session_of_key
 
 
 def is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether a record of Dask's worker is anything else than a partition task that another rank let fail.
+    """Whether a record of Dask's worker is anything but a partition task that failed because another rank did.
 
     Examples
     --------
