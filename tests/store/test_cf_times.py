@@ -251,6 +251,7 @@ def test_tasks_get_the_error_with_the_name_of_the_array(tmp_path):
         [epoch] = shuffler.epochs(1)
         with pytest.raises(DatasetError, match="array 't' has the value 1000000000"):
             client.gather(epoch.map(lambda partition: partition["t"]))
+        epoch.accept()
 
 
 @pytest.mark.parametrize("dtype", ["i8", "u8"])

@@ -122,7 +122,6 @@ def test_a_part_of_patches(dataset):
 
 
 def test_numpy_integers_are_integers(dataset):
-    assert dataset.patches(lat=True).arrays["t"].shape == (1, LON)
     patches = dataset.patches(lat=np.int64(3), lon=np.uint8(5), stride=np.int32(2))
     assert patches.identity == dataset.patches(lat=3, lon=5, stride=2).identity
     assert dataset_of(json.loads(json.dumps(describe(patches)))).identity == patches.identity
