@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster, get_client, secede, wait
 
-import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.runtime.scheduler.outcomes import Outcome, TaskOutcomes
@@ -236,8 +235,8 @@ def test_a_worker_that_is_lost_for_good_in_the_last_epoch_is_an_error(small, tmp
                     os.kill(pids[cluster.workers[1].worker_address], signal.SIGKILL)
             return "trained"
 
-        with pytest.raises(WorkerLost):
-            dshuffle.retrying(train, lambda: client, small, checkpoint=checkpoint, attempts=1, on_loss=on_loss)
+        with Shuffler(client, small, checkpoint=checkpoint, on_loss=on_loss) as shuffler, pytest.raises(WorkerLost):
+            train(shuffler)
     assert epoch_of(checkpoint) == 1
 
 
