@@ -77,8 +77,9 @@ class Network:
 
     async def travel(self, source: str, target: str, caller: Process) -> None:
         """Let a message of a call arrive, or not: it may be lost, and processes may be dead, suspended or cut off."""
-        await asyncio.sleep(self.latency())
         reliable = self.reliable & {source, target}
+        # A client that leaves gives up a scheduler that does not answer for a few seconds.
+        await asyncio.sleep(min(1.0, self.latency()) if reliable else self.latency())
         for end in (source, target):
             process = self.processes[end]
             while self.loop.now < process.stopped_until:
