@@ -101,8 +101,8 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
     ) -> None:
         # The attributes of a DistributedSampler, for libraries that read them.
         self.dataset = dataset if isinstance(dataset, Sized) else range(as_integer("dataset", dataset, 0))
-        self.num_replicas = as_integer("num_replicas", _given_or_current("num_replicas", num_replicas), 1)
-        self.rank = as_integer("rank", _given_or_current("rank", rank), 0)
+        self.num_replicas = as_integer("num_replicas", _process_number("num_replicas", num_replicas), 1)
+        self.rank = as_integer("rank", _process_number("rank", rank), 0)
         self.shuffle, self.seed = bool(shuffle), as_integer("seed", seed)
         if len(self.dataset) < self.num_replicas:
             allowed = f"at least {self.num_replicas}, one sample for each rank"
@@ -116,6 +116,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         self._drawn: Drawn | None = None  # otherwise all ranks of the epoch
         self._remainder: Remainder | None = None  # what another number of ranks has left of an epoch
         self._remainder_begun = False  # whether an iteration of it has begun
+        self._epoch_ids: Samples | None = None  # this rank's part of the remainder
         self._position = Position(0)
         self.set_epoch(0)
 
@@ -211,15 +212,20 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         yielded, n_ids = (as_integer(f"state[{name!r}]", state.get(name), 0) for name in ("yielded", "of"))
         if yielded > n_ids:
             raise InvalidParameter.of("state['yielded']", yielded, f"at most {n_ids}, the ids of epoch {epoch}")
-        earlier = tuple(map(tuple, state.get("earlier", ())))
-        resumes = same_ranks or yielded == n_ids
-        trained = earlier if resumes else (*earlier, (yielded,) * n_before)
-        self._remainder = Remainder(epoch, trained) if trained and (same_ranks or yielded < n_ids) else None
+        ended = yielded == n_ids
+        trained = tuple(map(tuple, state.get("earlier", ())))
+        if not same_ranks:  # nothing is left, or these ranks go on where the earlier ones stopped
+            trained = () if ended else (*trained, (yielded,) * n_before)
+        self._remainder = Remainder(epoch, trained) if trained else None
         self._remainder_begun = False
         self.set_epoch(epoch)
         if same_ranks and n_ids != self._n_ids:
             raise InvalidParameter.of("state['of']", n_ids, f"{self._n_ids}, the ids of epoch {epoch}")
-        self._position.resume(epoch, self._n_ids if yielded == n_ids else yielded if same_ranks else 0)
+        if ended:
+            yielded = self._n_ids
+        elif not same_ranks:
+            yielded = 0
+        self._position.resume(epoch, yielded)
 
     def _fixed(self) -> dict[str, int | str | None]:
         """What a state and its sampler must have in common."""
@@ -247,7 +253,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         if self._remainder_begun:  # from now on, every iteration gives a whole epoch
             self._remainder, self._remainder_begun = None, False
         remainder = self._remainder
-        self._epoch_ids: Samples | None = None
+        self._epoch_ids = None
         if remainder is not None and remainder.epoch == epoch:
             self._take_remainder(remainder)
         elif self._planner is not None:
@@ -325,7 +331,7 @@ def _mode(mode: str | None, drop_last: bool) -> str:
     return mode
 
 
-def _given_or_current(name: str, value: int | None) -> int | None:
+def _process_number(name: str, value: int | None) -> int | None:
     """The rank or the number of ranks, if it is not given, from ``torch.distributed`` or from the environment."""
     if value is not None:
         return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 MARK = "dshuffle"
 """Word in the key of every partition task."""
@@ -40,28 +40,30 @@ def session_of_key(key: object) -> str | None:
     return parts[2] if len(parts) == PARTS and parts[1] == MARK else None
 
 
-def epoch_of_key(key: str) -> int:
-    """Return the epoch of a partition task."""
-    return int(key.rsplit("-", 3)[1])
-
-
 def rank_of_key(key: str) -> int:
     """Return the rank of a partition task."""
     return int(key.rsplit("-", 1)[1])
 
 
-def place_of_key(key: object) -> tuple[int, int, int] | None:
-    """Return the epoch, call and rank of a partition task; None if it is not one.
+class TaskPlace(NamedTuple):
+    """The epoch, the call within the epoch, and the rank of a partition task."""
+
+    epoch: int
+    call: int
+    rank: int
+
+
+def place_of_key(key: object) -> TaskPlace | None:
+    """Return the place of a partition task; None if it is not one.
 
     Examples
     --------
     >>> place_of_key("train-dshuffle-0f3a-3-0-1"), place_of_key("sum-0f3a")
-    ((3, 0, 1), None)
+    (TaskPlace(epoch=3, call=0, rank=1), None)
     """
     if session_of_key(key) is None:
         return None
-    epoch, call, rank = map(int, str(key).split("-")[3:])
-    return epoch, call, rank
+    return TaskPlace(*map(int, str(key).split("-")[3:]))
 
 
 def task_name(fn: Callable[..., Any], args: Sequence[Any] = ()) -> str:

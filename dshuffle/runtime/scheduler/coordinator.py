@@ -486,8 +486,8 @@ class Coordinator:
         if self._is_idle(who):
             return
         # Not the server beside a lost rank: its worker may answer again.
-        there = {self.addresses[one] for one in self.machine.participants if one not in self.machine.missing}
-        found = await self._candidates.find(self.addresses[who], there, serves=who == SERVER)
+        members = {self.addresses[rank] for rank in self.machine.participants if rank not in self.machine.missing}
+        found = await self._candidates.find(self.addresses[who], members, serves=who == SERVER)
         if who not in self.machine.missing:
             return
         if self._candidates.why_unfit:

@@ -11,7 +11,7 @@ from distributed import Scheduler
 
 from dshuffle.errors import WorkerLost
 from dshuffle.runtime.scheduler.unrunnable import fail_task
-from dshuffle.runtime.task_keys import epoch_of_key, rank_of_key
+from dshuffle.runtime.task_keys import TaskPlace, place_of_key
 
 
 class LostResults:
@@ -39,15 +39,18 @@ class LostResults:
         epoch
             The epoch that its session is on; None if the session is closed.
         """
-        if key not in self._keys or (epoch is not None and epoch_of_key(key) >= epoch):
+        place = place_of_key(key)
+        if place is None or key not in self._keys or (epoch is not None and place.epoch >= epoch):
             return
-        asyncio.get_running_loop().call_soon(_fail, key, scheduler)  # not now: the transition is still being made
+        asyncio.get_running_loop().call_soon(
+            _fail, key, place, scheduler
+        )  # not now: the transition is still being made
 
 
-def _fail(key: str, scheduler: Scheduler) -> None:
+def _fail(key: str, place: TaskPlace, scheduler: Scheduler) -> None:
     task = scheduler.tasks.get(key)
     if task is not None and task.state in ("no-worker", "processing"):
-        lost = f"the worker with the result of rank {rank_of_key(key)} in epoch {epoch_of_key(key)} was lost"
+        lost = f"the worker with the result of rank {place.rank} in epoch {place.epoch} was lost"
         hint = "Gather the results of an epoch before the next one"
         error = WorkerLost(f"{lost} after that epoch had ended, so the task cannot run again. {hint}")
         fail_task(task, scheduler, error)

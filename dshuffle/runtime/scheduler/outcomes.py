@@ -6,7 +6,7 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Any
 
-from dshuffle.runtime.task_keys import place_of_key
+from dshuffle.runtime.task_keys import TaskPlace, place_of_key
 
 
 class Outcome(StrEnum):
@@ -38,7 +38,7 @@ class TaskOutcomes:
     """
 
     def __init__(self) -> None:
-        self._outcomes: dict[tuple[int, int, int], Outcome] = {}  # by epoch, call and rank
+        self._outcomes: dict[TaskPlace, Outcome] = {}
 
     def enter_state(self, key: Any, state: str) -> None:
         """Record that a task has entered a state of Dask."""
@@ -69,10 +69,14 @@ class TaskOutcomes:
         list of [call, rank, outcome]
             A task that never reached the scheduler was cancelled: the connection of its client was lost.
         """
-        places = [(epoch, call, rank) for call in calls for rank in range(n_ranks)]
-        outcomes = [(place, self._outcomes.get(place, Outcome.CANCELLED)) for place in places]
-        return [[call, rank, str(outcome)] for (_, call, rank), outcome in outcomes if outcome is not Outcome.FINISHED]
+        places = [TaskPlace(epoch, call, rank) for call in calls for rank in range(n_ranks)]
+        outcomes = {place: self._outcomes.get(place, Outcome.CANCELLED) for place in places}
+        return [
+            [place.call, place.rank, str(outcome)]
+            for place, outcome in outcomes.items()
+            if outcome is not Outcome.FINISHED
+        ]
 
     def begin(self, epoch: int) -> None:
         """Forget the outcomes of the epochs before."""
-        self._outcomes = {place: outcome for place, outcome in self._outcomes.items() if place[0] >= epoch}
+        self._outcomes = {place: outcome for place, outcome in self._outcomes.items() if place.epoch >= epoch}
