@@ -65,6 +65,8 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         ids of a rank, ``"drop"`` omits its last ids. ``"uneven"`` leaves the numbers different. Shares differ by one
         id, or with ``"chunks:ROWS"`` by up to a chunk: for two ranks and 103 samples in chunks of 8, ``"pad"`` repeats
         9 ids, and ``"drop"`` omits 9.
+    world_size
+        Another name of ``num_replicas``, as PyTorch itself calls it.
 
     Raises
     ------
@@ -98,10 +100,14 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         sharding: str | None = None,
         balance: ArrayLike | None = None,
         mode: str | None = None,
+        world_size: int | None = None,
     ) -> None:
+        if world_size is not None and num_replicas is not None:
+            raise InvalidParameter.of("world_size", world_size, f"left out with num_replicas={num_replicas!r}")
+        name, size = ("num_replicas", num_replicas) if world_size is None else ("world_size", world_size)
         # The attributes of a DistributedSampler, for libraries that read them.
         self.dataset = dataset if isinstance(dataset, Sized) else range(as_integer("dataset", dataset, 0))
-        self.num_replicas = as_integer("num_replicas", _process_number("num_replicas", num_replicas), 1)
+        self.num_replicas = as_integer(name, _process_number("num_replicas", size), 1)
         self.rank = as_integer("rank", _process_number("rank", rank), 0)
         self.shuffle, self.seed = bool(shuffle), as_integer("seed", seed)
         if len(self.dataset) < self.num_replicas:

@@ -282,6 +282,14 @@ def test_without_shuffling_every_epoch_is_the_same_and_sorted():
         ExchangeSampler(11, 3, 0, shuffle=False, assignment="global")
 
 
+def test_the_number_of_ranks_has_two_names():
+    assert list(ExchangeSampler(12, rank=2, world_size=3)) == list(ExchangeSampler(12, 3, 2))
+    with pytest.raises(InvalidParameter, match="world_size=0 is not allowed"):
+        ExchangeSampler(12, rank=0, world_size=0)
+    with pytest.raises(InvalidParameter, match=r"world_size=3 is not allowed; it must be left out with num_replicas=2"):
+        ExchangeSampler(12, 2, 0, world_size=3)
+
+
 def test_drop_last_is_a_mode():
     assert [len(ExchangeSampler(11, 3, 0, drop_last=drop)) for drop in (False, True)] == [4, 3]
     with pytest.raises(InvalidParameter, match=r"drop_last=True.*mode='pad'"):
