@@ -120,7 +120,7 @@ def compare(
         if scheduler is None:  # what can be known before a cluster is started need not wait for it
             ways = _possible(ways, chosen, data, workers)
         if rates != AS_THEY_ARE:
-            click.echo(f"Emulated: {rates}. --links none --store none measures this machine as it is.", err=True)
+            click.echo(f"Emulated: {rates}.\n--links none --store none measures this machine as it is.", err=True)
         with ExitStack() as stack:
             stack.enter_context(warnings_as_lines())
             advance = stack.enter_context(progress_bar())
