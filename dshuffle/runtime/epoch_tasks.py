@@ -136,6 +136,6 @@ class EpochTasks:
         names = ", ".join(map(name_of, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
         outcomes = " and ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
         return (
-            f"Tasks of epoch {self.epoch}: {outcomes} ({names}). To go on without their results, also after you have run "
-            "other tasks in their place, call epoch.accept(), and then shuffler.epochs() for the epochs that are left"
+            f"Tasks of epoch {self.epoch}: {outcomes} ({names}). To go on without their results, also after you have "
+            "run other tasks in their place, call epoch.accept(), and then shuffler.epochs() for the epochs that are left"
         )
