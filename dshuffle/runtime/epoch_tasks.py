@@ -137,5 +137,5 @@ class EpochTasks:
         outcomes = " and ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
         return (
             f"Tasks of epoch {self.epoch}: {outcomes} ({names}). To go on without their results, also after you have "
-            "run other tasks in their place, call epoch.accept(), and then shuffler.epochs() for the epochs that are left"
+            "run other tasks in their place, call epoch.accept(), and then shuffler.epochs() for the other epochs"
         )
