@@ -235,9 +235,6 @@ class Receiver:
                 # would then free the buffer that the message is being packed into again.
                 if reply["acknowledge"]:
                     await self._network.acknowledge(message)
-        except asyncio.CancelledError:
-            future = sink = None  # the task and the traceback, which has this frame, refer to each other
-            raise
         except (TimeoutError, ExchangeError, OSError) as error:
             if isinstance(error, ChecksumMismatch):
                 await self._touch_cache(self._reading.run(self._mend))
@@ -257,6 +254,9 @@ class Receiver:
                 self._arrived.add((message.sender, message.sequence))
                 self._count_towards_gate(message)
                 self._perform(self._inbox.arrived(message))
+        finally:
+            # This frame may outlive the session: tracebacks keep it, and so does a connection that Dask has given up.
+            future = sink = None
 
     def _failed(self, message: MessageId, reason: str, *, again: bool) -> None:
         instructions = self._inbox.failed(message, reason, again=again)

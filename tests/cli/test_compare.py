@@ -152,7 +152,7 @@ def test_emulated_links_limit_an_exchange_and_are_said(elsewhere, url):
     result = run(url, "--links", "4mbit", "--store", "16mbit", "--workers", 2, "--epochs", 2, "--delivery", "peer")
     assert result.exit_code == 0, result.output
     words = "links of 4 Mbit/s into and out of each worker, and a store of 16 Mbit/s"
-    assert result.stderr.startswith(f"Emulated: {words}. --links none --store none measures")
+    assert " ".join(result.stderr.split()).startswith(f"Emulated: {words}. --links none --store none measures")
     assert "Seconds (emulated, see below)" in result.stdout
     assert f"Emulated: {words}." in " ".join(result.stdout.split())
     folder = elsewhere / "dshuffle-report"

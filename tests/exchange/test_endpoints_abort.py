@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ import pytest
 
 from dshuffle.exchange.endpoints import Reply
 from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.row_flows import ArrivingRows
 
 SERVER, STORE = -1, -2
 
@@ -97,4 +101,35 @@ def test_an_abort_does_not_wait_for_a_sender_that_never_begins(new_cluster: Any)
         await cluster.exchange(3)
         cluster.commit()
 
+    cluster.play(scenario)
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_connection_that_outlives_its_request_does_not_keep_the_cache(new_cluster: Any, aborted: bool) -> None:
+    """Dask keeps the frame of a connection that it gave up, and with it the frames that waited for it."""
+    cluster = new_cluster(0, attempts=1)
+    kept: list[FrameType] = []
+
+    async def broken(message: MessageId) -> Reply:
+        kept.append(sys._getframe())
+        await asyncio.sleep(60 if aborted else 0)
+        raise OSError("the worker is lost")
+
+    async def scenario() -> None:
+        cluster.carry = broken
+        if aborted:
+            await cluster.begin(2)
+            await asyncio.sleep(0)
+        else:
+            await cluster.exchange(2)
+        gc.disable()
+        try:
+            await cluster.abort()
+            await asyncio.sleep(0.1)  # requests that were cancelled end
+            assert kept
+            assert not [thing for thing in gc.get_objects() if isinstance(thing, ArrivingRows)]
+        finally:
+            gc.enable()
+
+    gc.collect()
     cluster.play(scenario)
