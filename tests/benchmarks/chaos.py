@@ -6,11 +6,11 @@ Sessions of many kinds run one after another. In every second epoch a fault stri
 link, or the client, before, during or after the tasks. Each task compares its rows with the dataset's, and writes the
 numbers of its samples to a file of its epoch and rank. Every second session does not fetch the results. After each
 epoch that has ended, the files must have every sample once. Each session has a checkpoint, from which another session
-trains on one more epoch. Two of three sessions have their partitions on the disk, where one of the two keeps them. The
+trains on one more epoch. Two of three sessions have their partitions on a disk, and one of the two keeps them. The
 table says how often each fault struck, what the client noticed, and how long the epoch took.
 
 Run it as root: workers are then on hosts of their own, with links that are cut, and the disk is a small file system
-that is filled. Otherwise these faults are left out.
+that is filled. Without the rights or the commands for that, these faults are left out.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> dict[str, Figures]:
         stack.enter_context(dask.config.set(settings))
         hosts = stack.enter_context(Hosts(options.workers, folder))
         if not hosts.have_links:
-            print("without root, no disk is filled and no link is cut", flush=True)
+            print("this process may not make networks and mounts, so no disk is filled and no link is cut", flush=True)
         cluster = LocalCluster(n_workers=0, host=hosts.address, dashboard_address=None)
         client = stack.enter_context(Client(stack.enter_context(cluster)))
         hosts.start_workers(cluster.scheduler_address)

@@ -1,13 +1,16 @@
 """Dask workers on hosts of their own, on one machine: each with a nanny, an address and a link that can be cut.
 
 A host is a network namespace. Its interface is one end of a pair, and the other end is a port of a bridge, where this
-process has an address, too. Without root, the hosts are loopback addresses, and have no links.
+process has an address, too. Without the capabilities and commands that this needs, the hosts are loopback addresses,
+and have no links.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +20,24 @@ from urllib.parse import urlsplit
 import dask
 import psutil
 
-NETWORK, BRIDGE = "10.78.0", "chaos"
+NETWORK, BRIDGE = f"10.78.{os.getpid() % 256}", f"chaos{os.getpid()}"
+"""Names of this process, so that two of them can run at once."""
 NOBODY = "02:00:00:00:00:ff"
 """Hardware address of no host. Packets to it are lost."""
 PATIENCE = 10.0
 """Seconds in which a nanny must end by itself."""
+CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+"""Numbers of what Linux requires for namespaces, links and mounts. Root in a container may lack them."""
+
+
+def can_make_networks() -> bool:
+    """Whether this process may make namespaces, links and mounts, and has the commands for it."""
+    effective = re.search(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text())
+    return (
+        effective is not None
+        and all(int(effective[1], 16) >> number & 1 for number in CAPABILITIES.values())
+        and all(shutil.which(command) is not None for command in ("ip", "mount", "nsenter", "umount"))
+    )
 
 
 def ip(*words: str) -> None:
@@ -41,7 +57,7 @@ class Hosts:
     Attributes
     ----------
     have_links
-        Whether the hosts have links, which needs root.
+        Whether the hosts have links.
     address
         Address of this process in their network.
     addresses
@@ -50,7 +66,7 @@ class Hosts:
 
     def __init__(self, count: int, folder: Path) -> None:
         self._folder = folder
-        self.have_links = os.geteuid() == 0
+        self.have_links = can_make_networks()
         self.address = f"{NETWORK}.1" if self.have_links else "127.0.0.1"
         base = NETWORK if self.have_links else "127.0.0"
         self.addresses = [f"{base}.{10 + number}" for number in range(count)]
@@ -84,7 +100,7 @@ class Hosts:
 
     def _name(self, number: int) -> str:
         """Name of a namespace, and of its port of the bridge."""
-        return f"{BRIDGE}{number}"
+        return f"{BRIDGE}-{number}"
 
     def _make_network(self) -> None:
         ip("link", "add", BRIDGE, "type", "bridge", "stp_state", "0", "forward_delay", "0")
