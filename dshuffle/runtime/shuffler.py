@@ -505,7 +505,8 @@ class Shuffler:
         Raises
         ------
         ClusterError
-            If the scheduler does not answer for 5 s; for 20 s while ``close`` waits for tasks.
+            If the scheduler does not say for 5 s how the tasks ended; for 20 s while ``close`` waits for them. If it
+            has said so, and does not answer any more, the log says it.
         """
         try:
             self._close()
