@@ -88,7 +88,7 @@ def test_the_command_line_knows_them():
     ran = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert [row["packets"] for row in json.loads(ran.stdout)["deliveries"]] == [100]
     arguments = [
-        "simulate",
+        "advise",
         "--workers",
         "4",
         "--samples",

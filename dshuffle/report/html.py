@@ -110,7 +110,7 @@ def _elsewhere(comparison: Comparison) -> str:
 <h2>An exchange on other links</h2>
 {_table(("way", *names), rows)}
 <p class="caption">Predicted by the cost model for links of these rates, with the data, workers, processors and store of
-this run. An epoch takes as long as the exchange or the training, whichever is longer. dshuffle simulate predicts other
+this run. An epoch takes as long as the exchange or the training, whichever is longer. dshuffle advise predicts other
 data, workers and stores.</p>
 </section>"""
 

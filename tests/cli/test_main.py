@@ -45,7 +45,7 @@ def test_help_and_version_load_nothing_heavy(option):
 
 HELPS = [
     *([name] for name in COMMANDS),
-    *(["dataset", name] for name in ("create", "info", "shuffle", "verify")),
+    *(["dataset", name] for name in ("create", "info", "shard", "shuffle", "verify")),
 ]
 
 
@@ -100,6 +100,19 @@ def test_a_misspelled_command_is_suggested():
     ran = CliRunner().invoke(main, ["comapre"])
     assert ran.exit_code == 2
     assert "No such command 'comapre'. Did you mean 'compare'?" in ran.stderr
+
+
+@pytest.mark.parametrize(("old", "new"), [("simulate", "advise"), ("shard", "dataset shard")])
+def test_an_old_command_names_what_took_its_place(old, new):
+    ran = CliRunner().invoke(main, [old, "--workers", "3"])
+    assert ran.exit_code == 2
+    assert ran.stderr == f"Error: 'dshuffle {old}' is now 'dshuffle {new}'.\n"
+    assert CliRunner().invoke(main, [*new.split(), "--help"]).exit_code == 0
+    assert old not in COMMANDS
+
+
+def test_the_words_at_the_top():
+    assert set(COMMANDS) == {"run", "compare", "advise", "plan", "dataset", "doctor", "warmup"}
 
 
 def test_our_errors_are_one_line_and_tracebacks_on_demand(tmp_path, monkeypatch):
