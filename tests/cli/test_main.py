@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import dshuffle
+from dshuffle import errors
 from dshuffle.cli import COMMANDS, main, options
 from dshuffle.cli.commands.dataset import dataset
 from dshuffle.cli.options import assignments, deliveries_or_auto
@@ -131,8 +133,25 @@ def test_every_public_name_loads():
     assert set(dshuffle.__all__) <= set(dir(dshuffle))
     for name in dshuffle.__all__:
         assert getattr(dshuffle, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'shuffel'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'shuffel'$"):
         _ = dshuffle.shuffel
+
+
+def test_few_names_are_at_the_top_and_errors_say_where_they_are():
+    assert len(dshuffle.__all__) <= 35
+    classes = {
+        name for name, kind in vars(errors).items() if inspect.isclass(kind) and kind.__module__ == errors.__name__
+    }
+    assert classes & {*dshuffle.__all__} == {
+        "ClusterError",
+        "DShuffleError",
+        "DatasetError",
+        "ExchangeError",
+        "InvalidParameter",
+    }
+    for name in classes - {*dshuffle.__all__}:
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'; it is in dshuffle\.errors$"):
+            getattr(dshuffle, name)
 
 
 def test_only_our_own_errors_are_caught(monkeypatch):

@@ -14,9 +14,9 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dshuffle
-from dshuffle import Choices, InvalidParameter, Pipeline, RunCancelled, Training
+from dshuffle import Choices, InvalidParameter, Pipeline, Training
 from dshuffle.compare import Way
-from dshuffle.errors import ClusterError, DatasetChanged, DatasetNotFound
+from dshuffle.errors import ClusterError, DatasetChanged, DatasetNotFound, RunCancelled
 from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
 from dshuffle.planning.cost import Cluster
 from dshuffle.runtime.waiting import wait_for_workers
