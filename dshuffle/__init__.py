@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.planning import Local as Local
     from dshuffle.planning import Partial as Partial
     from dshuffle.planning import row_permutation as row_permutation
-    from dshuffle.planning.cost import Cluster as Cluster
+    from dshuffle.planning.cost import ClusterRates as ClusterRates
     from dshuffle.records import EpochRecord as EpochRecord
     from dshuffle.runtime import Epoch as Epoch
     from dshuffle.runtime import Group as Group
@@ -65,7 +65,7 @@ _MODULES = {
         "Partial",
         "row_permutation",
     ),
-    "dshuffle.planning.cost": ("Cluster",),
+    "dshuffle.planning.cost": ("ClusterRates",),
     "dshuffle.records": ("EpochRecord",),
     "dshuffle.runtime": (
         "Epoch",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dshuffle.cli.profiles import Profile
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.units import parse_rate
 
 HEADERS = 1.046
@@ -26,7 +26,7 @@ def described_cluster(
     oversubscription: float,
     cores: int,
     machine_workers: int,
-) -> Cluster:
+) -> ClusterRates:
     """Return the rates of the profile. Options override them. Without a profile, there must be a bandwidth."""
     rates = {} if profile is None else profile.rates
 
@@ -40,7 +40,7 @@ def described_cluster(
     down = link("bandwidth", bandwidth, "link_down_bytes_per_second")
     assert up is not None
     assert down is not None
-    return Cluster(
+    return ClusterRates(
         n_workers=workers,
         link_up=up,
         link_down=down,

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, MixingWarning
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_assignment
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
@@ -183,7 +183,7 @@ class Shuffler:
         cache_directory: str | os.PathLike[str] | None = None,
         keep_cache: bool = False,
         server: str | int | None = None,
-        cluster: Cluster | None = None,
+        cluster: ClusterRates | None = None,
         elastic: bool = False,
         min_workers: int = 1,
         _resumed: SessionState | None = None,

@@ -15,7 +15,7 @@ from distributed import Client, Future, KilledWorker
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
 from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info, only_serves
 from dshuffle.runtime.dataset_inputs import unit_rows
@@ -55,7 +55,7 @@ class Measurement:
         is near 1, the processors were measured, not the network or the storage.
     """
 
-    cluster: Cluster
+    cluster: ClusterRates
     seconds: float
     link_alone: float
     link_together: float
@@ -218,7 +218,7 @@ class _Probe:
         served: _Phase | None,
         reads: _Reads | None,
         kernels: Kernels,
-    ) -> Cluster:
+    ) -> ClusterRates:
         # If processors, not links, limit the exchange of all workers, use the rate of a link alone.
         link, shared, limited = together.median, SharedLinks.of(self.machine_names), together.busy >= BUSY
         if limited or not link or shared.exist:
@@ -228,7 +228,7 @@ class _Probe:
         # Processor time per byte at each end, including work besides the network. Messages are counted separately.
         of_messages = MESSAGE_SECONDS * together.messages
         each_end = max(0.0, together.busy_seconds - of_messages) / max(1, together.nbytes) / 2
-        cluster = Cluster(
+        cluster = ClusterRates(
             n_workers=len(self.workers),
             link_up=link,
             link_down=link,
