@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 from distributed import Client, Future
 from network_hosts import Hosts, can_make_networks
 
@@ -59,7 +60,7 @@ class Faults:
         if hosts.have_links:
             self.by_name |= {
                 "disk full, 2 s": lambda shuffler, rank, _: self.fill(2.0),
-                "disk full, 5 s, and SIGKILL": lambda shuffler, rank, _: self.fill_and_kill(shuffler, rank, 5.0),
+                "SIGKILL, then disk full for 5 s": lambda shuffler, rank, _: self.kill_and_fill(shuffler, rank, 5.0),
                 "link of a worker cut, 3 s": lambda shuffler, rank, _: self.cut_link(shuffler, rank, 3.0),
                 f"link of a worker cut, {long:.0f} s": lambda shuffler, rank, _: self.cut_link(shuffler, rank, long),
                 f"packets between two workers lost, {long:.0f} s": lambda shuffler, rank, _: self.separate(
@@ -129,9 +130,12 @@ class Faults:
                     file.write(bytes(2**20))
             self.later(seconds, ballast.unlink)
 
-    def fill_and_kill(self, shuffler: Shuffler, rank: int, seconds: float) -> None:
+    def kill_and_fill(self, shuffler: Shuffler, rank: int, seconds: float) -> None:
+        """Kill a worker, and fill the room that its partition had, so that there is none for its successor's."""
+        pid = self.send(shuffler, rank, signal.SIGKILL)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait()
         self.fill(seconds)
-        self.send(shuffler, rank, signal.SIGKILL)
 
     def cut_link(self, shuffler: Shuffler, rank: int, seconds: float) -> None:
         worker = shuffler.addresses[rank]
