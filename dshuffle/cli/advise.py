@@ -68,7 +68,8 @@ def advise(
         advice = recommend(cluster, ways, precision=precision)
         predictions = compare_costs(cluster, ways, precision=precision)
     if text and not as_json:
-        click.echo("\n".join(textwrap.fill(line, COLUMNS, break_long_words=False) for line in text.splitlines()) + "\n")
+        wrapper = textwrap.TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False)
+        click.echo("\n".join(map(wrapper.fill, text.splitlines())) + "\n")
     show(cluster, predictions, advice, as_json=as_json, facts=facts)
 
 
