@@ -28,7 +28,7 @@ from dshuffle.compare import (
 )
 from dshuffle.compare.comparison import check_copy
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, Choices, Classes, Global, ShuffleSpec
+from dshuffle.planning import Choices, Classes, Global, ShuffleSpec
 from dshuffle.redaction import hide_secrets
 from dshuffle.report import (
     Comparison,
@@ -189,15 +189,13 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
     possible: list[Way] = []
     known: dict[tuple[str, str], Choices] = {}  # ways share what is read of the dataset
     for way in ways:
-        delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
         try:
             key = str(way.choices.sharding), str(way.choices.balance)
             if key not in known:
                 known[key] = resolved(data, dataclasses.replace(way.choices, assignment=Global()))
             choices = dataclasses.replace(
-                way.choices,
+                way.choices.with_one_delivery(),
                 assignment=with_chunks_of(way.dataset(data), way.choices.assignment),
-                delivery=delivery,
                 sharding=known[key].sharding,
                 balance=known[key].balance,
             )

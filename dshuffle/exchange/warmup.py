@@ -8,7 +8,7 @@ from dshuffle.coding import encode
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.compile_once import compile_once
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
-from dshuffle.planning import SERVER, Packets, ShuffleSpec
+from dshuffle.planning import SERVER, Packets, ShuffleSpec, get_delivery
 from dshuffle.planning.delivery.relay import route
 from dshuffle.planning.small_plan import compile_planner
 from dshuffle.rows import RowLayout, checksum_rows
@@ -36,9 +36,9 @@ def load_session_kernels(spec: ShuffleSpec, row_nbytes: int) -> None:
     """Load the kernels that plan a session and decode its packets, or compile them if no process of this host has."""
     choices = spec.choices
     excess = " with excess" if spec.has_excess else ""
-    rows = f", kernels for {like(row_nbytes)}-byte rows" if choices.coded else ""
+    rows = f", kernels for {like(row_nbytes)}-byte rows" if get_delivery(choices.delivery).coded else ""
     with compile_once(f"{choices.assignment.name} + {choices.delivery}{excess}{rows}"):
-        if choices.coded:
+        if get_delivery(choices.delivery).coded:
             warm_up(like(row_nbytes), coded=True)
         compile_planner(spec)
 

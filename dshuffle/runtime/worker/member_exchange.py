@@ -280,7 +280,7 @@ class MemberExchange:
 def _grid(spec: ShuffleSpec, epoch: int, delivery: str) -> WorkerGrid | None:
     """The grid of workers over which the rows of an epoch take two hops, if they do. All workers agree on it."""
     moves = epoch > spec.first_epoch and spec.choices.assignment.moves
-    return WorkerGrid(spec.n_workers) if moves and get_delivery(delivery).two_hops else None
+    return WorkerGrid(spec.n_workers) if moves and get_delivery(delivery).transport == "bundles" else None
 
 
 def _uncoded_flows(

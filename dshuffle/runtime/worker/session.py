@@ -139,7 +139,7 @@ class WorkerSession:
                 open_gate=lambda run_id, gate: senders[rank].open_gate(run_id, gate),
             )
             forwarder = None
-            if any(get_delivery(delivery).two_hops for delivery in spec.deliveries):
+            if any(get_delivery(delivery).transport == "bundles" for delivery in spec.deliveries):
                 me = forwarder_of(rank)
                 senders[me] = sender(me)
                 forwarder = Forwarder(me, senders[me], network, self._jobs, timeout=settings.timeout)
@@ -154,7 +154,7 @@ class WorkerSession:
                     dataset,
                     budget=budget,
                     window_bytes=settings.window_bytes * spec.shuffle.n_workers,
-                    whole=spec.shuffle.choices.coded,
+                    whole=get_delivery(spec.shuffle.choices.delivery).server_holds_all,
                 )
             except BaseException:
                 if training is not None:

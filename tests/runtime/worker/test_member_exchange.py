@@ -99,4 +99,4 @@ def test_the_cost_model_knows_how_many_messages_there_are(n_workers, n_samples, 
     count = sum(flow.n_messages for _, flows in made.messages.receives.values() for flow in flows.values())
     cluster = Cluster(n_workers, 1e6, 1e6, server_up=1e6)
     work = Work(n_samples, row_nbytes, Choices(delivery=delivery, **way))
-    assert message_count(work, n_workers, loads_of(cluster, work)) == pytest.approx(count, rel=tolerance)
+    assert message_count(work, loads_of(cluster, work)) == pytest.approx(count, rel=tolerance)
