@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dshuffle.exchange.warmup import CODED_ROW_NBYTES, ROW_NBYTES, like, warm_up
+from dshuffle.exchange.transports import transport_of
+from dshuffle.exchange.warmup import ROW_NBYTES, warm_up
 from dshuffle.planning import DELIVERIES, Aligned, Choices, Chunks, Global, Partial, ShuffleSpec, get_delivery
 from dshuffle.planning.mixing import planned_quality
 from dshuffle.planning.small_plan import compile_planner
@@ -62,8 +63,8 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
     few = dict.fromkeys(map(_few, all_choices() if choices is None else choices))
     for row_nbytes in ROW_NBYTES:
         warm_up(row_nbytes)
-    if any(get_delivery(reduced.delivery).coded for reduced in few):
-        for row_nbytes in CODED_ROW_NBYTES if layout is None else (like(layout.nbytes),):
+    for transport in {transport_of(reduced.delivery) for reduced in few}:
+        for row_nbytes in transport.coded_lengths(None if layout is None else layout.nbytes):
             warm_up(row_nbytes, coded=True)
     for reduced in few:
         compile_planner(ShuffleSpec(64, FEW_WORKERS, reduced))

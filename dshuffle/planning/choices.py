@@ -101,6 +101,11 @@ class Choices:
         return self.delivery == AUTO
 
     @property
+    def reads_store(self) -> bool:
+        """Whether every epoch reads samples from the dataset again; False for ``"auto"``, which decides later."""
+        return not self.is_auto and DELIVERIES[self.delivery].reads_store
+
+    @property
     def has_relays(self) -> bool:
         """Whether the relay may make a difference."""
         return self.is_auto or len(DELIVERIES[self.delivery].relays) > 1

@@ -89,6 +89,8 @@ class Delivery(ABC):
     provides
         How much a session must set aside for it: 0 for nothing, 1 for room for rows of others, 2 for a server, 3 for a
         server with all rows. A session that chooses among deliveries sets aside what the most demanding one needs.
+    shows_link_rates
+        Whether an exchange shows how fast the links into workers are. All workers share the link of a server.
     passes_on
         What workers pass on to others: ``"rows"`` or ``"packets"``.
     family
@@ -107,6 +109,7 @@ class Delivery(ABC):
     simpler: ClassVar[str | None] = None
     plans_own_parts: ClassVar[bool] = False
     provides: ClassVar[int] = 0
+    shows_link_rates: ClassVar[bool] = True
     passes_on: ClassVar[str] = "rows"
 
     def __repr__(self) -> str:

@@ -37,6 +37,7 @@ class RowsFromServer(Delivery):
     name = "server"
     needs_server: ClassVar[bool] = True
     provides: ClassVar[int] = 2
+    shows_link_rates: ClassVar[bool] = False
 
     def plan(
         self,

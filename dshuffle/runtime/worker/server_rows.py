@@ -111,6 +111,10 @@ class ServerRows:
         """Encode packets of a plan into buffers. All rows must be in memory."""
         encode(self._rows, self._checksums, plan.offsets, plan.samples, packets, rows, checksums)
 
+    def encoded(self, plan: Packets, leaving: NDArray[np.int64]) -> EncodedPackets:
+        """Make a source whose items are these packets of a plan. It waits for all rows."""
+        return EncodedPackets(self, plan, leaving)
+
     def wait(self) -> None:
         """Wait until all rows are in memory. Raise the error if reading fails; another call tries again."""
         for future in self._request_all():
