@@ -19,7 +19,7 @@ from dshuffle.pipeline.explanation import Explanation, explain
 from dshuffle.pipeline.run import PipelineResult, PipelineRun, execute
 from dshuffle.pipeline.training import Training
 from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime import Shuffler
@@ -196,7 +196,7 @@ class Pipeline:
     def _on_disk(self) -> bool:
         return self.session.get("cache_directory") is not None
 
-    def explain(self, rates: Cluster | None = None) -> Explanation:
+    def explain(self, rates: ClusterRates | None = None) -> Explanation:
         """Say what will run where, how much moves, and how long an exchange will take. Trains nothing.
 
         Parameters

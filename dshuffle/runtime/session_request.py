@@ -12,7 +12,7 @@ from dshuffle.checks import as_integer
 from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, Classes, GivenSharding, Remainder
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.runtime.cluster_view import is_adaptive, starts_no_more
 from dshuffle.runtime.dataset_inputs import STRATIFIED, resolved
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
@@ -35,7 +35,7 @@ def session_request(
     first_epoch: int,
     memory_limit: int | str | None,
     server: str | int | None,
-    cluster: Cluster | None,
+    cluster: ClusterRates | None,
     cache_directory: str | os.PathLike[str] | None,
     keep_cache: bool,
     remainder: Remainder | None,
@@ -52,8 +52,8 @@ def session_request(
     classes : Classes or None
         The labels of ``balance``.
     """
-    if not (cluster is None or isinstance(cluster, Cluster)):
-        raise InvalidParameter.of("cluster", cluster, "None or a Cluster, as dshuffle.measure_cluster returns it")
+    if not (cluster is None or isinstance(cluster, ClusterRates)):
+        raise InvalidParameter.of("cluster", cluster, "None or a ClusterRates, as dshuffle.measure_cluster returns it")
     if cluster is not None and not choices.is_auto:
         raise InvalidParameter.of(
             "cluster", cluster, f"None with delivery={choices.delivery!r}", "Only delivery='auto' uses it."

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 
 from dshuffle.planning.choices import Choices
-from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads_expected import demand_of
 from dshuffle.planning.delivery.loads import Loads
@@ -22,7 +22,7 @@ LEAST_CHUNKS = 4
 SEED = 0
 
 
-def counted_loads(work: Work, cluster: Cluster, *, at_most: int) -> Loads:
+def counted_loads(work: Work, cluster: ClusterRates, *, at_most: int) -> Loads:
     """Count the loads of every part of the cluster in the plan of an epoch.
 
     Parameters

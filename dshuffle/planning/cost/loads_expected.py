@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.delivery.demand import Demand
 from dshuffle.planning.delivery.loads import Loads
@@ -42,7 +42,7 @@ def needed_rows(work: Work, n_workers: int) -> float:
     return work.n_samples * work.choices.assignment.missing_fraction(work.alpha(n_workers), work.excess(n_workers))
 
 
-def demand_of(work: Work, cluster: Cluster) -> Demand:
+def demand_of(work: Work, cluster: ClusterRates) -> Demand:
     """What an epoch of a job asks of its delivery, on the workers of a cluster. It has at least two workers."""
     n = cluster.n_workers
     needed = needed_rows(work, n)
@@ -62,7 +62,7 @@ def demand_of(work: Work, cluster: Cluster) -> Demand:
     )
 
 
-def expected_loads(work: Work, cluster: Cluster) -> Loads:
+def expected_loads(work: Work, cluster: ClusterRates) -> Loads:
     """Compute the expected loads of every part of the cluster.
 
     These are the bytes behind each line of the table of times in docs/design.md, "Predicting". All workers have the

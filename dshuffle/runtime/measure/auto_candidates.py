@@ -8,7 +8,7 @@ from distributed import Client
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, Delivery
-from dshuffle.planning.cost import Cluster, Work, compare_costs
+from dshuffle.planning.cost import ClusterRates, Work, compare_costs
 from dshuffle.planning.delivery import Circumstances, suitable_deliveries
 from dshuffle.runtime.cluster_view import cluster_info, only_serves
 from dshuffle.runtime.dataset_inputs import unit_rows
@@ -32,7 +32,7 @@ def expected_seconds(
     dataset: Dataset,
     choices: Choices,
     *,
-    cluster: Cluster | None,
+    cluster: ClusterRates | None,
     server: str | None,
     memory_fraction: float,
 ) -> dict[str, float]:
