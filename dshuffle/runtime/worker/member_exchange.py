@@ -102,16 +102,16 @@ class MemberExchange:
         if made.epoch != epoch:
             raise PlanError(f"epoch {epoch} was to be planned, but the planner is at epoch {made.epoch}")
         packets = made.packets
+        parts = {participant: made.for_worker(participant) for participant in participants}
+        plan = ProcessPlan(planner.spec, parts, made, made.shares[1], layout, limits)
+        transport = _transport(plan, epoch, delivery)
         summary = {
             "packets": packets.n_packets,
-            "coded": packets.coded,
+            "coded": transport.encodes,
             "needed": made.n_needed,
             "expected": packets.n_components,
             "digest": made.digest(),
         }
-        parts = {participant: made.for_worker(participant) for participant in participants}
-        plan = ProcessPlan(planner.spec, parts, made, made.shares[1], layout, limits)
-        transport = _transport(plan, epoch, delivery)
         return cls(transport, summary, time.perf_counter() - started, made.shares, made.broadcast)
 
     @property
