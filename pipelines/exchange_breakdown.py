@@ -25,7 +25,7 @@ from rich.table import Table
 
 import dshuffle
 from dshuffle.compare import Way, compare_ways, connect, modest_step
-from dshuffle.planning import Choices, Global, Local, Partial, get_delivery
+from dshuffle.planning import Choices, Global, Local, Partial
 from dshuffle.report import figures, write_report
 from dshuffle.units import human_seconds
 
@@ -76,7 +76,7 @@ def main(url: str, scheduler: str | None, workers: int, epochs: int, features: s
     for way in comparison.ways:
         found = figures(way)
         waited, training = found.waited_seconds or 0.0, found.training_seconds or 0.0
-        from_storage = get_delivery(way.choices.delivery).reads_store
+        from_storage = way.choices.reads_store
         rest = (found.epoch_seconds or 0.0) - training - waited
         seconds = (training, 0.0 if from_storage else waited, waited if from_storage else 0.0, max(0.0, rest))
         table.add_row(way.label, *map(human_seconds, (found.epoch_seconds, *seconds)))
