@@ -11,6 +11,7 @@ from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads_expected import demand_of
 from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.storage import STORAGE
 from dshuffle.planning.packets import Packets
 from dshuffle.planning.planner import EpochPlanner
 from dshuffle.planning.shuffle_spec import ShuffleSpec
@@ -45,7 +46,7 @@ def _planned(work: Work, n_samples: int, n_workers: int) -> tuple[Packets, int]:
     """Return the plan of an epoch and the number of samples that it delivers."""
     choices = _countable_choices(work)
     # The previous epoch is the same for all deliveries and relays.
-    planner = copy.deepcopy(_epoch_before(n_samples, n_workers, dataclasses.replace(choices, delivery="storage")))
+    planner = copy.deepcopy(_epoch_before(n_samples, n_workers, dataclasses.replace(choices, delivery=STORAGE.name)))
     planner.spec.with_choices(delivery=work.delivery.name)  # raises if it is not allowed
     epoch = planner.advance(work.delivery.name)
     return epoch.packets, epoch.n_needed

@@ -115,8 +115,6 @@ class Delivery(ABC):
     def __repr__(self) -> str:
         return f"<delivery {self.name!r}>"
 
-    # ----- plans
-
     @abstractmethod
     def plan(
         self,
@@ -178,8 +176,6 @@ class Delivery(ABC):
         """The delivery that takes its place in the last attempt at an epoch."""
         return self.name
 
-    # ----- what it needs
-
     def supports(self, n_workers: int, *, excess: bool) -> bool:
         """Whether it can serve this many workers, with or without excess in their caches."""
         if self.most_workers is not None and n_workers > self.most_workers:
@@ -228,8 +224,6 @@ class Delivery(ABC):
         """
         return 0
 
-    # ----- what it costs
-
     @abstractmethod
     def expected_loads(self, demand: Demand) -> Loads:
         """Compute the loads of all parts of the cluster from formulas, if some samples are needed."""
@@ -258,8 +252,6 @@ class Delivery(ABC):
     def last_fraction(self, loads: Loads, row_nbytes: int, relay: str) -> float:
         """Part of what workers send that they send only once the server has sent everything."""
         return 0.0
-
-    # ----- words
 
     @property
     def relays(self) -> tuple[str, ...]:
