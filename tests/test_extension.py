@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
-from dshuffle.compare import compare_ways, local_cluster, product_of_ways
+from dshuffle.compare import product_of_ways
+from dshuffle.pipeline import LocalWorkers, Pipeline, Training
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, Packets, ShuffleSpec
 from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, Drawn
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
@@ -115,8 +116,8 @@ def test_the_command_line_knows_them():
 def test_sessions_and_comparisons_know_them(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", keyed_regression(400), chunk_rows=50)
     ways = product_of_ways(Choices(sharding="contiguous"), ["rotate"], ["first-holder", "peer"])
-    with local_cluster(2, processes=False) as client:
-        comparison = compare_ways(client, dataset, ways, epochs=3, step=0.1)
+    training, threads = Training("linear_regression", epochs=3, step=0.1), LocalWorkers(2, processes=False)
+    comparison = Pipeline(dataset, training, ways, threads, report=tmp_path / "report").run(progress=False).comparison
     for way in comparison.ways:
         assert [record.needed for record in way.records] == [400] * 3
         assert way.records[1].wire_received_bytes[0] == way.records[1].wire_received_bytes[1] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from dshuffle.runtime.measure.probe import BUSY, Measurement, measure_cluster
 from dshuffle.store import Dataset, open_dataset
 from dshuffle.units import human_rate, human_seconds
 
+COLUMNS = 80
 STEPS = 3
 """Steps that the progress bar shows if the cluster is measured: connecting, measuring, predicting."""
 
@@ -66,7 +68,8 @@ def advise(
         advice = recommend(cluster, ways, precision=precision)
         predictions = compare_costs(cluster, ways, precision=precision)
     if text and not as_json:
-        click.echo(f"{text}\n")
+        wrapper = textwrap.TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False)
+        click.echo("\n".join(map(wrapper.fill, text.splitlines())) + "\n")
     show(cluster, predictions, advice, as_json=as_json, facts=facts)
 
 

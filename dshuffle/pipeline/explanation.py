@@ -157,7 +157,7 @@ def explain(
         )
     elif rates.n_workers != n_workers:
         raise InvalidParameter.of("rates.n_workers", rates.n_workers, f"{n_workers}, the number of workers that train")
-    explained = tuple(_explained(dataset, way, n_workers, rates, on_disk) for way in ways)
+    explained = tuple(_explained(way.dataset(dataset), way, n_workers, rates, on_disk) for way in ways)
     return Explanation(
         dataset=(
             f"{human_count(dataset.n_samples)} samples of {human_bytes(dataset.row_nbytes)} "
