@@ -15,9 +15,11 @@ from click.testing import CliRunner
 import dshuffle
 from dshuffle import Shuffler
 from dshuffle.cli import main
-from dshuffle.compare import compare_ways, local_cluster, product_of_ways
+from dshuffle.compare import product_of_ways
+from dshuffle.compare.local_cluster import local_cluster
 from dshuffle.exchange.bundle_transport import BundleTransport
 from dshuffle.exchange.transports import TRANSPORTS
+from dshuffle.pipeline import LocalWorkers, Pipeline, Training
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, ShuffleSpec
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs, predict
 from dshuffle.planning.cost.prediction import loads_of, message_count
@@ -157,9 +159,9 @@ def sample_ids(partition):
 @pytest.mark.slow
 def test_comparisons_know_it(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", keyed_regression(400), chunk_rows=50)
-    with local_cluster(3, processes=False) as client:
-        ways = product_of_ways(Choices(), ["global"], ["detour", "peer"])
-        comparison = compare_ways(client, dataset, ways, epochs=3, step=0.1)
+    ways = product_of_ways(Choices(), ["global"], ["detour", "peer"])
+    training, threads = Training("linear_regression", epochs=3, step=0.1), LocalWorkers(3, processes=False)
+    comparison = Pipeline(dataset, training, ways, threads, report=tmp_path / "report").run(progress=False).comparison
     detour, peer = comparison.ways
     assert detour.records[1].choices.label == "global + detour"
     assert sum(detour.records[1].wire_received_bytes) > 1.3 * sum(peer.records[1].wire_received_bytes)
