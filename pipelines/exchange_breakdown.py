@@ -27,7 +27,7 @@ import dshuffle
 from dshuffle import Pipeline, Training
 from dshuffle.compare import Way, modest_step
 from dshuffle.pipeline import LocalWorkers, RunningScheduler
-from dshuffle.planning import Choices, Global, Local, Partial, get_delivery
+from dshuffle.planning import Choices, Global, Local, Partial
 from dshuffle.report import figures
 from dshuffle.units import human_seconds
 
@@ -69,7 +69,7 @@ def main(url: str, scheduler: str | None, workers: int, epochs: int, features: s
     for way in result.comparison.ways:
         found = figures(way)
         waited, training = found.waited_seconds or 0.0, found.training_seconds or 0.0
-        from_storage = get_delivery(way.choices.delivery).reads_store
+        from_storage = way.choices.reads_store
         rest = (found.epoch_seconds or 0.0) - training - waited
         seconds = (training, 0.0 if from_storage else waited, waited if from_storage else 0.0, max(0.0, rest))
         table.add_row(way.label, *map(human_seconds, (found.epoch_seconds, *seconds)))

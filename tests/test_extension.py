@@ -17,17 +17,21 @@ from dshuffle.pipeline import LocalWorkers, Pipeline, Training
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, Packets, ShuffleSpec
 from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, Drawn
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
-from dshuffle.planning.delivery.definition import Delivery, Source
+from dshuffle.planning.delivery.peer import RowsFromPeers
 from dshuffle.planning.grouping import lowest_bit
 from dshuffle.planning.packets import missing_samples
 from dshuffle.synthetic import keyed_regression
 
 
-def plan_first_holder(holders, destinations, n_workers, *, seed):
-    """One packet for each sample, from its holder with the lowest rank."""
-    needed = missing_samples(holders, destinations)
-    senders = [lowest_bit(holders[sample, 0]) for sample in needed]
-    return Packets.uncoded(needed, destinations[needed], senders)
+class FirstHolder(RowsFromPeers):
+    """The holder of a sample with the lowest rank sends it."""
+
+    name = "first-holder"
+
+    def plan(self, holders, destinations, n_workers, *, seed, start=None, hosts=()):
+        needed = missing_samples(holders, destinations)
+        senders = [lowest_bit(holders[sample, 0]) for sample in needed]
+        return Packets.uncoded(needed, destinations[needed], senders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class Rotate(Assignment):
 
 @pytest.fixture
 def toys(monkeypatch):
-    monkeypatch.setitem(DELIVERIES, "first-holder", Delivery("first-holder", plan_first_holder, Source.PEERS))
+    monkeypatch.setitem(DELIVERIES, "first-holder", FirstHolder())
     monkeypatch.setitem(ASSIGNMENTS, "rotate", Rotate)
 
 

@@ -18,7 +18,7 @@ from dshuffle.compare.comparison import check_copy, check_dataset
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler, Training
 from dshuffle.pipeline.run import train
-from dshuffle.planning import AUTO, Choices, Classes, Global, ShuffleSpec
+from dshuffle.planning import Choices, Classes, Global, ShuffleSpec
 from dshuffle.report import (
     Comparison,
     comparison_tables,
@@ -160,15 +160,13 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
     possible: list[Way] = []
     known: dict[tuple[str, str], Choices] = {}  # ways share what is read of the dataset
     for way in ways:
-        delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
         try:
             key = str(way.choices.sharding), str(way.choices.balance)
             if key not in known:
                 known[key] = resolved(data, dataclasses.replace(way.choices, assignment=Global()))
             choices = dataclasses.replace(
-                way.choices,
+                way.choices.with_one_delivery(),
                 assignment=with_chunks_of(way.dataset(data), way.choices.assignment),
-                delivery=delivery,
                 sharding=known[key].sharding,
                 balance=known[key].balance,
             )

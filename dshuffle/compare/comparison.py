@@ -17,7 +17,6 @@ from dshuffle.compare.provenance import describe_cluster, describe_dataset, desc
 from dshuffle.compare.ways import Way
 from dshuffle.emulated_links import HEADERS
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO
 from dshuffle.planning.cost import ClusterRates, Prediction, predict
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
@@ -69,7 +68,7 @@ def result_of(
 ) -> WayResult:
     """Return the result of a way, from its shuffler after the training and the points of the fit."""
     prediction, elsewhere = None, {}
-    if measured is not None and way.choices.delivery != AUTO:  # which is any of several deliveries
+    if measured is not None and not way.choices.is_auto:  # which is any of several deliveries
         prediction = predicted(measured, shuffler.dataset, way)
         elsewhere = {
             name: predicted(with_links(measured, rate), shuffler.dataset, way).exchange_seconds
@@ -116,7 +115,7 @@ def comparison_of(
 def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
     """Return the label of a way; for ``auto``, with the delivery that it chose most often."""
     taken = Counter(record.delivery for record in records[1:])
-    if way.choices.delivery != AUTO or not taken:
+    if not way.choices.is_auto or not taken:
         return way.label
     [(most, count)] = taken.most_common(1)
     return f"{way.label} ({most} {count} of {taken.total()})"

@@ -19,7 +19,7 @@ from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers, source_from_
 from dshuffle.pipeline.explanation import Explanation, explain
 from dshuffle.pipeline.run import PipelineResult, PipelineRun, execute
 from dshuffle.pipeline.training import Training
-from dshuffle.planning import AUTO, Choices, ShuffleSpec, parse_assignment
+from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import progress_bar
@@ -182,8 +182,7 @@ class Pipeline:
         return dataset
 
     def _check_way(self, dataset: Dataset, way: Way) -> None:
-        delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
-        choices = resolved(dataset, dataclasses.replace(way.choices, delivery=delivery))
+        choices = resolved(dataset, way.choices.with_one_delivery())
         if self.cluster.n_workers is None:
             return
         spec = ShuffleSpec(dataset.n_samples, self.cluster.n_workers, choices)
