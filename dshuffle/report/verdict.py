@@ -9,11 +9,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dshuffle.planning import DELIVERIES
 from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures, limited_by_processors
 from dshuffle.units import human_error, human_ratio, human_seconds
 
-STORE_READERS = frozenset(name for name, delivery in DELIVERIES.items() if delivery.reads_store)
 SAME_ERROR = 1.1
 """Errors that differ by less than this factor count as the same."""
 CLOSE = 1.5
@@ -99,7 +97,7 @@ class _Ranking:
             return f"use {self.fastest.label} or {self.alike[0].label}, whose times overlap"
         if not self.slower:
             return f"use {self.fastest.label}, the only such way that ran"
-        rereading = [result for result in self.slower if result.way.choices.delivery in STORE_READERS]
+        rereading = [result for result in self.slower if result.way.choices.reads_store]
         other = (*rereading, *self.slower)[0]
         ratio = human_ratio(other.spread.median / self.fastest.spread.median)
         limited = limited_by_processors(self.fastest.way, self.fastest.figures)

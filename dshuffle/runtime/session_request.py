@@ -11,7 +11,7 @@ from distributed import Client
 from dshuffle.checks import as_integer
 from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, Choices, Classes, GivenSharding, Remainder
+from dshuffle.planning import Choices, Classes, GivenSharding, Remainder
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.runtime.cluster_view import is_adaptive, starts_no_more
 from dshuffle.runtime.dataset_inputs import STRATIFIED, resolved
@@ -54,7 +54,7 @@ def session_request(
     """
     if not (cluster is None or isinstance(cluster, ClusterRates)):
         raise InvalidParameter.of("cluster", cluster, "None or a ClusterRates, as dshuffle.measure_cluster returns it")
-    if cluster is not None and choices.delivery != AUTO:
+    if cluster is not None and not choices.is_auto:
         raise InvalidParameter.of(
             "cluster", cluster, f"None with delivery={choices.delivery!r}", "Only delivery='auto' uses it."
         )
@@ -84,7 +84,7 @@ def session_request(
     server = None if server is None else str(server)
     check_emulated_rates()  # those of this process, which reads rows as well
     deliveries = {choices.delivery: 0.0}
-    if choices.delivery == AUTO:
+    if choices.is_auto:
         deliveries = expected_seconds(
             client, dataset, choices, cluster=cluster, server=server, memory_fraction=settings.memory_fraction
         )

@@ -535,7 +535,7 @@ class Coordinator:
         self.links = links_of(replies)
         self.held = {who: reply["report"]["held"] for who, reply in replies.items() if who != SERVER}
         delivery = self._deliveries.of_run(run)
-        if not get_delivery(delivery).needs_server:  # a server's link is shared by all workers
+        if get_delivery(delivery).shows_link_rates:
             self._rate = next_rate(self._rate, rate_of(reports.measured, reports.measures.cpu_idle))
         return {
             **measurements_of(run, reports, self._asked_at),

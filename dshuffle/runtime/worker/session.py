@@ -28,6 +28,7 @@ from dshuffle.exchange.messages import MessageId, rows_per_message
 from dshuffle.exchange.outbox import Outbox
 from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.sender import Sender
+from dshuffle.exchange.transports import transport_of
 from dshuffle.planning import SERVER, STORE, get_delivery, name_of
 from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
@@ -139,7 +140,7 @@ class WorkerSession:
                 open_gate=lambda run_id, gate: senders[rank].open_gate(run_id, gate),
             )
             forwarder = None
-            if any(get_delivery(delivery).two_hops for delivery in spec.deliveries):
+            if any(transport_of(delivery).forwards for delivery in spec.deliveries):
                 me = forwarder_of(rank)
                 senders[me] = sender(me)
                 forwarder = Forwarder(me, senders[me], network, self._jobs, timeout=settings.timeout)
@@ -154,7 +155,7 @@ class WorkerSession:
                     dataset,
                     budget=budget,
                     window_bytes=settings.window_bytes * spec.shuffle.n_workers,
-                    whole=spec.shuffle.choices.coded,
+                    whole=get_delivery(spec.shuffle.choices.delivery).server_holds_all,
                 )
             except BaseException:
                 if training is not None:
