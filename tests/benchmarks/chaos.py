@@ -148,6 +148,7 @@ class Chaos:
                 self.figures[latest].errors[type(error).__name__] += 1
                 print(f"after {latest}: {type(error).__name__}: {error}", flush=True)
                 if isinstance(error, WorkerLost):
+                    shuffler.close()
                     return done - 1
                 shuffler.accept()
                 if not isinstance(error, ExchangeError) and epoch is not None:
@@ -252,6 +253,7 @@ def main(argv: list[str] | None = None) -> dict[str, Figures]:
         on_disk = {**in_memory, "cache_directory": str(disk / "partitions")}
         kept = {**on_disk, "checkpoint": folder / "checkpoint.json", "keep_cache": True}
         places: list[dict[str, Any]] = [in_memory, on_disk, kept]
+        stack.callback(lambda: print(f"\n{chaos.table()}\n", flush=True))  # also of a run that fails
         for number, way in enumerate(itertools.cycle(WAYS)):
             if chaos.left <= 0:
                 break
@@ -261,8 +263,7 @@ def main(argv: list[str] | None = None) -> dict[str, Figures]:
             print(
                 f"{options.faults - chaos.left} faults, {epochs} epochs, {time.monotonic() - started:.0f} s", flush=True
             )
-    print(f"\n{chaos.table()}")
-    print(f"\n{options.faults} faults in {epochs} epochs: nothing lost, nothing doubled, every row as in the dataset.")
+    print(f"{options.faults} faults in {epochs} epochs: nothing lost, nothing doubled, every row as in the dataset.")
     return chaos.figures
 
 
