@@ -11,7 +11,7 @@ import click
 
 from dshuffle.cli.described_cluster import described_cluster
 from dshuffle.cli.option_names import first_option
-from dshuffle.cli.output import show, ways_of
+from dshuffle.cli.output import COLUMNS, show, ways_of
 from dshuffle.cli.profiles import load_profile
 from dshuffle.compare.local_cluster import connect
 from dshuffle.planning import Choices
@@ -22,7 +22,6 @@ from dshuffle.runtime.measure.probe import BUSY, Measurement, measure_cluster
 from dshuffle.store import Dataset, open_dataset
 from dshuffle.units import human_rate, human_seconds
 
-COLUMNS = 80
 STEPS = 3
 """Steps that the progress bar shows if the cluster is measured: connecting, measuring, predicting."""
 

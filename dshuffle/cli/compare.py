@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import click
 from rich.console import Console
 
-from dshuffle.cli.output import warnings_as_lines
+from dshuffle.cli.output import COLUMNS, warnings_as_lines
 from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, modest_step, product_of_ways
 from dshuffle.compare.comparison import check_copy, check_dataset
 from dshuffle.errors import InvalidParameter
@@ -35,7 +35,6 @@ from dshuffle.synthetic import keyed_regression
 from dshuffle.training.inputs import check_step
 from dshuffle.training.linear_regression import fit_linear_regression
 
-COLUMNS = 80
 DEFAULT_SAMPLES = 100_000
 DEFAULT_CHUNK_ROWS = 1_000
 CODED_FRACTION = 0.5

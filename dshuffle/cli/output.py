@@ -22,6 +22,9 @@ from dshuffle.planning.cost import Change, ClusterRates, Prediction, Recommendat
 from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.units import human_bytes, human_ratio, human_seconds
 
+COLUMNS = 80
+"""Length of a line of text."""
+
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
