@@ -34,14 +34,13 @@ class EpochRecorder:
 
     def begin(self, exchange: Mapping[str, Any], session: OpenSession) -> None:
         """Note what was measured of the exchange of an epoch that begins, and the session that trains in it."""
-        remainder = session.request.remainder
-        before = 0 if remainder is None or remainder.epoch != exchange["epoch"] else remainder.total
+        start = session.request.start
         self._exchange = {
             **exchange,
-            "trained_before": before,
+            "trained_before": start.total if start.epoch == exchange["epoch"] else 0,
             "n_workers": session.n_workers,
             "server": session.server,
-            "first_epoch": session.request.first_epoch,
+            "first_epoch": start.epoch,
         }
 
     def end(self, training_seconds: list[float] | None) -> None:

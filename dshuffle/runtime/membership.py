@@ -38,8 +38,8 @@ class Membership:
 
     def __init__(self, session: OpenSession) -> None:
         self.current = session
-        self.may_change = session.request.on_loss == "shrink"
-        self._min_workers = session.request.min_workers
+        self.may_change = session.request.options.on_loss == "shrink"
+        self._min_workers = session.request.options.min_workers
         self._following: OpenSession | None = None
         self._exchanging = False  # whether the current session exchanges for the next epoch
         self._refused: Reply = {}  # workers with which no session could be opened
@@ -87,7 +87,7 @@ class Membership:
         """Open the session of an epoch, if the workers have changed and there is memory for it."""
         found = self.current.calls.session("membership")
         leaving, joined = found["leaving"], found["joined"]
-        wanted = self.current.request.elastic and (leaving or (joined and not self._exchanging))
+        wanted = self.current.request.options.elastic and (leaving or (joined and not self._exchanging))
         if not (found["adopted"] or wanted) or found["there"] < self._min_workers or found == self._refused:
             return
         try:

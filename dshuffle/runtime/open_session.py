@@ -11,7 +11,7 @@ from distributed import Client
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost
-from dshuffle.planning import SERVER, WorkerHistory
+from dshuffle.planning import SERVER, Remainder, WorkerHistory
 from dshuffle.runtime.cluster_view import cluster_info
 from dshuffle.runtime.replies import Reply
 from dshuffle.runtime.session_client import SessionClient, Silence
@@ -73,7 +73,7 @@ class OpenSession:
             try:
                 return self._open()
             except WorkerLost as error:
-                if self.request.former is not None or self.request.on_loss == "raise":
+                if self.request.former is not None or self.request.options.on_loss == "raise":
                     raise
                 logger.warning("dshuffle: the session is opened again, because a worker was lost: %s", error)
             self._rename()
@@ -81,7 +81,7 @@ class OpenSession:
             try:
                 wait_for_workers(client, n_workers, patience, limit="dshuffle.replacement-timeout")
             except ClusterError as error:
-                if len(cluster_info(client)["workers"]) < self.request.min_workers:
+                if len(cluster_info(client)["workers"]) < self.request.options.min_workers:
                     raise
                 logger.warning("dshuffle: the session opens with fewer workers: %s", error)
         return self._open()
@@ -118,13 +118,13 @@ class OpenSession:
 
         Its workers read their first partitions from the workers of this session.
         """
-        begins = epoch == self.request.first_epoch  # nobody has trained in this session
+        begins = epoch == self.request.start.epoch  # nobody has trained in this session
+        server = self.request.options.server if SERVER in self.addresses else None
         request = dataclasses.replace(
             self.request,
             session_id=new_id(),
-            first_epoch=epoch,
-            remainder=self.request.remainder if begins else None,
-            server=self.request.server if SERVER in self.addresses else None,
+            options=dataclasses.replace(self.request.options, server=server),
+            start=self.request.start if begins else Remainder(epoch, ()),
             former=self.request.session_id,
             carried=self.request.carried if begins else self._carried(epoch - 1),
         )

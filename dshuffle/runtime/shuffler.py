@@ -32,6 +32,7 @@ from dshuffle.runtime.epoch_tasks import EpochTasks
 from dshuffle.runtime.membership import Membership
 from dshuffle.runtime.open_session import OpenSession
 from dshuffle.runtime.session_client import SessionClient, install_plugin
+from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.session_position import SessionPosition
 from dshuffle.runtime.session_request import session_request
 from dshuffle.runtime.session_spec import Carried
@@ -190,6 +191,17 @@ class Shuffler:
         _locks: contextlib.ExitStack | None = None,
     ) -> None:
         check_client(client)
+        given: dict[str, Any] = {
+            "on_loss": on_loss,
+            "memory_limit": memory_limit,
+            "cache_directory": cache_directory,
+            "keep_cache": keep_cache,
+            "server": server,
+            "cluster": cluster,
+            "elastic": elastic,
+            "min_workers": min_workers,
+        }
+        options = SessionOptions(**given)
         choices = Choices(
             assignment=parse_assignment(assignment),
             delivery=delivery,
@@ -203,22 +215,10 @@ class Shuffler:
         self._client = client
         self.dataset = as_dataset(dataset)
         choices = dataclasses.replace(choices, sharding=wanted_sharding(self.dataset, sharding))
-        request, classes = session_request(
-            client,
-            self.dataset,
-            choices,
-            on_loss=on_loss,
-            first_epoch=first_epoch,
-            memory_limit=memory_limit,
-            cache_directory=cache_directory,
-            keep_cache=keep_cache,
-            server=server,
-            cluster=cluster,
-            remainder=None if _resumed is None or not _resumed.next.trained else _resumed.next,
-            carried=None if _resumed is None else Carried.of(_resumed.history, _resumed.next),
-            elastic=elastic,
-            min_workers=min_workers,
-        )
+        start, carried = Remainder(as_integer("first_epoch", first_epoch, 0), ()), None
+        if _resumed is not None:
+            start, carried = _resumed.next, Carried.of(_resumed.history, _resumed.next)
+        request, classes = session_request(client, self.dataset, choices, options, start=start, carried=carried)
         self._checkpoint = checkpoint
         self._locks = contextlib.ExitStack() if _locks is None else _locks.pop_all()
         try:
@@ -226,14 +226,13 @@ class Shuffler:
                 self._locks.enter_context(checkpoint_lock(checkpoint_place(checkpoint)))
                 if _resumed is None:
                     check_no_checkpoint(checkpoint, self.dataset)
-            start = Remainder(request.first_epoch, ()) if _resumed is None else _resumed.next
             self._handed_out = True  # whether the current epoch has been yielded
             self._collectives = itertools.count(1)
             with said("the scheduler and the workers are being set up"):
                 install_plugin(client)
             keep_nannies(client)
-            if min_workers > 1:
-                wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
+            if options.min_workers > 1:
+                wait_for_workers(client, options.min_workers, request.settings.timeout, limit="dshuffle.timeout")
             with said("a session is being opened: workers are set up, and open the dataset"):
                 self._membership = membership = Membership(OpenSession(client, request))
             self._position = SessionPosition(

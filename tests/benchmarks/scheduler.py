@@ -22,6 +22,7 @@ from distributed.protocol import dumps, loads
 from dshuffle.planning import AutoDelivery, Choices, ShuffleSpec
 from dshuffle.records import Measures
 from dshuffle.runtime.scheduler.coordinator import Coordinator
+from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.settings import Settings
 
 ROWS = 244_141
@@ -82,7 +83,7 @@ async def run(count: int, epochs: int) -> list[float]:
         addresses=members.addresses,
         shuffle=shuffle,
         settings=Settings(),
-        on_loss="replace",
+        options=SessionOptions(),
         secret="",
     )
     scheduler = SimpleNamespace(rpc=members.rpc, workers={})

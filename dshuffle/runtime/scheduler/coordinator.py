@@ -92,10 +92,10 @@ class Coordinator:
             heartbeat=self._spec.settings.heartbeat,
             timeout=self._spec.settings.timeout,
             who_is=self.participants.name_of,
-            replaceable=() if self._spec.on_loss == "raise" else participants,
+            replaceable=() if self._spec.options.on_loss == "raise" else participants,
             replacement_timeout=self._spec.settings.replacement_timeout,
             optional=[SERVER],
-            shrinks=self._spec.on_loss == "shrink",
+            shrinks=self._spec.options.on_loss == "shrink",
         )
         self._deliveries = EpochDeliveries(deliveries, self._spec.shuffle.first_epoch)
         self._move_tasks = move_tasks
@@ -142,9 +142,9 @@ class Coordinator:
     def kept_workers(self) -> list[str]:
         """Workers that an adaptive cluster must not remove now."""
         idle = self.machine.phase in (Phase.IDLE, Phase.READY) and not self.machine.adopted
-        if not (self._spec.elastic and idle):
+        if not (self._spec.options.elastic and idle):
             return list(self.addresses.values())
-        return [address for who, address in self.addresses.items() if who < self._spec.min_workers]
+        return [address for who, address in self.addresses.items() if who < self._spec.options.min_workers]
 
     @property
     def paused_timeout(self) -> float:
@@ -503,14 +503,16 @@ class Coordinator:
         """Whether nobody need come for a rank: its worker was retired, or the client can open another session."""
         follows = self._spec.former is not None and not self._spec.former.kept
         opens_another = follows and self.epoch < self.machine.first_epoch
-        return self._spec.on_loss == "shrink" and (who in self.participants.handed_over or opens_another)
+        return self._spec.options.on_loss == "shrink" and (who in self.participants.handed_over or opens_another)
 
     def _is_idle(self, who: int) -> bool:
         """Whether nobody needs the partition of a worker that has retired: its tasks have ended, and a session follows.
 
         That session reads the rows from the worker that retires. They would be sent twice if the rank were adopted.
         """
-        if not self._spec.elastic or who == SERVER or self.epoch < self.machine.first_epoch or self.machine.wanted:
+        if not self._spec.options.elastic or who == SERVER:
+            return False
+        if self.epoch < self.machine.first_epoch or self.machine.wanted:
             return False
         follows = self.follower is not None and not self.follower.ended
         if not (self.participants.has_retired(who, self._loop.time(), moments=not follows)):

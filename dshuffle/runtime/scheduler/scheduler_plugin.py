@@ -306,7 +306,7 @@ class DShuffleScheduler(SchedulerPlugin):
         """The partitions that earlier sessions have kept on the disks of the workers."""
         if order.kept_as is None or order.former is not None or not order.reads_kept:
             return {}
-        message = {"op": "dshuffle_kept", "directory": order.cache_directory, "dataset": order.dataset.identity}
+        message = {"op": "dshuffle_kept", "directory": order.options.cache_directory, "dataset": order.dataset.identity}
         replies = await self._ask_all(message, sorted(ready), order.settings)
         found = {}
         for address, reply in replies.items():

@@ -119,7 +119,7 @@ class WorkerSession:
         senders: dict[int, Sender] = {}
         training: TrainingState | None = None
         server_rows: ServerRows | None = None
-        budget = for_partition(spec.shuffle, spec.memory_limit)
+        budget = for_partition(spec.shuffle, spec.options.memory_limit)
         if rank is not None:
             cache = CachePartition(
                 layout,
@@ -148,7 +148,7 @@ class WorkerSession:
             senders[rank] = sender(rank)
         if spec.addresses.get(SERVER) == worker.address:
             if budget is not None and training is not None:  # training and serving share the budget
-                budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.cache_directory is not None)
+                budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.options.on_disk)
             try:
                 server_rows = ServerRows(
                     dataset,

@@ -380,7 +380,7 @@ class DShuffleWorker(WorkerPlugin):
                 await self._in_thread(load_session_kernels, spec.shuffle, dataset.layout.nbytes)
                 if rank is not None and epoch is not None:
                     spec = await self._in_thread(kept_here, self._worker, spec, rank, epoch)
-                if rank is not None and spec.cache_directory is not None:
+                if rank is not None and spec.options.on_disk:
                     worker, close = self._worker, PartitionOnDisk.close
                     disk = await made_in_thread(threads, PartitionOnDisk, worker, spec, rank, close=close)
                     on_error.callback(disk.close)
