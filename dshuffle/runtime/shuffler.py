@@ -191,7 +191,7 @@ class Shuffler:
         _locks: contextlib.ExitStack | None = None,
     ) -> None:
         check_client(client)
-        given: dict[str, Any] = {
+        keywords: dict[str, Any] = {
             "on_loss": on_loss,
             "memory_limit": memory_limit,
             "cache_directory": cache_directory,
@@ -201,7 +201,7 @@ class Shuffler:
             "elastic": elastic,
             "min_workers": min_workers,
         }
-        options = SessionOptions(**given)
+        options = SessionOptions(**keywords)
         choices = Choices(
             assignment=parse_assignment(assignment),
             delivery=delivery,

@@ -92,7 +92,7 @@ def test_options_that_contradict_each_other() -> None:
     with pytest.raises(InvalidParameter, match=r"on_loss='raise' .* must be 'shrink', or left out, in an elastic"):
         SessionOptions(elastic=True, on_loss="raise")
     for directory in (None, "local"):
-        with pytest.raises(InvalidParameter, match=f"keep_cache=True .* {directory!r} does not outlive"):
+        with pytest.raises(InvalidParameter, match=f"keep_cache=True .*={directory!r} does not outlive"):
             SessionOptions(keep_cache=True, cache_directory=directory)
 
 

@@ -17,33 +17,22 @@ from distributed import Worker
 from numpy.typing import NDArray
 
 from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
-from dshuffle.exchange.buffers import BufferPool
-from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import DaskNetwork
 from dshuffle.exchange.endpoints import Reply
-from dshuffle.exchange.forwarder import Forwarder
-from dshuffle.exchange.inbox import Inbox
 from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.messages import MessageId, rows_per_message
-from dshuffle.exchange.outbox import Outbox
-from dshuffle.exchange.receiver import Receiver
-from dshuffle.exchange.sender import Sender
-from dshuffle.planning import SERVER, STORE, get_delivery, name_of
-from dshuffle.planning.packets import FORWARDER, forwarder_of
+from dshuffle.exchange.messages import MessageId
+from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
-from dshuffle.runtime.memory import for_partition, partition_nbytes
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker import metrics
+from dshuffle.runtime.worker.build_parts import Carriers, build_parts
 from dshuffle.runtime.worker.disk import PartitionOnDisk
-from dshuffle.runtime.worker.epoch_lock import EpochLock
-from dshuffle.runtime.worker.former_partitions import FormerPartitions, RowsHere
+from dshuffle.runtime.worker.former_partitions import RowsHere
 from dshuffle.runtime.worker.member_addresses import MemberAddresses
-from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
-from dshuffle.runtime.worker.plans import Plans
+from dshuffle.runtime.worker.member_parts import MemberParts
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
-from dshuffle.runtime.worker.server_rows import ServerRows
 from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)
@@ -89,9 +78,6 @@ class WorkerSession:
         self._worker = worker
         self._disk = disk
         self._loop = asyncio.get_running_loop()
-        # Each session has threads of its own, so that none waits for the reads of another one.
-        self._jobs = JobQueue(2, "dshuffle")
-        self._reading = JobQueue(1, "dshuffle-read")
         self._run: ExchangeRun | None = None
         self._aborted: ExchangeRun | None = None
         self._last_run = 0
@@ -100,73 +86,20 @@ class WorkerSession:
         self._background: set[asyncio.Task[None]] = set()
         self._cause: DShuffleError | None = None  # with which the session has ended
 
-        settings, layout = spec.settings, dataset.layout
         self.addresses = MemberAddresses(spec.addresses)
-        self._network = network = DaskNetwork(
+        network = DaskNetwork(
             worker,
             spec.session_id,
             self.addresses,
             serve_here=self.serve,
             acknowledge_here=self.acknowledge,
-            shares_memory=settings.shared_memory,
+            shares_memory=spec.settings.shared_memory,
         )
-
-        def sender(participant: int) -> Sender:
-            full = rows_per_message(layout.nbytes, settings.message_bytes)
-            buffers = BufferPool(layout, full, settings.window)
-            return Sender(Outbox(participant, window=settings.window), buffers, network, self._jobs)
-
-        senders: dict[int, Sender] = {}
-        training: TrainingState | None = None
-        server_rows: ServerRows | None = None
-        budget = for_partition(spec.shuffle, spec.options.memory_limit)
-        if rank is not None:
-            cache = CachePartition(
-                layout,
-                capacity=spec.shuffle.capacity,
-                incoming=spec.shuffle.max_incoming,
-                budget=budget,
-                file=None if disk is None else disk.file,
-            )
-            receiver = Receiver(
-                Inbox(rank, window=settings.window),
-                network,
-                self._jobs,
-                self._reading,
-                store=STORE,
-                report=self._received,
-                timeout=settings.timeout,
-                open_gate=lambda run_id, gate: senders[rank].open_gate(run_id, gate),
-            )
-            forwarder = None
-            if any(get_delivery(delivery).two_hops for delivery in spec.deliveries):
-                me = forwarder_of(rank)
-                senders[me] = sender(me)
-                forwarder = Forwarder(me, senders[me], network, self._jobs, timeout=settings.timeout)
-            lock = EpochLock(layout, cache.rows, rank, spec.shuffle.choices.seed, self._loop, cache.file)
-            training = TrainingState(rank, cache, receiver, lock, forwarder)
-            senders[rank] = sender(rank)
-        if spec.addresses.get(SERVER) == worker.address:
-            if budget is not None and training is not None:  # training and serving share the budget
-                budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.options.on_disk)
-            try:
-                server_rows = ServerRows(
-                    dataset,
-                    budget=budget,
-                    window_bytes=settings.window_bytes * spec.shuffle.n_workers,
-                    whole=spec.shuffle.choices.coded,
-                )
-            except BaseException:
-                if training is not None:
-                    training.lock.close()
-                    training.cache.close()
-                raise
-            senders[SERVER] = sender(SERVER)
-        former = None
-        if spec.former is not None and rows_here is not None:
-            former = FormerPartitions(worker, spec.former, dataset, settings, self._jobs, rows_here)
-        plans = Plans(spec, layout, rank, [who for who in senders if who > FORWARDER])
-        self._parts: MemberParts | None = MemberParts(spec, dataset, plans, senders, training, server_rows, former)
+        self._carriers = Carriers(network, JobQueue(2, "dshuffle"), JobQueue(1, "dshuffle-read"))
+        file = None if disk is None else disk.file
+        self._parts: MemberParts | None = build_parts(
+            worker, spec, dataset, rank, self._carriers, self._received, file, rows_here
+        )
 
     @property
     def is_loading(self) -> bool:
@@ -213,7 +146,7 @@ class WorkerSession:
         """
         if self._run is None or self._parts is None:
             return None
-        heard = self._network.heard()
+        heard = self._carriers.network.heard()
         if (training := self._parts.training) is not None:
             training.receiver.hear(heard)
             if training.forwarder is not None:
@@ -337,7 +270,7 @@ class WorkerSession:
             self._committed = run_id, {"report": report}
             run.forget()
             if self._disk is not None and parts.training is not None:
-                self._disk.keep(run.epoch, parts.training.cache, self._jobs)
+                self._disk.keep(run.epoch, parts.training.cache, self._carriers.jobs)
         return self._committed[1]
 
     async def abort(self, run_id: int) -> None:
@@ -370,12 +303,11 @@ class WorkerSession:
             task.cancel()
         if self._disk is not None:
             await self._disk.settle()
-        await self._jobs.close()
-        await self._reading.close()
+        await self._carriers.finish_jobs()
         await parts.close()
         if self._disk is not None:
             self._disk.close()
-        self._network.close()
+        self._carriers.network.close()
 
     async def serve(self, message: MessageId, *, shared: bool = False) -> Reply:
         """Answer another participant's request for a message. ``shared``: it can map memory of this process."""
@@ -402,7 +334,7 @@ class WorkerSession:
         if training is None or self.epoch != epoch:
             raise ExchangeError(f"there is no partition of epoch {epoch} on {self._worker.address}")
         rows, checksums = layout.empty(len(sample_ids)), np.empty(len(sample_ids), np.uint32)
-        await self._jobs.run(training.cache.pack, sample_ids, rows, checksums, nbytes=rows.nbytes)
+        await self._carriers.jobs.run(training.cache.pack, sample_ids, rows, checksums, nbytes=rows.nbytes)
         return {"rows": rows, "checksums": checksums}
 
     @property
