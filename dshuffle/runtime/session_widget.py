@@ -7,16 +7,14 @@ import threading
 import weakref
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshuffle.errors import DShuffleError
 from dshuffle.notebook import html_summary, html_table
 from dshuffle.planning.cost.cluster import as_number
 from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, SessionSnapshot
+from dshuffle.runtime.shuffler import Shuffler
 from dshuffle.units import human_bytes, human_count, human_rate, human_seconds
-
-if TYPE_CHECKING:
-    from dshuffle.runtime.shuffler import Shuffler
 
 SHOWN_EPOCHS = 10
 """Epochs of which times are shown."""

@@ -37,7 +37,7 @@ from dshuffle.runtime.session_position import SessionPosition
 from dshuffle.runtime.session_request import session_request
 from dshuffle.runtime.session_spec import Carried
 from dshuffle.runtime.session_state import SessionState
-from dshuffle.runtime.shuffler_summary import in_html, in_words
+from dshuffle.runtime.shuffler_summary import ShufflerSummary
 from dshuffle.runtime.waiting import said, wait_for_workers
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, Place, as_dataset
@@ -382,10 +382,20 @@ class Shuffler:
         return self._membership.current.n_workers
 
     def __repr__(self) -> str:
-        return in_words(self)
+        return self._summary().in_words()
 
     def _repr_html_(self) -> str:
-        return in_html(self)
+        return self._summary().in_html()
+
+    def _summary(self) -> ShufflerSummary:
+        return ShufflerSummary(
+            choices=self.choices,
+            dataset=self.dataset,
+            closed=self.closed,
+            n_workers=self.n_workers,
+            epoch=self.epoch,
+            records=self.records,
+        )
 
     @property
     def closed(self) -> bool:

@@ -30,6 +30,7 @@ from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
 from dshuffle.runtime.scheduler.lost_results import LostResults
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
+from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
 from dshuffle.runtime.scheduler.training_workers import LEAVING, changes
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, Former, SessionRequest
@@ -132,7 +133,7 @@ class DShuffleScheduler(SchedulerPlugin):
             return {"waiting_for": "; ".join(filter(None, [*found, *self._unrunnable.waiting_for(scheduler)]))}
 
         async def snapshot(session_id: str) -> Reply:
-            return {"snapshot": ToPickle(SessionSnapshot.of(session_id, self.coordinator(session_id)))}
+            return {"snapshot": ToPickle(snapshot_of(session_id, self.coordinator(session_id)))}
 
         async def close_session(session_id: str) -> None:
             self._opening.discard(session_id)  # if it is not open yet, it will not be
@@ -163,7 +164,7 @@ class DShuffleScheduler(SchedulerPlugin):
 
     def snapshots(self) -> list[SessionSnapshot]:
         """What all open sessions do at this moment."""
-        return [SessionSnapshot.of(*item) for item in self.coordinators.items()]
+        return [snapshot_of(*item) for item in self.coordinators.items()]
 
     def coordinator(self, session_id: str) -> Coordinator:
         """An open session."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dshuffle.planning import SERVER, name_of
+from dshuffle.planning import name_of
 from dshuffle.records import Measures
-
-if TYPE_CHECKING:
-    from dshuffle.runtime.scheduler.coordinator import Coordinator
 
 KEPT = 200
 """Epochs that a session keeps measurements of."""
@@ -117,34 +114,8 @@ class SessionSnapshot:
     epochs: tuple[EpochFigures, ...]
     links: tuple[LinkFigures, ...] = ()
 
-    @classmethod
-    def of(cls, session_id: str, coordinator: Coordinator) -> SessionSnapshot:
-        """What a coordinator knows."""
-        spec, machine = coordinator.members.spec, coordinator.machine
 
-        def state(who: int) -> str:
-            if who in machine.unsettled:
-                return "lost"
-            return "exchanging" if machine.owes_rows(who) else "ready"
-
-        return cls(
-            session_id=session_id,
-            way=spec.shuffle.choices.label,
-            n_samples=spec.shuffle.n_samples,
-            row_nbytes=spec.dataset.layout.nbytes,
-            epoch=machine.epoch,
-            phase=machine.phase.name.lower(),
-            waiting_for=machine.waiting_for(),
-            participants=tuple(
-                Participant(name=name_of(who), address=address, state=state(who), held=coordinator.held.get(who))
-                for who, address in sorted(coordinator.addresses.items(), key=lambda one: (one[0] == SERVER, one[0]))
-            ),
-            epochs=_figures(tuple(coordinator.log)),
-            links=coordinator.links,
-        )
-
-
-def _figures(log: Sequence[dict[str, Any]]) -> tuple[EpochFigures, ...]:
+def figures_of(log: Sequence[dict[str, Any]]) -> tuple[EpochFigures, ...]:
     """Figures of the epochs of a log; what an epoch's training took is known when the next one begins."""
     trained = [max(answer["training_seconds_before"], default=0.0) for answer in log[1:]]
     return tuple(map(EpochFigures.of, log, [*trained, None]))
