@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError
+from dshuffle.runtime.message_fields import from_fields, to_fields
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +59,14 @@ def retrieve(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def replying(handler: Callable[..., Awaitable[Reply | None]]) -> Callable[..., Awaitable[Reply]]:
-    """Make a handler reply with its error instead of raising it."""
+def replying(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Reply]]:
+    """Make a handler reply with its error instead of raising it. A reply is a dictionary, a message, or nothing."""
 
     @functools.wraps(handler)
     async def reply(*args: Any, **kwargs: Any) -> Reply:
         try:
-            return {"status": "OK", **(await handler(*args, **kwargs) or {})}
+            reply = await handler(*args, **kwargs) or {}
+            return {"status": "OK", **(reply if isinstance(reply, dict) else {"message": to_fields(reply)})}
         except DShuffleError as error:
             return {"status": "error", "error": ToPickle(error)}
         except Exception as error:
@@ -88,3 +90,14 @@ def unwrap(reply: Any, who: str) -> Reply:
         return reply
     error = reply["error"]
     raise error.data if isinstance(error, ToPickle) else error
+
+
+def message_in(reply: Any, kind: type[T], who: str) -> T:
+    """Return the message that a reply contains, or raise its error.
+
+    Raises
+    ------
+    DShuffleError
+        The error of the handler, or ClusterError if the reply does not contain a message of this type.
+    """
+    return from_fields(kind, unwrap(reply, who).get("message"), who)

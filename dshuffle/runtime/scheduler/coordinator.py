@@ -16,7 +16,9 @@ from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.cluster_view import Members
-from dshuffle.runtime.replies import unwrap
+from dshuffle.runtime.message_fields import from_fields, to_fields
+from dshuffle.runtime.messages import Answer, CommitReply, MemberState, Report, Vote
+from dshuffle.runtime.replies import message_in, unwrap
 from dshuffle.runtime.scheduler.closing import Closing
 from dshuffle.runtime.scheduler.deliveries import EpochDeliveries
 from dshuffle.runtime.scheduler.instructions import (
@@ -193,14 +195,15 @@ class Coordinator:
         await self._wait(self.machine.advance(self._loop.time()))
         return dict(self.log[-1])
 
-    def vote(self, participant: int, run_id: int, secret: str, vote: dict[str, Any]) -> None:
+    def vote(self, participant: int, run_id: int, secret: str, vote: object) -> None:
         """Pass on the vote of a participant on a run. Votes without the session's secret are refused."""
         if secret != self._spec.secret or participant not in self.machine.participants:
             raise ClusterError(
                 f"session {self._spec.session_id} refused a vote: it does not come from one of its workers",
                 transient=False,
             )
-        self._perform(self.machine.voted(run_id, participant, vote, self._loop.time()))
+        read = from_fields(Vote, vote, self.participants.name_of(participant))
+        self._perform(self.machine.voted(run_id, participant, read, self._loop.time()))
 
     def alive(self, participant: int, secret: str, heard: Mapping[int, float]) -> None:
         """Note a sign of life of a participant, and from which others it had bytes some seconds ago."""
@@ -371,8 +374,8 @@ class Coordinator:
                         self._adopt(rank)
                 case GoesOnWithout(who):
                     self._go_on_without(who)
-                case Committed(run, replies):
-                    self.log.append(self._measures(run, dict(replies)))
+                case Committed(run, reports):
+                    self.log.append(self._measures(run, reports))
                     self.outcomes.begin(run.epoch)
                     self._waiters.release()
                     count(EpochFigures.of(self.log[-1]))
@@ -406,7 +409,7 @@ class Coordinator:
             message = {"spec": ToPickle(spec), "number": tell.turn, "last_run": run_id, "epoch": epoch}
             message["restore"] = order == "restore"
             if message["restore"]:
-                message["drawn"] = machine.drawn.get(who)
+                message["drawn"] = None if (drawn := machine.drawn.get(who)) is None else to_fields(drawn)
         elif order == "members":
             message |= {"addresses": dict(self.addresses), "number": tell.turn}
         elif order != "status":
@@ -418,7 +421,7 @@ class Coordinator:
         address = self.addresses[who]
         try:
             reply = await self.participants.request(order, who, message)
-            found = unwrap(reply, self.participants.name_of(who))
+            answer = self._answer_in(reply, tell)
         except WorkerLost as error:  # it closes, or has lost its partition
             if machine.is_due(tell):
                 self.lose(address, f"is lost ({error})")
@@ -431,7 +434,17 @@ class Coordinator:
                 tell, address, ClusterError(f"{self.participants.name_of(who)}: {type(error).__name__}: {error}")
             )
         else:
-            self._perform(machine.answered(tell, found, self._loop.time()))
+            self._perform(machine.answered(tell, answer, self._loop.time()))
+
+    def _answer_in(self, reply: Any, tell: Tell) -> Answer:
+        name = self.participants.name_of(tell.who)
+        match tell.order:
+            case "status":
+                return message_in(reply, MemberState, name)
+            case "commit":
+                return message_in(reply, CommitReply, name)
+        unwrap(reply, name)
+        return None
 
     def _refused(self, tell: Tell, address: str, error: DShuffleError) -> None:
         if tell.order == "restore":
@@ -532,16 +545,16 @@ class Coordinator:
         else:
             self._perform(self.machine.not_adopted())
 
-    def _measures(self, run: Run, replies: dict[int, Any]) -> dict[str, Any]:
-        reports = combined_reports(replies, self.machine.participants)
-        self.links = links_of(replies)
-        self.held = {who: reply["report"]["held"] for who, reply in replies.items() if who != SERVER}
+    def _measures(self, run: Run, reports: Mapping[int, Report]) -> dict[str, Any]:
+        combined = combined_reports(reports, self.machine.participants)
+        self.links = links_of(reports)
+        self.held = {who: report.held for who, report in reports.items() if who != SERVER}
         delivery = self._deliveries.of_run(run)
         if not get_delivery(delivery).needs_server:  # a server's link is shared by all workers
-            self._rate = next_rate(self._rate, rate_of(reports.measured, reports.measures.cpu_idle))
+            self._rate = next_rate(self._rate, rate_of(combined.measured, combined.measures.cpu_idle))
         return {
-            **measurements_of(run, reports, self._asked_at),
+            **measurements_of(run, combined, self._asked_at),
             "addresses": dict(self.addresses),
             "delivery": delivery,
-            "training_seconds_before": reports.training_seconds[: len(self._ranks)],
+            "training_seconds_before": combined.training_seconds[: len(self._ranks)],
         }

@@ -8,6 +8,7 @@ from typing import Any
 
 from dshuffle.planning import name_of
 from dshuffle.records import Measures
+from dshuffle.runtime.messages import Report
 
 KEPT = 200
 """Epochs that a session keeps measurements of."""
@@ -90,12 +91,12 @@ class LinkFigures:
         return self.nbytes / self.seconds if self.seconds else 0.0
 
 
-def links_of(replies: Mapping[int, Mapping[str, Any]]) -> tuple[LinkFigures, ...]:
+def links_of(reports: Mapping[int, Report]) -> tuple[LinkFigures, ...]:
     """The links of an exchange, from what participants reported with the commit."""
     return tuple(
         LinkFigures(receiver=name_of(who), sender=name_of(sender), nbytes=nbytes, seconds=seconds)
-        for who, reply in sorted(replies.items())
-        for sender, (nbytes, seconds) in sorted(reply["report"]["links"].items())
+        for who, report in sorted(reports.items())
+        for sender, (nbytes, seconds) in sorted(report.links.items())
     )
 
 

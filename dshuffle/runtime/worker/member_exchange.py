@@ -119,7 +119,6 @@ class MemberExchange:
         expected = own.n_received
         summary = {
             "packets": expected,
-            "coded": False,
             "needed": expected,
             "expected": expected,
             "arriving": expected - len(own.part.receives.get(STORE, ())),
@@ -164,7 +163,6 @@ class MemberExchange:
         packets = made.packets
         summary = {
             "packets": packets.n_packets,
-            "coded": packets.coded,
             "needed": made.n_needed,
             "expected": packets.n_components,
             "digest": made.digest(),

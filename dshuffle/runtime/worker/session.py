@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,6 +23,8 @@ from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
+from dshuffle.runtime.message_fields import to_fields
+from dshuffle.runtime.messages import CommitReply, MemberState, Report
 from dshuffle.runtime.partition import Partition
 from dshuffle.runtime.replies import unwrap
 from dshuffle.runtime.session_spec import SessionSpec
@@ -81,7 +83,7 @@ class WorkerSession:
         self._run: ExchangeRun | None = None
         self._aborted: ExchangeRun | None = None
         self._last_run = 0
-        self._committed: tuple[int, Reply] | None = None
+        self._committed: tuple[int, CommitReply] | None = None
         self._restored: asyncio.Future[str | None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._cause: DShuffleError | None = None  # with which the session has ended
@@ -133,11 +135,11 @@ class WorkerSession:
         training = self._open_parts.training
         return SampleDigest() if training is None else training.lock.trained(epoch)
 
-    def status(self) -> Reply:
+    def status(self) -> MemberState:
         """The current run, the fraction of its rows that have arrived, and its vote if that is known."""
         run, training = self._run, None if self._parts is None else self._parts.training
         arrived = None if run is None or training is None else training.receiver.arrived
-        return {"open": True, "run_id": self._last_run, "arrived": arrived, "vote": None if run is None else run.vote}
+        return MemberState(open=True, run_id=self._last_run, arrived=arrived, vote=None if run is None else run.vote)
 
     def heard(self) -> dict[int, float] | None:
         """Participant -> seconds since bytes came from it, as far as it is known; None if no run is under way.
@@ -153,7 +155,7 @@ class WorkerSession:
                 training.forwarder.receiver.hear(heard)
         return heard
 
-    async def restore(self, epoch: int, drawn: Sequence[int] | None) -> None:
+    async def restore(self, epoch: int, drawn: SampleDigest | None) -> None:
         """Read the partition of an epoch from the store, in place of a worker that was lost.
 
         ``drawn`` is the digest of the samples that the lost worker had.
@@ -176,7 +178,7 @@ class WorkerSession:
         if reason is not None:
             raise ExchangeError(reason)
         assert run.prepared is not None
-        if drawn is not None and run.prepared.drawn.fields != list(drawn):
+        if drawn is not None and run.prepared.drawn != drawn:
             raise ExchangeError(
                 f"this worker would train on other samples of epoch {epoch} than the worker that was lost. "
                 + SAME_BUILD,
@@ -219,14 +221,13 @@ class WorkerSession:
         if self._run is not None and self._run.run_id == run_id:
             self._open_parts.plans.plan(self._run.epoch + 1, delivery)
 
-    async def commit(self, run_id: int) -> Reply:
+    async def commit(self, run_id: int) -> CommitReply:
         """Swap to the prepared epoch once no task reads the current one.
 
         Returns
         -------
-        dict
-            Under ``"report"``, measurements of the exchange on this worker, and the training seconds of the epoch that
-            ended. Or, if tasks are still running, what the commit waits for, under ``"busy"``.
+        CommitReply
+            With what the commit waits for, if tasks are still running.
         """
         if self._committed is not None and self._committed[0] == run_id:
             return self._committed[1]
@@ -253,7 +254,8 @@ class WorkerSession:
                 await asyncio.wait_for(parts.training.lock.swap(run.prepared.view, install), BUSY_AFTER)
             except TimeoutError:
                 readers = parts.training.lock.readers
-                return {"busy": f"{readers} {'task' if readers == 1 else 'tasks'} of epoch {self.epoch} still running"}
+                tasks = "task" if readers == 1 else "tasks"
+                return CommitReply(busy=f"{readers} {tasks} of epoch {self.epoch} still running")
         else:
             install()
         if self._parts is None:
@@ -261,13 +263,13 @@ class WorkerSession:
         if self._committed is None or self._committed[0] != run_id:  # else another call has waited, too
             measures = run.measures(time.perf_counter() - started)
             metrics.count(measures)
-            report = {
-                "measures": measures.to_dict(),
-                "training_seconds": self.take_training_seconds(),
-                "links": run.links(),
-                "held": 0 if parts.training is None else len(parts.training.cache.index.sample_ids),
-            }
-            self._committed = run_id, {"report": report}
+            report = Report(
+                measures=measures,
+                training_seconds=self.take_training_seconds(),
+                links=run.links(),
+                held=0 if parts.training is None else len(parts.training.cache.index.sample_ids),
+            )
+            self._committed = run_id, CommitReply(report=report)
             run.forget()
             if self._disk is not None and parts.training is not None:
                 self._disk.keep(run.epoch, parts.training.cache, self._carriers.jobs)
@@ -353,19 +355,20 @@ class WorkerSession:
         if self._restored is not None:
             assert run.vote is not None
             if not self._restored.done():
-                self._restored.set_result(run.vote["reason"])
+                self._restored.set_result(run.vote.reason)
         else:
             self._spawn(self._send_vote(run))
 
     async def _send_vote(self, run: ExchangeRun) -> None:
         """Report to the scheduler whether this worker is ready. If that fails, the scheduler asks for the vote."""
+        assert run.vote is not None
         try:
             reply = await self._worker.scheduler.dshuffle_report(
                 session_id=self.spec.session_id,
                 participant=self.participant,
                 run_id=run.run_id,
                 secret=self.spec.secret,
-                vote=run.vote,
+                vote=to_fields(run.vote),
             )
             unwrap(reply, "the scheduler")
         except (OSError, DShuffleError) as error:

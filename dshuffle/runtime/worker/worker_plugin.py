@@ -29,10 +29,13 @@ from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.shared_memory import may_share
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning import SERVER
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.process_exit import end_without_last_collections
 from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.memory import WorkerMemory
+from dshuffle.runtime.message_fields import from_fields
+from dshuffle.runtime.messages import CommitReply, MemberState
 from dshuffle.runtime.replies import Reply, replying, unwrap, within
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec, adopted_id, is_adopted_by
 from dshuffle.runtime.worker import metrics
@@ -101,8 +104,9 @@ class DShuffleWorker(WorkerPlugin):
                 raise WorkerLost(f"worker {worker.address} closes, or no longer has the dshuffle plugin")
             return found
 
-        async def open_session(spec: SessionSpec, **order: Any) -> None:
-            await plugin().open(spec, **order)
+        async def open_session(spec: SessionSpec, drawn: object = None, **order: Any) -> None:
+            digest = None if drawn is None else from_fields(SampleDigest, drawn, "the scheduler")
+            await plugin().open(spec, drawn=digest, **order)
 
         async def members(session_id: str, addresses: dict[int, str], number: int) -> None:
             plugin().session(session_id).change_members(addresses, number)
@@ -110,11 +114,11 @@ class DShuffleWorker(WorkerPlugin):
         async def begin(session_id: str, run_id: int, epoch: int, delivery: str, rate: float | None) -> None:
             plugin().session(session_id).begin(run_id, epoch, delivery, rate)
 
-        async def status(session_id: str) -> Reply:
+        async def status(session_id: str) -> MemberState:
             session = plugin().sessions.get(session_id)
-            return {"open": False} if session is None else session.status()
+            return MemberState(open=False) if session is None else session.status()
 
-        async def commit(session_id: str, run_id: int) -> Reply:
+        async def commit(session_id: str, run_id: int) -> CommitReply:
             found = plugin()
             reply = await found.session(session_id).commit(run_id)
             found.kept.close(session_id)  # all members have their first partitions
@@ -221,7 +225,7 @@ class DShuffleWorker(WorkerPlugin):
         *,
         restore: bool = False,
         epoch: int | None = None,
-        drawn: Sequence[int] | None = None,
+        drawn: SampleDigest | None = None,
     ) -> None:
         """Allocate this worker's part of a session. Another call waits for the first one.
 
@@ -361,7 +365,7 @@ class DShuffleWorker(WorkerPlugin):
         return next((who for who, where in spec.addresses.items() if where == address and who != SERVER), None)
 
     async def _open(
-        self, spec: SessionSpec, number: int, last_run: int, epoch: int | None, drawn: Sequence[int] | None
+        self, spec: SessionSpec, number: int, last_run: int, epoch: int | None, drawn: SampleDigest | None
     ) -> None:
         assert self._worker is not None
         assert self._executor is not None
