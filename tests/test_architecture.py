@@ -178,6 +178,7 @@ def test_no_module_tests_names_of_deliveries_or_assignments(module):
 
 
 PUBLIC_MODULES = {
+    "dshuffle.errors",
     "dshuffle.synthetic",
     "dshuffle.units",
     "dshuffle.training.torch_ddp",

@@ -15,7 +15,7 @@ from dshuffle.cli import main
 from dshuffle.compare import compare_ways, local_cluster, product_of_ways
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, Packets, ShuffleSpec
 from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, Drawn
-from dshuffle.planning.cost import Cluster, Work, all_ways, compare_costs
+from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
 from dshuffle.planning.delivery.definition import Delivery, Source
 from dshuffle.planning.grouping import lowest_bit
 from dshuffle.planning.packets import missing_samples
@@ -63,7 +63,7 @@ def test_planning_and_the_cost_model_know_them():
     planner = EpochPlanner(ShuffleSpec(8, 2, Choices("rotate", "first-holder", sharding="contiguous")))
     planner.load()
     assert planner.advance().ranks.tolist() == [1] * 4 + [0] * 4
-    cluster = Cluster(4, link_up=1e6, link_down=1e6, server_up=1e6)
+    cluster = ClusterRates(4, link_up=1e6, link_down=1e6, server_up=1e6)
     ways = all_ways(cluster, Work(10_000, 100), assignments=["rotate"])
     assert {"rotate + peer", "rotate + first-holder"} < {way.way for way in ways}
     found = {prediction.work.way: prediction for prediction in compare_costs(cluster, ways)}
@@ -88,7 +88,7 @@ def test_the_command_line_knows_them():
     ran = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert [row["packets"] for row in json.loads(ran.stdout)["deliveries"]] == [100]
     arguments = [
-        "simulate",
+        "advise",
         "--workers",
         "4",
         "--samples",

@@ -40,7 +40,6 @@ from dshuffle.report import (
     write_report,
 )
 from dshuffle.report.progress import progress_bar
-from dshuffle.report.tables import CAPTION, quality_caption
 from dshuffle.runtime.cluster_view import count_training_workers
 from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
 from dshuffle.runtime.measure.probe import measure_cluster
@@ -158,7 +157,7 @@ def compare(
         page = write_report(comparison, output)
     except OSError as error:
         raise click.ClickException(f"The report could not be written to {output}: {error}") from error
-    click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
+    click.echo(f"Report: {page}\nBeside it are records.jsonl and summary.json.", err=True)
 
 
 def _emulated_rates(generated: bool, **given: str | None) -> EmulatedRates:
@@ -174,14 +173,11 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         click.echo(json.dumps(to_dict(comparison, verdict(comparison))))
     else:
         console = Console()
-        for table in comparison_tables(comparison):
-            console.print(table, "")
-        for caption in (CAPTION, quality_caption(comparison)):
-            console.print(f"{caption}\n", style="dim", highlight=False, markup=False)
+        for table, note in comparison_tables(comparison):
+            console.print(table)
+            console.print(f"{note}\n" if note else "", style="dim", highlight=False, markup=False)
         for sentence in verdict_sentences(comparison):
             console.print(sentence, highlight=False, markup=False)
-        if comparison.emulated:
-            console.print(f"Emulated: {comparison.emulated}.", highlight=False, markup=False)
 
 
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from dask.callbacks import Callback
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dshuffle.cli.option_names import first_option
 from dshuffle.cli.options import SYNTHETIC
 from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import Advance, progress_bar
@@ -70,13 +70,9 @@ def _chosen_source(ctx: click.Context, options: Mapping[str, Any]) -> str:
     if len(named) != 1:
         raise click.UsageError("Exactly one of --from, --movielens and --synthetic is required.")
     chosen: str = options["synthetic"] or named[0]
-    for option in sorted(set().union(*OPTIONS_OF.values()) - OPTIONS_OF[chosen]):
-        if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE:
-            flag = next(parameter.opts[0] for parameter in ctx.command.params if parameter.name == option)
-            source = (
-                f"--synthetic {chosen}" if chosen in SYNTHETIC else "--from" if chosen == "files" else "--movielens"
-            )
-            raise click.UsageError(f"{flag} cannot be used with {source}.")
+    if option := first_option(ctx, sorted(set().union(*OPTIONS_OF.values()) - OPTIONS_OF[chosen])):
+        source = f"--synthetic {chosen}" if chosen in SYNTHETIC else "--from" if chosen == "files" else "--movielens"
+        raise click.UsageError(f"{option} cannot be used with {source}.")
     return named[0]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dshuffle.errors import DShuffleError
 
@@ -36,6 +38,20 @@ class NotingGroup(click.Group):
         name, command, rest = super().resolve_command(ctx, args)
         ctx.meta[COMMAND] = command
         return name, command, rest
+
+
+def first_option(ctx: click.Context, names: Iterable[str]) -> str | None:
+    """Return the first of several options that is on the command line.
+
+    Parameters
+    ----------
+    names
+        Names of their parameters.
+    """
+    for name in names:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            return next(parameter.opts[0] for parameter in ctx.command.params if parameter.name == name)
+    return None
 
 
 def one_line(error: DShuffleError, ctx: click.Context) -> click.ClickException:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from dshuffle.errors import ShardingWarning
 from dshuffle.planning import Assignment, parse_assignment
-from dshuffle.planning.cost import Change, Cluster, Prediction, Recommendation, Work, all_ways
+from dshuffle.planning.cost import Change, ClusterRates, Prediction, Recommendation, Work, all_ways
 from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.units import human_bytes, human_ratio, human_seconds
 
@@ -38,7 +38,7 @@ def warnings_as_lines() -> Iterator[None]:
             click.echo(f"warning: {warning.message}", err=True)
 
 
-def ways_of(cluster: Cluster, work: Work, assignments: tuple[str, ...]) -> tuple[Work, ...]:
+def ways_of(cluster: ClusterRates, work: Work, assignments: tuple[str, ...]) -> tuple[Work, ...]:
     """Return all ways of the given assignments; report each requested assignment that has no feasible way."""
     ways = all_ways(cluster, work, assignments=assignments)
     for assignment in assignments if assignments != ASSIGNMENTS else ():
@@ -51,7 +51,7 @@ WORDS = {"links": "workers' links", "server": "the server's link", "storage": "s
 
 
 def show(
-    cluster: Cluster,
+    cluster: ClusterRates,
     predictions: Sequence[Prediction],
     advice: Recommendation,
     *,
@@ -80,7 +80,7 @@ def show(
         console.print(line, highlight=False, markup=False)
 
 
-def as_object(cluster: Cluster, predictions: Sequence[Prediction], advice: Recommendation) -> dict[str, Any]:
+def as_object(cluster: ClusterRates, predictions: Sequence[Prediction], advice: Recommendation) -> dict[str, Any]:
     """Return the predictions and the recommendation as an object for JSON, in seconds and bytes."""
     return {
         "cluster": dataclasses.asdict(cluster),
@@ -162,7 +162,7 @@ def _seconds_of(predictions: Sequence[Prediction], rule: Assignment) -> list[flo
     return [p.exchange_seconds for p in predictions if p.work.choices.assignment == rule]
 
 
-def _change(cluster: Cluster, change: Change) -> str:
+def _change(cluster: ClusterRates, change: Change) -> str:
     winner = change.winner
     faster = "as fast" if change.factor >= 1 else "slower"
     by = human_ratio(max(change.factor, 1 / change.factor))

@@ -1,4 +1,4 @@
-"""``dshuffle shard``: compute a first assignment offline, and show how evenly it spreads the classes."""
+"""``dshuffle dataset shard``: compute a first assignment offline, and show how evenly it spreads the classes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dshuffle.compare.ways import Way
 from dshuffle.emulated_links import HEADERS
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO
-from dshuffle.planning.cost import Cluster, Prediction, predict
+from dshuffle.planning.cost import ClusterRates, Prediction, predict
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
@@ -69,7 +69,7 @@ def compare_ways(
     features: str = "x",
     target: str = "y",
     command: str = "",
-    measured: Cluster | None = None,
+    measured: ClusterRates | None = None,
     on_epoch: Callable[[Way, TrainingPoint], None] | None = None,
 ) -> Comparison:
     """Run every way from the same seed and weights, one after the other.
@@ -128,7 +128,7 @@ def result_of(
     shuffler: Shuffler,
     points: Sequence[TrainingPoint],
     *,
-    measured: Cluster | None,
+    measured: ClusterRates | None,
     quality: QualityOfWays,
 ) -> WayResult:
     """Return the result of a way, from its shuffler after the training and the points of the fit."""
@@ -207,13 +207,13 @@ def check_copy(way: Way, dataset: Dataset) -> None:
         raise InvalidParameter.because("shuffled", reason, hint)
 
 
-def with_links(cluster: Cluster, rate: float) -> Cluster:
+def with_links(cluster: ClusterRates, rate: float) -> ClusterRates:
     """The same cluster with links of a rate in bytes per second, headers included, for all workers and the server."""
     link = rate / HEADERS
     return dataclasses.replace(cluster, link_up=link, link_down=link, server_up=link, wire_overhead=0.0)
 
 
-def predicted(cluster: Cluster, dataset: Dataset, way: Way) -> Prediction:
+def predicted(cluster: ClusterRates, dataset: Dataset, way: Way) -> Prediction:
     """Predict the cost of an epoch with one way of shuffling a dataset."""
     choices = dataclasses.replace(
         way.choices, assignment=with_chunks_of(dataset, way.choices.assignment), sharding="random", balance=None

@@ -17,7 +17,7 @@ from dshuffle.compare.comparison import predicted
 from dshuffle.errors import InvalidParameter
 from dshuffle.notebook import html_summary
 from dshuffle.planning import AUTO, ShuffleSpec
-from dshuffle.planning.cost import Cluster, all_ways, recommend
+from dshuffle.planning.cost import ClusterRates, all_ways, recommend
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.auto_candidates import work_of
 from dshuffle.runtime.memory import member_nbytes
@@ -134,7 +134,7 @@ def explain(
     *,
     cluster: str,
     training: str,
-    rates: Cluster | None,
+    rates: ClusterRates | None,
     on_disk: bool,
 ) -> Explanation:
     """Explain what training on a dataset with each of several ways does.
@@ -150,7 +150,7 @@ def explain(
     """
     notes = []
     if rates is None:
-        rates = Cluster(n_workers, ASSUMED_LINK, ASSUMED_LINK, server_up=ASSUMED_LINK, storage=ASSUMED_STORAGE)
+        rates = ClusterRates(n_workers, ASSUMED_LINK, ASSUMED_LINK, server_up=ASSUMED_LINK, storage=ASSUMED_STORAGE)
         notes.append(
             f"The seconds assume links of {human_rate(ASSUMED_LINK)} and storage of {human_rate(ASSUMED_STORAGE)}. "
             "Measure your cluster with dshuffle.measure_cluster, and pass rates=."
@@ -171,7 +171,7 @@ def explain(
     )
 
 
-def _explained(dataset: Dataset, way: Way, n_workers: int, rates: Cluster, on_disk: bool) -> WayExplanation:
+def _explained(dataset: Dataset, way: Way, n_workers: int, rates: ClusterRates, on_disk: bool) -> WayExplanation:
     auto = way.choices.delivery == AUTO
     known = dataclasses.replace(way.choices, delivery="peer") if auto else way.choices
     spec = ShuffleSpec(dataset.n_samples, n_workers, resolved(dataset, known))
@@ -186,7 +186,9 @@ def _explained(dataset: Dataset, way: Way, n_workers: int, rates: Cluster, on_di
     )
 
 
-def _faster(dataset: Dataset, ways: Sequence[Way], rates: Cluster, explained: Sequence[WayExplanation]) -> list[str]:
+def _faster(
+    dataset: Dataset, ways: Sequence[Way], rates: ClusterRates, explained: Sequence[WayExplanation]
+) -> list[str]:
     """What would be faster than the fastest of several ways that shuffle globally."""
     times = [
         one.exchange_seconds

@@ -17,7 +17,7 @@ from dshuffle.pipeline.explanation import Explanation, explain
 from dshuffle.pipeline.run import PipelineResult, PipelineRun, execute
 from dshuffle.pipeline.training import Training
 from dshuffle.planning import AUTO, Choices, ShuffleSpec, parse_assignment
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import progress_bar
 from dshuffle.runtime.dataset_inputs import resolved
@@ -185,7 +185,7 @@ class Pipeline:
             limit = int(Settings.from_config().memory_fraction * memory)
             check_budget(spec, dataset.layout, limit, on_disk=self.options.on_disk)
 
-    def explain(self, rates: Cluster | None = None) -> Explanation:
+    def explain(self, rates: ClusterRates | None = None) -> Explanation:
         """Say what will run where, how much moves, and how long an exchange will take. Trains nothing.
 
         Parameters

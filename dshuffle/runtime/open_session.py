@@ -135,13 +135,15 @@ class OpenSession:
         return Carried(self.history, epoch, {address: who for who, address in self.addresses.items() if who != SERVER})
 
     def close(self) -> None:
-        """Free the partitions on all workers."""
+        """Free the partitions on all workers. If the scheduler does not answer, the log says so: nothing is lost."""
         if self.calls.connected:
             try:
                 self.calls.session("close")
-            except ClusterError:  # a scheduler that was only slow closes it later
-                self.calls.close_soon()
-                raise
+            except ClusterError as error:
+                if not self.calls.silence.seconds:
+                    raise
+                self.calls.close_soon()  # a scheduler that is only slow closes it later
+                logger.warning("dshuffle: the session is closed once the scheduler answers again: %s", error)
 
 
 def new_id() -> str:

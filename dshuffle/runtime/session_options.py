@@ -11,7 +11,7 @@ from typing import Any
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import AUTO, Choices, GivenSharding
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.runtime.dataset_inputs import STRATIFIED
 from dshuffle.runtime.quantities import as_nbytes, as_switch
 
@@ -66,7 +66,7 @@ class SessionOptions:
     cache_directory: str | None = None
     keep_cache: bool = False
     server: str | None = None
-    cluster: Cluster | None = None
+    cluster: ClusterRates | None = None
     elastic: bool = False
     min_workers: int = 1
 
@@ -138,9 +138,9 @@ def _server(name: str, value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def _cluster(name: str, value: object) -> Cluster | None:
-    if not (value is None or isinstance(value, Cluster)):
-        raise InvalidParameter.of(name, value, "None or a Cluster, as dshuffle.measure_cluster returns it")
+def _cluster(name: str, value: object) -> ClusterRates | None:
+    if not (value is None or isinstance(value, ClusterRates)):
+        raise InvalidParameter.of(name, value, "None or a ClusterRates, as dshuffle.measure_cluster returns it")
     return value
 
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, MixingWarning
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_assignment
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
@@ -77,7 +77,7 @@ class Shuffler:
     sharding
         The first assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``. With the assignment ``"chunks"`` it
         applies to whole chunks. With other assignments it may also be ``"stratified:y"`` (each class of the labels
-        ``y`` in equal parts), the name of a sharding stored beside the dataset (``dshuffle shard --write``), a
+        ``y`` in equal parts), the name of a sharding stored beside the dataset (``dshuffle dataset shard --write``), a
         :class:`~dshuffle.sharding.Sharding`, or ``(q,)`` ranks. Every worker holds the samples that a sharding
         broadcasts and trains on them in every epoch; they are not exchanged. All other samples are trained on exactly
         once per epoch. Give only the ranks of a sharding to ignore its broadcast samples.
@@ -184,7 +184,7 @@ class Shuffler:
         cache_directory: str | os.PathLike[str] | None = None,
         keep_cache: bool = False,
         server: str | int | None = None,
-        cluster: Cluster | None = None,
+        cluster: ClusterRates | None = None,
         elastic: bool = False,
         min_workers: int = 1,
         _resumed: SessionState | None = None,
@@ -504,7 +504,8 @@ class Shuffler:
         Raises
         ------
         ClusterError
-            If the scheduler does not answer for 5 s; for 20 s while ``close`` waits for tasks.
+            If the scheduler does not say for 5 s how the tasks ended; for 20 s while ``close`` waits for them. If it
+            has said so, and does not answer any more, the log says it.
         """
         try:
             self._close()

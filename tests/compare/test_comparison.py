@@ -11,7 +11,7 @@ from dshuffle.compare import Way, compare_ways, connect, default_ways, local_clu
 from dshuffle.compare.comparison import _with_chosen, predicted
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import Choices
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.synthetic import keyed_regression
 
 
@@ -86,7 +86,7 @@ def test_the_modest_step_follows_the_norm_of_the_rows(tmp_path):
 
 def test_groups_smaller_than_chunks_are_predicted_to_read_more(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.ones((8000, 10))}, chunk_rows=200)
-    cluster = Cluster(4, link_up=1e9, link_down=1e9, storage=1e5)
+    cluster = ClusterRates(4, link_up=1e9, link_down=1e9, storage=1e5)
     chunks, groups, whole = (
         predicted(
             cluster, dataset, Way(name, Choices(assignment=name, delivery="storage", sharding="random"))

@@ -14,11 +14,11 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dshuffle
-from dshuffle import Choices, InvalidParameter, Pipeline, RunCancelled, Training
+from dshuffle import Choices, InvalidParameter, Pipeline, Training
 from dshuffle.compare import Way
-from dshuffle.errors import ClusterError, DatasetChanged, DatasetNotFound
+from dshuffle.errors import ClusterError, DatasetChanged, DatasetNotFound, RunCancelled
 from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.runtime.waiting import wait_for_workers
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
@@ -203,13 +203,13 @@ def test_an_explanation_says_what_moves():
 
 def test_an_explanation_with_measured_rates():
     pipeline = Pipeline(URL, LINEAR, shuffle=Choices("global", "storage"), cluster=HERE)
-    rates = Cluster(2, 1e3, 1e3, server_up=1e3, storage=1.0)  # a store of one byte per second
+    rates = ClusterRates(2, 1e3, 1e3, server_up=1e3, storage=1.0)  # a store of one byte per second
     explained = pipeline.explain(rates)
     assert explained.ways[0].exchange_seconds > 1000
     assert explained.ways[0].bottleneck.startswith("storage")
     assert "would be faster" in explained.notes[-1]
     with pytest.raises(InvalidParameter, match=r"rates\.n_workers=3 is not allowed; it must be 2"):
-        pipeline.explain(Cluster(3, 1e3, 1e3))
+        pipeline.explain(ClusterRates(3, 1e3, 1e3))
 
 
 def test_a_running_cluster_is_used_and_left_running():

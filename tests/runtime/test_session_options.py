@@ -15,7 +15,7 @@ from dshuffle import Choices, Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter
 from dshuffle.pipeline import Pipeline, Training
 from dshuffle.planning import GivenSharding
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.session_spec import PLUGIN
 from dshuffle.runtime.session_state import CHOOSING
@@ -25,7 +25,7 @@ from .test_bad_input import PARAMETERS, cases
 
 NAMES = [field.name for field in dataclasses.fields(SessionOptions)]
 
-RATES = Cluster(n_workers=2, link_up=1e8, link_down=1e8)
+RATES = ClusterRates(n_workers=2, link_up=1e8, link_down=1e8)
 
 EARLIER_STATE = {
     "format": 2,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.prediction import PROCESSORS, Prediction
 
 EQUALLY = 0.02
@@ -23,7 +23,7 @@ class Advice:
 
 
 def explain(
-    cluster: Cluster,
+    cluster: ClusterRates,
     best: Prediction,
     instead: Prediction | None,
     whole_chunks: Prediction | None,
@@ -96,7 +96,7 @@ def exchanges_part(prediction: Prediction) -> bool:
     return assignment.moves and not (assignment.redraws_all or assignment.in_chunks or assignment.needs_holders)
 
 
-def _reason(cluster: Cluster, best: Prediction, predictions: Sequence[Prediction]) -> str:
+def _reason(cluster: ClusterRates, best: Prediction, predictions: Sequence[Prediction]) -> str:
     sentences = [f"{best.work.delivery.name}: {_why(cluster, best)}"]
     others: dict[str, Prediction] = {}
     for p in predictions:
@@ -114,7 +114,7 @@ def _reason(cluster: Cluster, best: Prediction, predictions: Sequence[Prediction
     return "; ".join(sentences) + "."
 
 
-def _why(cluster: Cluster, p: Prediction) -> str:
+def _why(cluster: ClusterRates, p: Prediction) -> str:
     """Explain what limits the speed of a way."""
     row = p.work.row_nbytes
     match p.bottleneck:

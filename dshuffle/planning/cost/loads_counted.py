@@ -9,7 +9,7 @@ import functools
 import numpy as np
 
 from dshuffle.planning.choices import Choices
-from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.expected_packets import HolderSets, expected_packets
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
@@ -29,7 +29,7 @@ LEAST_CHUNKS = 4
 SEED = 0
 
 
-def counted_loads(work: Work, cluster: Cluster, *, at_most: int) -> Loads:
+def counted_loads(work: Work, cluster: ClusterRates, *, at_most: int) -> Loads:
     """Count the loads of every part of the cluster in the plan of an epoch.
 
     Parameters
@@ -90,7 +90,7 @@ def counted_loads(work: Work, cluster: Cluster, *, at_most: int) -> Loads:
     return Loads(**loads)  # type: ignore[arg-type]
 
 
-def _in_two_hops(plan: Packets, cluster: Cluster, row: float) -> dict[str, object]:
+def _in_two_hops(plan: Packets, cluster: ClusterRates, row: float) -> dict[str, object]:
     """Count the bytes on every link if each row of a plan goes through a forwarder."""
     n, racks = cluster.n_workers, cluster.racks()
     through = WorkerGrid(n).forwarders(plan.senders, plan.destinations)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from dshuffle.planning.cost.cluster import Amounts, Cluster
+from dshuffle.planning.cost.cluster import Amounts, ClusterRates
 from dshuffle.planning.cost.expected_packets import HolderSets, expected_packets
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads, nothing
@@ -64,7 +64,7 @@ def chunks_hit(n_samples: int, chunk_rows: int, n_rows: float) -> float:
     return float(chunks * -np.expm1(chunk_rows * np.log1p(-part))) if part < 1 else float(chunks)
 
 
-def expected_loads(work: Work, cluster: Cluster) -> Loads:
+def expected_loads(work: Work, cluster: ClusterRates) -> Loads:
     """Compute the expected loads of every part of the cluster.
 
     These are the bytes behind each line of the table of times in docs/design.md, "Predicting". All workers have the
@@ -141,7 +141,7 @@ def storage_loads(work: Work, n_workers: int, share: np.ndarray) -> dict[str, ob
     }
 
 
-def two_hop_loads(cluster: Cluster, received: Amounts) -> dict[str, object]:
+def two_hop_loads(cluster: ClusterRates, received: Amounts) -> dict[str, object]:
     """Return the loads of links if ``(n,)`` bytes reach each worker over a grid, equally from all other workers."""
     n, racks, n_racks = cluster.n_workers, cluster.racks(), cluster.n_racks
     grid = WorkerGrid(n)

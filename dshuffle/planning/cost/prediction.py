@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads
 from dshuffle.planning.cost.loads_counted import counted_loads, is_countable
@@ -50,7 +50,7 @@ def message_count(work: Work, n_workers: int, loads: Loads, rate: float = math.i
     return min(rows, n * (1 + (n - 1) * rounds) + batches)
 
 
-def last_seconds(work: Work, cluster: Cluster, loads: Loads) -> float:
+def last_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
     """What relays still send when the last packets have left the server: much of all, if there are few packets."""
     if not work.coded or work.choices.relay != "pipelined" or loads.packets < 1:
         return 0.0
@@ -141,7 +141,9 @@ class Prediction:
         return self.resources[1][0] if len(self.resources) > 1 else ""
 
 
-def predict(cluster: Cluster, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES) -> Prediction:
+def predict(
+    cluster: ClusterRates, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES
+) -> Prediction:
     """Predict the time and traffic of an epoch.
 
     Parameters
@@ -161,7 +163,7 @@ def predict(cluster: Cluster, work: Work, *, precision: str = "auto", most_sampl
 
     Examples
     --------
-    >>> cluster = Cluster(8, link_up=12.5e6, link_down=12.5e6, server_up=12.5e6)
+    >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6, server_up=12.5e6)
     >>> from dshuffle.planning import Choices
     >>> work = Work(400_000, 1024, Choices(delivery="server", cache_fraction=0.5))
     >>> server = predict(cluster, work, precision="closed")
@@ -172,7 +174,7 @@ def predict(cluster: Cluster, work: Work, *, precision: str = "auto", most_sampl
     return timed(cluster, work, loads)
 
 
-def loads_of(cluster: Cluster, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES) -> Loads:
+def loads_of(cluster: ClusterRates, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES) -> Loads:
     """Compute the loads for :func:`predict`. They depend on the shape of the cluster, not on its rates."""
     if precision not in ("auto", "exact", "closed"):
         raise InvalidParameter.of("precision", precision, "'auto', 'exact' or 'closed'")
@@ -195,7 +197,7 @@ def loads_of(cluster: Cluster, work: Work, *, precision: str = "auto", most_samp
     return counted_loads(work, cluster, at_most=most_samples)
 
 
-def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
+def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     """Compute times from loads; docs/design.md, "Predicting", has the formulas.
 
     Links and storage work at the same time, so the slowest one determines the time. There are two exceptions. Relays
@@ -230,7 +232,7 @@ def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
     )
 
 
-def _seconds(cluster: Cluster, work: Work, loads: Loads) -> dict[str, float]:
+def _seconds(cluster: ClusterRates, work: Work, loads: Loads) -> dict[str, float]:
     """Compute how long each part of the cluster is busy."""
     up, down = cluster.rates("link_up"), cluster.rates("link_down")
     wire = 1 + cluster.wire_overhead
@@ -265,7 +267,7 @@ def _seconds(cluster: Cluster, work: Work, loads: Loads) -> dict[str, float]:
     return seconds
 
 
-def _reading_seconds(cluster: Cluster, loads: Loads) -> float:
+def _reading_seconds(cluster: ClusterRates, loads: Loads) -> float:
     """Time until all workers have read, if active readers share the storage equally up to the rate of their links.
 
     Returns 0 if links differ. The limits of each link and of the storage then determine the time.
@@ -280,7 +282,7 @@ def _reading_seconds(cluster: Cluster, loads: Loads) -> float:
     return float((np.diff(np.sort(loads.read), prepend=0.0) / each).sum())
 
 
-def _request_seconds(cluster: Cluster, loads: Loads) -> float:
+def _request_seconds(cluster: ClusterRates, loads: Loads) -> float:
     """Time that the busiest worker waits for its requests, or that the storage takes to answer all requests."""
     waiting = loads.requests * cluster.request_seconds
     if cluster.storage_connection is not None:
@@ -288,7 +290,7 @@ def _request_seconds(cluster: Cluster, loads: Loads) -> float:
     return max(float(waiting.max()) / cluster.requests_at_once, float(loads.requests.sum()) / cluster.storage_requests)
 
 
-def _processor_seconds(cluster: Cluster, work: Work, loads: Loads) -> float:
+def _processor_seconds(cluster: ClusterRates, work: Work, loads: Loads) -> float:
     """Processor time of the busiest machine divided by its number of processors.
 
     It is at least the time of the busiest process, because each process has one network thread.

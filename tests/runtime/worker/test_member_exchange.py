@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dshuffle.exchange.messages import MIB
 from dshuffle.planning import SERVER, Choices, EpochPlanner, Global, ShuffleSpec
-from dshuffle.planning.cost import Cluster, Work
+from dshuffle.planning.cost import ClusterRates, Work
 from dshuffle.planning.cost.prediction import loads_of, message_count
 from dshuffle.planning.pacing import Pacing
 from dshuffle.rows import RowLayout
@@ -97,6 +97,6 @@ def test_the_cost_model_knows_how_many_messages_there_are(n_workers, n_samples, 
     way = {"cache_fraction": 0.5, "relay": relay}
     made = planned(n_samples, n_workers, row_nbytes, Settings(), delivery, range(n_workers), **way)
     count = sum(flow.n_messages for _, flows in made.messages.receives.values() for flow in flows.values())
-    cluster = Cluster(n_workers, 1e6, 1e6, server_up=1e6)
+    cluster = ClusterRates(n_workers, 1e6, 1e6, server_up=1e6)
     work = Work(n_samples, row_nbytes, Choices(delivery=delivery, **way))
     assert message_count(work, n_workers, loads_of(cluster, work)) == pytest.approx(count, rel=tolerance)
