@@ -1,9 +1,10 @@
-"""Messages between the scheduler and the workers of a session. :mod:`.message_fields` says how they travel."""
+"""Messages between clients, the scheduler and workers. :mod:`.message_fields` says how they travel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dshuffle.planning import WorkerHistory
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import Measures
 
@@ -112,3 +113,98 @@ class CommitReply:
 
 Answer = MemberState | CommitReply | None
 """What a participant answers to an order of the session machine; nothing if the order only has to be carried out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A session that has been opened for a client.
+
+    Parameters
+    ----------
+    addresses
+        Address of every rank, and of the server.
+    server
+        Role of the server: ``"dedicated"``, ``"beside rank R"``, or empty.
+    left_out
+        Paused workers that do not take part.
+    history
+        Number of workers, and how it has changed.
+    """
+
+    addresses: dict[int, str]
+    server: str
+    left_out: tuple[str, ...]
+    history: WorkerHistory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochExchange:
+    """What the exchange for an epoch moved and took, and the training of the epoch before.
+
+    Parameters
+    ----------
+    epoch, run_id, delivery
+        The epoch, the run that succeeded, and its delivery.
+    needed, packets, components
+        Samples that had to move, packets that carried them, and rows in these packets.
+    exchange_seconds, waited_seconds
+        Time of the exchange, and how long the client waited for it.
+    measures
+        What all participants measured.
+    addresses
+        Address of every rank, and of the server.
+    training_seconds_before
+        Seconds of training in the epoch before, by rank; None if they are not known.
+    """
+
+    epoch: int
+    run_id: int
+    delivery: str
+    needed: int
+    packets: int
+    components: int
+    exchange_seconds: float
+    waited_seconds: float
+    measures: Measures
+    addresses: dict[int, str]
+    training_seconds_before: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """How the workers of a cluster differ from the members of a session.
+
+    Parameters
+    ----------
+    joined
+        Workers that could train and are not members.
+    leaving
+        Members that have left or are about to leave.
+    there
+        Number of workers that could train.
+    adopted
+        Ranks whose workers have another rank as well.
+    """
+
+    joined: tuple[str, ...]
+    leaving: tuple[str, ...]
+    there: int
+    adopted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """How many samples of the current epoch each rank has trained on, and the digest of all of these."""
+
+    epoch: int
+    counts: tuple[int, ...]
+    digest: SampleDigest
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedTask:
+    """A task that has ended without finishing: the number of its call, its rank, and what became of it."""
+
+    call: int
+    rank: int
+    outcome: str

@@ -7,7 +7,7 @@ every dshuffle handler returns a dictionary with a status, which the caller unwr
 from __future__ import annotations
 
 import asyncio
-import functools
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -59,20 +59,26 @@ def retrieve(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def replying(handler: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Reply]]:
-    """Make a handler reply with its error instead of raising it. A reply is a dictionary, a message, or nothing."""
+class Arrays(dict[str, Any]):
+    """A reply with arrays, which Dask sends as frames of their own."""
 
-    @functools.wraps(handler)
-    async def reply(*args: Any, **kwargs: Any) -> Reply:
+
+def replying(operation: str, method: Callable[..., Any]) -> Callable[..., Awaitable[Reply]]:
+    """Make a handler of a method, which may be a coroutine. It replies with its error instead of raising it."""
+
+    async def reply(**message: Any) -> Reply:
         try:
-            reply = await handler(*args, **kwargs) or {}
-            return {"status": "OK", **(reply if isinstance(reply, dict) else {"message": to_fields(reply)})}
+            result = method(**message)
+            if inspect.isawaitable(result):
+                result = await result
+            return {"status": "OK", **(result if isinstance(result, Arrays) else {"message": to_fields(result)})}
         except DShuffleError as error:
             return {"status": "error", "error": ToPickle(error)}
         except Exception as error:
-            logger.exception("dshuffle: %s failed", getattr(handler, "__name__", handler))
+            logger.exception("dshuffle: %s failed", operation)
             return {"status": "error", "error": ToPickle(ClusterError(f"{type(error).__name__}: {error}"))}
 
+    reply.__name__ = operation  # Dask logs it
     return reply
 
 

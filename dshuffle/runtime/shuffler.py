@@ -30,6 +30,7 @@ from dshuffle.runtime.epoch import Epoch, submit_to_all
 from dshuffle.runtime.epoch_recorder import EpochRecorder
 from dshuffle.runtime.epoch_tasks import EpochTasks
 from dshuffle.runtime.membership import Membership
+from dshuffle.runtime.messages import Trained
 from dshuffle.runtime.open_session import OpenSession
 from dshuffle.runtime.session_client import SessionClient, install_plugin
 from dshuffle.runtime.session_options import SessionOptions
@@ -327,9 +328,9 @@ class Shuffler:
         counts: tuple[int, ...] = ()
         digest = SampleDigest()
         if self.epoch is not None and not self._position.ended:
-            reply = self._calls.session("trained")
-            if reply["epoch"] == self.epoch:
-                counts, digest = tuple(reply["trained"]), SampleDigest(*reply["digest"])
+            trained = self._calls.ask(Trained, "trained")
+            if trained.epoch == self.epoch:
+                counts, digest = trained.counts, trained.digest
         return self._position.state(counts, digest)
 
     def save(self, url: str | os.PathLike[str]) -> None:
@@ -536,12 +537,12 @@ class Shuffler:
             if self._handed_out:
                 self._end_tasks()
                 position.ended = True
-                reply = self._membership.advance(position.next_epoch)
+                exchange = self._membership.advance(position.next_epoch)
                 position.next_epoch += 1
-                position.begin(EpochTasks(reply["epoch"]))
+                position.begin(EpochTasks(exchange.epoch))
                 self._handed_out = False  # at once: Ctrl-C must not skip the epoch
-                self._recorder.end(reply.pop("training_seconds_before"))
-                self._recorder.begin(reply, self._membership.current)
+                self._recorder.end(exchange.training_seconds_before)
+                self._recorder.begin(exchange, self._membership.current)
             assert position.tasks is not None
             if left:
                 self._membership.prefetch(position.next_epoch)
@@ -566,13 +567,13 @@ class Shuffler:
         finally:
             if self._recorder.pending:
                 try:
-                    reply = self._calls.session("training")
+                    training_seconds = self._calls.ask(tuple[float, ...], "training")
                 except DShuffleError as error:
                     # The session has ended, and says so itself.
                     logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
                     self._recorder.end(None)
                 else:
-                    self._recorder.end(reply["training_seconds"])
+                    self._recorder.end(training_seconds)
 
     def _end_tasks(self) -> None:
         """Wait for the tasks of the current epoch, and raise an error if some did not finish."""

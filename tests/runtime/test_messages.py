@@ -8,10 +8,23 @@ import pytest
 from distributed.protocol import dumps, loads
 
 from dshuffle.errors import ClusterError
+from dshuffle.planning import WorkerHistory
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import Measures
 from dshuffle.runtime.message_fields import from_fields, to_fields
-from dshuffle.runtime.messages import CommitReply, Counts, MemberState, Report, Vote
+from dshuffle.runtime.messages import (
+    CommitReply,
+    Counts,
+    EpochExchange,
+    Membership,
+    MemberState,
+    Opened,
+    Report,
+    Trained,
+    UnfinishedTask,
+    Vote,
+)
+from dshuffle.runtime.scheduler.snapshot import LinkFigures, Participant, SessionSnapshot
 
 DIGEST = SampleDigest(5, 2**63, 2**64 - 1, 0)
 
@@ -31,6 +44,40 @@ MESSAGES = [
             links={1: (2**40, 0.5), -1: (0, 0.0)},
             held=10,
         )
+    ),
+    Opened(
+        addresses={0: "tcp://a:1", -1: "tcp://b:1"},
+        server="dedicated",
+        left_out=("tcp://c:1",),
+        history=WorkerHistory(3).changed([0, 2], epoch=5, carried=4),
+    ),
+    EpochExchange(
+        epoch=3,
+        run_id=4,
+        delivery="peer",
+        needed=10,
+        packets=9,
+        components=10,
+        exchange_seconds=0.5,
+        waited_seconds=0.0,
+        measures=Measures(wire_sent_bytes=(1, 2), wire_received_bytes=(2, 1)),
+        addresses={0: "tcp://a:1", 1: "tcp://b:1"},
+        training_seconds_before=(1.0, 2.0),
+    ),
+    Membership(joined=("tcp://d:1",), leaving=(), there=3, adopted=(2,)),
+    Trained(epoch=3, counts=(5, 0), digest=DIGEST),
+    UnfinishedTask(2, 1, "cancelled"),
+    SessionSnapshot(
+        session_id="s",
+        way="global + peer",
+        n_samples=10,
+        row_nbytes=8,
+        epoch=3,
+        phase="idle",
+        waiting_for="",
+        participants=(Participant(name="rank 0", address="tcp://a:1", state="ready", held=None),),
+        epochs=(),
+        links=(LinkFigures(receiver="rank 0", sender="rank 1", nbytes=5, seconds=0.5),),
     ),
 ]
 

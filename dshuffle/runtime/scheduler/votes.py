@@ -7,12 +7,11 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.records import Measures
 from dshuffle.runtime.messages import Counts, Report
-from dshuffle.runtime.scheduler.instructions import Run
 
 CPU_BOUND = 0.2
 """With a smaller share of idle processors, the time of an exchange says nothing about the links."""
@@ -82,24 +81,6 @@ def combined_reports(reports: Mapping[int, Report], participants: Iterable[int])
     in_order = [reports.get(who, NOTHING) for who in participants]
     measured = [report.measures for report in in_order]
     return Reports(measured, Measures.combined(measured), [report.training_seconds for report in in_order])
-
-
-def measurements_of(run: Run, reports: Reports, asked_at: float) -> dict[str, Any]:
-    """What is known of the exchange of a run, for the record of its epoch.
-
-    ``asked_at`` is the time at which the client asked for the epoch.
-    """
-    total = Totals.of(run.votes.values())
-    return {
-        "epoch": run.epoch,
-        "run_id": run.run_id,
-        "needed": total.needed,
-        "packets": total.packets,
-        "components": total.expected,
-        "exchange_seconds": run.ready_after,
-        "waited_seconds": max(0.0, run.started + run.ready_after - asked_at),
-        "measures": reports.measures.to_dict(),
-    }
 
 
 def next_rate(before: float | None, measured: float | None) -> float | None:

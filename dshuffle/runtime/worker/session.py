@@ -26,7 +26,7 @@ from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.runtime.message_fields import to_fields
 from dshuffle.runtime.messages import CommitReply, MemberState, Report
 from dshuffle.runtime.partition import Partition
-from dshuffle.runtime.replies import unwrap
+from dshuffle.runtime.replies import message_in
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.build_parts import Carriers, build_parts
@@ -370,7 +370,7 @@ class WorkerSession:
                 secret=self.spec.secret,
                 vote=to_fields(run.vote),
             )
-            unwrap(reply, "the scheduler")
+            message_in(reply, type(None), "the scheduler")
         except (OSError, DShuffleError) as error:
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run.run_id, error)
 
