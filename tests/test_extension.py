@@ -12,21 +12,26 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
-from dshuffle.compare import compare_ways, local_cluster, product_of_ways
+from dshuffle.compare import product_of_ways
+from dshuffle.pipeline import LocalWorkers, Pipeline, Training
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, Packets, ShuffleSpec
 from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, Drawn
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
-from dshuffle.planning.delivery.definition import Delivery, Source
+from dshuffle.planning.delivery.peer import RowsFromPeers
 from dshuffle.planning.grouping import lowest_bit
 from dshuffle.planning.packets import missing_samples
 from dshuffle.synthetic import keyed_regression
 
 
-def plan_first_holder(holders, destinations, n_workers, *, seed):
-    """One packet for each sample, from its holder with the lowest rank."""
-    needed = missing_samples(holders, destinations)
-    senders = [lowest_bit(holders[sample, 0]) for sample in needed]
-    return Packets.uncoded(needed, destinations[needed], senders)
+class FirstHolder(RowsFromPeers):
+    """The holder of a sample with the lowest rank sends it."""
+
+    name = "first-holder"
+
+    def plan(self, holders, destinations, n_workers, *, seed, start=None, hosts=()):
+        needed = missing_samples(holders, destinations)
+        senders = [lowest_bit(holders[sample, 0]) for sample in needed]
+        return Packets.uncoded(needed, destinations[needed], senders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class Rotate(Assignment):
 
 @pytest.fixture
 def toys(monkeypatch):
-    monkeypatch.setitem(DELIVERIES, "first-holder", Delivery("first-holder", plan_first_holder, Source.PEERS))
+    monkeypatch.setitem(DELIVERIES, "first-holder", FirstHolder())
     monkeypatch.setitem(ASSIGNMENTS, "rotate", Rotate)
 
 
@@ -111,8 +116,8 @@ def test_the_command_line_knows_them():
 def test_sessions_and_comparisons_know_them(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", keyed_regression(400), chunk_rows=50)
     ways = product_of_ways(Choices(sharding="contiguous"), ["rotate"], ["first-holder", "peer"])
-    with local_cluster(2, processes=False) as client:
-        comparison = compare_ways(client, dataset, ways, epochs=3, step=0.1)
+    training, threads = Training("linear_regression", epochs=3, step=0.1), LocalWorkers(2, processes=False)
+    comparison = Pipeline(dataset, training, ways, threads, report=tmp_path / "report").run(progress=False).comparison
     for way in comparison.ways:
         assert [record.needed for record in way.records] == [400] * 3
         assert way.records[1].wire_received_bytes[0] == way.records[1].wire_received_bytes[1] > 0

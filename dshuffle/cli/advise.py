@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ import click
 
 from dshuffle.cli.described_cluster import described_cluster
 from dshuffle.cli.option_names import first_option
-from dshuffle.cli.output import show, ways_of
+from dshuffle.cli.output import COLUMNS, show, ways_of
 from dshuffle.cli.profiles import load_profile
 from dshuffle.compare.local_cluster import connect
 from dshuffle.planning import Choices
@@ -66,7 +67,8 @@ def advise(
         advice = recommend(cluster, ways, precision=precision)
         predictions = compare_costs(cluster, ways, precision=precision)
     if text and not as_json:
-        click.echo(f"{text}\n")
+        wrapper = textwrap.TextWrapper(COLUMNS, break_long_words=False, break_on_hyphens=False)
+        click.echo("\n".join(map(wrapper.fill, text.splitlines())) + "\n")
     show(cluster, predictions, advice, as_json=as_json, facts=facts)
 
 

@@ -22,6 +22,9 @@ from dshuffle.planning.cost import Change, ClusterRates, Prediction, Recommendat
 from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.units import human_bytes, human_ratio, human_seconds
 
+COLUMNS = 80
+"""Length of a line of text."""
+
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
@@ -148,9 +151,8 @@ def _table(predictions: Sequence[Prediction]) -> Table:
         if rule.moves:
             table.add_row(Text(str(rule), "bold"))
         for p in sorted(rows, key=lambda prediction: prediction.exchange_seconds):
-            delivery = f"{p.work.delivery.name}, {p.work.choices.relay}" if p.work.coded else p.work.delivery.name
             table.add_row(
-                f" {delivery}" if rule.moves else Text(str(rule), "bold"),
+                f" {p.work.choices.delivery_label}" if rule.moves else Text(str(rule), "bold"),
                 ("~" if marks and not p.exact and p.needed else "") + human_seconds(p.exchange_seconds),
                 p.bottleneck or "-",
                 *(human_bytes(value or None) for value in (p.server_egress, p.most_ingress, p.storage_bytes)),

@@ -1,11 +1,11 @@
-"""Train the same model on the same data under several ways of shuffling."""
+"""Results of training the same model on the same data under several ways of shuffling, for a report."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from dshuffle.compare.provenance import describe_cluster, describe_dataset, desc
 from dshuffle.compare.ways import Way
 from dshuffle.emulated_links import HEADERS
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO
 from dshuffle.planning.cost import ClusterRates, Prediction, predict
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
@@ -25,7 +24,7 @@ from dshuffle.runtime import Shuffler
 from dshuffle.runtime.dataset_inputs import with_chunks_of
 from dshuffle.runtime.measure.auto_candidates import work_of
 from dshuffle.store import Dataset
-from dshuffle.training.linear_regression import check_regression, fit_linear_regression
+from dshuffle.training.linear_regression import check_regression
 
 OTHER_LINKS = {f"{gbit} Gbit/s": gbit * 1.25e8 for gbit in (1, 10, 25, 100)}
 """Links in bytes per second for which a report predicts exchanges as well."""
@@ -59,70 +58,6 @@ def check_dataset(dataset: Dataset, features: str, target: str) -> None:
     check_regression(arrays, features, target)
 
 
-def compare_ways(
-    client: Client,
-    dataset: Dataset,
-    ways: Sequence[Way],
-    *,
-    epochs: int,
-    step: float,
-    features: str = "x",
-    target: str = "y",
-    command: str = "",
-    measured: ClusterRates | None = None,
-    on_epoch: Callable[[Way, TrainingPoint], None] | None = None,
-) -> Comparison:
-    """Run every way from the same seed and weights, one after the other.
-
-    Parameters
-    ----------
-    client
-        Client of the cluster that all ways run on.
-    dataset
-        Dataset to train on.
-    ways
-        At least one; all have the same seed.
-    epochs, step, features, target
-        See :func:`fit_linear_regression`.
-    command
-        Command that repeats the comparison, for the report.
-    measured
-        Speed of the cluster's links, storage and processors, if the seconds of every way are to be predicted as well;
-        see :func:`~dshuffle.runtime.measure.probe.measure_cluster`.
-    on_epoch
-        Function that is called after every epoch of every way.
-
-    Notes
-    -----
-    Two epochs of the last way run first and are not counted. They load code, open connections and fill the page cache,
-    which would otherwise count against the first way.
-    """
-    if not ways:
-        raise InvalidParameter.of("ways", ways, "at least one way of shuffling")
-    seeds = {way.choices.seed for way in ways}
-    if len(seeds) > 1:
-        raise InvalidParameter.of("seed", sorted(seeds), "the same for all ways")
-    check_dataset(dataset, features, target)
-    quality = QualityOfWays(dataset, target)
-    for way in ways:
-        check_copy(way, dataset)
-
-    def run(way: Way, count: int, report: Callable[[TrainingPoint], None] | None) -> WayResult:
-        with shuffler_of(client, dataset, way) as shuffler:
-            history = fit_linear_regression(
-                shuffler, epochs=count, step=step, features=features, target=target, on_epoch=report
-            )
-        of_way = quality if way.copy is None else QualityOfWays(way.copy, target, in_random_order=True)
-        return result_of(way, shuffler, history.points, measured=measured, quality=of_way)
-
-    def reporting(way: Way) -> Callable[[TrainingPoint], None] | None:
-        return None if on_epoch is None else lambda point: on_epoch(way, point)
-
-    run(ways[-1], 2, None)
-    results = [run(way, epochs, reporting(way)) for way in ways]
-    return comparison_of(client, dataset, results, quality=quality, settings={"step": step}, command=command)
-
-
 def result_of(
     way: Way,
     shuffler: Shuffler,
@@ -133,7 +68,7 @@ def result_of(
 ) -> WayResult:
     """Return the result of a way, from its shuffler after the training and the points of the fit."""
     prediction, elsewhere = None, {}
-    if measured is not None and way.choices.delivery != AUTO:  # which is any of several deliveries
+    if measured is not None and not way.choices.is_auto:  # which is any of several deliveries
         prediction = predicted(measured, shuffler.dataset, way)
         elsewhere = {
             name: predicted(with_links(measured, rate), shuffler.dataset, way).exchange_seconds
@@ -180,7 +115,7 @@ def comparison_of(
 def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
     """Return the label of a way; for ``auto``, with the delivery that it chose most often."""
     taken = Counter(record.delivery for record in records[1:])
-    if way.choices.delivery != AUTO or not taken:
+    if not way.choices.is_auto or not taken:
         return way.label
     [(most, count)] = taken.most_common(1)
     return f"{way.label} ({most} {count} of {taken.total()})"

@@ -16,7 +16,7 @@ from dshuffle.compare import Way
 from dshuffle.compare.comparison import predicted
 from dshuffle.errors import InvalidParameter
 from dshuffle.notebook import html_summary
-from dshuffle.planning import AUTO, ShuffleSpec
+from dshuffle.planning import ShuffleSpec
 from dshuffle.planning.cost import ClusterRates, all_ways, recommend
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.auto_candidates import work_of
@@ -157,7 +157,7 @@ def explain(
         )
     elif rates.n_workers != n_workers:
         raise InvalidParameter.of("rates.n_workers", rates.n_workers, f"{n_workers}, the number of workers that train")
-    explained = tuple(_explained(dataset, way, n_workers, rates, on_disk) for way in ways)
+    explained = tuple(_explained(way.dataset(dataset), way, n_workers, rates, on_disk) for way in ways)
     return Explanation(
         dataset=(
             f"{human_count(dataset.n_samples)} samples of {human_bytes(dataset.row_nbytes)} "
@@ -172,8 +172,7 @@ def explain(
 
 
 def _explained(dataset: Dataset, way: Way, n_workers: int, rates: ClusterRates, on_disk: bool) -> WayExplanation:
-    auto = way.choices.delivery == AUTO
-    known = dataclasses.replace(way.choices, delivery="peer") if auto else way.choices
+    auto, known = way.choices.is_auto, way.choices.with_one_delivery()
     spec = ShuffleSpec(dataset.n_samples, n_workers, resolved(dataset, known))
     prediction = predicted(rates, dataset, Way(way.label, known))
     return WayExplanation(

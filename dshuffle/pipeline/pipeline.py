@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from dshuffle.compare import Way, count_training_workers
+from dshuffle.compare.comparison import check_copy
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers, source_from_dict
 from dshuffle.pipeline.explanation import Explanation, explain
 from dshuffle.pipeline.run import PipelineResult, PipelineRun, execute
 from dshuffle.pipeline.training import Training
-from dshuffle.planning import AUTO, Choices, ShuffleSpec, parse_assignment
+from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import progress_bar
@@ -109,9 +110,6 @@ class Pipeline:
             raise InvalidParameter.of(
                 "shuffle", [way.choices.seed for way in ways], "a sequence of ways with the same seed"
             )
-        if copies := [way.label for way in ways if way.copy is not None]:
-            hint = "Make a pipeline of the copy."
-            raise InvalidParameter.because("shuffle", f"“{copies[0]}” trains on a copy of the dataset", hint)
         object.__setattr__(self, "shuffle", ways)
         for name in ("checkpoint", "report"):
             if (value := getattr(self, name)) is not None:
@@ -161,7 +159,8 @@ class Pipeline:
         ]
         for way in self.ways:
             with _collected(problems, way.label):
-                self._check_way(dataset, way)
+                check_copy(way, dataset)
+                self._check_way(way.dataset(dataset), way)
         with _collected(problems, "cluster"):
             self.cluster.check()
         if self.report is not None:
@@ -174,8 +173,7 @@ class Pipeline:
         return dataset
 
     def _check_way(self, dataset: Dataset, way: Way) -> None:
-        delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
-        choices = resolved(dataset, dataclasses.replace(way.choices, delivery=delivery))
+        choices = resolved(dataset, way.choices.with_one_delivery())
         self.options.check_way(dataclasses.replace(choices, delivery=way.choices.delivery))
         if self.cluster.n_workers is None:
             return
@@ -250,7 +248,7 @@ class Pipeline:
             if isinstance(self.dataset, str | os.PathLike)
             else describe(as_dataset(self.dataset)),
             "training": self.training.to_dict(),
-            "shuffle": [{"label": way.label, **way.choices.to_dict()} for way in self.ways],
+            "shuffle": list(map(_way_to_dict, self.ways)),
             "cluster": self.cluster.to_dict(),
             "session": self.options.keywords(),
             "checkpoint": self.checkpoint,
@@ -290,8 +288,15 @@ class Pipeline:
         return cls(**given)
 
 
+def _way_to_dict(way: Way) -> dict[str, Any]:
+    copy = {} if way.copy is None else {"copy": describe(way.copy)}
+    return {"label": way.label, **way.choices.to_dict(), **copy}
+
+
 def _way_of(fields: Mapping[str, Any]) -> Way:
-    return Way(fields["label"], Choices.from_dict({name: fields[name] for name in fields if name != "label"}))
+    choices = Choices.from_dict({name: fields[name] for name in fields if name not in ("label", "copy")})
+    copy = fields.get("copy")
+    return Way(fields["label"], choices, dataset_of(copy) if isinstance(copy, Mapping) else copy and as_dataset(copy))
 
 
 def _options_of(session: SessionOptions | Mapping[str, Any]) -> SessionOptions:

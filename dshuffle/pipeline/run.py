@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 import threading
@@ -20,9 +21,9 @@ from dshuffle.errors import ClusterError, InvalidParameter, RunCancelled
 from dshuffle.notebook import html_summary
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
-from dshuffle.report import TrainingPoint, WayResult
+from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.report.progress import Advance
-from dshuffle.runtime import Shuffler, gathered, measure_cluster, retrying
+from dshuffle.runtime import Partition, Shuffler, gathered, measure_cluster, retrying
 from dshuffle.store import Dataset
 from dshuffle.training import History
 
@@ -78,10 +79,13 @@ class PipelineResult:
         The result of every way, in the order of the pipeline.
     report
         The file of the report, if one was wanted.
+    comparison
+        The times, traffic and errors in the report.
     """
 
     ways: tuple[TrainedWay, ...]
     report: Path | None
+    comparison: Comparison | None = None
 
     def __repr__(self) -> str:
         lines = [f"  {way!r}" for way in self.ways]
@@ -108,7 +112,15 @@ class PipelineResult:
 
 
 def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> PipelineResult:
-    """Check a pipeline, start its cluster, and train with each of its ways.
+    """Run :func:`train`, and write the report, if one is wanted."""
+    result = train(pipeline, advance, check)
+    if pipeline.report is None or result.comparison is None:
+        return result
+    return dataclasses.replace(result, report=report.write_report(result.comparison, pipeline.report))
+
+
+def train(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> PipelineResult:
+    """Check a pipeline, start its cluster, and train with each of its ways. If a report is wanted, it is not written.
 
     Parameters
     ----------
@@ -137,7 +149,7 @@ def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> 
             say("measuring the cluster")
             measured = measure_cluster(client, dataset, seconds=MEASURING_SECONDS).cluster
             say("loading code on the workers")
-            _warm_up(pipeline, client, dataset)
+            _warm_up(pipeline, client, pipeline.ways[-1].dataset(dataset))
         shufflers: list[Shuffler] = []
         for place, way in enumerate(pipeline.ways):
             say(way.label)
@@ -147,21 +159,22 @@ def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> 
                 done = before + point.epoch + 1  # a run that continues does not begin with the first epoch
                 say(way.label)
 
-            value, shuffler = _train(pipeline, client, dataset, way, on_epoch)
+            value, shuffler = _train(pipeline, client, way.dataset(dataset), way, on_epoch)
             results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers))
             shufflers.append(shuffler)
-        page = None
+        comparison = None
         if pipeline.report is not None:
-            quality = QualityOfWays(dataset, pipeline.training.arrays.get("target"))
+            target = pipeline.training.arrays.get("target")
+            quality = QualityOfWays(dataset, target)
             compared: list[WayResult] = []
             for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True):
                 points = () if result.history is None else result.history.points
-                compared.append(result_of(way, shuffler, points, measured=measured, quality=quality))
+                of_way = quality if way.copy is None else QualityOfWays(way.copy, target, in_random_order=True)
+                compared.append(result_of(way, shuffler, points, measured=measured, quality=of_way))
             comparison = comparison_of(
                 client, dataset, compared, quality=quality, settings=pipeline.training.facts, command=_command()
             )
-            page = report.write_report(comparison, pipeline.report)
-    return PipelineResult(tuple(results), page)
+    return PipelineResult(tuple(results), None, comparison)
 
 
 def _train(
@@ -189,10 +202,17 @@ def _train(
 
 
 def _warm_up(pipeline: Pipeline, client: Client, dataset: Dataset) -> None:
-    """Run two epochs without training, so that the first way does not pay for loading code and opening connections."""
+    """Run two epochs without training, so that the first way does not pay for loading code and opening connections.
+
+    The workers also import the function that trains.
+    """
     with Shuffler(client, dataset, **pipeline.ways[-1].choices.keywords(), **pipeline.options.keywords()) as shuffler:
         for epoch in shuffler.epochs(2):
-            gathered(epoch.map(len))
+            gathered(epoch.map(_only_load, fit=pipeline.training.fit))
+
+
+def _only_load(partition: Partition, fit: Callable[..., Any]) -> None:
+    """Do nothing with a partition and a function that a worker has loaded."""
 
 
 def _command() -> str:

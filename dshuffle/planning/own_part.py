@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.slots import Slots
 from dshuffle.planning.delivery import get_delivery
-from dshuffle.planning.epoch_plan import WorkerPart, split_by_worker
+from dshuffle.planning.delivery.storage import STORAGE
+from dshuffle.planning.epoch_plan import WorkerPart
 from dshuffle.planning.order import epoch_permutation
 from dshuffle.planning.packets import STORE
 from dshuffle.planning.shuffle_spec import ShuffleSpec
@@ -26,8 +27,7 @@ from dshuffle.planning.types import Ranks, Samples
 
 def plans_own_parts(spec: ShuffleSpec, delivery: str) -> bool:
     """Whether every worker can plan its own part of each epoch."""
-    found = get_delivery(delivery)
-    if spec.has_excess or found.needs_server:
+    if spec.has_excess or not get_delivery(delivery).plans_own_parts:
         return False
     return spec.slots() is not None or (spec.blocks(0) is not None and spec.blocks(1) is not None)
 
@@ -123,12 +123,8 @@ class OwnPlanner:
     def plan(self, epoch: int, delivery: str) -> OwnPart:
         """Plan an epoch."""
         spec, rank, moves = self.spec, self.rank, self.moves(epoch)
-        sends: dict[int, Samples] = {}
-        if epoch == spec.first_epoch or get_delivery(delivery).reads_store:
-            receives = {STORE: moves.arriving} if len(moves.arriving) else {}
-        else:
-            receives = split_by_worker(moves.arriving, moves.senders, spec.n_workers)
-            sends = split_by_worker(moves.leaving, moves.receivers, spec.n_workers)
+        chosen = STORAGE if epoch == spec.first_epoch else get_delivery(delivery)
+        receives, sends = chosen.own_part(moves.arriving, moves.senders, moves.leaving, moves.receivers, spec.n_workers)
         order = epoch_permutation(moves.own, seed=spec.choices.seed, epoch=epoch, rank=rank)
         part = WorkerPart(rank, epoch, moves.own, order, moves.own, receives, sends)
         return OwnPart(part, self.shares(epoch))

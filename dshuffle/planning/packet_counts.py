@@ -16,6 +16,7 @@ from dshuffle.checks import as_integer
 from dshuffle.planning.bounds import MOST_WORKERS, average_lower_bound, coded_rate, lower_bound
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import check_delivery, plan_delivery
+from dshuffle.planning.delivery.server import SERVER_ROWS
 from dshuffle.planning.packets import missing_samples
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 
@@ -99,7 +100,7 @@ def survey(
     clique True
     """
     epochs = as_integer("epochs", epochs, 1)
-    spec = ShuffleSpec(n_samples, n_workers, dataclasses.replace(choices, delivery="server"))
+    spec = ShuffleSpec(n_samples, n_workers, dataclasses.replace(choices, delivery=SERVER_ROWS.name))
     seed = choices.seed
     for name in deliveries:
         check_delivery(name, n_workers, excess=spec.has_excess)

@@ -113,7 +113,7 @@ class EpochPlanner:
         n_needed = len(missing_samples(last.holders, drawn.ranks))
         plan = EpochPlan(epoch, choices.seed, spec.n_workers, drawn.ranks, holders, packets, n_needed)
         self._served = {one: known for one, known in self._served.items() if one == epoch - 1}
-        if get_delivery(name).needs_server:
+        if get_delivery(name).without_server != name:
             self._served[epoch] = last.holders, drawn, plan
         return self._found(plan, drawn)
 

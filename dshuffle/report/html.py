@@ -35,17 +35,17 @@ from dshuffle.units import human_bytes, human_count, human_seconds
 
 def render_html(comparison: Comparison) -> str:
     """Render the report as one HTML document that loads nothing from elsewhere."""
-    drawn = charts(comparison)
-    script, divisions = components([chart.figure for chart in drawn])
+    plots = charts(comparison)
+    script, divisions = components([chart.figure for chart in plots])
     epochs, mixing = epochs_of(comparison), quality_headings(comparison)
 
     def table(headings: Sequence[str], cells: Callable[[WayResult], tuple[str, ...]]) -> str:
         rows = [(way.label, way_colour(place), cells(way)) for place, way in enumerate(comparison.ways)]
         return _table(("way", *headings), rows)
 
-    answer, *others = verdict_sentences(comparison)
-    sentences = "\n".join(f'<p class="verdict">{_unbroken(escape(sentence))}</p>' for sentence in others)
-    time, phases, traffic, *errors = (_figure(*pair) for pair in zip(drawn, divisions, strict=True))
+    answer, *details = verdict_sentences(comparison)
+    sentences = "\n".join(f'<p class="verdict">{_unbroken(escape(sentence))}</p>' for sentence in details)
+    time, phases, traffic, *errors = (_figure(*pair) for pair in zip(plots, divisions, strict=True))
     body = f"""<header>
 <p class="name">dshuffle compare</p>
 <h1>{_unbroken(escape(answer))}</h1>
@@ -101,13 +101,13 @@ figures.</p>
 
 def _elsewhere(comparison: Comparison) -> str:
     """Predicted exchanges on other links."""
-    known = [(place, way) for place, way in enumerate(comparison.ways) if way.on_other_links]
-    if not known:
+    predicted = [(place, way) for place, way in enumerate(comparison.ways) if way.on_other_links]
+    if not predicted:
         return ""
-    names = tuple(known[0][1].on_other_links)
+    names = tuple(predicted[0][1].on_other_links)
     rows = [
         (way.label, way_colour(place), tuple(human_seconds(way.on_other_links.get(name)) for name in names))
-        for place, way in known
+        for place, way in predicted
     ]
     return f"""<section>
 <h2>An exchange on other links</h2>

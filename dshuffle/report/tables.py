@@ -71,59 +71,59 @@ def quality_caption(comparison: Comparison) -> str:
 
 def time_cells(way: WayResult) -> tuple[str, ...]:
     """One cell for each of :data:`TIME_HEADINGS`."""
-    found = figures(way)
-    spread = found.shuffle_seconds
+    medians = figures(way)
+    spread = medians.shuffle_seconds
     return (
-        human_seconds(found.epoch_seconds),
+        human_seconds(medians.epoch_seconds),
         human_seconds(None if spread is None else spread.median),
         UNKNOWN if spread is None else _range(spread),
         human_seconds(way.predicted_seconds),
-        idle_cell(way, found),
-        human_seconds(found.training_seconds),
-        human_seconds(found.waited_seconds),
+        idle_cell(way, medians),
+        human_seconds(medians.training_seconds),
+        human_seconds(medians.waited_seconds),
     )
 
 
 def short_cells(way: WayResult) -> tuple[str, ...]:
     """One cell for each of :data:`SHORT_HEADINGS`."""
-    found = figures(way)
-    spread = found.shuffle_seconds
+    medians = figures(way)
+    spread = medians.shuffle_seconds
     return (
-        human_seconds(found.epoch_seconds),
+        human_seconds(medians.epoch_seconds),
         human_seconds(None if spread is None else spread.median),
         human_seconds(way.predicted_seconds),
-        human_seconds(found.waited_seconds),
-        human_error(found.last_error),
+        human_seconds(medians.waited_seconds),
+        human_error(medians.last_error),
     )
 
 
 def traffic_cells(way: WayResult) -> tuple[str, ...]:
     """One cell for each of :data:`TRAFFIC_HEADINGS`."""
-    found = figures(way)
+    medians = figures(way)
     return (
-        human_count(found.needed),
-        human_count(found.packets),
-        human_bytes(found.wire_bytes),
-        human_bytes(found.server_sent_bytes),
+        human_count(medians.needed),
+        human_count(medians.packets),
+        human_bytes(medians.wire_bytes),
+        human_bytes(medians.server_sent_bytes),
     )
 
 
 def store_cells(way: WayResult) -> tuple[str, ...]:
     """One cell for each of :data:`STORE_HEADINGS`."""
-    found = figures(way)
+    medians = figures(way)
     return (
-        human_bytes(found.store_bytes),
-        UNKNOWN if found.read_amplification is None else human_ratio(found.read_amplification),
-        human_count(found.store_requests),
-        human_count(found.requests_per_second),
+        human_bytes(medians.store_bytes),
+        UNKNOWN if medians.read_amplification is None else human_ratio(medians.read_amplification),
+        human_count(medians.store_requests),
+        human_count(medians.requests_per_second),
     )
 
 
-def idle_cell(way: WayResult, found: Figures) -> str:
+def idle_cell(way: WayResult, medians: Figures) -> str:
     """The idle fraction of the processors, with a mark if they were the limit."""
-    if found.cpu_idle is None:
+    if medians.cpu_idle is None:
         return UNKNOWN
-    return f"{found.cpu_idle:.0%}".replace("%", " %") + (" !" if limited_by_processors(way, found) else "")
+    return f"{medians.cpu_idle:.0%}".replace("%", " %") + (" !" if limited_by_processors(way, medians) else "")
 
 
 def quality_cells(way: WayResult, headings: Sequence[str] = QUALITY_HEADINGS) -> tuple[str, ...]:

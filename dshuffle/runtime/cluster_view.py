@@ -147,7 +147,8 @@ def choose_members(
             f"none of the {len(workers)} workers can train: all have the resource {SERVER_RESOURCE!r}. Add a worker "
             "without it"
         )
-    choices = dataclasses.replace(order.choices, delivery=max(order.deliveries, key=_demands))
+    most = max(map(get_delivery, order.deliveries), key=lambda delivery: delivery.provides)
+    choices = dataclasses.replace(order.choices, delivery=most.name)
     plan = ShuffleSpec(order.dataset.n_samples, len(training), choices, first_epoch=order.start.epoch)
     ranks, carried = [worker.address for worker in training], order.carried
     history = None if carried is None else carried.history
@@ -189,11 +190,6 @@ def _find_server(workers: list[WorkerState], wanted: str | None) -> WorkerState 
             return worker
     names = ", ".join(f"{worker.name} ({worker.address})" for worker in workers)
     raise InvalidParameter.of("server", wanted, f"the name or address of one of these workers: {names}")
-
-
-def _demands(delivery: str) -> tuple[bool, bool, bool]:
-    found = get_delivery(delivery)
-    return found.coded, found.needs_server, found.two_hops
 
 
 def in_rank_order(workers: Iterable[WorkerState]) -> list[WorkerState]:

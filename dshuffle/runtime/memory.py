@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.planning import ShuffleSpec, WorkerHistory, get_delivery
-from dshuffle.planning.delivery.grid import WorkerGrid
 from dshuffle.planning.own_part import plans_own_parts
 from dshuffle.planning.plan_memory import plan_nbytes
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.session_spec import SessionSpec
-
-LUMPS = 2.5
-"""Rows that a worker forwards at most, relative to the mean, if whole chunks move: counted in plans of few chunks."""
 
 
 def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, on_disk: bool = False) -> None:
@@ -40,7 +35,8 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, 
         way_out = f"Use {workers} workers, a memory_limit of {needed} bytes, or rows on a local disk (cache_directory)"
     relayed = ""
     if _relayed(shuffle):
-        relayed = f", and for {_relayed(shuffle)} {'packets' if shuffle.choices.coded else 'rows'} to pass on"
+        kind = get_delivery(shuffle.choices.delivery).passes_on
+        relayed = f", and for {_relayed(shuffle)} {kind} to pass on"
     planning = ""
     if plan := _plan_nbytes(shuffle):
         planning = f", and {plan} bytes for plans of all {shuffle.n_samples} samples"
@@ -149,14 +145,14 @@ def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool =
 
 
 def _relayed(shuffle: ShuffleSpec) -> int:
-    """Maximum number of packets or rows that a worker passes on.
-
-    It only relays packets from which it decodes a sample. How many rows it forwards is up to chance.
-    """
-    if get_delivery(shuffle.choices.delivery).two_hops:
-        uneven = LUMPS if shuffle.choices.assignment.in_chunks else 1.1
-        return math.ceil(uneven * WorkerGrid(shuffle.n_workers).most_forwarded * shuffle.max_incoming)
-    return 0 if not shuffle.choices.coded or shuffle.choices.relay == "unicast" else shuffle.max_incoming
+    """Maximum number of packets or rows that a worker passes on."""
+    choices = shuffle.choices
+    return get_delivery(choices.delivery).passed_on(
+        shuffle.n_workers,
+        relay=choices.relay,
+        in_chunks=choices.assignment.in_chunks,
+        most_incoming=shuffle.max_incoming,
+    )
 
 
 def workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int | None:

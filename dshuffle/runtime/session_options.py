@@ -10,7 +10,7 @@ from typing import Any
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, Choices, GivenSharding
+from dshuffle.planning import Choices, GivenSharding
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.runtime.dataset_inputs import STRATIFIED
 from dshuffle.runtime.quantities import as_nbytes, as_switch
@@ -100,7 +100,7 @@ class SessionOptions:
         InvalidParameter
             If rates are given that no choice uses, or a sharding for one number of workers, which may change.
         """
-        if self.cluster is not None and choices.delivery != AUTO:
+        if self.cluster is not None and not choices.is_auto:
             allowed = f"None with delivery={choices.delivery!r}"
             raise InvalidParameter.of("cluster", self.cluster, allowed, "Only delivery='auto' uses it.")
         sharding = choices.sharding

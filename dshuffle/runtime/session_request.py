@@ -8,7 +8,7 @@ import logging
 from distributed import Client
 
 from dshuffle.emulated_links import check_emulated_rates
-from dshuffle.planning import AUTO, Choices, Classes, Remainder
+from dshuffle.planning import Choices, Classes, Remainder
 from dshuffle.runtime.cluster_view import is_adaptive, starts_no_more
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
@@ -47,7 +47,7 @@ def session_request(
         logger.warning("dshuffle: %s", warning)
     check_emulated_rates()  # those of this process, which reads rows as well
     deliveries = {choices.delivery: 0.0}
-    if choices.delivery == AUTO:
+    if choices.is_auto:
         deliveries = expected_seconds(client, dataset, choices, options, memory_fraction=settings.memory_fraction)
     classes = choices.balance
     if classes is not None:

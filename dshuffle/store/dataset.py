@@ -205,7 +205,7 @@ class Dataset(Views):
         places = checked_slots(rows, slots, samples.size, self.row_nbytes)
         fields = self.layout.dtype.fields
         assert fields is not None
-        sinks = [self._sink(one, rows, fields[name][1]) for name, one in self._sources.items()]
+        sinks = [self._sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
         self._read(sinks, samples, places, memory_budget, stop)
 
     def slabs(self, nbytes: int) -> Iterator[NDArray[np.int64]]:
@@ -231,7 +231,7 @@ class Dataset(Views):
         """
         most = nbytes // max(1, self.row_nbytes)
         unit = self.arrays[self._widest.name].chunk_rows
-        unit = max([unit, *(one.chunk_rows for one in self.arrays.values() if one.chunk_rows <= most)])
+        unit = max([unit, *(info.chunk_rows for info in self.arrays.values() if info.chunk_rows <= most)])
         step = max(1, most // unit) * unit
         for begin in range(0, self._view.n_items, step):
             if len(ids := self._view.within(begin, begin + step)):
@@ -245,7 +245,7 @@ class Dataset(Views):
         return dataclasses.replace(self, _sources={name: self._sources[name]})
 
     def _seen_as(self, view: View) -> Dataset:
-        infos = {name: view.info(name, one) for name, one in self._sources.items()}
+        infos = {name: view.info(name, source) for name, source in self._sources.items()}
         items = {name: (source.dtype, infos[name].shape) for name, source in self._sources.items()}
         return dataclasses.replace(
             self,

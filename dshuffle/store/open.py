@@ -27,7 +27,7 @@ from dshuffle.store.dataset import Dataset
 from dshuffle.store.identity import identity_of
 from dshuffle.store.mark import Mark
 from dshuffle.store.opening import Opening
-from dshuffle.store.sample_arrays import SampleArrays, Wanted, find_arrays
+from dshuffle.store.sample_arrays import ArrayChoice, SampleArrays, find_arrays
 from dshuffle.store.stored_array import StoredArray
 from dshuffle.store.view import View
 
@@ -105,9 +105,9 @@ def open_dataset(
     >>> dataset.arrays["x"]
     ArrayInfo(dtype=dtype('<f4'), shape=(3,), chunk_rows=10, shard_rows=None)
     """
-    wanted = Wanted(arrays, sample_dim, decode)
+    choice = ArrayChoice(arrays, sample_dim, decode)
     location = Location.of(url, storage_options)
-    return open_stored(Opening(location, wanted, cache_nbytes(chunk_cache), checked_absent_chunks(absent_chunks)))
+    return open_stored(Opening(location, choice, cache_nbytes(chunk_cache), checked_absent_chunks(absent_chunks)))
 
 
 def as_dataset(dataset: Dataset | Place) -> Dataset:
@@ -135,7 +135,7 @@ def open_stored(opening: Opening, decoding: Decoding | None = None) -> Dataset:
     decoding
         What the process that opened it first has decided, so that values are the same everywhere.
     """
-    url, wanted, nbytes = opening.url, opening.wanted, opening.chunk_cache
+    url, choice, nbytes = opening.url, opening.choice, opening.chunk_cache
     meter = Meter()
     bare, standing = opening.location.open_to_read(opening.absent_chunks, meter.count_retry)
     if standing.kind != GROUP:
@@ -150,8 +150,8 @@ def open_stored(opening: Opening, decoding: Decoding | None = None) -> Dataset:
                 f"the dataset at {url} was never finished, or is still being written; if nothing writes it, create "
                 "it again with overwrite=True"
             )
-        chosen = find_arrays(group, opening.location, wanted)
-        identity = identity_of(store.bare, group, chosen, wanted)
+        chosen = find_arrays(group, opening.location, choice)
+        identity = identity_of(store.bare, group, chosen, choice)
     except (DatasetError, InvalidParameter):
         raise
     except Exception as exc:
@@ -161,7 +161,7 @@ def open_stored(opening: Opening, decoding: Decoding | None = None) -> Dataset:
         raise DatasetError(f"the dataset at {url} has no samples")
     skipped = dict(chosen.skipped)
     if decoding is None:
-        decoding, refused = _decoding(chosen, wanted)
+        decoding, refused = _decoding(chosen, choice)
         skipped |= refused
         for name, reason in decoding.undecoded.items():
             logger.warning("Array %r of %s is not decoded: %s", name, hide_secrets(url), reason)
@@ -210,16 +210,16 @@ def _not_found(location: Location, kind: str) -> DatasetNotFound:
     return DatasetNotFound(f"{url} is {kind}, but a dataset is a Zarr group of arrays{hint}")
 
 
-def _decoding(chosen: SampleArrays, wanted: Wanted) -> tuple[Decoding, dict[str, str]]:
+def _decoding(chosen: SampleArrays, choice: ArrayChoice) -> tuple[Decoding, dict[str, str]]:
     """How the numbers of each array become values, and why arrays are left out."""
     decoding, refused = Decoding({}, {}), dict[str, str]()
-    if not wanted.decode:
+    if not choice.decode:
         return Decoding(dict.fromkeys(chosen.arrays), {}), refused
     for name, attributes in attributes_of(chosen.arrays).items():
         try:
             decoding.encodings[name], undecoded = encoding_of(chosen.arrays[name], attributes)
         except DatasetError as error:
-            if wanted.arrays is not None or len(chosen.arrays) == 1:
+            if choice.arrays is not None or len(chosen.arrays) == 1:
                 raise
             refused[name] = str(error)
             continue

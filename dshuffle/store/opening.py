@@ -10,7 +10,7 @@ import zarr
 from dshuffle.store.backends.location import Location
 from dshuffle.store.backends.metered import MeteredStore
 from dshuffle.store.identity import identity_of
-from dshuffle.store.sample_arrays import Wanted, find_arrays
+from dshuffle.store.sample_arrays import ArrayChoice, find_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Opening:
     ----------
     location
         Where it is.
-    wanted
+    choice
         Which arrays, and what they mean.
     chunk_cache
         Bytes of chunks that each process keeps; 0 for none.
@@ -30,7 +30,7 @@ class Opening:
     """
 
     location: Location
-    wanted: Wanted
+    choice: ArrayChoice
     chunk_cache: int
     absent_chunks: str | None = None
 
@@ -42,7 +42,7 @@ class Opening:
     def identity(self, store: MeteredStore) -> str:
         """The identity of what is stored now."""
         group = self.group(store, None)
-        return identity_of(store.bare, group, find_arrays(group, self.location, self.wanted), self.wanted)
+        return identity_of(store.bare, group, find_arrays(group, self.location, self.choice), self.choice)
 
     def group(self, store: MeteredStore, zarr_format: Literal[2, 3] | None) -> zarr.Group:
         """The group in a store that was opened."""

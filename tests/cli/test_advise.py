@@ -41,6 +41,7 @@ def test_a_cluster_is_measured_and_advised(tmp_path):
         assert not any("storage" in way for way in ways)
         shown = CliRunner().invoke(main, ["advise", *job, "--assignment", "global"])
         assert "The storage was not measured: that needs DATASET." in shown.stdout
+        assert max(map(len, shown.stdout.splitlines())) <= 80
         bad = CliRunner().invoke(main, [*arguments[:4], "--seconds", "60"])
         assert bad.exit_code == 2
 

@@ -14,11 +14,10 @@ from dshuffle.planning.assignment import parse_assignment
 from dshuffle.planning.cost.cluster import SCALABLE, ClusterRates
 from dshuffle.planning.cost.explain import EQUALLY, Advice, exchanges_part, explain
 from dshuffle.planning.cost.job import Work
-from dshuffle.planning.cost.loads import Loads
 from dshuffle.planning.cost.loads_expected import expected_loads
 from dshuffle.planning.cost.prediction import Prediction, loads_of, timed
-from dshuffle.planning.delivery import DELIVERIES, Excess
-from dshuffle.planning.delivery.relay import RELAYS
+from dshuffle.planning.delivery import SIMPLEST, Circumstances, suitable_deliveries
+from dshuffle.planning.delivery.loads import Loads
 
 ASSIGNMENTS = ("local", "partial:0.1", "global", "aligned", "chunks")
 SAMPLES = 100_000
@@ -97,29 +96,20 @@ def all_ways(
     """
     ways: list[Work] = []
     excess = work.excess(cluster.n_workers) > 0
+    circumstances = Circumstances(cluster.n_workers, excess, has_server=server, has_storage=cluster.storage is not None)
     for name in assignments:
         rule = parse_assignment(name)
-        base = work.with_choices(assignment=rule, caching=None, delivery="peer", relay="pipelined")
+        base = work.with_choices(assignment=rule, caching=None, delivery=SIMPLEST, relay="pipelined")
         if not rule.moves:
             ways.append(base)
             continue
-        relays = tuple(RELAYS)
-        for delivery in DELIVERIES.values():
-            if (delivery.needs_server and not server) or (delivery.reads_store and cluster.storage is None):
+        families: set[str] = set()
+        for delivery in suitable_deliveries(circumstances):
+            if not delivery.gains_by(needs_holders=rule.needs_holders, in_chunks=rule.in_chunks, excess=excess):
                 continue
-            if cluster.n_workers < delivery.proposed_from:
-                continue
-            if not delivery.coded:
-                if not rule.needs_holders:  # to uncoded deliveries it is what 'global', or 'partial', is
-                    ways.append(base.with_choices(delivery=delivery.name))
-                continue
-            pays = delivery.excess is (Excess.USED if excess else Excess.REFUSED)
-            if not pays or rule.in_chunks or not delivery.supports(cluster.n_workers, excess=excess):
-                continue
-            if rule.needs_holders and not excess:
-                continue
+            relays = delivery.relays[:1] if delivery.family in families else delivery.relays
+            families.add(delivery.family)  # the first one of a family is compared with every relay
             ways += [base.with_choices(delivery=delivery.name, relay=relay) for relay in relays]
-            relays = ("pipelined",)  # the first coded delivery is compared with every relay
     return tuple(ways)
 
 
@@ -186,7 +176,7 @@ def recommend(
 def _single(cluster: ClusterRates, predictions: Sequence[Prediction]) -> Prediction | None:
     """Predict re-reading with one sample per chunk, if the present chunks make workers read more than they need."""
     for p in predictions:
-        if p.work.choices.assignment.redraws_all and p.work.delivery.reads_store and p.read_amplification > 1 + EQUALLY:
+        if p.work.choices.assignment.redraws_all and p.read_amplification > 1 + EQUALLY:
             work = dataclasses.replace(p.work, chunk_rows=1)
             return timed(cluster, work, expected_loads(work, cluster))
     return None

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.types import Amounts
 
 Rate = float | tuple[float, ...]
 """Rate in bytes/s: one for all workers, or a tuple with one per worker."""
-Amounts = NDArray[np.float64]
 MESSAGE_SECONDS = 1e-3
 """Processor time per message during an exchange. A message sent alone takes longer, as it has to wake a process up."""
 

@@ -8,11 +8,15 @@ Algorithm 3. Here workers decode every packet with cached samples alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numba
 import numpy as np
 
-from dshuffle.planning.delivery.definition import Delivery, Excess, PacketModel, Source
 from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
+from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_tables
+from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
 from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Holders, Ranks
 
@@ -43,14 +47,29 @@ def _encode(columns, starts, packet_of):  # type: ignore[no-untyped-def]
     return n_packets
 
 
-CODED = Delivery(
-    "coded",
-    plan_coded,
-    Source.SERVER,
-    Excess.USED,
-    coded=True,
-    most_workers=MOST_WORKERS,
-    packet_model=PacketModel(
+class Coded(PacketsFromServer):
+    """Packets of one sample from every column of an encoding table."""
+
+    name = "coded"
+    most_workers = MOST_WORKERS
+    packet_model = PacketModel(
+        packets_of_tables,
         aligned_fit=(-4.875, 3.398, 1.629, 4.61, 1.627, 1.291, -6.965, -0.2196, -0.1657, 0.4642),
-    ),
-)
+    )
+
+    def plan(
+        self,
+        holders: Holders,
+        destinations: Ranks,
+        n_workers: int,
+        *,
+        seed: int,
+        start: Packets | None = None,
+        hosts: Sequence[int] = (),
+        **options: Any,
+    ) -> Packets:
+        """Plan as many packets for every table as its longest column has samples."""
+        return plan_coded(holders, destinations, n_workers, seed=seed, **options)
+
+
+CODED = Coded()

@@ -570,7 +570,7 @@ class Coordinator:
         self.links = links_of(reports)
         self.held = {who: report.held for who, report in reports.items() if who != SERVER}
         delivery = self._deliveries.of_run(run)
-        if not get_delivery(delivery).needs_server:  # a server's link is shared by all workers
+        if get_delivery(delivery).shows_link_rates:
             self._rate = next_rate(self._rate, rate_of(combined.measured, combined.measures.cpu_idle))
         totals = Totals.of(run.votes.values())
         return EpochExchange(

@@ -19,6 +19,7 @@ from dshuffle.exchange.outbox import Outbox
 from dshuffle.exchange.receiver import Receiver
 from dshuffle.exchange.row_file import RowFile
 from dshuffle.exchange.sender import Sender
+from dshuffle.exchange.transports import transport_of
 from dshuffle.planning import SERVER, STORE, get_delivery
 from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.runtime.memory import for_partition, partition_nbytes
@@ -88,7 +89,7 @@ def build_parts(
     if rank is not None:
         own = add_sender(rank)
         forwarder = None
-        if any(get_delivery(delivery).two_hops for delivery in spec.deliveries):
+        if any(transport_of(delivery).forwards for delivery in spec.deliveries):
             me = forwarder_of(rank)
             forwarder = Forwarder(me, add_sender(me), carriers.network, carriers.jobs, timeout=settings.timeout)
         training = _training_state(spec, dataset, rank, carriers, report, own, forwarder, file, budget)
@@ -149,5 +150,5 @@ def _server_rows(spec: SessionSpec, dataset: Dataset, budget: int | None) -> Ser
         dataset,
         budget=budget,
         window_bytes=spec.settings.window_bytes * spec.shuffle.n_workers,
-        whole=spec.shuffle.choices.coded,
+        whole=get_delivery(spec.shuffle.choices.delivery).server_holds_all,
     )

@@ -181,7 +181,7 @@ class ExchangeRun:
         traffic = parts.dataset.traffic - self._traffic
         sent = {participant: sender.meter for participant, sender in parts.senders.items()}
         meter = None if parts.training is None else parts.training.receiver.meter
-        coded = self.exchange.hops is not None
+        coded = self.exchange.transport.encodes
         into = [] if parts.training is None else parts.training.meters
         out = [one.sent_bytes for who, one in sent.items() if who != SERVER]
         return Measures(
@@ -240,11 +240,11 @@ class ExchangeRun:
         served: asyncio.Future[RowSource] | None = None
         if parts.server_rows is not None and self._delivery != RESTORE:
             # In a separate thread: with a coded plan this waits until all rows have been read.
-            served = loop.run_in_executor(None, exchange.source, SERVER, parts.server_rows)
+            served = loop.run_in_executor(None, exchange.transport.served, parts.server_rows)
             self._begin_sending(exchange, SERVER, served)
         if training is not None:
             if before is None:
-                source = parts.plans.executor.submit(exchange.source, training.rank, training.cache)
+                source = parts.plans.executor.submit(exchange.transport.source, training.rank, training.cache)
                 self._source = asyncio.wrap_future(source)
                 self._sink = asyncio.wrap_future(parts.plans.executor.submit(self._make_sink, exchange, source))
                 # The sink has reserved the slots by then, so the next index can be built while its rows arrive.
@@ -261,7 +261,7 @@ class ExchangeRun:
                 self.run_id,
                 exchange.incoming(training.rank),
                 self._sink,
-                window=exchange.messages.asked,
+                window=exchange.transport.messages.asked,
                 resumed=before is not None,
                 stop=self._stop_reading.is_set,
                 mend=self.mend,
@@ -279,8 +279,8 @@ class ExchangeRun:
     def _with_messages(self, planned: MemberExchange) -> MemberExchange:
         parts = self._parts
         if parts.training is not None and parts.training.cache.on_disk:
-            planned = planned.for_disk(parts.spec.shuffle, parts.dataset.layout, parts.training.cache.n_free)
-        return planned.with_messages(parts.dataset.layout, parts.spec.settings, self._rate)
+            planned = planned.for_disk(parts.training.cache.n_free)
+        return planned.with_messages(self._rate)
 
     def _is_like(self, epoch: int, delivery: str, rate: float | None) -> bool:
         """Whether this run's messages are the same as those of another attempt, and its rows can be kept."""
@@ -299,28 +299,27 @@ class ExchangeRun:
         )
 
     def _begin_sending(self, exchange: MemberExchange, who: int, source: asyncio.Future[RowSource]) -> None:
-        answered = exchange.answered_by(who, self._parts.spec.settings)
-        acknowledged = exchange.messages.acknowledged
+        transport = exchange.transport
         sender = self._parts.senders[who]
         sender.begin(
             self.run_id,
             exchange.outgoing(who),
             source,
-            window=answered,
-            acknowledged=acknowledged,
+            window=transport.answered_by(who),
+            acknowledged=transport.messages.acknowledged,
             mend=self.mend if who != SERVER else nothing_to_mend,
-            reuses=who not in exchange.messages.bundles,
+            reuses=transport.reuses_buffers(who),
         )
 
     def _begin_forwarding(self, exchange: MemberExchange, training: TrainingState, *, resumed: bool) -> None:
         if training.forwarder is None:
             return
         if not resumed:
-            self._forwarded = exchange.forwarded(training.rank, self._parts.dataset.layout)
+            self._forwarded = exchange.transport.forwarded(training.rank)
         if self._forwarded is None:
             training.forwarder.sit_out()
         else:
-            messages = exchange.messages
+            messages = exchange.transport.messages
             training.forwarder.begin(
                 self.run_id,
                 self._forwarded,
@@ -331,9 +330,9 @@ class ExchangeRun:
             )
 
     def _read_rate(self, exchange: MemberExchange) -> float:
-        """Rows per second that this worker has read from the store so far; 0 if packets are sent."""
+        """Rows per second that this worker has read from the store so far; 0 if items cannot be read."""
         traffic = self._parts.dataset.traffic
-        if exchange.hops is not None or not traffic.seconds:
+        if not exchange.transport.readable or not traffic.seconds:
             return 0.0
         # The rows of one sender are spread thinner over chunks than those of a whole partition, which were read before.
         rows = traffic.delivered_bytes / max(1, self._parts.dataset.row_nbytes) / self._parts.spec.shuffle.n_workers
@@ -357,7 +356,7 @@ class ExchangeRun:
         read_former = None
         if former is not None and (self._delivery == RESTORE or self.epoch == self._parts.spec.shuffle.first_epoch):
             read_former = functools.partial(former.read_into, cache, training.receiver)
-        return exchange.sink(training.rank, cache, source.result(), read_store, read_former)
+        return exchange.transport.sink(training.rank, cache, source.result(), read_store, read_former)
 
     def _vote(self, reason: str | None, again: bool) -> None:
         if reason is None and self._prepared is not None and not self._prepared.done():

@@ -63,7 +63,7 @@ def test_a_gateway_without_peers_is_for_codes():
     assert advise(gateway, WORK.with_choices(cache_fraction=0.8)).best.work.choices.delivery == "server"
     scarce = dataclasses.replace(gateway, link_up=11e6, server_up=5e6)
     ways = [way for way in all_ways(scarce, WORK) if way.choices.delivery != "peer"]
-    assert recommend(scarce, ways, precision="closed").best.work.coded
+    assert recommend(scarce, ways, precision="closed").best.work.delivery.coded
 
 
 def test_it_can_say_no():

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices
 from dshuffle.planning.cost import ClusterRates, Work, predict
-from dshuffle.planning.cost.loads_expected import two_hop_loads
-from dshuffle.planning.delivery.grid import WorkerGrid
+from dshuffle.planning.delivery.grid import WorkerGrid, loads_over_grid
 
 
 def walked(n_workers):
@@ -54,7 +53,7 @@ def test_messages_are_few(n_workers):
 @given(n_workers=st.integers(2, 40), in_rack=st.integers(1, 40))
 def test_loads_are_those_of_all_routes(n_workers, in_rack):
     cluster = ClusterRates(n_workers, link_up=1.0, link_down=1.0, rack_workers=in_rack)
-    loads = two_hop_loads(cluster, np.full(n_workers, n_workers - 1.0))
+    loads = loads_over_grid(cluster.racks(), cluster.n_racks, np.full(n_workers, n_workers - 1.0))
     traffic, racks = walked(n_workers)[0], cluster.racks()
     crossing = traffic * (racks[:, None] != racks[None, :])
     np.testing.assert_allclose(loads["worker_out"], traffic.sum(axis=1))
