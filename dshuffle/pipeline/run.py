@@ -181,7 +181,7 @@ def _train(
     pipeline: Pipeline, client: Client, dataset: Dataset, way: Way, on_epoch: Callable[[TrainingPoint], None]
 ) -> tuple[Any, Shuffler]:
     """Train with one way, and return what the training returned, and the closed shuffler."""
-    options = {**way.choices.keywords(), **pipeline.session}
+    options = {**way.choices.keywords(), **pipeline.options.keywords()}
     if pipeline.checkpoint is None:
         with Shuffler(client, dataset, **options) as shuffler:
             return pipeline.training.run(shuffler, on_epoch), shuffler
@@ -206,7 +206,7 @@ def _warm_up(pipeline: Pipeline, client: Client, dataset: Dataset) -> None:
 
     The workers also import the function that trains.
     """
-    with Shuffler(client, dataset, **pipeline.ways[-1].choices.keywords(), **pipeline.session) as shuffler:
+    with Shuffler(client, dataset, **pipeline.ways[-1].choices.keywords(), **pipeline.options.keywords()) as shuffler:
         for epoch in shuffler.epochs(2):
             gathered(epoch.map(_only_load, fit=pipeline.training.fit))
 
