@@ -15,7 +15,7 @@ from dshuffle.cli import main
 from dshuffle.compare import product_of_ways
 from dshuffle.pipeline import LocalWorkers, Pipeline, Training
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, Packets, ShuffleSpec
-from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, Drawn
+from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, EpochDraw
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
 from dshuffle.planning.delivery.peer import RowsFromPeers
 from dshuffle.planning.grouping import lowest_bit
@@ -52,7 +52,7 @@ class Rotate(Assignment):
         return cls()
 
     def draw(self, draw):
-        return Drawn((draw.previous + 1) % np.int32(draw.n_workers))
+        return EpochDraw((draw.previous + 1) % np.int32(draw.n_workers))
 
     def missing_fraction(self, cached, excess):
         return 1 - excess

@@ -136,12 +136,12 @@ class Receiver:
         for flow in flows.values():
             if flow.gates is not None:
                 self._towards.update(flow.gates.tolist())
-        others = {sender: flow for sender, flow in flows.items() if sender not in (self._store, self._inbox.rank)}
-        self._owed = Counter({sender: flow.n_items for sender, flow in others.items()})
+        from_others = {sender: flow for sender, flow in flows.items() if sender not in (self._store, self._inbox.rank)}
+        self._owed = Counter({sender: flow.n_items for sender, flow in from_others.items()})
         for sender, sequence in self._arrived:
             first, last = flows[sender].message(sequence)
             self._meter_rows(sender, last - first)
-            if sender in others:
+            if sender in from_others:
                 self._owed[sender] -= last - first
             self._count_towards_gate(MessageId(run_id, sender, self._inbox.rank, sequence))
         owed = {sender: flow.n_messages for sender, flow in flows.items()}

@@ -266,26 +266,26 @@ class Pipeline:
         DatasetError
             If a part of a dataset cannot be opened.
         """
-        known = {one.name for one in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)}
         if missing := {"dataset", "training"} - fields.keys():
             raise InvalidParameter.because("the description of a pipeline", f"it lacks {', '.join(sorted(missing))}")
-        if unknown := fields.keys() - known:
-            raise InvalidParameter.of("pipeline", sorted(unknown), f"a mapping with names among {sorted(known)}")
+        if unknown := fields.keys() - names:
+            raise InvalidParameter.of("pipeline", sorted(unknown), f"a mapping with names among {sorted(names)}")
         readers: dict[str, Callable[[Any], Any]] = {
             "dataset": lambda value: dataset_of(value) if isinstance(value, Mapping) else value,
             "training": Training.from_dict,
             "shuffle": lambda ways: tuple(map(_way_of, ways)),
             "cluster": source_from_dict,
         }
-        given = dict(fields)
-        for name in readers.keys() & given.keys():
+        values = dict(fields)
+        for name in readers.keys() & values.keys():
             try:
-                given[name] = readers[name](given[name])
+                values[name] = readers[name](values[name])
             except (KeyError, TypeError, AttributeError) as error:
                 raise InvalidParameter.because(
                     "the description of a pipeline", f"{name} lacks a name, or has an unknown one: {error}"
                 ) from error
-        return cls(**given)
+        return cls(**values)
 
 
 def _way_to_dict(way: Way) -> dict[str, Any]:
