@@ -23,15 +23,16 @@ from dshuffle.planning.packets import missing_samples
 from dshuffle.synthetic import keyed_regression
 
 
+def plan_first_holder(holders, destinations, n_workers, *, seed):
+    """One packet for each sample, from its holder with the lowest rank."""
+    needed = missing_samples(holders, destinations)
+    senders = [lowest_bit(holders[sample, 0]) for sample in needed]
+    return Packets.uncoded(needed, destinations[needed], senders)
+
+
 class FirstHolder(RowsFromPeers):
-    """The holder of a sample with the lowest rank sends it."""
-
     name = "first-holder"
-
-    def plan(self, holders, destinations, n_workers, *, seed, start=None, hosts=()):
-        needed = missing_samples(holders, destinations)
-        senders = [lowest_bit(holders[sample, 0]) for sample in needed]
-        return Packets.uncoded(needed, destinations[needed], senders)
+    planner = staticmethod(plan_first_holder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Status, wait
+from distributed.comm import connect
 from distributed.utils_test import captured_logger
+from distributed.versions import get_versions
 
 import dshuffle
 from dshuffle import Shuffler
@@ -202,6 +204,29 @@ def test_a_client_that_is_connected_again_keeps_its_session(cluster_of, small, o
         first = client.scheduler_comm
         client.loop.add_callback(client.scheduler_comm.comm.abort)
         eventually(lambda: client.status == "running" and client.scheduler_comm not in (None, first))
+        orders(shuffler, 2)
+
+
+def test_a_client_that_connects_again_before_the_old_connection_ends_keeps_its_session(
+    cluster_of, small, orders, eventually
+):
+    """Dask then removes the new connection as if the client had left, and the client connects once more."""
+
+    async def overtake(client):
+        """Connect again, as the client does itself, while the scheduler still serves the first connection."""
+        comm = await connect(client.scheduler.address)
+        await comm.write({"op": "register-client", "client": client.id, "reply": False, "versions": get_versions()})
+        await comm.read()
+        client.scheduler_comm.comm.abort()
+
+    def connections(dask_scheduler):
+        return dask_scheduler._client_connections_added_total
+
+    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+        orders(shuffler, 1)
+        before = client.run_on_scheduler(connections)
+        client.sync(overtake, client)
+        eventually(lambda: client.status == "running" and client.run_on_scheduler(connections) == before + 2)
         orders(shuffler, 2)
 
 

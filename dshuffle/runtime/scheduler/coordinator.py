@@ -94,6 +94,7 @@ class Coordinator:
     ) -> None:
         self.members = members
         self.client_id = client_id
+        self.client_reconnected = False  # whether its client has connected again since the session was opened
         self._scheduler = scheduler
         self._spec = members.spec
         self._ranks = range(self._spec.shuffle.n_workers)

@@ -206,14 +206,25 @@ class DShuffleScheduler(SchedulerPlugin):
         elif finish == "processing" and session is not None:
             asyncio.get_running_loop().call_soon(move_to_rank, key, self._scheduler, session)
 
+    def add_client(self, scheduler: Scheduler, client: str) -> None:
+        """Note that the client of a session has connected again."""
+        for coordinator in self.coordinators.values():
+            if coordinator.client_id == client:
+                coordinator.client_reconnected = True
+
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """Close the sessions of a client that has left, or that does not come back after its connection was lost."""
-        there = [one for one, coordinator in self.coordinators.items() if coordinator.client_id == client]
+        """Close the sessions of a client that has left, or that does not come back after its connection was lost.
+
+        A client that leaves says so first, while its connection is open. But Dask also removes a client that has
+        connected again when its earlier connection ends later, and closes the new one. The client then comes back.
+        """
         comm = getattr(scheduler.client_comms.get(client), "comm", None)
-        lost = comm is not None and comm.closed()  # a client that leaves says so first
-        for session_id in there:
-            heartbeat = self.coordinators[session_id].members.spec.settings.heartbeat
-            scheduler._ongoing_background_tasks.call_soon(self._close_unless_back, session_id, lost * heartbeat)
+        lost = comm is not None and comm.closed()
+        for session_id, coordinator in self.coordinators.items():
+            if coordinator.client_id == client:
+                may_come_back = lost or coordinator.client_reconnected
+                seconds = coordinator.members.spec.settings.heartbeat if may_come_back else 0.0
+                scheduler._ongoing_background_tasks.call_soon(self._close_unless_back, session_id, seconds)
 
     def restart(self, scheduler: Scheduler) -> None:
         """End all sessions: a restart of the workers loses all partitions."""

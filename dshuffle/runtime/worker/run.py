@@ -213,12 +213,13 @@ class ExchangeRun:
         training = self._parts.training
         if training is None or self._parts.spec.shuffle.n_workers > MOST_LINKS:
             return {}
-        # Bundles come from other columns of the grid, and rows from the own column. So no worker appears twice.
-        return {
-            (who if who > FORWARDER else forwarder_of(who)): (one.nbytes, one.ended - one.begun)
-            for meter in training.meters
-            for who, one in meter.links.items()
-        }
+        links: dict[int, tuple[int, float]] = {}
+        for meter in training.meters:
+            for participant, link in meter.links.items():
+                rank = participant if participant > FORWARDER else forwarder_of(participant)
+                nbytes, seconds = links.get(rank, (0, 0.0))  # bundles and rows may come from the same worker
+                links[rank] = nbytes + link.nbytes, seconds + link.ended - link.begun
+        return links
 
     async def _start(self) -> None:
         parts, loop = self._parts, asyncio.get_running_loop()
