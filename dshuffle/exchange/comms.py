@@ -18,7 +18,7 @@ from dshuffle.emulated_links import emulated
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.acknowledgements import Acknowledgements
 from dshuffle.exchange.arrivals import seconds_since_data
-from dshuffle.exchange.endpoints import Reply
+from dshuffle.exchange.endpoints import Refusal, Reply
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.shared_memory import Place, host, mapped
 
@@ -131,7 +131,7 @@ class DaskNetwork:
 
 
 async def _closed(message: MessageId) -> Reply:
-    return {"status": "refused", "reason": "the session was closed", "again": False}
+    return Refusal("the session was closed").reply
 
 
 def _ignored(message: MessageId) -> None:

@@ -28,7 +28,7 @@ from dshuffle.runtime.messages import (
     UnfinishedTask,
     Vote,
 )
-from dshuffle.runtime.replies import message_in, unwrap
+from dshuffle.runtime.replies import message_in
 from dshuffle.runtime.scheduler.closing import Closing
 from dshuffle.runtime.scheduler.deliveries import EpochDeliveries
 from dshuffle.runtime.scheduler.instructions import (
@@ -59,6 +59,9 @@ from dshuffle.runtime.scheduler.waiters import Waiters
 from dshuffle.runtime.session_spec import Former, adopted_id
 
 logger = logging.getLogger(__name__)
+
+ANSWERS: dict[str, type[Answer]] = {"status": MemberState, "commit": CommitReply}
+"""Orders whose answers say something, and what. To all other orders, participants only answer that they obey."""
 
 TICK = 0.5
 """Seconds between looks at the clock while participants owe answers."""
@@ -442,7 +445,7 @@ class Coordinator:
         address = self.addresses[who]
         try:
             reply = await self.participants.request(order, who, message)
-            answer = self._answer_in(reply, tell)
+            answer: Answer = message_in(reply, ANSWERS.get(order, type(None)), self.participants.name_of(who))
         except WorkerLost as error:  # it closes, or has lost its partition
             if machine.is_due(tell):
                 self.lose(address, f"is lost ({error})")
@@ -456,16 +459,6 @@ class Coordinator:
             )
         else:
             self._perform(machine.answered(tell, answer, self._loop.time()))
-
-    def _answer_in(self, reply: Any, tell: Tell) -> Answer:
-        name = self.participants.name_of(tell.who)
-        match tell.order:
-            case "status":
-                return message_in(reply, MemberState, name)
-            case "commit":
-                return message_in(reply, CommitReply, name)
-        unwrap(reply, name)
-        return None
 
     def _refused(self, tell: Tell, address: str, error: DShuffleError) -> None:
         if tell.order == "restore":

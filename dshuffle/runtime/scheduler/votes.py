@@ -37,7 +37,7 @@ class Totals:
         """Sums over workers that planned their own parts, else what all of them found."""
         first = next(iter(counts))
         summed = counts if first.leaving is not None else [first]
-        return cls(*(sum(getattr(one, field.name) for one in summed) for field in dataclasses.fields(cls)))
+        return cls(*(sum(getattr(member, field.name) for member in summed) for field in dataclasses.fields(cls)))
 
 
 def check_votes(epoch: int, counts: Collection[Counts]) -> str | None:
@@ -45,10 +45,10 @@ def check_votes(epoch: int, counts: Collection[Counts]) -> str | None:
 
     They must have the same plan, together train on every sample that is due exactly once, and have all their rows.
     """
-    if len({one.digest for one in counts}) > 1:
+    if len({member.digest for member in counts}) > 1:
         return f"epoch {epoch}: the workers made different plans. {SAME_BUILD}"
-    drawn = SampleDigest.summed(one.drawn.fields for one in counts if one.drawn is not None)
-    due = SampleDigest.summed(one.due.fields for one in counts if one.due is not None)
+    drawn = SampleDigest.summed(member.drawn.fields for member in counts if member.drawn is not None)
+    due = SampleDigest.summed(member.due.fields for member in counts if member.due is not None)
     if drawn != due:
         what = f"as many samples as are due ({due.count}), but not the same ones"
         if drawn.count != due.count:
@@ -58,10 +58,11 @@ def check_votes(epoch: int, counts: Collection[Counts]) -> str | None:
             f"draw differently if their builds of dshuffle differ. {SAME_BUILD}"
         )
     expected = Totals.of(counts).expected
-    arrived = sum(one.rows for one in counts)
+    arrived = sum(member.rows for member in counts)
     if arrived != expected:
         return f"epoch {epoch}: {arrived} rows arrived, but {expected} were expected"
-    leaving, arriving = sum(one.leaving or 0 for one in counts), sum(one.arriving or 0 for one in counts)
+    leaving = sum(member.leaving or 0 for member in counts)
+    arriving = sum(member.arriving or 0 for member in counts)
     if leaving != arriving:
         return f"epoch {epoch}: the workers planned to send {leaving} rows and to receive {arriving}. {SAME_BUILD}"
     return None

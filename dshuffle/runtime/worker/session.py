@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
 from dshuffle.exchange.comms import DaskNetwork
-from dshuffle.exchange.endpoints import Reply
+from dshuffle.exchange.endpoints import Refusal, Reply
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId
 from dshuffle.planning import SERVER, name_of
@@ -315,7 +315,7 @@ class WorkerSession:
         """Answer another participant's request for a message. ``shared``: it can map memory of this process."""
         sender = None if self._parts is None else self._parts.senders.get(message.sender)
         if sender is None:
-            return {"status": "refused", "reason": f"{name_of(message.sender)} is not on this worker", "again": False}
+            return Refusal(f"{name_of(message.sender)} is not on this worker").reply
         return await sender.serve(message, shared=shared)
 
     def acknowledge(self, message: MessageId) -> None:

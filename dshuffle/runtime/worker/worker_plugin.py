@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import sent
+from dshuffle.exchange.endpoints import Refusal
 from dshuffle.exchange.kept_partition import PREFIX, Listed
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.shared_memory import may_share
@@ -447,7 +448,7 @@ def _row_handlers(plugin: Callable[[], DShuffleWorker]) -> dict[str, Callable[..
         installed = plugin()
         session = installed.sessions.get(session_id)
         if session is None:
-            return {"status": "refused", "reason": "the session is not open on this worker", "again": False}
+            return Refusal("the session is not open on this worker").reply
         for arrived in acknowledged:
             session.acknowledge(MessageId(*arrived))
         assert installed._worker is not None
