@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.errors import ShardingWarning as ShardingWarning
     from dshuffle.errors import StaleEpoch as StaleEpoch
     from dshuffle.errors import WorkerLost as WorkerLost
+    from dshuffle.launched.loader import spmd as spmd
     from dshuffle.pipeline import Pipeline as Pipeline
     from dshuffle.pipeline import Training as Training
     from dshuffle.planning import Aligned as Aligned
@@ -87,6 +88,7 @@ _MODULES = {
         "StaleEpoch",
         "WorkerLost",
     ),
+    "dshuffle.launched.loader": ("spmd",),
     "dshuffle.pipeline": ("Pipeline", "Training"),
     "dshuffle.planning": (
         "Aligned",
