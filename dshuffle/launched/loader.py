@@ -319,11 +319,17 @@ class SpmdLoader:
         try:
             yield
         except (DShuffleError, CancelledError, OSError) as error:
-            job = self._process.job
-            if job is not None and job.failure is not None:
-                self._mailbox.post_failure(job.failure)
-                raise job.failure from error
+            try:
+                self._check_job()
+            except DShuffleError as failure:
+                raise failure from error
             raise
+
+    def _check_job(self) -> None:
+        """Raise an error if the job has failed; on rank 0, also if the message for this rank is still on its way."""
+        if self._process.job is not None and self._process.job.failure is not None:
+            self._mailbox.post_failure(self._process.job.failure)
+        self._mailbox.check()
 
     def _close(self, error: BaseException | None) -> None:
         if self._closed:
@@ -352,7 +358,7 @@ class SpmdLoader:
             ranks = ", ".join(map(str, process.job.present[:8]))
             logger.warning("dshuffle: rank 0 has left its loop, and waits for these ranks: %s", ranks)
             pause *= 2
-        mailbox.check()
+        self._check_job()
         if session is not None:
             if epoch is not None and epoch.is_complete:
                 self._end_epoch()

@@ -39,6 +39,9 @@ NO_PAUSES = {
 }
 """Dask would pause a worker whose process has much memory. Here it is mostly the memory of the script."""
 
+_CONFIGURING = threading.Lock()
+"""The configuration is that of the process, and a process may have several ranks."""
+
 
 def rank_0_lost() -> WorkerLost:
     """The error of a rank without a connection to the scheduler."""
@@ -171,7 +174,7 @@ class RankProcess:
             await self._start_scheduler(ports)
         else:
             self.address = await find_scheduler(place, ports, self._protocol, self._security, self._timeout)
-        with dask.config.set(NO_PAUSES):
+        with _CONFIGURING, dask.config.set(NO_PAUSES):
             self._worker = Worker(
                 self.address,
                 nthreads=1,
