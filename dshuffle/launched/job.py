@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from distributed import Scheduler
@@ -50,6 +50,8 @@ class Job(SchedulerPlugin):
     def __init__(self, scheduler: Scheduler, place: Place, ports: Sequence[int]) -> None:
         self.world_size = place.world_size
         self.failure: DShuffleError | None = None
+        self.on_failure: Callable[[], None] | None = None
+        """Called in a thread if the job fails."""
         self._scheduler = scheduler
         self._key = job_key(place, ports)
         self._addresses: dict[int, str] = {}  # of the ranks that are there
@@ -173,6 +175,8 @@ class Job(SchedulerPlugin):
         if self.failure is None and not self._ended.is_set():
             self.failure = failure
             self._failed.set()
+            if self.on_failure is not None:
+                asyncio.get_running_loop().run_in_executor(None, self.on_failure)
             self._post(self._addresses.values(), "post_failure", ToPickle(failure))
 
     def _check_next(self, rank: int) -> None:

@@ -258,6 +258,7 @@ class SpmdLoader:
                 self._state,
                 self._options,
             )
+            process.job.on_failure = self._session.cancel
             is_rest = self._session.is_rest
         shuffler = self._session.shuffler
         process.call(process.job.open, shuffler.next_epoch, is_rest, pickled(shuffler.attached))

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
 from typing import Any
 
 from distributed import Client, Future, Security
@@ -55,6 +56,7 @@ class JobSession:
         options: Mapping[str, Any],
     ) -> None:
         self.dataset, self._terms, self._checkpoint = dataset, terms, checkpoint
+        self._futures: list[Future[Any]] = []
         self._client = Client(address, security=security, set_as_default=False)
         try:
             options = {**options, "on_loss": "raise", "min_workers": world_size}
@@ -93,8 +95,14 @@ class JobSession:
             Called in another thread with a rank and the reason if its task does not finish.
         """
         epoch = next(self.shuffler.epochs(count))
-        for rank, future in enumerate(epoch.map(hold_partition, self._terms)):
+        self._futures = epoch.map(hold_partition, self._terms)
+        for rank, future in enumerate(self._futures):
             future.add_done_callback(functools.partial(_call_if_failed, on_failure, rank))
+
+    def cancel(self) -> None:
+        """Cancel the tasks of the current epoch, so that nobody waits for those of a rank that is gone."""
+        with contextlib.suppress(CancelledError, OSError):  # the client may be closed meanwhile
+            self._client.cancel(self._futures)
 
     def end_epoch(self) -> None:
         """Wait until all ranks have given their partitions back, and write the last checkpoint."""
