@@ -73,19 +73,23 @@ class Ranks:
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": job, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(script), *arguments]
         self.processes = [
-            subprocess.Popen(command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True, process_group=0
+            )
             for rank in range(n_ranks)
         ]
 
     def end(self, seconds: float = 100) -> tuple[list[int], list[str]]:
-        """Wait for the ends of all ranks; their exit codes, and what they wrote to stderr."""
-        end, errors = time.monotonic() + seconds, []
+        """Wait for the ends of all ranks; their exit codes, and what they wrote to stderr. No process may be left."""
+        end = time.monotonic() + seconds
         try:
-            for process in self.processes:
-                errors.append(process.communicate(timeout=max(1, end - time.monotonic()))[1])
+            errors = [process.communicate(timeout=max(1, end - time.monotonic()))[1] for process in self.processes]
         finally:
             for process in self.processes:
                 process.kill()
+        for process in self.processes:  # each began a group, in which its children would be
+            with pytest.raises(ProcessLookupError):
+                os.killpg(process.pid, 0)
         return [process.returncode for process in self.processes], errors
 
 
