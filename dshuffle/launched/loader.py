@@ -514,7 +514,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _names(dataset: Dataset, arrays: Sequence[str] | None) -> tuple[str, ...]:
-    names = tuple(dataset.layout.names)
+    names = tuple(sorted(dataset.layout.names))  # rows have an order of their own
     if arrays is None:
         return names
     if isinstance(arrays, str) or not arrays or not set(arrays) <= set(names):

@@ -86,6 +86,16 @@ def test_the_length_is_known_before_the_first_epoch(in_threads):
     assert results == [(7, [(0, 7), (1, 7)], 2), (None, [(0, 7), (1, 7)], 2)]
 
 
+def test_arrays_are_in_alphabetical_order(tmp_path):
+    """The order of a row's bytes is another one."""
+    arrays = {"x": np.zeros((4, 2), "f4"), "y": np.arange(4), "b": np.zeros(4, bool)}
+    dataset = dshuffle.create_dataset(str(tmp_path / "three.zarr"), arrays)
+    assert dataset.layout.names != ("b", "x", "y")
+    with dshuffle.spmd(dataset, batch_size=4, rank=0, world_size=1) as loader:
+        [batch] = next(loader.epochs(1))
+    assert [(array.shape, array.dtype) for array in batch] == [((4,), bool), ((4, 2), "f4"), ((4,), "i8")]
+
+
 def test_arrays_are_in_the_order_asked_for(in_threads):
     def loop(loader):
         x, number = next(iter(next(loader.epochs(1))))
