@@ -369,7 +369,7 @@ class SpmdLoader:
                 self._process.tell_job("end_epoch")
                 mailbox.give_back()
             with self._job_errors():
-                session.close(None)
+                session.close()
             self._session = None
         process.tell_job("end")
 
@@ -380,8 +380,8 @@ class SpmdLoader:
             self._process.say_failed(reason)
             self._mailbox.fail(rank_failed(self.rank, self.world_size, reason))
         try:
-            if self._session is not None:
-                self._session.close(error)
+            if self._session is not None and error is not None:
+                self._session.drop(error)
         finally:
             self._process.close(failed=error is not None)
 

@@ -144,16 +144,19 @@ class JobSession:
         assert self._checkpoint is not None
         write_checkpoint(self._checkpoint, state, self.dataset, was_written=True)
 
-    def close(self, error: BaseException | None) -> None:
-        """Close the session, without waiting for tasks if there was an error."""
-        try:
-            if error is None:
-                self.shuffler.close()
-            else:
-                self.shuffler.__exit__(type(error), error, error.__traceback__)
-        finally:
-            with contextlib.suppress(OSError):  # TimeoutError among them
-                self._client.close(timeout=CLOSE_WITHIN)
+    def close(self) -> None:
+        """Close the session on all ranks."""
+        self.shuffler.close()
+        self._close_client()
+
+    def drop(self, error: BaseException) -> None:
+        """Let go of the session after an error. All workers and the scheduler are about to close."""
+        self._close_client()  # first, so that the shuffler does not wait for workers that are gone
+        self.shuffler.__exit__(type(error), error, error.__traceback__)
+
+    def _close_client(self) -> None:
+        with contextlib.suppress(OSError):  # TimeoutError among them
+            self._client.close(timeout=CLOSE_WITHIN)
 
 
 def _call_if_failed(on_failure: Callable[[int, str], None], rank: int, future: Future[Any]) -> None:
