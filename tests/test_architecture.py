@@ -26,7 +26,7 @@ ROWS = [
     {"records"},
     {"store", "exchange", "sharding", "report", "integrations"},
     {"runtime"},
-    {"training"},
+    {"training", "launched"},
     {"compare"},
     {"pipeline"},
     {"cli"},
