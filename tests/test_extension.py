@@ -15,7 +15,7 @@ from dshuffle.cli import main
 from dshuffle.compare import product_of_ways
 from dshuffle.pipeline import LocalWorkers, Pipeline, Training
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, Packets, ShuffleSpec
-from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, Drawn
+from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, EpochDraw
 from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
 from dshuffle.planning.delivery.peer import RowsFromPeers
 from dshuffle.planning.grouping import lowest_bit
@@ -23,15 +23,16 @@ from dshuffle.planning.packets import missing_samples
 from dshuffle.synthetic import keyed_regression
 
 
+def plan_first_holder(holders, destinations, n_workers, *, seed):
+    """One packet for each sample, from its holder with the lowest rank."""
+    needed = missing_samples(holders, destinations)
+    senders = [lowest_bit(holders[sample, 0]) for sample in needed]
+    return Packets.uncoded(needed, destinations[needed], senders)
+
+
 class FirstHolder(RowsFromPeers):
-    """The holder of a sample with the lowest rank sends it."""
-
     name = "first-holder"
-
-    def plan(self, holders, destinations, n_workers, *, seed, start=None, hosts=()):
-        needed = missing_samples(holders, destinations)
-        senders = [lowest_bit(holders[sample, 0]) for sample in needed]
-        return Packets.uncoded(needed, destinations[needed], senders)
+    planner = staticmethod(plan_first_holder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Rotate(Assignment):
         return cls()
 
     def draw(self, draw):
-        return Drawn((draw.previous + 1) % np.int32(draw.n_workers))
+        return EpochDraw((draw.previous + 1) % np.int32(draw.n_workers))
 
     def missing_fraction(self, cached, excess):
         return 1 - excess

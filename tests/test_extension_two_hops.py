@@ -35,11 +35,9 @@ class Detour(RowsFromPeers):
     """Every row goes through the worker after its destination."""
 
     name = "detour"
+    planner = staticmethod(plan_peer)
     transport = "detours"
     provides = 1
-
-    def plan(self, holders, destinations, n_workers, *, seed, start=None, hosts=(), **options):
-        return plan_peer(holders, destinations, n_workers, seed=seed)
 
     def passed_on(self, n_workers, *, relay, in_chunks, most_incoming):
         return 2 * most_incoming

@@ -93,8 +93,8 @@ def compare(
         )
     elif alone := [
         name
-        for name, given in (("sharding", sharding), ("balance", balance), ("caching", caching), ("relay", relays))
-        if given
+        for name, value in (("sharding", sharding), ("balance", balance), ("caching", caching), ("relay", relays))
+        if value
     ]:
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
     with _datasets(dataset, shuffled, seed, copied=not chosen) as (data, copy):
@@ -158,17 +158,17 @@ def _show(comparison: Comparison, as_json: bool) -> None:
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:
     """Drop infeasible defaults; reject infeasible choices."""
     possible: list[Way] = []
-    known: dict[tuple[str, str], Choices] = {}  # ways share what is read of the dataset
+    read: dict[tuple[str, str], Choices] = {}  # ways share what is read of the dataset
     for way in ways:
         try:
             key = str(way.choices.sharding), str(way.choices.balance)
-            if key not in known:
-                known[key] = resolved(data, dataclasses.replace(way.choices, assignment=Global()))
+            if key not in read:
+                read[key] = resolved(data, dataclasses.replace(way.choices, assignment=Global()))
             choices = dataclasses.replace(
                 way.choices.with_one_delivery(),
                 assignment=with_chunks_of(way.dataset(data), way.choices.assignment),
-                sharding=known[key].sharding,
-                balance=known[key].balance,
+                sharding=read[key].sharding,
+                balance=read[key].balance,
             )
             ShuffleSpec(data.n_samples, workers, choices)
         except InvalidParameter as error:

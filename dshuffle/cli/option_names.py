@@ -66,11 +66,11 @@ def one_line(error: DShuffleError, ctx: click.Context) -> click.ClickException:
     "--memory='much' is not allowed; it must be a number of bytes"
     """
     text, command = str(error), ctx.meta.get(COMMAND)
-    if command is not None and (found := _SUBJECT.match(text)) and (option := _option(command, found["name"])):
-        text = option + text[found.end() :]
+    if command is not None and (match := _SUBJECT.match(text)) and (option := _option(command, match["name"])):
+        text = option + text[match.end() :]
     return click.ClickException(text)
 
 
 def _option(command: Any, name: str) -> str:
-    wanted = "--" + OPTIONS.get(name, name).replace("_", "-")
-    return wanted if any(wanted in one.opts for one in command.params) else ""
+    option = "--" + OPTIONS.get(name, name).replace("_", "-")
+    return option if any(option in parameter.opts for parameter in command.params) else ""

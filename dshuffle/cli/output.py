@@ -32,12 +32,12 @@ def warnings_as_lines() -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ShardingWarning)
         yield
-    told: set[str] = set()
+    said_before: set[str] = set()
     for warning in caught:
         if not issubclass(warning.category, ShardingWarning):
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
-        elif str(warning.message) not in told:
-            told.add(str(warning.message))
+        elif str(warning.message) not in said_before:
+            said_before.add(str(warning.message))
             click.echo(f"warning: {warning.message}", err=True)
 
 
@@ -125,8 +125,8 @@ def _as_row(prediction: Prediction) -> dict[str, Any]:
 
 def _table(predictions: Sequence[Prediction]) -> Table:
     exact = all(prediction.exact for prediction in predictions)
-    some = "from real plans, or from formulas where marked ~"
-    planned = "from real plans" if exact else some
+    basis = "from real plans, or from formulas where marked ~"
+    planned = "from real plans" if exact else basis
     if not any(prediction.exact for prediction in predictions):
         planned = "from formulas"
     table = Table(

@@ -40,19 +40,19 @@ def plan(
     choices = Choices(parse_assignment(assignment), caching=caching, cache_fraction=cache_fraction, seed=seed)
     if own_part is not None:
         chosen = dataclasses.replace(choices, delivery=deliveries[0] if deliveries else SIMPLEST)
-        found = measure_own_part(ShuffleSpec(samples, workers, chosen), own_part, epoch, ids)
-        click.echo(json.dumps(found) if as_json else "\n".join(own_part_lines(found, own_part, epoch)))
+        measured = measure_own_part(ShuffleSpec(samples, workers, chosen), own_part, epoch, ids)
+        click.echo(json.dumps(measured) if as_json else "\n".join(own_part_lines(measured, own_part, epoch)))
         return
     if ids is not None:
         raise click.UsageError("--ids needs --own-part: it writes the ids of one rank.")
     check_memory(ShuffleSpec(samples, workers, dataclasses.replace(choices, delivery=SERVER_ROWS.name)))
     names = deliveries or _suitable(workers, excess=cache_fraction is not None)
     # Each worker must get a chunk.
-    few = max(workers, min(samples, max(200, workers * (choices.assignment.unit or 1))))
+    n_small = max(workers, min(samples, max(200, workers * (choices.assignment.unit or 1))))
     with progress_bar() as advance:
         steps = len(names) + 2
         advance(0, steps, "loading compiled code; the first run compiles it")
-        survey(few, workers, choices, deliveries=names, bounds=False)  # so that the figures below exclude it
+        survey(n_small, workers, choices, deliveries=names, bounds=False)  # so that the figures below exclude it
         figures = survey(
             samples,
             workers,

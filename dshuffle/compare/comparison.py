@@ -114,11 +114,11 @@ def comparison_of(
 
 def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
     """Return the label of a way; for ``auto``, with the delivery that it chose most often."""
-    taken = Counter(record.delivery for record in records[1:])
-    if not way.choices.is_auto or not taken:
+    deliveries = Counter(record.delivery for record in records[1:])
+    if not way.choices.is_auto or not deliveries:
         return way.label
-    [(most, count)] = taken.most_common(1)
-    return f"{way.label} ({most} {count} of {taken.total()})"
+    [(most, count)] = deliveries.most_common(1)
+    return f"{way.label} ({most} {count} of {deliveries.total()})"
 
 
 def shuffler_of(client: Client, dataset: Dataset, way: Way) -> Shuffler:
@@ -133,11 +133,14 @@ def check_copy(way: Way, dataset: Dataset) -> None:
     hint = "Write it with 'dshuffle dataset shuffle'."
     if way.copy.identity == dataset.identity:
         raise InvalidParameter.because("shuffled", f"{way.copy!r} is the dataset itself", hint)
-    found, wanted = (
-        (one.n_samples, {name: (array.dtype.newbyteorder("<"), array.shape) for name, array in one.arrays.items()})
-        for one in (way.copy, dataset)
+    of_copy, of_dataset = (
+        (
+            source.n_samples,
+            {name: (array.dtype.newbyteorder("<"), array.shape) for name, array in source.arrays.items()},
+        )
+        for source in (way.copy, dataset)
     )
-    if found != wanted:
+    if of_copy != of_dataset:
         reason = f"{way.copy!r} does not have as many samples, or the arrays, of {dataset!r}"
         raise InvalidParameter.because("shuffled", reason, hint)
 

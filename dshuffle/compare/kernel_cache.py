@@ -60,13 +60,13 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
         slots = np.zeros(1, np.int64)
         sgd_pass(np.zeros(1), rows, 0, targets, 0, slots, 0.0)
         squared_residual(np.zeros(1), rows, 0, targets, 0, slots)
-    few = dict.fromkeys(map(_few, all_choices() if choices is None else choices))
+    reduced_choices = dict.fromkeys(map(_few, all_choices() if choices is None else choices))
     for row_nbytes in ROW_NBYTES:
         warm_up(row_nbytes)
-    for transport in {transport_of(reduced.delivery) for reduced in few}:
+    for transport in {transport_of(reduced.delivery) for reduced in reduced_choices}:
         for row_nbytes in transport.coded_lengths(None if layout is None else layout.nbytes):
             warm_up(row_nbytes, coded=True)
-    for reduced in few:
+    for reduced in reduced_choices:
         compile_planner(ShuffleSpec(64, FEW_WORKERS, reduced))
     planned_quality(
         ShuffleSpec(64, FEW_WORKERS, Choices()), epochs=2, chunk_rows=8, batch_rows=8, classes=np.arange(64) % 2
@@ -74,11 +74,11 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
     for writeable in (True, False):  # like decoded and stored blocks
         block = np.zeros((1, 1), np.uint8)
         block.flags.writeable = writeable
-        one = np.zeros(1, np.int64)
-        scatter_rows(block, one, 0, np.zeros(1, np.uint8), one)
-        scatter_patches(block, one, 0, np.zeros(1, np.uint8), one, one, one, 1)
+        zero = np.zeros(1, np.int64)
+        scatter_rows(block, zero, 0, np.zeros(1, np.uint8), zero)
+        scatter_patches(block, zero, 0, np.zeros(1, np.uint8), zero, zero, zero, 1)
     for word in ("u1", "u2", "u4", "u8"):
-        scatter_columns(np.zeros(1, word), one, one, one, one, 0, np.zeros(1, word), one)
+        scatter_columns(np.zeros(1, word), zero, zero, zero, zero, 0, np.zeros(1, word), zero)
 
 
 def _few(choices: Choices) -> Choices:

@@ -48,7 +48,9 @@ class BundleTransport(RowTransport):
             # A header does not fit into rows without bytes. Bundles beyond the window are slower than direct messages.
             return RowTransport(plan).with_messages(rate)
         bundles = {
-            who: Bundles.of(part.sends, routes, who, plan.layout.nbytes) for who, part in plan.parts.items() if who >= 0
+            participant: Bundles.of(part.sends, routes, participant, plan.layout.nbytes)
+            for participant, part in plan.parts.items()
+            if participant >= 0
         }
         return RowTransport.with_messages(dataclasses.replace(self, bundles=bundles), rate)
 

@@ -57,9 +57,9 @@ class PacketTransport(Transport):
         asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
         answered = max(limits.window, min(asked, 2 * n_workers))  # a relay answers two per worker
         hops = route(plan.spec.choices.relay, packets, n_workers, at_most)
-        coded = {who: CodedPart.of(packets, hops, who, at_most=at_most) for who in plan.parts}
-        sends = {who: (part.leaving, part.outgoing) for who, part in coded.items()}
-        receives = {who: (part.arriving, part.incoming) for who, part in coded.items()}
+        coded = {participant: CodedPart.of(packets, hops, participant, at_most=at_most) for participant in plan.parts}
+        sends = {participant: (part.leaving, part.outgoing) for participant, part in coded.items()}
+        receives = {participant: (part.arriving, part.incoming) for participant, part in coded.items()}
         flows = Flows(sends, receives, at_most, asked, answered)
         return cls(plan, flows, epoch_plan=plan.epoch_plan, hops=hops)
 
@@ -95,9 +95,9 @@ class PacketTransport(Transport):
         assert isinstance(source, PacketStore)
         arriving, packets = self.messages.receives[rank][0], self.epoch_plan.packets
         samples = packets.samples[arriving]
-        wanted = self.epoch_plan.ranks[samples] == rank
+        is_kept = self.epoch_plan.ranks[samples] == rank
         return PacketDecoder(
-            cache, packets, self.hops.packets, arriving, wanted, cache.reserve(samples[wanted]), source
+            cache, packets, self.hops.packets, arriving, is_kept, cache.reserve(samples[is_kept]), source
         )
 
     @classmethod

@@ -46,11 +46,11 @@ class RowTransport(Transport):
         seed, first = plan.spec.choices.seed, plan.spec.first_epoch
         short = plan.layout.nbytes <= SHORT_ROW
         parts = {
-            who: in_disk_order(
+            participant: in_disk_order(
                 part, seed=seed, trained=part.epoch > first + 1, moves_within=short and len(part.own) <= n_free
             )
-            for who, part in plan.parts.items()
-            if who >= 0
+            for participant, part in plan.parts.items()
+            if participant >= 0
         }
         return dataclasses.replace(self, plan=dataclasses.replace(plan, parts={**plan.parts, **parts}))
 
@@ -64,11 +64,13 @@ class RowTransport(Transport):
         if served:  # one long message for each worker in turn, so that all move through the dataset together
             pacing = Pacing(limits.message_bytes, limits.window_bytes)
         at_most = rows_per_message(nbytes, pacing.message_nbytes)
-        sends = {who: self.sent_by(who, part, at_most) for who, part in parts.items()}
+        sends = {participant: self.sent_by(participant, part, at_most) for participant, part in parts.items()}
         at_most_from = {STORE: rows_per_message(nbytes, STORE_BYTES)}
         receives = {
-            who: flows_of_samples(self.received_by(who, part), at_most=at_most, at_most_from=at_most_from)
-            for who, part in parts.items()
+            participant: flows_of_samples(
+                self.received_by(participant, part), at_most=at_most, at_most_from=at_most_from
+            )
+            for participant, part in parts.items()
         }
         leaving = _longest(sends) * nbytes
         answered = max(1, limits.window_bytes // max(1, leaving))

@@ -251,9 +251,9 @@ class BatchJobs:
     def _processes(self) -> Any:
         """Workers of a job. Dask-jobqueue's own default is several for a job of several cores."""
         name = self.options.get("config_name", self.system.lower())
-        for found in (self.options.get("processes"), dask.config.get(f"jobqueue.{name}.processes", None)):
-            if found is not None:
-                return found
+        for processes in (self.options.get("processes"), dask.config.get(f"jobqueue.{name}.processes", None)):
+            if processes is not None:
+                return processes
         return 1
 
     @property
@@ -321,8 +321,8 @@ KINDS: dict[str, type[Any]] = {"local": LocalWorkers, "scheduler": RunningSchedu
 
 def source_from_dict(fields: Mapping[str, Any]) -> ClusterSource:
     """The source that ``to_dict`` wrote."""
-    others = {name: value for name, value in fields.items() if name != "kind"}
+    options = {name: value for name, value in fields.items() if name != "kind"}
     if fields.get("kind") not in KINDS:
         raise InvalidParameter.of("cluster['kind']", fields.get("kind"), f"one of {', '.join(KINDS)}")
-    source: ClusterSource = KINDS[fields["kind"]](**others)
+    source: ClusterSource = KINDS[fields["kind"]](**options)
     return source

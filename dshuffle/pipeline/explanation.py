@@ -116,7 +116,7 @@ class Explanation:
         Console(file=text, width=WIDTH).print(table)
         facts = [f"{name:<8}  {value}" for name, value in self._facts().items()]
         lines = [textwrap.fill(line, WIDTH, subsequent_indent=" " * 10, break_long_words=False) for line in facts]
-        sentences = [textwrap.fill(one, WIDTH) for one in (CAPTION, *self.notes)]
+        sentences = [textwrap.fill(note, WIDTH) for note in (CAPTION, *self.notes)]
         return "\n".join([*lines, "", text.getvalue().rstrip(), "", *sentences])
 
     def _repr_html_(self) -> str:
@@ -172,9 +172,9 @@ def explain(
 
 
 def _explained(dataset: Dataset, way: Way, n_workers: int, rates: ClusterRates, on_disk: bool) -> WayExplanation:
-    auto, known = way.choices.is_auto, way.choices.with_one_delivery()
-    spec = ShuffleSpec(dataset.n_samples, n_workers, resolved(dataset, known))
-    prediction = predicted(rates, dataset, Way(way.label, known))
+    auto, choices = way.choices.is_auto, way.choices.with_one_delivery()
+    spec = ShuffleSpec(dataset.n_samples, n_workers, resolved(dataset, choices))
+    prediction = predicted(rates, dataset, Way(way.label, choices))
     return WayExplanation(
         label=way.label,
         memory_nbytes=member_nbytes(spec, dataset.layout, on_disk=on_disk),
@@ -190,9 +190,9 @@ def _faster(
 ) -> list[str]:
     """What would be faster than the fastest of several ways that shuffle globally."""
     times = [
-        one.exchange_seconds
-        for way, one in zip(ways, explained, strict=True)
-        if way.choices.assignment.redraws_all and one.exchange_seconds
+        explanation.exchange_seconds
+        for way, explanation in zip(ways, explained, strict=True)
+        if way.choices.assignment.redraws_all and explanation.exchange_seconds
     ]
     if not times:
         return []

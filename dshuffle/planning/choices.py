@@ -70,12 +70,12 @@ class Choices:
         object.__setattr__(self, "assignment", parse_assignment(self.assignment))
         if self.caching is None:
             object.__setattr__(self, "caching", self.assignment.preferred_caching)
-        known: dict[str, Collection[str]] = {
+        allowed: dict[str, Collection[str]] = {
             "delivery": {*DELIVERIES, AUTO},
             "caching": CACHINGS,
             "relay": RELAYS,
         }
-        for name, names in known.items():
+        for name, names in allowed.items():
             value = getattr(self, name)
             if not isinstance(value, str) or value not in names:
                 raise InvalidParameter.of(name, value, f"one of {sorted(names)}")

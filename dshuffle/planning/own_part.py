@@ -162,9 +162,9 @@ class OwnPlanner:
     def _moves_of_slots(self, slots: Slots, epoch: int) -> Moves:
         rank, before = self.rank, self._samples_in(slots, epoch - 1)
         exchange, rounds = slots.exchange(epoch), np.arange(slots.last.count)
-        here = np.full(len(rounds), rank)
-        emptied = exchange.emptied(here, rounds)
-        sources, destinations = exchange.sources(here, rounds), exchange.destinations(here, rounds)
+        own_rank = np.full(len(rounds), rank)
+        emptied = exchange.emptied(own_rank, rounds)
+        sources, destinations = exchange.sources(own_rank, rounds), exchange.destinations(own_rank, rounds)
         arriving = slots.samples_at(sources, exchange.emptied(sources, rounds), epoch - 1)
         leaving, after = before[emptied], before.copy()
         after[emptied] = arriving
@@ -174,8 +174,8 @@ class OwnPlanner:
         return Moves(np.sort(after), arriving[received], senders, leaving[sent], receivers)
 
     def _samples_in(self, slots: Slots, epoch: int) -> Samples:
-        known = self._in_slots.get(epoch)
-        return slots.samples_of(self.rank, epoch) if known is None else known
+        samples = self._in_slots.get(epoch)
+        return slots.samples_of(self.rank, epoch) if samples is None else samples
 
 
 def plan_own_part(spec: ShuffleSpec, rank: int, epoch: int, delivery: str) -> OwnPart:

@@ -11,24 +11,7 @@ from dshuffle.planning import ShuffleSpec, WorkerHistory, get_delivery
 from dshuffle.planning.own_part import plans_own_parts
 from dshuffle.planning.plan_memory import plan_nbytes
 from dshuffle.rows import RowLayout
-from dshuffle.runtime.quantities import as_nbytes
 from dshuffle.runtime.session_spec import SessionSpec
-
-
-def parse_memory_limit(memory_limit: int | str | None) -> int | None:
-    """Parse a memory limit into bytes; ``None`` stays ``None``.
-
-    Raises
-    ------
-    InvalidParameter
-        If the limit is not a positive number of bytes.
-
-    Examples
-    --------
-    >>> parse_memory_limit("2 KiB"), parse_memory_limit(None)
-    (2048, None)
-    """
-    return None if memory_limit is None else as_nbytes("memory_limit", memory_limit)
 
 
 def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, on_disk: bool = False) -> None:
@@ -109,11 +92,11 @@ class WorkerMemory:
             If it does not fit.
         """
         layout, settings = spec.dataset.layout, spec.settings
-        given, limit = spec.memory_limit, spec.memory_limit
+        given, limit = spec.options.memory_limit, spec.options.memory_limit
         if given is None and self.limit:
             limit = max(0, int(settings.memory_fraction * self.limit) - sum(self.reserved.values()))
         room = self.room(settings.messages_nbytes)
-        on_disk = spec.cache_directory is not None
+        on_disk = spec.options.on_disk
         needed = member_nbytes(spec.shuffle, layout, on_disk=on_disk) if trains else 0
         if trains:
             try:

@@ -171,16 +171,33 @@ def _shuffler(
 ) -> Iterator[Shuffler]:
     """A new session, or one that goes on from the checkpoint."""
     wait_for_workers(client, min_workers, patience)
-    state, dataset = checkpoint.state(), checkpoint.dataset
-    if state is None:
-        shuffler = Shuffler(client, dataset, checkpoint=checkpoint.place, min_workers=min_workers, **options)
-    else:
-        _check_alike(SessionState.from_dict(state, dataset).choices, dataset, options, checkpoint.place)
-        others = {name: value for name, value in options.items() if name not in CHOOSING}
-        shuffler = Shuffler.resume(client, dataset, checkpoint.place, min_workers=min_workers, **others)
+    state = checkpoint.state()
+    options = {**options, "min_workers": min_workers}
+    shuffler = new_or_resumed(client, checkpoint.dataset, checkpoint.place, state, options)
     checkpoint.was_written = True
     with shuffler:
         yield shuffler
+
+
+def new_or_resumed(
+    client: Client,
+    dataset: Dataset,
+    checkpoint: str | os.PathLike[str],
+    state: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> Shuffler:
+    """Open a new session, or one that goes on from its checkpoint if there is a ``state`` in it.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint has another way of shuffling than the options.
+    """
+    if state is None:
+        return Shuffler(client, dataset, checkpoint=checkpoint, **options)
+    _check_alike(SessionState.from_dict(state, dataset).choices, dataset, options, checkpoint)
+    others = {name: value for name, value in options.items() if name not in CHOOSING}
+    return Shuffler.resume(client, dataset, checkpoint, **others)
 
 
 def _check_alike(

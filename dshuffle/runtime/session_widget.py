@@ -73,7 +73,7 @@ def _html(shuffler: Shuffler) -> str:
     if shuffler.closed:
         return shuffler._repr_html_()
     try:
-        snapshot = shuffler._calls.session("snapshot")["snapshot"]
+        snapshot = shuffler._calls.ask(SessionSnapshot, "snapshot")
     except DShuffleError as error:  # a session that is lost, or follows another one in this moment
         return f"{shuffler._repr_html_()}<p>{escape(str(error))}</p>"
     return session_html(snapshot)

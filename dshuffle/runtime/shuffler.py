@@ -30,8 +30,10 @@ from dshuffle.runtime.epoch import Epoch, submit_to_all
 from dshuffle.runtime.epoch_recorder import EpochRecorder
 from dshuffle.runtime.epoch_tasks import EpochTasks
 from dshuffle.runtime.membership import Membership
+from dshuffle.runtime.messages import Trained
 from dshuffle.runtime.open_session import OpenSession
 from dshuffle.runtime.session_client import SessionClient, install_plugin
+from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.session_position import SessionPosition
 from dshuffle.runtime.session_request import session_request
 from dshuffle.runtime.session_spec import Carried
@@ -190,6 +192,17 @@ class Shuffler:
         _locks: contextlib.ExitStack | None = None,
     ) -> None:
         check_client(client)
+        keywords: dict[str, Any] = {
+            "on_loss": on_loss,
+            "memory_limit": memory_limit,
+            "cache_directory": cache_directory,
+            "keep_cache": keep_cache,
+            "server": server,
+            "cluster": cluster,
+            "elastic": elastic,
+            "min_workers": min_workers,
+        }
+        options = SessionOptions(**keywords)
         choices = Choices(
             assignment=parse_assignment(assignment),
             delivery=delivery,
@@ -203,22 +216,10 @@ class Shuffler:
         self._client = client
         self.dataset = as_dataset(dataset)
         choices = dataclasses.replace(choices, sharding=wanted_sharding(self.dataset, sharding))
-        request, classes = session_request(
-            client,
-            self.dataset,
-            choices,
-            on_loss=on_loss,
-            first_epoch=first_epoch,
-            memory_limit=memory_limit,
-            cache_directory=cache_directory,
-            keep_cache=keep_cache,
-            server=server,
-            cluster=cluster,
-            remainder=None if _resumed is None or not _resumed.next.trained else _resumed.next,
-            carried=None if _resumed is None else Carried.of(_resumed.history, _resumed.next),
-            elastic=elastic,
-            min_workers=min_workers,
-        )
+        start, carried = Remainder(as_integer("first_epoch", first_epoch, 0), ()), None
+        if _resumed is not None:
+            start, carried = _resumed.next, Carried.of(_resumed.history, _resumed.next)
+        request, classes = session_request(client, self.dataset, choices, options, start=start, carried=carried)
         self._checkpoint = checkpoint
         self._locks = contextlib.ExitStack() if _locks is None else _locks.pop_all()
         try:
@@ -226,14 +227,13 @@ class Shuffler:
                 self._locks.enter_context(checkpoint_lock(checkpoint_place(checkpoint)))
                 if _resumed is None:
                     check_no_checkpoint(checkpoint, self.dataset)
-            start = Remainder(request.first_epoch, ()) if _resumed is None else _resumed.next
             self._handed_out = True  # whether the current epoch has been yielded
             self._collectives = itertools.count(1)
             with said("the scheduler and the workers are being set up"):
                 install_plugin(client)
             keep_nannies(client)
-            if min_workers > 1:
-                wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
+            if options.min_workers > 1:
+                wait_for_workers(client, options.min_workers, request.settings.timeout, limit="dshuffle.timeout")
             with said("a session is being opened: workers are set up, and open the dataset"):
                 self._membership = membership = Membership(OpenSession(client, request))
             self._position = SessionPosition(
@@ -328,9 +328,9 @@ class Shuffler:
         counts: tuple[int, ...] = ()
         digest = SampleDigest()
         if self.epoch is not None and not self._position.ended:
-            reply = self._calls.session("trained")
-            if reply["epoch"] == self.epoch:
-                counts, digest = tuple(reply["trained"]), SampleDigest(*reply["digest"])
+            trained = self._calls.ask(Trained, "trained")
+            if trained.epoch == self.epoch:
+                counts, digest = trained.counts, trained.digest
         return self._position.state(counts, digest)
 
     def save(self, url: str | os.PathLike[str]) -> None:
@@ -537,12 +537,12 @@ class Shuffler:
             if self._handed_out:
                 self._end_tasks()
                 position.ended = True
-                reply = self._membership.advance(position.next_epoch)
+                exchange = self._membership.advance(position.next_epoch)
                 position.next_epoch += 1
-                position.begin(EpochTasks(reply["epoch"]))
+                position.begin(EpochTasks(exchange.epoch))
                 self._handed_out = False  # at once: Ctrl-C must not skip the epoch
-                self._recorder.end(reply.pop("training_seconds_before"))
-                self._recorder.begin(reply, self._membership.current)
+                self._recorder.end(exchange.training_seconds_before)
+                self._recorder.begin(exchange, self._membership.current)
             assert position.tasks is not None
             if left:
                 self._membership.prefetch(position.next_epoch)
@@ -567,13 +567,13 @@ class Shuffler:
         finally:
             if self._recorder.pending:
                 try:
-                    reply = self._calls.session("training")
+                    training_seconds = self._calls.ask(tuple[float, ...], "training")
                 except DShuffleError as error:
                     # The session has ended, and says so itself.
                     logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
                     self._recorder.end(None)
                 else:
-                    self._recorder.end(reply["training_seconds"])
+                    self._recorder.end(training_seconds)
 
     def _end_tasks(self) -> None:
         """Wait for the tasks of the current epoch, and raise an error if some did not finish."""

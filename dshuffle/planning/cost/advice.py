@@ -217,9 +217,9 @@ def _changes(cluster: ClusterRates, candidates: Sequence[tuple[Work, Loads]], be
             return _fastest(cluster.scaled(what, factor), candidates)
 
         for factors in (FACTORS[FACTORS < 1][::-1], FACTORS[FACTORS > 1]):
-            found = _first_change(winner, factors.tolist(), best)
-            if found is not None:
-                changes.append(Change(what, *found))
+            change = _first_change(winner, factors.tolist(), best)
+            if change is not None:
+                changes.append(Change(what, *change))
     return tuple(changes)
 
 

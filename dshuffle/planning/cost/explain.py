@@ -96,14 +96,14 @@ def exchanges_part(prediction: Prediction) -> bool:
 
 def _reason(cluster: ClusterRates, best: Prediction, predictions: Sequence[Prediction]) -> str:
     sentences = [f"{best.work.delivery.name}: {_why(cluster, best)}"]
-    others: dict[str, Prediction] = {}
+    slower: dict[str, Prediction] = {}
     for p in predictions:
         family = p.work.delivery.family
         if not p.work.choices.assignment.redraws_all or family == best.work.delivery.family:
             continue
-        if family not in others or p.exchange_seconds < others[family].exchange_seconds:
-            others[family] = p
-    for other in sorted(others.values(), key=lambda p: p.exchange_seconds):
+        if family not in slower or p.exchange_seconds < slower[family].exchange_seconds:
+            slower[family] = p
+    for other in sorted(slower.values(), key=lambda p: p.exchange_seconds):
         ratio = times(other.exchange_seconds, best.exchange_seconds)
         about = abs(other.exchange_seconds / best.exchange_seconds - 1) < EQUALLY if best.exchange_seconds else False
         takes = "takes about as long" if about else f"would take {ratio} as long"

@@ -33,12 +33,12 @@ def counted_loads(work: Work, cluster: ClusterRates, *, at_most: int) -> Loads:
         scaled by the ratio of the expected loads.
     """
     n = cluster.n_workers
-    few = min(work.n_samples, max(at_most, n))
-    plan, needed = _planned(work, few, n)
-    growth = work.n_samples / few
+    n_planned = min(work.n_samples, max(at_most, n))
+    plan, needed = _planned(work, n_planned, n)
+    growth = work.n_samples / n_planned
     if not plan.n_components:
         return Loads.none(n, cluster.n_racks, exact=True, needed=needed * growth, packets=plan.n_packets * growth)
-    loads = work.delivery.counted_loads(demand_of(work, cluster), plan, few)
+    loads = work.delivery.counted_loads(demand_of(work, cluster), plan, n_planned)
     return dataclasses.replace(loads, needed=needed * growth)
 
 

@@ -84,8 +84,8 @@ def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
     delivery = get_delivery(name)
     if delivery.supports(n_workers, excess=excess):
         return
-    others = [other.name for other in DELIVERIES.values() if other.supports(n_workers, excess=excess)]
-    hint = f"Use one of {', '.join(map(repr, others))}."
+    names = [other.name for other in DELIVERIES.values() if other.supports(n_workers, excess=excess)]
+    hint = f"Use one of {', '.join(map(repr, names))}."
     if excess and delivery.excess is Excess.REFUSED:
         raise InvalidParameter.of("delivery", name, "a delivery that supports caches with excess", hint)
     allowed = f"at most {delivery.most_workers} for the delivery {name!r}"

@@ -117,6 +117,7 @@ class Clique(PacketsFromServer):
     """Packets grown around the samples with the fewest holders."""
 
     name = "clique"
+    planner = staticmethod(plan_clique)
     packet_model = CLIQUE_PACKETS
 
     def plan(

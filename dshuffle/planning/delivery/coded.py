@@ -8,9 +8,6 @@ Algorithm 3. Here workers decode every packet with cached samples alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numba
 import numpy as np
 
@@ -51,25 +48,12 @@ class Coded(PacketsFromServer):
     """Packets of one sample from every column of an encoding table."""
 
     name = "coded"
+    planner = staticmethod(plan_coded)
     most_workers = MOST_WORKERS
     packet_model = PacketModel(
         packets_of_tables,
         aligned_fit=(-4.875, 3.398, 1.629, 4.61, 1.627, 1.291, -6.965, -0.2196, -0.1657, 0.4642),
     )
-
-    def plan(
-        self,
-        holders: Holders,
-        destinations: Ranks,
-        n_workers: int,
-        *,
-        seed: int,
-        start: Packets | None = None,
-        hosts: Sequence[int] = (),
-        **options: Any,
-    ) -> Packets:
-        """Plan as many packets for every table as its longest column has samples."""
-        return plan_coded(holders, destinations, n_workers, seed=seed, **options)
 
 
 CODED = Coded()

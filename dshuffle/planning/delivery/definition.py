@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -17,6 +17,13 @@ from dshuffle.planning.types import Holders, Ranks, Samples
 
 PartsByWorker = dict[int, Samples]
 """Participant -> samples."""
+
+DeliveryPlanner = Callable[..., Packets]
+"""``planner(holders, destinations, n_workers, *, seed, **options) -> Packets``.
+
+The arrays are already checked: ``(q, words)`` uint64 holders and ``(q,)`` int32 destinations. The packets must pass
+:func:`~dshuffle.planning.check_plan.check_plan` and depend on the arguments alone.
+"""
 
 
 class Excess(Enum):
@@ -66,6 +73,8 @@ class Delivery(ABC):
     ----------
     name
         What users call it.
+    planner
+        Function that plans its packets.
     transport
         Name of its transport in :data:`dshuffle.exchange.transports.TRANSPORTS`.
     coded
@@ -98,6 +107,7 @@ class Delivery(ABC):
     """
 
     name: ClassVar[str]
+    planner: ClassVar[DeliveryPlanner]
     transport: ClassVar[str] = "rows"
     coded: ClassVar[bool] = False
     needs_server: ClassVar[bool] = False
@@ -115,7 +125,6 @@ class Delivery(ABC):
     def __repr__(self) -> str:
         return f"<delivery {self.name!r}>"
 
-    @abstractmethod
     def plan(
         self,
         holders: Holders,
@@ -127,9 +136,7 @@ class Delivery(ABC):
         hosts: Sequence[int] = (),
         **options: Any,
     ) -> Packets:
-        """Plan the packets of an exchange.
-
-        The packets must pass :func:`~dshuffle.planning.check_plan.check_plan`, and depend on the arguments alone.
+        """Plan the packets of an exchange with the ``planner``.
 
         Parameters
         ----------
@@ -140,12 +147,13 @@ class Delivery(ABC):
         seed
             Seed for breaking ties.
         start
-            Good packets that are known beforehand. A delivery may ignore them.
+            Good packets that are known beforehand. Deliveries that extend plans override this method to use them.
         hosts
-            Host of each worker, numbered. A delivery may ignore it.
+            Host of each worker, numbered. Deliveries that prefer senders nearby override this method.
         options
             Options of this delivery alone.
         """
+        return self.planner(holders, destinations, n_workers, seed=seed, **options)
 
     def own_part(
         self, arriving: Samples, senders: Ranks, leaving: Samples, receivers: Ranks, n_workers: int

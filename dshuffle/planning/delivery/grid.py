@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,7 +28,7 @@ from dshuffle.planning.delivery.link_loads import loads_of_hops, messages_of_row
 from dshuffle.planning.delivery.loads import Loads
 from dshuffle.planning.delivery.peer import PEER, RowsFromPeers, plan_peer
 from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Amounts, Holders, Ranks
+from dshuffle.planning.types import Amounts
 
 Numbers = NDArray[np.int64]
 
@@ -127,26 +126,13 @@ class Grid(RowsFromPeers):
     """The least loaded holder of a sample sends it, through a forwarder."""
 
     name = "grid"
+    planner = staticmethod(plan_peer)
     transport: ClassVar[str] = "bundles"
     proposed_from: ClassVar[int] = 9
     """From here on there are half the messages of ``peer``."""
     simpler: ClassVar[str | None] = PEER.name
     """Two hops take memory for another share, and only short messages gain by them."""
     provides: ClassVar[int] = 1
-
-    def plan(
-        self,
-        holders: Holders,
-        destinations: Ranks,
-        n_workers: int,
-        *,
-        seed: int,
-        start: Packets | None = None,
-        hosts: Sequence[int] = (),
-        **options: Any,
-    ) -> Packets:
-        """Plan one packet for every needed sample as ``peer`` does without hosts."""
-        return plan_peer(holders, destinations, n_workers, seed=seed, **options)
 
     def passed_on(self, n_workers: int, *, relay: str, in_chunks: bool, most_incoming: int) -> int:
         """How many rows a worker forwards is up to chance."""

@@ -67,8 +67,8 @@ class HolderSets:
         else:
             sizes = np.arange(2.0, n_workers + 1)
             chances = _binomial(n_workers - 2, excess)
-        some = (chances > 1e-12) & (sizes <= n_workers)
-        return cls(n_workers, needed, sizes[some], chances[some] / chances[some].sum(), aligned)
+        likely = (chances > 1e-12) & (sizes <= n_workers)
+        return cls(n_workers, needed, sizes[likely], chances[likely] / chances[likely].sum(), aligned)
 
     @property
     def excess(self) -> bool:

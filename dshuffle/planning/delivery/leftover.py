@@ -13,9 +13,6 @@ Attia and Tandon (2016), sections III and V; see docs/papers.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numba
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -260,22 +257,9 @@ class Leftover(PacketsFromServer):
     """Pairs of samples, and chains of the remaining ones."""
 
     name = "leftover"
+    planner = staticmethod(plan_leftover)
     excess = Excess.REFUSED
     packet_model = PacketModel(packets_of_leftover)
-
-    def plan(
-        self,
-        holders: Holders,
-        destinations: Ranks,
-        n_workers: int,
-        *,
-        seed: int,
-        start: Packets | None = None,
-        hosts: Sequence[int] = (),
-        **options: Any,
-    ) -> Packets:
-        """Plan pairs and chains of samples."""
-        return plan_leftover(holders, destinations, n_workers, seed=seed, **options)
 
 
 LEFTOVER = Leftover()

@@ -158,9 +158,9 @@ class PacketsFromServer(RowsFromServer):
         small = needed * n_planned / demand.n_samples
         if not small:
             return 1.0
-        there = self.expected_packets(demand.sets_of(needed)) / needed
-        here = self.expected_packets(demand.sets_of(small)) / small
-        return there / here
+        per_sample = self.expected_packets(demand.sets_of(needed)) / needed
+        per_sample_here = self.expected_packets(demand.sets_of(small)) / small
+        return per_sample / per_sample_here
 
     @staticmethod
     def _passed_on_in_a_ring(demand: Demand, components: float, packets: float) -> float:

@@ -119,6 +119,7 @@ class Peer(RowsFromPeers):
     """The least loaded holder of a sample sends it."""
 
     name = "peer"
+    planner = staticmethod(plan_peer)
 
     def plan(
         self,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -35,23 +34,10 @@ class RowsFromServer(Delivery):
     """Deliveries of single rows that one worker sends to all others."""
 
     name = "server"
+    planner = staticmethod(plan_server)
     needs_server: ClassVar[bool] = True
     provides: ClassVar[int] = 2
     shows_link_rates: ClassVar[bool] = False
-
-    def plan(
-        self,
-        holders: Holders,
-        destinations: Ranks,
-        n_workers: int,
-        *,
-        seed: int,
-        start: Packets | None = None,
-        hosts: Sequence[int] = (),
-        **options: Any,
-    ) -> Packets:
-        """Plan one packet from the server for every needed sample."""
-        return plan_server(holders, destinations, n_workers, seed=seed, **options)
 
     @property
     def without_server(self) -> str:

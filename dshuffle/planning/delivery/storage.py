@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,22 +28,9 @@ class RowsFromStore(Delivery):
     """Deliveries of single rows that workers read from the dataset again."""
 
     name = "storage"
+    planner = staticmethod(plan_storage)
     reads_store: ClassVar[bool] = True
     plans_own_parts: ClassVar[bool] = True
-
-    def plan(
-        self,
-        holders: Holders,
-        destinations: Ranks,
-        n_workers: int,
-        *,
-        seed: int,
-        start: Packets | None = None,
-        hosts: Sequence[int] = (),
-        **options: Any,
-    ) -> Packets:
-        """Plan one packet from the store for every needed sample."""
-        return plan_storage(holders, destinations, n_workers, seed=seed, **options)
 
     def own_part(
         self, arriving: Samples, senders: Ranks, leaving: Samples, receivers: Ranks, n_workers: int

@@ -10,9 +10,6 @@ final after its visit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import numba
 import numpy as np
 
@@ -185,6 +182,7 @@ class UberShuffle(PacketsFromServer):
     """The packets of ``coded``, with gaps filled from the tables of larger sets."""
 
     name = "ubershuffle"
+    planner = staticmethod(plan_ubershuffle)
     most_workers = MOST_WORKERS
     packet_model = PacketModel(
         packets_of_tables,
@@ -192,20 +190,6 @@ class UberShuffle(PacketsFromServer):
         aligned_fit=(-4.5, 1.342, 0.9443, 6.206, 2.944, 2.558, -9.004, -0.3057, -0.138, 0.5034),
         at_least=CLIQUE_PACKETS,
     )
-
-    def plan(
-        self,
-        holders: Holders,
-        destinations: Ranks,
-        n_workers: int,
-        *,
-        seed: int,
-        start: Packets | None = None,
-        hosts: Sequence[int] = (),
-        **options: Any,
-    ) -> Packets:
-        """Plan the packets; ``depth`` is an option."""
-        return plan_ubershuffle(holders, destinations, n_workers, seed=seed, **options)
 
 
 UBERSHUFFLE = UberShuffle()

@@ -8,11 +8,12 @@ from distributed import Client
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, Delivery
-from dshuffle.planning.cost import ClusterRates, Work, compare_costs
+from dshuffle.planning.cost import Work, compare_costs
 from dshuffle.planning.delivery import Circumstances, suitable_deliveries
 from dshuffle.runtime.cluster_view import cluster_info, only_serves
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure.probe import measure_cluster
+from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.store import Dataset
 
 CLEARLY = 0.9
@@ -31,9 +32,8 @@ def expected_seconds(
     client: Client,
     dataset: Dataset,
     choices: Choices,
+    options: SessionOptions,
     *,
-    cluster: ClusterRates | None,
-    server: str | None,
     memory_fraction: float,
 ) -> dict[str, float]:
     """Predict the seconds of an exchange for each delivery. Simpler deliveries come first, so that they win ties.
@@ -42,6 +42,7 @@ def expected_seconds(
     requires that the server can hold all rows.
     """
     workers = cluster_info(client)["workers"]
+    cluster, server = options.cluster, options.server
 
     def serves(address: str) -> bool:
         worker = workers[address]

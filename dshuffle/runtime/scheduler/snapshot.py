@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dshuffle.planning import name_of
-from dshuffle.records import Measures
+from dshuffle.runtime.messages import EpochExchange, Report
 
 KEPT = 200
 """Epochs that a session keeps measurements of."""
@@ -44,14 +43,14 @@ class EpochFigures:
     store_bytes: int
 
     @classmethod
-    def of(cls, answer: dict[str, Any], training_seconds: float | None = None) -> EpochFigures:
-        """The figures in what the client is told of an epoch."""
-        measures = Measures.from_dict(answer["measures"])
+    def of(cls, exchange: EpochExchange, training_seconds: float | None = None) -> EpochFigures:
+        """The figures of an epoch, from its exchange."""
+        measures = exchange.measures
         return cls(
-            epoch=answer["epoch"],
-            delivery=answer["delivery"],
-            exchange_seconds=answer["exchange_seconds"],
-            waited_seconds=answer["waited_seconds"],
+            epoch=exchange.epoch,
+            delivery=exchange.delivery,
+            exchange_seconds=exchange.exchange_seconds,
+            waited_seconds=exchange.waited_seconds,
             training_seconds=training_seconds,
             sent_bytes=measures.wire_sent_bytes,
             received_bytes=measures.wire_received_bytes,
@@ -90,12 +89,12 @@ class LinkFigures:
         return self.nbytes / self.seconds if self.seconds else 0.0
 
 
-def links_of(replies: Mapping[int, Mapping[str, Any]]) -> tuple[LinkFigures, ...]:
+def links_of(reports: Mapping[int, Report]) -> tuple[LinkFigures, ...]:
     """The links of an exchange, from what participants reported with the commit."""
     return tuple(
         LinkFigures(receiver=name_of(who), sender=name_of(sender), nbytes=nbytes, seconds=seconds)
-        for who, reply in sorted(replies.items())
-        for sender, (nbytes, seconds) in sorted(reply["report"]["links"].items())
+        for who, report in sorted(reports.items())
+        for sender, (nbytes, seconds) in sorted(report.links.items())
     )
 
 
@@ -115,7 +114,7 @@ class SessionSnapshot:
     links: tuple[LinkFigures, ...] = ()
 
 
-def figures_of(log: Sequence[dict[str, Any]]) -> tuple[EpochFigures, ...]:
+def figures_of(log: Sequence[EpochExchange]) -> tuple[EpochFigures, ...]:
     """Figures of the epochs of a log; what an epoch's training took is known when the next one begins."""
-    trained = [max(answer["training_seconds_before"], default=0.0) for answer in log[1:]]
+    trained = [max(exchange.training_seconds_before or (), default=0.0) for exchange in log[1:]]
     return tuple(map(EpochFigures.of, log, [*trained, None]))

@@ -57,7 +57,6 @@ class MemberExchange:
         expected = own.n_received
         summary = {
             "packets": expected,
-            "coded": False,
             "needed": expected,
             "expected": expected,
             "arriving": expected - len(own.part.receives.get(STORE, ())),
@@ -107,7 +106,6 @@ class MemberExchange:
         transport = _transport(plan, epoch, delivery)
         summary = {
             "packets": packets.n_packets,
-            "coded": transport.encodes,
             "needed": made.n_needed,
             "expected": packets.n_components,
             "digest": made.digest(),

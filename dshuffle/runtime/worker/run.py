@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from dshuffle.planning import SERVER
 from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.records import Measures
 from dshuffle.runtime.measure.processors import ProcessorTimes
+from dshuffle.runtime.messages import Counts, Vote
 from dshuffle.runtime.worker.member_exchange import MemberExchange
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.prepared import Prepared
@@ -68,7 +68,7 @@ class ExchangeRun:
     ) -> None:
         self.run_id = run_id
         self.epoch = epoch
-        self.vote: dict[str, Any] | None = None
+        self.vote: Vote | None = None
         self.exchange: MemberExchange | None = None
         self._parts = parts
         self._delivery = delivery
@@ -94,7 +94,7 @@ class ExchangeRun:
     @property
     def ready(self) -> bool:
         """Whether all rows have arrived and the swap is prepared."""
-        return self.vote is not None and self.vote["reason"] is None
+        return self.vote is not None and self.vote.reason is None
 
     @property
     def prepared(self) -> Prepared | None:
@@ -213,12 +213,13 @@ class ExchangeRun:
         training = self._parts.training
         if training is None or self._parts.spec.shuffle.n_workers > MOST_LINKS:
             return {}
-        # Bundles come from other columns of the grid, and rows from the own column. So no worker appears twice.
-        return {
-            (who if who > FORWARDER else forwarder_of(who)): (one.nbytes, one.ended - one.begun)
-            for meter in training.meters
-            for who, one in meter.links.items()
-        }
+        links: dict[int, tuple[int, float]] = {}
+        for meter in training.meters:
+            for participant, link in meter.links.items():
+                rank = participant if participant > FORWARDER else forwarder_of(participant)
+                nbytes, seconds = links.get(rank, (0, 0.0))  # bundles and rows may come from the same worker
+                links[rank] = nbytes + link.nbytes, seconds + link.ended - link.begun
+        return links
 
     async def _start(self) -> None:
         parts, loop = self._parts, asyncio.get_running_loop()
@@ -367,10 +368,17 @@ class ExchangeRun:
             reason = f"the next index could not be built: {type(error).__name__}: {error}"
         self._cpu_idle = ProcessorTimes.now().idle_since(self._processors)
         self._watched_seconds = time.perf_counter() - self._started
-        counts: dict[str, Any] = {} if self.exchange is None else dict(self.exchange.summary)
-        training = self._parts.training
-        counts["rows"] = training.receiver.meter.rows if training is not None else 0
-        if reason is None and self.prepared is not None:
-            counts |= {"drawn": self.prepared.drawn.fields, "due": self.prepared.due.fields}
-        self.vote = {"reason": reason, "again": again, "counts": counts}
+        self.vote = Vote(reason=reason, again=again, counts=None if reason is not None else self._counts())
         self._send_vote(self)
+
+    def _counts(self) -> Counts | None:
+        """What this worker has counted; None if it read its partition again, of which nothing is to be compared."""
+        exchange, training, prepared = self.exchange, self._parts.training, self.prepared
+        if exchange is None or self._delivery == RESTORE:
+            return None
+        return Counts(
+            **exchange.summary,
+            rows=0 if training is None else training.receiver.meter.rows,
+            drawn=None if prepared is None else prepared.drawn,
+            due=None if prepared is None else prepared.due,
+        )

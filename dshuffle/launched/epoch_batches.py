@@ -1,0 +1,132 @@
+"""The batches of one rank in one epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from dshuffle.errors import StaleEpoch
+from dshuffle.integrations.position import Position
+from dshuffle.launched.mailbox import Mailbox
+from dshuffle.planning.batching import DROP, UNEVEN, Batching
+from dshuffle.planning.types import Samples
+from dshuffle.runtime import Partition
+
+Arrays: TypeAlias = tuple[NDArray[Any], ...]
+
+Convert: TypeAlias = Callable[[Callable[[int], Arrays], int], Callable[[int], Any]]
+"""Takes a function that returns the arrays of a batch by its number, and the number of batches. Returns a function that
+returns what the loop gets, by the number of the batch.
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NoBatches:
+    """An epoch in which the smallest share does not fill a batch, and all samples are dropped."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def positions(self, batch: int) -> Samples:
+        """There are none."""
+        raise IndexError(batch)
+
+
+def batching_of(partition: Partition, batch_size: int, mode: str, *, is_rest: bool) -> Batching | NoBatches:
+    """Split a partition into batches, equally many on all ranks.
+
+    Parameters
+    ----------
+    is_rest
+        Whether the epoch was begun by another job, so that few samples may be left. A batch is then allowed to be
+        larger than the smallest share.
+
+    Raises
+    ------
+    InvalidParameter
+        If a whole share is smaller than a batch, or the mode is unknown.
+    """
+    n_own, (smallest, largest) = len(partition), partition.shares
+    if not is_rest or (batch_size <= smallest and (mode != UNEVEN or -(-largest // batch_size) <= smallest)):
+        return Batching(n_own, smallest, largest, batch_size, mode)
+    if mode == DROP:
+        return NoBatches()
+    if mode == UNEVEN:
+        n_batches = min(-(-largest // batch_size), smallest)
+        return Batching(n_own, largest, largest, -(-largest // n_batches), mode)
+    return Batching(n_own, batch_size, max(batch_size, largest), batch_size, mode)  # filled up
+
+
+class EpochBatches:
+    """The batches of this rank in one epoch. Iterate over it, once in each epoch.
+
+    It is valid until the loop asks for the next epoch. All ranks have the same number of batches, which is its length.
+
+    Attributes
+    ----------
+    number
+        Number of the epoch, from 0.
+    partition
+        The :class:`~dshuffle.Partition` of this rank, for everything that batches do not do.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        batching: Batching | NoBatches,
+        names: Sequence[str],
+        mailbox: Mailbox,
+        convert: Convert | None,
+    ) -> None:
+        self.number = partition.epoch
+        self.partition = partition
+        self._batching, self._names, self._mailbox, self._convert = batching, tuple(names), mailbox, convert
+        self._position = Position(partition.epoch)
+
+    def __len__(self) -> int:
+        return len(self._batching)
+
+    def __repr__(self) -> str:
+        return f"<EpochBatches epoch={self.number} rank={self.partition.rank} batches={len(self)}>"
+
+    def __iter__(self) -> Iterator[Any]:
+        batch = self._arrays if self._convert is None else self._convert(self._arrays, len(self))
+        yield from self._position.iterate(len(self), batch)
+
+    @property
+    def n_given(self) -> int:
+        """Number of batches that the loop was given."""
+        return self._position.n_given
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the loop was given all batches."""
+        return self.n_given == len(self)
+
+    def mark(self, n_batches: int) -> bool:
+        """Note that the first batches were trained on; returns False if the loop was not given that many."""
+        if self.n_given < n_batches:
+            return False
+        self.partition.mark_trained(self._n_samples(n_batches))
+        return True
+
+    def _n_samples(self, n_batches: int) -> int:
+        """Number of samples in the first batches, from the first one in training order."""
+        if n_batches == len(self):
+            return len(self.partition)  # what was dropped is not trained on in this epoch
+        assert isinstance(self._batching, Batching)
+        if self._batching.mode == UNEVEN:
+            return len(self.partition) * n_batches // len(self)
+        return min(n_batches * self._batching.batch_size, len(self.partition))
+
+    def _arrays(self, number: int) -> Arrays:
+        self._mailbox.check()
+        try:
+            columns = self.partition.take(self._batching.positions(number), self._names)
+        except StaleEpoch:
+            self._mailbox.check()  # the job has failed meanwhile
+            raise
+        return tuple(columns.values())

@@ -1,0 +1,249 @@
+"""Which rank this process is, as its launcher says: torchrun, mpirun or srun."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dshuffle.checks import as_integer
+from dshuffle.errors import InvalidParameter
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """The variables of a launcher.
+
+    Parameters
+    ----------
+    name
+        Its name, for errors.
+    rank, world_size
+        Variables with the rank of a process and the number of processes. Together they say that a process was started
+        by this launcher.
+    local_size
+        Variables with the number of processes on this host; the first one that is set counts.
+    address
+        Variables with the address of rank 0's host, or of a list of hosts that begins with it.
+    job
+        Variables that together tell the jobs of a host apart, and the restarts of a job.
+    """
+
+    name: str
+    rank: str
+    world_size: str
+    local_size: tuple[str, ...]
+    address: tuple[str, ...]
+    job: tuple[str, ...]
+
+
+TORCHRUN = Launcher(
+    "torchrun",
+    "RANK",
+    "WORLD_SIZE",
+    ("LOCAL_WORLD_SIZE",),
+    ("MASTER_ADDR",),
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+)
+OPEN_MPI = Launcher(
+    "mpirun of Open MPI",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ("MASTER_ADDR",),
+    ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"),
+)
+MPICH = Launcher(
+    "mpiexec of MPICH",
+    "PMI_RANK",
+    "PMI_SIZE",
+    ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    ("MASTER_ADDR",),
+    ("PMI_JOBID",),
+)
+SRUN = Launcher(
+    "srun",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    (),
+    ("MASTER_ADDR", "SLURM_STEP_NODELIST", "SLURM_LAUNCH_NODE_IPADDR"),
+    ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+)
+LAUNCHERS = TORCHRUN, OPEN_MPI, MPICH, SRUN
+"""In this order: mpirun may start its processes through srun, and torchrun may be started by either.
+
+For srun, the variables are those of a job step, not of the job: a batch script without srun has a ``SLURM_PROCID``, and
+is one process.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of this process in its job.
+
+    Parameters
+    ----------
+    rank, world_size
+        Rank of this process, and number of processes.
+    local_size
+        Number of processes on this host, as far as that is known.
+    address
+        Address of the host of rank 0, for the other ranks.
+    job
+        What all processes of the job have in common, and no other job, nor another start of this one; empty if that is
+        not known.
+    """
+
+    rank: int
+    world_size: int
+    local_size: int
+    address: str
+    job: str
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all ranks are on this host, as far as that is known."""
+        return self.address == LOOPBACK
+
+
+def place_of(
+    variables: Mapping[str, str],
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    address: str | None = None,
+) -> Place:
+    """The place of a process, from values of the user and the variables of its launcher.
+
+    Parameters
+    ----------
+    variables
+        Environment variables of the process.
+    rank, world_size, address
+        Values that replace those of the variables.
+
+    Returns
+    -------
+    Place
+        Without a launcher and values, a job of one rank.
+
+    Raises
+    ------
+    InvalidParameter
+        If a value is not allowed, or the variables are incomplete.
+
+    Examples
+    --------
+    >>> place = place_of({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"})
+    >>> place.rank, place.world_size, place.address
+    (1, 2, '127.0.0.1')
+    >>> place_of({}).world_size
+    1
+    """
+    launcher = next((launcher for launcher in LAUNCHERS if _has_started(launcher, variables)), None)
+    if (rank is None) != (world_size is None):
+        name, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
+        raise InvalidParameter.because(name, f"{missing} is not given", f"Give both {name} and {missing}, or neither.")
+    if rank is None or world_size is None:
+        if launcher is None:
+            return Place(0, 1, 1, LOOPBACK, "")
+        rank = _number(launcher, launcher.rank, variables, 0)
+        world_size = _number(launcher, launcher.world_size, variables, 1)
+    world_size = as_integer("world_size", world_size, 1)
+    if as_integer("rank", rank, 0) >= world_size:
+        raise InvalidParameter.of("rank", rank, f"below world_size={world_size}")
+    local_size = _local_size(launcher, variables)
+    place = _address(launcher, variables, address, alone=local_size == world_size or world_size == 1)
+    job = "" if launcher is None else _job(launcher, variables, world_size)
+    return Place(rank, world_size, local_size or (world_size if place == LOOPBACK else 1), place, job)
+
+
+def _has_started(launcher: Launcher, variables: Mapping[str, str]) -> bool:
+    """Whether a launcher has started this process."""
+    if launcher is SRUN:
+        return SRUN.world_size in variables
+    if launcher is MPICH and all(
+        variables.get(name, "") == variables.get(other)
+        for name, other in ((SRUN.rank, MPICH.rank), (SRUN.world_size, MPICH.world_size))
+    ):
+        return False  # srun sets these variables as well, for programs of MPICH
+    return launcher.rank in variables or launcher.world_size in variables
+
+
+def _number(launcher: Launcher, name: str, variables: Mapping[str, str], least: int) -> int:
+    text = variables.get(name)
+    if text is None:
+        other = launcher.world_size if name == launcher.rank else launcher.rank
+        hint = f"{launcher.name} sets both. Start the script with it, or give rank and world_size."
+        raise InvalidParameter.because(name, f"it is not set, and {other} is", hint)
+    if not text.isdecimal() or int(text) < least:
+        raise InvalidParameter.of(name, text, f"an integer >= {least}, as {launcher.name} sets it")
+    return int(text)
+
+
+def _local_size(launcher: Launcher | None, variables: Mapping[str, str]) -> int:
+    """The number of ranks on this host; 0 if it is not known."""
+    if launcher is None:
+        return 0
+    if launcher is SRUN:
+        return _size_on_node(variables)
+    return next((int(variables[name]) for name in launcher.local_size if variables.get(name, "").isdecimal()), 0)
+
+
+def _size_on_node(variables: Mapping[str, str]) -> int:
+    """The number of tasks of a Slurm job step on this node; 0 if it is not known.
+
+    ``SLURM_STEP_TASKS_PER_NODE`` is a list such as ``"4(x2),3"``: the numbers of all nodes.
+    """
+    text, node = variables.get("SLURM_STEP_TASKS_PER_NODE", ""), variables.get("SLURM_NODEID", "")
+    sizes: list[int] = []
+    for part in text.split(",") if text else []:
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            return 0
+        sizes += [int(match[1])] * int(match[2] or 1)
+    return sizes[int(node)] if node.isdecimal() and int(node) < len(sizes) else 0
+
+
+def _address(launcher: Launcher | None, variables: Mapping[str, str], address: str | None, *, alone: bool) -> str:
+    """The address of rank 0's host."""
+    if address is not None:
+        if not isinstance(address, str) or not address or "://" in address:
+            raise InvalidParameter.of("address", address, "the name or IP address of the host of rank 0")
+        return LOOPBACK if _is_loopback(address) else address
+    if alone or launcher is None:
+        return LOOPBACK
+    for name in launcher.address:
+        if text := variables.get(name):
+            host = first_host(text)
+            return LOOPBACK if _is_loopback(host) else host
+    hint = "Give address=, or set MASTER_ADDR: the name or IP address of the host of rank 0."
+    raise InvalidParameter.because("address", f"{launcher.name} does not say on which host rank 0 is", hint)
+
+
+def first_host(text: str) -> str:
+    """The first host of a list, as Slurm writes it.
+
+    Examples
+    --------
+    >>> first_host("node[003-004,7],other"), first_host("10.0.0.1"), first_host("a1,a2")
+    ('node003', '10.0.0.1', 'a1')
+    """
+    match = re.match(r"([^,\[]*)(?:\[(\w+)[^\]]*\]([^,\[]*))?", text)
+    assert match is not None  # it matches any text
+    return "".join(part or "" for part in match.groups())
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _job(launcher: Launcher, variables: Mapping[str, str], world_size: int) -> str:
+    parts = [f"{name}={variables[name]}" for name in launcher.job if name in variables]
+    return "" if not parts else "; ".join([launcher.name, *parts, f"{world_size} ranks"])

@@ -1,0 +1,522 @@
+"""The loader of a script that a launcher has started (:func:`dshuffle.spmd`)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from types import TracebackType
+from typing import Any, Self
+
+from distributed import Security
+
+from dshuffle.checks import as_integer
+from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
+from dshuffle.launched.attached import AttachedObjects, pickled, unpickled
+from dshuffle.launched.epoch_batches import Convert, EpochBatches, batching_of
+from dshuffle.launched.job import rank_failed
+from dshuffle.launched.launcher import place_of
+from dshuffle.launched.mailbox import SAY_AFTER, Mailbox, Terms
+from dshuffle.launched.ports import ports_of
+from dshuffle.launched.process import RankProcess
+from dshuffle.launched.session import JobSession
+from dshuffle.planning.batching import MODES, UNEVEN
+from dshuffle.runtime import Shuffler
+from dshuffle.runtime.quantities import as_seconds
+from dshuffle.store import Dataset, as_dataset
+from dshuffle.store import Place as DatasetPlace
+
+logger = logging.getLogger(__name__)
+
+REFUSED = {
+    "on_loss": "A rank that is lost ends the job, and the launcher starts it again.",
+    "elastic": "The number of ranks is that of the launcher. A job that resumes may have another one.",
+    "min_workers": "The session waits for all ranks.",
+    "client": "The job has a scheduler of its own.",
+    "server": "Each rank trains, and rank 0 serves if the delivery needs a server.",
+}
+"""Parameters of a shuffler that a script cannot choose."""
+
+
+class SpmdLoader:
+    """The batches of one rank of a job, epoch by epoch. Returned by :func:`dshuffle.spmd`.
+
+    Attributes
+    ----------
+    rank, world_size
+        Rank of this process, and number of processes.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        process: RankProcess,
+        mailbox: Mailbox,
+        *,
+        batch_size: int,
+        mode: str,
+        names: Sequence[str],
+        convert: Convert | None,
+        checkpoint: str | os.PathLike[str] | None,
+        security: Security,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.rank, self.world_size = process.place.rank, process.place.world_size
+        self._dataset, self._process, self._mailbox = dataset, process, mailbox
+        self._batch_size, self._mode, self._names, self._convert = batch_size, mode, tuple(names), convert
+        self._checkpoint, self._security, self._options = checkpoint, security, options
+        self._state: Mapping[str, Any] | None = None  # to continue
+        self._session: JobSession | None = None  # on rank 0
+        self._states: Mapping[str, Any] | None = None  # of the attached objects of the job that this one continues
+        self._attached = AttachedObjects()
+        self._next_epoch: int | None = None
+        self._rest: int | None = None  # an epoch of which another job has trained on a part
+        self._length: int | None = None
+        self._epoch: EpochBatches | None = None
+        self._waits = False  # whether the epoch has begun before the loop asked for it
+        self._closed = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays of a batch, in their order."""
+        return self._names
+
+    @property
+    def next_epoch(self) -> int:
+        """Number of the epoch that the loop gets next. It opens the session."""
+        return self._opened() - self._waits
+
+    def __len__(self) -> int:
+        """Number of batches of this rank in the current epoch, or in the first one; the same on all ranks.
+
+        It changes between epochs only with an assignment of chunks, and after an epoch that another job began.
+        """
+        if self._length is None:
+            self._begin(2)
+            self._waits = True
+        assert self._length is not None
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"<SpmdLoader rank={self.rank} of {self.world_size} dataset={self._dataset.url}>"
+
+    def epochs(self, total: int) -> Iterator[EpochBatches]:
+        """Iterate over the epochs up to a total.
+
+        A job that continues another one gets the epochs that are left, so that the script stays the same. Call it alike
+        on all ranks.
+
+        The loop may leave an epoch early; it counts as trained on once the loop asks for the next one. If it does not,
+        the checkpoint has the position in the middle.
+
+        Parameters
+        ----------
+        total
+            Number of epochs, with those of the jobs that this one continues.
+
+        Yields
+        ------
+        EpochBatches
+            The batches of an epoch.
+
+        Raises
+        ------
+        WorkerLost
+            If a rank was lost.
+        PeerFailed
+            If another rank has failed.
+        ExchangeError, ClusterError
+            If the exchange cannot go on.
+        """
+        return self._epochs(as_integer("total", total, 0))
+
+    def attach(self, **objects: Any) -> None:
+        """Write the states of objects with the position, and load them if the job continues another one.
+
+        Call it on all ranks, before the first epoch. Rank 0 writes its own states, when its loop asks for the next
+        epoch and in :meth:`save`.
+
+        Parameters
+        ----------
+        **objects
+            Objects with ``state_dict`` and ``load_state_dict``, such as modules, optimizers and schedules of PyTorch,
+            under names of your choice.
+
+        Raises
+        ------
+        InvalidParameter
+            If an object does not have these methods.
+        CheckpointError
+            If the state that the job continues has no object of this name.
+        """
+        if self._checkpoint is not None or self._state is not None:
+            self._opened()
+        self._attached.attach(objects, self._states)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position and the attached states, on rank 0. It can be written as JSON.
+
+        The position is the number of batches that the loop of rank 0 was given. The other ranks must have got as many:
+        call it after a step in which all ranks take part, or after a barrier.
+
+        Raises
+        ------
+        ClusterError
+            If another rank was not given as many batches, or this is not rank 0.
+        """
+        if self.rank:
+            raise ClusterError(f"rank 0 has the position of the job, and this is rank {self.rank}", transient=False)
+        self._opened()
+        assert self._session is not None
+        return self._state_dict(self._session)
+
+    def _state_dict(self, session: JobSession) -> dict[str, Any]:
+        epoch = None if self._waits else self._epoch
+        n_batches, is_complete = (0, False) if epoch is None else (epoch.n_given, epoch.is_complete)
+        return session.state_dict(self._attached.states(), n_batches, is_complete=is_complete)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, with any number of ranks. Call it on all ranks, before everything else.
+
+        Rank 0 needs the state. The others may have any value.
+
+        Raises
+        ------
+        ClusterError
+            If the session is open already.
+        """
+        if self._next_epoch is not None:
+            raise ClusterError("the loader is in use already: load its state before", transient=False)
+        self._state = state
+
+    def save(self) -> None:
+        """Write the position and the attached states to the checkpoint, as :meth:`state_dict` returns them.
+
+        Rank 0 writes; on other ranks nothing happens.
+
+        Raises
+        ------
+        InvalidParameter
+            If the loader has no checkpoint.
+        CheckpointError
+            If it cannot be written.
+        """
+        if self._checkpoint is None:
+            raise InvalidParameter.of("checkpoint", None, "a file or an object, to save the position there")
+        if not self.rank:
+            state = self.state_dict()
+            assert self._session is not None
+            self._session.save(state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(error)
+
+    def close(self) -> None:
+        """Leave the job. Waits until all ranks have left their loops.
+
+        Raises
+        ------
+        WorkerLost, PeerFailed
+            If a rank was lost or has failed meanwhile.
+        """
+        self._close(None)
+
+    def _opened(self) -> int:
+        """Open the session, or wait until rank 0 has opened it; the number of the next epoch."""
+        if self._closed:
+            raise ClusterError("this loader is closed. Make a new one", transient=False)
+        if self._next_epoch is None:
+            if self._process.job is not None:
+                self._open(self._process)
+            self._mailbox.wait(lambda: self._mailbox.opened is not None, "for rank 0 to open the session")
+            opened = self._mailbox.opened
+            assert opened is not None
+            self._next_epoch, self._rest = opened.next_epoch, opened.next_epoch if opened.is_rest else None
+            self._states = unpickled(opened.attached)
+        return self._next_epoch
+
+    def _open(self, process: RankProcess) -> None:
+        assert process.job is not None
+        terms = Terms(self._batch_size, self._mode)
+        with self._job_errors():
+            self._session = JobSession(
+                process.address,
+                self._security,
+                self._dataset,
+                self.world_size,
+                terms,
+                self._checkpoint,
+                self._state,
+                self._options,
+            )
+            process.job.on_failure = self._session.cancel
+            is_rest = self._session.is_rest
+        shuffler = self._session.shuffler
+        process.call(process.job.open, shuffler.next_epoch, is_rest, pickled(shuffler.attached))
+
+    def _epochs(self, total: int) -> Iterator[EpochBatches]:
+        self._opened()
+        if missing := set(self._states or ()) - self._attached.names:
+            names = ", ".join(sorted(missing))
+            logger.warning("dshuffle: the state that this job continues has %s, which was not attached", names)
+        while self.next_epoch < total:
+            if self._waits:
+                self._waits = False
+            else:
+                self._begin(total - self.next_epoch)
+            assert self._epoch is not None
+            yield self._epoch
+        self._end_epoch()
+
+    def _begin(self, count: int) -> None:
+        """Begin the next epoch, of a number of epochs that are to come."""
+        number = self._opened()
+        self._give_back()
+        if self._session is not None:
+            self._process.tell_job("begin", number)
+            with self._job_errors():
+                self._session.begin_epoch(count, self._fail_for)
+            self._process.tell_job("begun")
+        partition = self._mailbox.take(number)
+        batching = batching_of(partition, self._batch_size, self._mode, is_rest=number == self._rest)
+        self._epoch = EpochBatches(partition, batching, self._names, self._mailbox, self._convert)
+        self._mailbox.set_mark(self._epoch.mark)
+        self._next_epoch, self._length = number + 1, len(batching)
+
+    def _end_epoch(self) -> None:
+        """End the current epoch, if there is one."""
+        if self._epoch is None:
+            return
+        self._give_back()
+        self._epoch = None
+        if self._session is not None:
+            self._process.tell_job("end_epoch")
+            with self._job_errors():
+                self._session.end_epoch()
+
+    def _give_back(self) -> None:
+        """Give the partition of the current epoch back. The states of attached objects are those of its end."""
+        self._mailbox.check()
+        if self._session is not None and self._epoch is not None and self._attached.names:
+            self._session.shuffler.attach(self._attached.states())
+        self._mailbox.give_back()
+
+    def _fail_for(self, rank: int, reason: str) -> None:
+        """Let the job fail because of a rank, unless it has failed or ended already. In any thread."""
+        self._process.tell_job("rank_failed", rank, reason)
+
+    @contextlib.contextmanager
+    def _job_errors(self) -> Iterator[None]:
+        """Raise the reason for which the job has failed in place of what the session makes of it."""
+        try:
+            yield
+        except (DShuffleError, CancelledError, OSError) as error:
+            try:
+                self._check_job()
+            except DShuffleError as failure:
+                raise failure from error
+            raise
+
+    def _check_job(self) -> None:
+        """Raise an error if the job has failed; on rank 0, also if the message for this rank is still on its way."""
+        if self._process.job is not None and self._process.job.failure is not None:
+            self._mailbox.post_failure(self._process.job.failure)
+        self._mailbox.check()
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if error is None:
+                self._leave()
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            self._leave_with(error)
+
+    def _leave(self) -> None:
+        """Wait until all ranks have left their loops, and close the session on rank 0."""
+        process, mailbox, session, epoch = self._process, self._mailbox, self._session, self._epoch
+        mailbox.check()
+        process.say_left()
+        if process.job is None:
+            mailbox.wait(lambda: mailbox.ended, "for all ranks to leave their loops")
+            return
+        process.tell_job("leave", -1 if self._next_epoch is None else self._next_epoch - 1)
+        pause = SAY_AFTER
+        while not process.run(process.job.wait_until_left(pause)):
+            ranks = ", ".join(map(str, process.job.present[:8]))
+            logger.warning("dshuffle: rank 0 has left its loop, and waits for these ranks: %s", ranks)
+            pause *= 2
+        self._check_job()
+        if session is not None:
+            if epoch is not None and epoch.is_complete:
+                self._end_epoch()
+            elif epoch is not None:
+                if self._checkpoint is not None:
+                    session.save(self._state_dict(session))
+                self._process.tell_job("end_epoch")
+                mailbox.give_back()
+            with self._job_errors():
+                session.close()
+            self._session = None
+        process.tell_job("end")
+
+    def _leave_with(self, error: BaseException | None) -> None:
+        """Tell the other ranks of an error, and close everything, without waiting for anybody."""
+        if error is not None and not self._mailbox.job_knows:
+            reason = f"{type(error).__name__}: {error}"
+            self._process.say_failed(reason)
+            self._mailbox.fail(rank_failed(self.rank, self.world_size, reason))
+        try:
+            if self._session is not None and error is not None:
+                self._session.drop(error)
+        finally:
+            self._process.close(failed=error is not None)
+
+
+def spmd(
+    dataset: Dataset | DatasetPlace,
+    *,
+    batch_size: int,
+    mode: str = UNEVEN,
+    arrays: Sequence[str] | None = None,
+    device: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    address: str | None = None,
+    port: int | None = None,
+    interface: str | None = None,
+    security: Security | None = None,
+    timeout: str | float = "5m",
+    **options: Any,
+) -> SpmdLoader:
+    """Give each process of a script that torchrun, srun or mpirun has started its batches of every epoch.
+
+    The script keeps its loop. Call this on all ranks, alike, and use what it returns in a ``with`` statement. See
+    docs/launchers.md.
+
+    Parameters
+    ----------
+    dataset
+        A :class:`Dataset`, or the URL of one that all ranks can open.
+    batch_size
+        Number of samples in a batch of one rank.
+    mode
+        How all ranks get the same number of batches. ``"uneven"``: every sample is in one batch, and the batches of a
+        rank differ by one sample. ``"drop"``: all batches are full, and samples that do not fill one are left out.
+        ``"pad"``: all batches are full, and the last ones repeat samples.
+    arrays
+        Names of the arrays of a batch, in this order; by default all arrays, in alphabetical order.
+    device
+        Device of PyTorch, such as ``"cpu"`` or ``"cuda"``: batches are tuples of tensors on it. By default they are
+        tuples of NumPy arrays.
+    checkpoint
+        File or object to which rank 0 writes the position at the start of every epoch and after the last one, with the
+        states of the objects that were attached (:meth:`SpmdLoader.attach`). If it exists, the job continues it, with
+        any number of ranks.
+    rank, world_size
+        Rank of this process, and number of processes; by default those of the launcher. Without a launcher, the process
+        is a job of one rank.
+    address
+        Name or IP address of the host of rank 0, for the other ranks; by default from the launcher.
+    port
+        Port on which rank 0 listens. By default all ranks draw some ports from the launcher's name of the job, and rank
+        0 takes the first one that is free.
+    interface
+        Network interface on which the ranks listen, if they are on several hosts. The ``address`` must be that of rank
+        0's host on it.
+    security
+        TLS certificates; by default those of Dask's configuration.
+    timeout
+        Time to wait for the other ranks at the start: seconds, or text such as ``"5m"``.
+    **options
+        Parameters of :class:`Shuffler`, such as ``assignment`` and ``seed``, except for those that concern the workers.
+
+    Returns
+    -------
+    SpmdLoader
+        The batches of this rank.
+
+    Raises
+    ------
+    InvalidParameter
+        If the value of a parameter is not allowed, or the variables of the launcher are incomplete.
+    ImportError
+        If a device is given, and PyTorch is not installed.
+    DatasetError
+        If the dataset cannot be opened.
+    ClusterError
+        If the other ranks do not come in time, or rank 0's port is not free.
+
+    Examples
+    --------
+    >>> import numpy as np, dshuffle
+    >>> dataset = dshuffle.create_dataset("memory://doc-spmd", {"x": np.arange(10.0), "y": np.arange(10)})
+    >>> with dshuffle.spmd(dataset, batch_size=4, rank=0, world_size=1) as loader:
+    ...     for epoch in loader.epochs(2):
+    ...         print(epoch.number, [len(y) for x, y in epoch], sum(int(y.sum()) for x, y in epoch))
+    0 [3, 3, 4] 45
+    1 [3, 3, 4] 45
+    """
+    batch_size = as_integer("batch_size", batch_size, 1)
+    if mode not in MODES:
+        raise InvalidParameter.of("mode", mode, f"one of {list(MODES)}")
+    _check_options(options)
+    if not (security is None or isinstance(security, Security)):
+        raise InvalidParameter.of("security", security, "a distributed.Security, or None")
+    security = Security() if security is None else security
+    seconds = as_seconds("timeout", timeout, positive=True)
+    place = place_of(os.environ, rank=rank, world_size=world_size, address=address)
+    ports = ports_of(place, port) if place.world_size > 1 else []
+    convert: Convert | None = None
+    if device is not None:
+        convert = importlib.import_module("dshuffle.integrations.device").to_device(device)
+    opened = as_dataset(dataset)
+    names = _names(opened, arrays)
+    if place.world_size == 1 and rank is None:
+        logger.warning("dshuffle: this process is the only rank of its job, because no launcher has set another one")
+    mailbox = Mailbox(place.rank, Terms(batch_size, mode))
+    process = RankProcess(place, ports, mailbox, interface=interface, security=security, timeout=seconds)
+    return SpmdLoader(
+        opened,
+        process,
+        mailbox,
+        batch_size=batch_size,
+        mode=mode,
+        names=names,
+        convert=convert,
+        checkpoint=checkpoint,
+        security=security,
+        options=options,
+    )
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name, hint in REFUSED.items():
+        if name in options:
+            raise InvalidParameter.because(name, "a job chooses it itself", hint)
+    unknown = options.keys() - inspect.signature(Shuffler).parameters.keys()
+    if unknown or any(name.startswith("_") for name in options):
+        raise TypeError(f"spmd() got an unexpected keyword argument {min(unknown or options)!r}")
+
+
+def _names(dataset: Dataset, arrays: Sequence[str] | None) -> tuple[str, ...]:
+    names = tuple(sorted(dataset.layout.names))  # rows have an order of their own
+    if arrays is None:
+        return names
+    if isinstance(arrays, str) or not arrays or not set(arrays) <= set(names):
+        raise InvalidParameter.of("arrays", arrays, f"a list of names from {list(names)}")
+    return tuple(arrays)

@@ -1,0 +1,258 @@
+"""The threads of one rank: an event loop with its Dask worker, and on rank 0 with the scheduler of the job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import dask
+from distributed import Scheduler, Security, Worker
+from distributed.core import Status
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.system import MEMORY_LIMIT
+from distributed.utils import silence_logging_cmgr
+
+# Imported here, in the thread of the script: an import in the event loop would hold up all that the worker does.
+import dshuffle.runtime.scheduler.scheduler_plugin
+import dshuffle.runtime.worker.worker_plugin  # noqa: F401
+from dshuffle.errors import ClusterError, WorkerLost
+from dshuffle.launched.job import FAILED, LEFT, POST, STAY, Job
+from dshuffle.launched.launcher import Place
+from dshuffle.launched.mailbox import MAILBOXES, Mailbox
+from dshuffle.launched.ports import find_scheduler
+
+T = TypeVar("T")
+
+CLOSE_WITHIN, FAIL_WITHIN = 5.0, 1.0
+"""Seconds that a worker or a scheduler has to close, and what is left of them after a failure."""
+
+NO_PAUSES = {
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+}
+"""Dask would pause a worker whose process has much memory. Here it is mostly the memory of the script."""
+
+_CONFIGURING = threading.Lock()
+"""The configuration is that of the process, and a process may have several ranks."""
+
+
+def rank_0_lost() -> WorkerLost:
+    """The error of a rank without a connection to the scheduler."""
+    return WorkerLost("rank 0 was lost: the connection to its scheduler has ended")
+
+
+class ConnectionWatch(WorkerPlugin):
+    """Lets a rank fail when its worker closes by itself, because the connection to the scheduler of rank 0 has ended.
+
+    Parameters
+    ----------
+    mailbox
+        Messages for the rank.
+    """
+
+    name = "dshuffle-connection"
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+
+    def teardown(self, worker: Worker) -> None:
+        """Post the failure. If this rank closes its worker itself, the job has ended or failed before."""
+        self._mailbox.post_failure(rank_0_lost())
+
+
+class RankProcess:
+    """The Dask worker of this rank, in a thread with an event loop of its own, and on rank 0 the scheduler of the job.
+
+    Parameters
+    ----------
+    place
+        The place of this process in its job.
+    ports
+        Ports of the job.
+    mailbox
+        Messages for this rank.
+    interface
+        Network interface on which worker and scheduler listen; None for the one that leads to rank 0.
+    security
+        TLS certificates, or no TLS.
+    timeout
+        Seconds to wait for the other ranks.
+
+    Raises
+    ------
+    ClusterError
+        If the other ranks do not come in time, or the port is not free.
+    InvalidParameter
+        If rank 0 refuses this rank.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        ports: Sequence[int],
+        mailbox: Mailbox,
+        *,
+        interface: str | None,
+        security: Security,
+        timeout: float,
+    ) -> None:
+        self.place = place
+        self.job: Job | None = None
+        self.address = ""
+        """Address of the scheduler."""
+        self._mailbox = mailbox
+        self._interface, self._security, self._timeout = interface, security, timeout
+        self._protocol = "tls" if security.require_encryption else "tcp"
+        self._scheduler: Scheduler | None = None
+        self._worker: Worker | None = None
+        self._stay: asyncio.Task[None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._on_close = contextlib.ExitStack()
+        # Dask logs pages when a connection ends. What ends a job is raised in the script.
+        self._on_close.enter_context(silence_logging_cmgr(logging.CRITICAL))
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dshuffle-rank", daemon=True)
+        self._thread.start()
+        try:
+            self.run(self._start(ports))
+        except BaseException:
+            self.close(failed=True)
+            raise
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the event loop, and wait for it. Ctrl-C cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def call(self, function: Any, *arguments: Any) -> None:
+        """Call a function on the event loop soon, unless that is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def tell_job(self, method: str, *arguments: Any) -> None:
+        """Call a method of the job soon, on rank 0."""
+        assert self.job is not None
+        self.call(getattr(self.job, method), *arguments)
+
+    def say_left(self) -> None:
+        """Say that this rank has left its loop."""
+        self.call(self._send, {"op": LEFT, "rank": self.place.rank})
+
+    def say_failed(self, reason: str) -> None:
+        """Say that this rank has failed, before it closes."""
+        if self.job is not None:
+            self.tell_job("rank_failed", self.place.rank, reason)
+            return
+        self.call(self._send, {"op": FAILED, "rank": self.place.rank, "reason": reason})
+
+    def close(self, *, failed: bool) -> None:
+        """Close worker and scheduler, and stop the event loop. Takes seconds at most."""
+        if self._loop.is_closed():
+            return
+        with self._on_close:
+            try:
+                self.run(self._close(FAIL_WITHIN if failed else CLOSE_WITHIN))
+            finally:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join(CLOSE_WITHIN)
+                if not self._thread.is_alive():
+                    self._loop.close()
+
+    async def _start(self, ports: Sequence[int]) -> None:
+        place = self.place
+        if place.rank == 0:
+            await self._start_scheduler(ports)
+        else:
+            self.address = await find_scheduler(place, ports, self._protocol, self._security, self._timeout)
+        with _CONFIGURING, dask.config.set(NO_PAUSES):
+            self._worker = Worker(
+                self.address,
+                nthreads=1,
+                name=str(place.rank),
+                host=place.address if place.on_one_host else None,
+                interface=None if place.on_one_host else self._interface,
+                protocol=self._protocol,
+                security=self._security,
+                dashboard=False,
+                dashboard_address=f"{place.address}:0" if place.on_one_host else None,
+                memory_limit=MEMORY_LIMIT // max(1, place.local_size),
+                death_timeout=self._timeout,
+                plugins=(ConnectionWatch(self._mailbox),),
+            )
+        self._worker.stream_handlers[POST] = self._post
+        await self._worker
+        MAILBOXES[self._worker.address] = self._mailbox
+        self._stay = asyncio.create_task(self._stay_in_job(self._worker))
+        if self.job is not None:
+            await self.job.wait_until_joined(self._timeout)
+            if self.job.failure is not None:
+                raise self.job.failure
+
+    async def _start_scheduler(self, ports: Sequence[int]) -> None:
+        place, error = self.place, None
+        for port in ports if place.world_size > 1 else [0]:
+            scheduler = Scheduler(
+                host=place.address if place.on_one_host else None,
+                interface=None if place.on_one_host else self._interface,
+                port=port,
+                protocol=self._protocol,
+                security=self._security,
+                dashboard=False,
+                dashboard_address=f"{place.address}:0" if place.on_one_host else ":0",
+            )
+            job = Job(scheduler, place, ports)  # before it listens, because other ranks ask at once
+            try:
+                await scheduler
+            except OSError as failure:
+                if failure.errno != errno.EADDRINUSE:
+                    raise
+                error = failure
+                continue
+            self._scheduler, self.job = scheduler, job
+            self.address = f"{self._protocol}://{place.address}:{scheduler.port}"
+            return
+        raise ClusterError(
+            f"rank 0 cannot listen on {place.address}: these ports are in use: {', '.join(map(str, ports))} ({error}). "
+            "Give a free one with port=",
+        ) from error
+
+    async def _stay_in_job(self, worker: Worker) -> None:
+        """Hold a connection to rank 0 open, because a worker takes seconds to notice that the scheduler is gone."""
+        try:
+            await getattr(worker.scheduler, STAY)()
+        except OSError:
+            self._mailbox.post_failure(rank_0_lost())
+
+    def _post(self, method: str, arguments: list[Any]) -> None:
+        getattr(self._mailbox, method)(*arguments)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._worker is not None and self._worker.status is Status.running:
+            self._worker.batched_send(message)
+
+    async def _close(self, seconds: float) -> None:
+        if self._stay is not None:
+            self._stay.cancel()
+        if self._worker is not None:
+            MAILBOXES.pop(self._worker.address, None)
+            with contextlib.suppress(TimeoutError):
+                closing = self._worker.close(timeout=seconds, executor_wait=False, nanny=False)
+                await asyncio.wait_for(closing, seconds)
+        if self._scheduler is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._scheduler.close(), seconds)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=seconds)

@@ -1,0 +1,166 @@
+"""The session of a job, in the process of rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from typing import Any
+
+from distributed import Client, Future, Security
+
+from dshuffle.errors import ClusterError
+from dshuffle.launched.mailbox import Terms, hold_partition, mark_batches
+from dshuffle.runtime import Shuffler
+from dshuffle.runtime.checkpoints import find_checkpoint, write_checkpoint
+from dshuffle.runtime.retries import new_or_resumed
+from dshuffle.runtime.session_state import CHOOSING
+from dshuffle.store import Dataset
+
+CLOSE_WITHIN = 5.0
+"""Seconds that the client has to close."""
+
+
+class JobSession:
+    """A :class:`dshuffle.Shuffler` on the workers of a job, whose tasks hold the partitions for the loops of the ranks.
+
+    Parameters
+    ----------
+    address, security
+        Address of the scheduler, and TLS certificates.
+    dataset
+        The dataset.
+    world_size
+        Number of ranks.
+    terms
+        What must be the same on all ranks.
+    checkpoint
+        Where the position is written, if anywhere. If there is a checkpoint, the session continues it.
+    state
+        A state from which the session continues, in place of the checkpoint.
+    options
+        Other parameters of the shuffler.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        security: Security,
+        dataset: Dataset,
+        world_size: int,
+        terms: Terms,
+        checkpoint: str | os.PathLike[str] | None,
+        state: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.dataset, self._terms, self._checkpoint = dataset, terms, checkpoint
+        self._futures: list[Future[Any]] = []
+        self._client = Client(address, security=security, set_as_default=False)
+        try:
+            options = {**options, "on_loss": "raise", "min_workers": world_size}
+            self.shuffler = self._opened(checkpoint, state, options)
+        except BaseException:
+            self._client.close()
+            raise
+
+    def _opened(
+        self,
+        checkpoint: str | os.PathLike[str] | None,
+        state: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+    ) -> Shuffler:
+        if state is not None:
+            others = {name: value for name, value in options.items() if name not in CHOOSING}
+            return Shuffler.resume(self._client, self.dataset, state, checkpoint=checkpoint, **others)
+        if checkpoint is not None:
+            there = find_checkpoint(checkpoint, self.dataset)
+            return new_or_resumed(self._client, self.dataset, checkpoint, there, options)
+        return Shuffler(self._client, self.dataset, **options)
+
+    @property
+    def is_rest(self) -> bool:
+        """Whether another session has trained on a part of the first epoch. Call it before that begins."""
+        return bool(self.shuffler.state_dict()["trained"])
+
+    def begin_epoch(self, count: int, on_failure: Callable[[int, str], None]) -> None:
+        """Wait until all ranks have given their partitions back, and hand out those of the next epoch.
+
+        Parameters
+        ----------
+        count
+            Number of epochs that are to come. The exchange of the one after the next begins if there is one.
+        on_failure
+            Called in another thread with a rank and the reason if its task does not finish.
+        """
+        epoch = next(self.shuffler.epochs(count))
+        self._futures = epoch.map(hold_partition, self._terms)
+        for rank, future in enumerate(self._futures):
+            future.add_done_callback(functools.partial(_call_if_failed, on_failure, rank))
+
+    def cancel(self) -> None:
+        """Cancel the tasks of the current epoch, so that nobody waits for those of a rank that is gone."""
+        with contextlib.suppress(CancelledError, OSError):  # the client may be closed meanwhile
+            self._client.cancel(self._futures)
+
+    def end_epoch(self) -> None:
+        """Wait until all ranks have given their partitions back, and write the last checkpoint."""
+        for _ in self.shuffler.epochs(0):
+            pass
+
+    def state_dict(self, states: Mapping[str, Any], n_batches: int, *, is_complete: bool) -> dict[str, Any]:
+        """The state of the session, after a number of batches of the current epoch on every rank.
+
+        Parameters
+        ----------
+        states
+            States of the attached objects.
+        n_batches
+            Number of batches.
+        is_complete
+            Whether these are all batches of the epoch, so that the state is that of the next one.
+
+        Raises
+        ------
+        ClusterError
+            If a rank has not come so far.
+        """
+        shuffler = self.shuffler
+        if states:
+            shuffler.attach(dict(states))
+        if shuffler.epoch is not None:
+            answers = self._client.run(mark_batches, shuffler.epoch, n_batches, workers=list(shuffler.addresses))
+            for error in filter(None, answers.values()):
+                raise ClusterError(error, transient=False)
+        state = shuffler.state_dict()
+        if not is_complete or shuffler.epoch is None:
+            return state
+        started = {name: value for name, value in state.items() if name != "trained_digest"}
+        return {**started, "epoch": shuffler.epoch + 1, "trained": []}
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Write a state to the checkpoint."""
+        assert self._checkpoint is not None
+        write_checkpoint(self._checkpoint, state, self.dataset, was_written=True)
+
+    def close(self) -> None:
+        """Close the session on all ranks."""
+        self.shuffler.close()
+        self._close_client()
+
+    def drop(self, error: BaseException) -> None:
+        """Let go of the session after an error. All workers and the scheduler are about to close."""
+        self._close_client()  # first, so that the shuffler does not wait for workers that are gone
+        self.shuffler.__exit__(type(error), error, error.__traceback__)
+
+    def _close_client(self) -> None:
+        with contextlib.suppress(OSError):  # TimeoutError among them
+            self._client.close(timeout=CLOSE_WITHIN)
+
+
+def _call_if_failed(on_failure: Callable[[int, str], None], rank: int, future: Future[Any]) -> None:
+    if future.status == "error":
+        on_failure(rank, repr(future.exception()))
+    elif future.status != "finished":
+        on_failure(rank, f"its task was {future.status}")

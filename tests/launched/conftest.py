@@ -1,0 +1,112 @@
+"""Ranks of a job, as threads of this process or as processes of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dshuffle
+
+SAMPLES = 103
+
+
+@pytest.fixture
+def free_port():
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """URL of a dataset whose rows say which samples they are."""
+    url = str(tmp_path / "d.zarr")
+    ids = np.arange(SAMPLES)
+    dshuffle.create_dataset(url, {"id": ids, "x": np.repeat(ids[:, None], 3, axis=1).astype("f4")})
+    return url
+
+
+@pytest.fixture
+def in_threads(store, free_port):
+    """Run a function on the loader of every rank, in threads, and return what it returned or raised on each."""
+
+    def run(n_ranks: int, loop: Callable[[dshuffle.launched.loader.SpmdLoader], object], by_rank=None, **options):
+        results: list[object] = [None] * n_ranks
+
+        def rank_of(rank):
+            own = {"batch_size": 8, "timeout": 60, **options, **(by_rank or {}).get(rank, {})}
+            try:
+                with dshuffle.spmd(store, rank=rank, world_size=n_ranks, port=free_port, **own) as loader:
+                    results[rank] = loop(loader)
+            except BaseException as error:
+                results[rank] = error
+
+        threads = [threading.Thread(target=rank_of, args=(rank,), daemon=True) for rank in range(n_ranks)]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 120
+        for thread in threads:
+            thread.join(max(0, end - time.monotonic()))
+        assert not any(thread.is_alive() for thread in threads), f"a rank hangs: {results}"
+        return results
+
+    return run
+
+
+class Ranks:
+    """Processes of one script, as a launcher starts them."""
+
+    def __init__(self, script: Path, arguments: list[str], n_ranks: int, job: str) -> None:
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PMI"))}
+        environment |= {"PYTHONPATH": path, "WORLD_SIZE": str(n_ranks), "LOCAL_WORLD_SIZE": str(n_ranks)}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": job, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(script), *arguments]
+        self.processes = [
+            subprocess.Popen(
+                command, env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True, process_group=0
+            )
+            for rank in range(n_ranks)
+        ]
+
+    def end(self, seconds: float = 100) -> tuple[list[int], list[str]]:
+        """Wait for the ends of all ranks; their exit codes, and what they wrote to stderr. No process may be left."""
+        end = time.monotonic() + seconds
+        try:
+            errors = [process.communicate(timeout=max(1, end - time.monotonic()))[1] for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+        for process in self.processes:  # each began a group, in which its children would be
+            with pytest.raises(ProcessLookupError):
+                os.killpg(process.pid, 0)
+        return [process.returncode for process in self.processes], errors
+
+
+@pytest.fixture
+def in_processes(tmp_path, free_port):
+    """Start a script as the ranks of a job."""
+    started = []
+
+    def start(script: str, *arguments: object, n_ranks: int = 2) -> Ranks:
+        path = tmp_path / f"script{len(started)}.py"
+        path.write_text(script)
+        started.append(Ranks(path, [str(argument) for argument in arguments], n_ranks, f"{free_port}{len(started)}"))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        for process in ranks.processes:
+            process.kill()
+            process.wait()
+            process.stderr.close()

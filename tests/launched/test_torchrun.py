@@ -1,0 +1,140 @@
+"""Scripts of PyTorch under torchrun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import dshuffle
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+SCRIPT = """
+import os, sys
+import numpy as np
+import torch
+import torch.distributed as dist
+import dshuffle
+
+url, folder, epochs = sys.argv[1], sys.argv[2], int(sys.argv[3])
+attempt, kills = os.environ["TORCHELASTIC_RESTART_COUNT"], sys.argv[4] == "kill"
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+with dshuffle.spmd(url, batch_size=8, device="cpu", checkpoint=f"{folder}/run.json", timeout=120) as loader:
+    loader.attach(model=model, optimizer=optimizer)
+    steps = [int(state["step"]) for state in optimizer.state.values()]
+    for epoch in loader.epochs(epochs):
+        assert steps in ([], [7 * epoch.number] * 2), "the optimizer is that of the checkpoint"
+        seen = []
+        for number, (ids, x) in enumerate(epoch):
+            assert isinstance(x, torch.Tensor) and (x == ids[:, None]).all()
+            optimizer.zero_grad()
+            model(x / 100).square().mean().backward()
+            optimizer.step()
+            seen.append(ids.numpy())
+            if kills and (attempt, rank, epoch.number, number) == ("0", 1, 1, 3):
+                os.kill(os.getpid(), 9)
+        np.save(f"{folder}/{epoch.number}-{rank}.npy", np.concatenate(seen))
+        steps = [int(state["step"]) for state in optimizer.state.values()]
+    weights = [None] * dist.get_world_size()
+    dist.all_gather_object(weights, [one.tolist() for one in model.parameters()])
+    assert all(one == weights[0] for one in weights)
+dist.barrier()
+dist.destroy_process_group()
+with open(f"{folder}/done-{attempt}-{rank}", "w") as file:
+    file.write("done")
+"""
+
+
+def torchrun(tmp_path, script, *arguments, options=("--nproc-per-node", "2"), seconds=400):
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options, str(path), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, cwd=tmp_path)
+
+
+def counts(folder, epoch):
+    return Counter(np.concatenate([np.load(path) for path in folder.glob(f"{epoch}-*.npy")]).tolist())
+
+
+@pytest.mark.parametrize("kill", ["no", "kill"])
+def test_a_script_under_torchrun(torch, tmp_path, store, kill):
+    """With `kill`, rank 1 is killed in epoch 1, torchrun starts all ranks again, and they resume in this epoch."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    options = ("--nproc-per-node", "2", "--max-restarts", "1")
+    ran = torchrun(tmp_path, SCRIPT, store, folder, 3, kill, options=options)
+    assert ran.returncode == 0, ran.stderr
+    attempt = "1" if kill == "kill" else "0"
+    assert sorted(path.name for path in folder.glob("done-*")) == [f"done-{attempt}-0", f"done-{attempt}-1"]
+    for epoch in range(3):
+        assert counts(folder, epoch) == Counter(range(103))
+
+
+def test_without_restarts_the_loss_ends_the_job(torch, tmp_path, store):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    ran = torchrun(tmp_path, SCRIPT, store, folder, 3, "kill")
+    assert ran.returncode == 1
+    assert not list(folder.glob("done-*"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_batches_on_a_device(torch, store, device):
+    with dshuffle.spmd(store, batch_size=8, rank=0, world_size=1, device=device, arrays=["x", "id"]) as loader:
+        batches = list(next(loader.epochs(1)))
+    assert {(x.device.type, x.dtype, number.dtype) for x, number in batches} == {(device, torch.float32, torch.int64)}
+    if device == "cpu":
+        assert Counter(torch.cat([number for _, number in batches]).tolist()) == Counter(range(103))
+
+
+def test_a_device_that_is_not_there(torch, store):
+    with pytest.raises(dshuffle.InvalidParameter, match="device='gpu'"):
+        dshuffle.spmd(store, batch_size=8, rank=0, world_size=1, device="gpu")
+
+
+def test_the_next_batch_is_copied_while_one_is_trained_on(torch, monkeypatch):
+    """On CUDA, which the tests do not have: streams and copies are recorded, and done by the CPU."""
+    from dshuffle.integrations import device
+
+    log = []
+
+    class Stream:
+        def __init__(self, where=None):
+            pass
+
+        def wait_stream(self, other):
+            log.append("wait")
+
+    class On:
+        def __init__(self, stream):
+            pass
+
+        def __enter__(self):
+            log.append("copy")
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", On)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: log.append("record"))
+    batches = device.CopiedAhead(lambda number: (np.full(2, number),), 3, torch.device("cpu"))
+    given = []
+    for number in range(3):
+        given.append(batches(number)[0].tolist())
+        log.append("train")
+    assert given == [[0, 0], [1, 1], [2, 2]]
+    expected = "copy wait record copy train wait record copy train wait record train"
+    assert log == expected.split()
