@@ -11,40 +11,23 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
-    from dshuffle.errors import CacheBudgetError as CacheBudgetError
-    from dshuffle.errors import CheckpointError as CheckpointError
-    from dshuffle.errors import ChecksumMismatch as ChecksumMismatch
     from dshuffle.errors import ClusterError as ClusterError
-    from dshuffle.errors import CorruptChunk as CorruptChunk
-    from dshuffle.errors import DatasetChanged as DatasetChanged
     from dshuffle.errors import DatasetError as DatasetError
-    from dshuffle.errors import DatasetExists as DatasetExists
-    from dshuffle.errors import DatasetNotFound as DatasetNotFound
     from dshuffle.errors import DShuffleError as DShuffleError
     from dshuffle.errors import ExchangeError as ExchangeError
     from dshuffle.errors import InvalidParameter as InvalidParameter
-    from dshuffle.errors import MembershipChanged as MembershipChanged
-    from dshuffle.errors import MixingWarning as MixingWarning
-    from dshuffle.errors import PeerFailed as PeerFailed
-    from dshuffle.errors import ReadersDiffer as ReadersDiffer
-    from dshuffle.errors import RunCancelled as RunCancelled
-    from dshuffle.errors import ShardingWarning as ShardingWarning
-    from dshuffle.errors import StaleEpoch as StaleEpoch
-    from dshuffle.errors import WorkerLost as WorkerLost
     from dshuffle.launched.loader import spmd as spmd
     from dshuffle.pipeline import Pipeline as Pipeline
     from dshuffle.pipeline import Training as Training
     from dshuffle.planning import Aligned as Aligned
-    from dshuffle.planning import Assignment as Assignment
     from dshuffle.planning import Choices as Choices
     from dshuffle.planning import Chunks as Chunks
     from dshuffle.planning import Global as Global
     from dshuffle.planning import Local as Local
     from dshuffle.planning import Partial as Partial
     from dshuffle.planning import row_permutation as row_permutation
-    from dshuffle.planning.cost import Cluster as Cluster
+    from dshuffle.planning.cost import ClusterRates as ClusterRates
     from dshuffle.records import EpochRecord as EpochRecord
-    from dshuffle.records import Measures as Measures
     from dshuffle.runtime import Epoch as Epoch
     from dshuffle.runtime import Group as Group
     from dshuffle.runtime import Partition as Partition
@@ -67,32 +50,16 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
 
 _MODULES = {
     "dshuffle.errors": (
-        "CacheBudgetError",
-        "CheckpointError",
-        "ChecksumMismatch",
         "ClusterError",
-        "CorruptChunk",
-        "DatasetChanged",
         "DShuffleError",
         "DatasetError",
-        "DatasetExists",
-        "DatasetNotFound",
         "ExchangeError",
         "InvalidParameter",
-        "MembershipChanged",
-        "MixingWarning",
-        "PeerFailed",
-        "ReadersDiffer",
-        "RunCancelled",
-        "ShardingWarning",
-        "StaleEpoch",
-        "WorkerLost",
     ),
     "dshuffle.launched.loader": ("spmd",),
     "dshuffle.pipeline": ("Pipeline", "Training"),
     "dshuffle.planning": (
         "Aligned",
-        "Assignment",
         "Choices",
         "Chunks",
         "Global",
@@ -100,8 +67,8 @@ _MODULES = {
         "Partial",
         "row_permutation",
     ),
-    "dshuffle.planning.cost": ("Cluster",),
-    "dshuffle.records": ("EpochRecord", "Measures"),
+    "dshuffle.planning.cost": ("ClusterRates",),
+    "dshuffle.records": ("EpochRecord",),
     "dshuffle.runtime": (
         "Epoch",
         "Group",
@@ -128,7 +95,9 @@ def __getattr__(name: str) -> object:
     elif name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        errors = importlib.import_module("dshuffle.errors")  # most of them are only there
+        place = f"; it is in {errors.__name__}" if hasattr(errors, name) else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
     globals()[name] = value
     return value
 

@@ -11,7 +11,6 @@ from typing import Any, Self
 from dshuffle.notebook import html_summary
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.choices import Choices
-from dshuffle.planning.delivery import get_delivery
 from dshuffle.units import human_bytes, human_count, human_seconds
 
 
@@ -285,7 +284,7 @@ class EpochRecord(Measures):
     @property
     def reads_store(self) -> bool:
         """Whether this epoch's samples came from the store."""
-        return self.loaded or get_delivery(self.choices.delivery).reads_store
+        return self.loaded or self.choices.reads_store
 
     @property
     def relay(self) -> str:

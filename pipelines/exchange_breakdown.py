@@ -24,9 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 import dshuffle
-from dshuffle.compare import Way, compare_ways, connect, modest_step
-from dshuffle.planning import Choices, Global, Local, Partial, get_delivery
-from dshuffle.report import figures, write_report
+from dshuffle import Pipeline, Training
+from dshuffle.compare import Way, modest_step
+from dshuffle.pipeline import LocalWorkers, RunningScheduler
+from dshuffle.planning import Choices, Global, Local, Partial
+from dshuffle.report import figures
 from dshuffle.units import human_seconds
 
 FRACTIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -57,31 +59,23 @@ def main(url: str, scheduler: str | None, workers: int, epochs: int, features: s
         step = modest_step(dataset, features=features, target=target)
     except dshuffle.DShuffleError as error:
         raise click.ClickException(str(error)) from error
-    console = Console()
-    with connect(scheduler, workers) as client, console.status("starting") as status:
-        comparison = compare_ways(
-            client,
-            dataset,
-            ways(),
-            epochs=epochs,
-            step=step,
-            features=features,
-            target=target,
-            command=f"python pipelines/exchange_breakdown.py {url}",
-            on_epoch=lambda way, point: status.update(f"{way.label}: epoch {point.epoch}"),
-        )
+    regression = Training("linear_regression", epochs=epochs, step=step, features=features, target=target)
+    cluster = LocalWorkers(workers) if scheduler is None else RunningScheduler(scheduler)
+    result = Pipeline(dataset, regression, ways(), cluster, report=str(output)).run()
+    assert result.comparison is not None
     table = Table(title="Seconds per epoch", title_justify="left")
     for heading in ("way", "epoch", "training", "EXCHANGE", "I/O", "other"):
         table.add_column(heading, justify="left" if heading == "way" else "right")
-    for way in comparison.ways:
+    for way in result.comparison.ways:
         found = figures(way)
         waited, training = found.waited_seconds or 0.0, found.training_seconds or 0.0
-        from_storage = get_delivery(way.choices.delivery).reads_store
+        from_storage = way.choices.reads_store
         rest = (found.epoch_seconds or 0.0) - training - waited
         seconds = (training, 0.0 if from_storage else waited, waited if from_storage else 0.0, max(0.0, rest))
         table.add_row(way.label, *map(human_seconds, (found.epoch_seconds, *seconds)))
+    console = Console()
     console.print(table)
-    console.print(f"Report: {write_report(comparison, output)}", highlight=False)
+    console.print(f"Report: {result.report}", highlight=False)
 
 
 if __name__ == "__main__":

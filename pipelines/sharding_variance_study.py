@@ -48,8 +48,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from dshuffle import ShardingWarning
 from dshuffle.compare import VarianceRatio, variance_ratio
+from dshuffle.errors import ShardingWarning
 from dshuffle.planning import first_ranks
 from dshuffle.report import chart_page
 from dshuffle.sharding import Sharding, distribution_aware, stratified

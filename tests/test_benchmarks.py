@@ -171,3 +171,16 @@ def test_those_that_need_a_network_can_be_imported(name):
 def test_nothing_is_lost_at_random_stops(capsys):
     load("random_stops").main(["--stops", "6", "--seed", "1"], standalone_mode=False)
     assert "10 stops in" in capsys.readouterr().out  # two trainings of five stops
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_chaos_strikes_real_workers():
+    """On hosts with links, where the tests may make them."""
+    command = [sys.executable, str(BENCHMARKS / "chaos.py"), "--faults=2", "--workers=3"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=390)
+    assert ran.returncode == 0, ran.stderr
+    rows = [line.split("|")[1:-1] for line in ran.stdout.splitlines() if line.startswith("| ")][1:]
+    strikes = {name.strip(): int(times) for name, times, *_ in rows}
+    assert sum(strikes.values()) == 2
+    assert ("link of a worker cut, 3 s" in strikes) != ("no link is cut" in ran.stdout)

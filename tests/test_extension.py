@@ -12,11 +12,12 @@ from click.testing import CliRunner
 
 import dshuffle
 from dshuffle.cli import main
-from dshuffle.compare import compare_ways, local_cluster, product_of_ways
+from dshuffle.compare import product_of_ways
+from dshuffle.pipeline import LocalWorkers, Pipeline, Training
 from dshuffle.planning import DELIVERIES, Choices, EpochPlanner, Packets, ShuffleSpec
-from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, Drawn
-from dshuffle.planning.cost import Cluster, Work, all_ways, compare_costs
-from dshuffle.planning.delivery.definition import Delivery, Source
+from dshuffle.planning.assignment import ASSIGNMENTS, Assignment, EpochDraw
+from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs
+from dshuffle.planning.delivery.peer import RowsFromPeers
 from dshuffle.planning.grouping import lowest_bit
 from dshuffle.planning.packets import missing_samples
 from dshuffle.synthetic import keyed_regression
@@ -27,6 +28,11 @@ def plan_first_holder(holders, destinations, n_workers, *, seed):
     needed = missing_samples(holders, destinations)
     senders = [lowest_bit(holders[sample, 0]) for sample in needed]
     return Packets.uncoded(needed, destinations[needed], senders)
+
+
+class FirstHolder(RowsFromPeers):
+    name = "first-holder"
+    planner = staticmethod(plan_first_holder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Rotate(Assignment):
         return cls()
 
     def draw(self, draw):
-        return Drawn((draw.previous + 1) % np.int32(draw.n_workers))
+        return EpochDraw((draw.previous + 1) % np.int32(draw.n_workers))
 
     def missing_fraction(self, cached, excess):
         return 1 - excess
@@ -54,7 +60,7 @@ class Rotate(Assignment):
 
 @pytest.fixture
 def toys(monkeypatch):
-    monkeypatch.setitem(DELIVERIES, "first-holder", Delivery("first-holder", plan_first_holder, Source.PEERS))
+    monkeypatch.setitem(DELIVERIES, "first-holder", FirstHolder())
     monkeypatch.setitem(ASSIGNMENTS, "rotate", Rotate)
 
 
@@ -63,7 +69,7 @@ def test_planning_and_the_cost_model_know_them():
     planner = EpochPlanner(ShuffleSpec(8, 2, Choices("rotate", "first-holder", sharding="contiguous")))
     planner.load()
     assert planner.advance().ranks.tolist() == [1] * 4 + [0] * 4
-    cluster = Cluster(4, link_up=1e6, link_down=1e6, server_up=1e6)
+    cluster = ClusterRates(4, link_up=1e6, link_down=1e6, server_up=1e6)
     ways = all_ways(cluster, Work(10_000, 100), assignments=["rotate"])
     assert {"rotate + peer", "rotate + first-holder"} < {way.way for way in ways}
     found = {prediction.work.way: prediction for prediction in compare_costs(cluster, ways)}
@@ -88,7 +94,7 @@ def test_the_command_line_knows_them():
     ran = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert [row["packets"] for row in json.loads(ran.stdout)["deliveries"]] == [100]
     arguments = [
-        "simulate",
+        "advise",
         "--workers",
         "4",
         "--samples",
@@ -111,8 +117,8 @@ def test_the_command_line_knows_them():
 def test_sessions_and_comparisons_know_them(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", keyed_regression(400), chunk_rows=50)
     ways = product_of_ways(Choices(sharding="contiguous"), ["rotate"], ["first-holder", "peer"])
-    with local_cluster(2, processes=False) as client:
-        comparison = compare_ways(client, dataset, ways, epochs=3, step=0.1)
+    training, threads = Training("linear_regression", epochs=3, step=0.1), LocalWorkers(2, processes=False)
+    comparison = Pipeline(dataset, training, ways, threads, report=tmp_path / "report").run(progress=False).comparison
     for way in comparison.ways:
         assert [record.needed for record in way.records] == [400] * 3
         assert way.records[1].wire_received_bytes[0] == way.records[1].wire_received_bytes[1] > 0

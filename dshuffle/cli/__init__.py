@@ -1,7 +1,7 @@
 """The ``dshuffle`` command.
 
 ``commands/`` has the arguments and the help of each command, which load with the command's name. The work of a command
-is in the module of its name beside this file, which loads when the command runs. So no ``--help`` loads Dask or numba.
+is in a module beside this file, which loads when the command runs. So no ``--help`` loads Dask or numba.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from dshuffle.errors import DShuffleError
 from dshuffle.process_exit import end_without_last_collections
 
 COMMANDS = {
-    "advise": "Measure a cluster and recommend a way of shuffling.",
+    "advise": "Recommend a way of shuffling for a measured or described cluster.",
     "compare": "Train with several ways of shuffling and report the fastest.",
-    "dataset": "Create, describe, verify and shuffle datasets.",
+    "dataset": "Create, describe, shuffle, shard and verify datasets.",
     "doctor": "Check a cluster: versions, clocks, limits, disks, and the dataset.",
     "plan": "Count the packets of each delivery, without a cluster.",
     "run": "Run a pipeline from a Python file.",
-    "shard": "Compute a first assignment offline, by class or by neighbourhood.",
-    "simulate": "Predict the cost of each way of shuffling on a hypothetical cluster.",
     "warmup": "Compile all kernels, for an image or a shared home directory.",
 }
+
+MOVED = {"shard": "dataset shard", "simulate": "advise"}
+"""Commands of earlier revisions, and what took their place."""
 
 
 class LazyGroup(NotingGroup):
@@ -52,7 +53,9 @@ class LazyGroup(NotingGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the command that a misspelled one resembles."""
+        """Suggest the command that took the place of an old one, or that a misspelled one resembles."""
+        if args[0] in MOVED:
+            raise click.UsageError(f"'dshuffle {args[0]}' is now 'dshuffle {MOVED[args[0]]}'.")
         if args[0] not in COMMANDS and (alike := difflib.get_close_matches(args[0], COMMANDS, 1)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {alike[0]!r}?")
         return super().resolve_command(ctx, args)

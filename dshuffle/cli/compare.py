@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 from rich.console import Console
 
-from dshuffle.cli.output import warnings_as_lines
-from dshuffle.compare import (
-    AS_THEY_ARE,
-    EmulatedRates,
-    Way,
-    compare_ways,
-    compile_kernels,
-    connect,
-    default_ways,
-    modest_step,
-    product_of_ways,
-)
-from dshuffle.compare.comparison import check_copy
+from dshuffle.cli.output import COLUMNS, warnings_as_lines
+from dshuffle.compare import AS_THEY_ARE, Way, connect, default_ways, modest_step, product_of_ways
+from dshuffle.compare.comparison import check_copy, check_dataset
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO, Choices, Classes, Global, ShuffleSpec
-from dshuffle.redaction import hide_secrets
+from dshuffle.pipeline import LocalWorkers, Pipeline, RunningScheduler, Training
+from dshuffle.pipeline.run import train
+from dshuffle.planning import Choices, Classes, Global, ShuffleSpec
 from dshuffle.report import (
     Comparison,
-    TrainingPoint,
     comparison_tables,
     to_dict,
     verdict,
@@ -40,23 +28,23 @@ from dshuffle.report import (
     write_report,
 )
 from dshuffle.report.progress import progress_bar
-from dshuffle.report.tables import CAPTION, quality_caption
 from dshuffle.runtime.cluster_view import count_training_workers
 from dshuffle.runtime.dataset_inputs import resolved, with_chunks_of
-from dshuffle.runtime.measure.probe import measure_cluster
 from dshuffle.store import Dataset, create_dataset, open_dataset, shuffle_dataset
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training.inputs import check_step
-from dshuffle.units import parse_rate
+from dshuffle.training.linear_regression import fit_linear_regression
 
 DEFAULT_SAMPLES = 100_000
-MEASURING_SECONDS = 3.0
 DEFAULT_CHUNK_ROWS = 1_000
 CODED_FRACTION = 0.5
 """Cache fraction of coded deliveries of the generated samples. Without excess, there is nothing to code."""
 
 DEFAULT_RATES = {"links": "200mbit", "store": "800mbit"}
 """Rates that two cores can fill with the generated samples, so that they and not the processors limit the times."""
+
+NO_RATE = "none"
+"""Value of an option that turns emulation off."""
 
 
 def compare(
@@ -94,7 +82,7 @@ def compare(
         raise click.UsageError("--shuffled is a way beside the default ones: omit --assignment and --delivery.")
     if shuffled and not dataset:
         raise click.UsageError("--shuffled needs DATASET: a copy of the generated samples is generated, too.")
-    rates = AS_THEY_ARE if scheduler else _emulated_rates(dataset is None, links=links, store=store)
+    cluster = _cluster(scheduler, workers, dataset is None, links=links, store=store)
     base = Choices(cache_fraction=cache_fraction, seed=seed)
     if chosen:
         base = dataclasses.replace(
@@ -105,8 +93,8 @@ def compare(
         )
     elif alone := [
         name
-        for name, given in (("sharding", sharding), ("balance", balance), ("caching", caching), ("relay", relays))
-        if given
+        for name, value in (("sharding", sharding), ("balance", balance), ("caching", caching), ("relay", relays))
+        if value
     ]:
         raise click.UsageError(f"--{alone[0]} needs --assignment or --delivery: the default ways have their own.")
     with _datasets(dataset, shuffled, seed, copied=not chosen) as (data, copy):
@@ -116,57 +104,43 @@ def compare(
             for way in ways:
                 check_copy(way, data)
         _make_folder(output)
+        check_dataset(data, features, target)
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
-        if scheduler is None:  # what can be known before a cluster is started need not wait for it
-            ways = _possible(ways, chosen, data, workers)
-        if rates != AS_THEY_ARE:
-            click.echo(f"Emulated: {rates}.\n--links none --store none measures this machine as it is.", err=True)
-        with ExitStack() as stack:
-            stack.enter_context(warnings_as_lines())
-            advance = stack.enter_context(progress_bar())
-            advance(0, len(ways) * epochs, "loading compiled code; the first run compiles it")
-            # Compiled here once, the workers find the code on disk.
-            compile_kernels((way.choices for way in ways), data.layout)
-            beginning = f"connecting to {scheduler}" if scheduler else f"starting {workers + 1} processes"
-            advance(0, len(ways) * epochs, beginning)
-            client = stack.enter_context(connect(scheduler, workers, rates))
-            if scheduler is not None:  # all ways, before hours have gone into the first
-                ways = _possible(ways, chosen, data, max(1, count_training_workers(client)))
-            done = 0
-
-            def on_epoch(way: Way, point: TrainingPoint) -> None:
-                nonlocal done
-                done += 1
-                advance(done, len(ways) * epochs, way.label)
-
-            advance(0, len(ways) * epochs, "measuring the cluster")
-            measured = measure_cluster(client, data, seconds=MEASURING_SECONDS).cluster
-            comparison = compare_ways(
-                client,
-                data,
-                ways,
-                epochs=epochs,
-                step=chosen_step,
-                features=features,
-                target=target,
-                command=_command(),
-                measured=measured,
-                on_epoch=on_epoch,
-            )
+        # All that can be known is checked before hours have gone into the first way.
+        ways = _possible(ways, chosen, data, workers if scheduler is None else _count_workers(scheduler))
+        training = Training(fit_linear_regression, epochs=epochs, step=chosen_step, features=features, target=target)
+        pipeline = Pipeline(data, training, ways, cluster, report=str(output))
+        if isinstance(cluster, LocalWorkers) and cluster.rates != AS_THEY_ARE:
+            emulated = f"Emulated: {cluster.rates}. --links none --store none measures this machine as it is."
+            click.echo(click.wrap_text(emulated, COLUMNS), err=True)
+        with warnings_as_lines(), progress_bar() as advance:
+            comparison = train(pipeline, advance, lambda: None).comparison
+    assert comparison is not None
     _show(comparison, as_json)
     try:
         page = write_report(comparison, output)
     except OSError as error:
         raise click.ClickException(f"The report could not be written to {output}: {error}") from error
-    click.echo(f"Report: {page} (with records.jsonl and summary.json beside it)", err=True)
+    click.echo(f"Report: {page}\nBeside it are records.jsonl and summary.json.", err=True)
 
 
-def _emulated_rates(generated: bool, **given: str | None) -> EmulatedRates:
-    """Rates by name; those that were not given have a default if the dataset is generated."""
-    texts = {name: text or (DEFAULT_RATES[name] if generated else "none") for name, text in given.items()}
-    return EmulatedRates(
-        **{name: parse_rate(f"--{name}", text) for name, text in texts.items() if text.strip().lower() != "none"}
-    )
+def _cluster(
+    scheduler: str | None, workers: int, generated: bool, *, links: str | None, store: str | None
+) -> LocalWorkers | RunningScheduler:
+    """The cluster to run on. Rates have defaults if the dataset is generated."""
+    if scheduler is not None:
+        return RunningScheduler(scheduler)
+
+    def rate(name: str, text: str | None) -> str | None:
+        chosen = text or (DEFAULT_RATES[name] if generated else NO_RATE)
+        return None if chosen.strip().lower() == NO_RATE else chosen
+
+    return LocalWorkers(workers, links=rate("links", links), store=rate("store", store))
+
+
+def _count_workers(scheduler: str) -> int:
+    with connect(scheduler, 0) as client:
+        return max(1, count_training_workers(client))
 
 
 def _show(comparison: Comparison, as_json: bool) -> None:
@@ -174,32 +148,27 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         click.echo(json.dumps(to_dict(comparison, verdict(comparison))))
     else:
         console = Console()
-        for table in comparison_tables(comparison):
-            console.print(table, "")
-        for caption in (CAPTION, quality_caption(comparison)):
-            console.print(f"{caption}\n", style="dim", highlight=False, markup=False)
+        for table, note in comparison_tables(comparison):
+            console.print(table)
+            console.print(f"{note}\n" if note else "", style="dim", highlight=False, markup=False)
         for sentence in verdict_sentences(comparison):
             console.print(sentence, highlight=False, markup=False)
-        if comparison.emulated:
-            console.print(f"Emulated: {comparison.emulated}.", highlight=False, markup=False)
 
 
 def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) -> tuple[Way, ...]:
     """Drop infeasible defaults; reject infeasible choices."""
     possible: list[Way] = []
-    known: dict[tuple[str, str], Choices] = {}  # ways share what is read of the dataset
+    read: dict[tuple[str, str], Choices] = {}  # ways share what is read of the dataset
     for way in ways:
-        delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
         try:
             key = str(way.choices.sharding), str(way.choices.balance)
-            if key not in known:
-                known[key] = resolved(data, dataclasses.replace(way.choices, assignment=Global()))
+            if key not in read:
+                read[key] = resolved(data, dataclasses.replace(way.choices, assignment=Global()))
             choices = dataclasses.replace(
-                way.choices,
+                way.choices.with_one_delivery(),
                 assignment=with_chunks_of(way.dataset(data), way.choices.assignment),
-                delivery=delivery,
-                sharding=known[key].sharding,
-                balance=known[key].balance,
+                sharding=read[key].sharding,
+                balance=read[key].balance,
             )
             ShuffleSpec(data.n_samples, workers, choices)
         except InvalidParameter as error:
@@ -209,10 +178,6 @@ def _possible(ways: Sequence[Way], chosen: bool, data: Dataset, workers: int) ->
         else:
             possible.append(way)
     return tuple(possible)
-
-
-def _command() -> str:
-    return hide_secrets(shlex.join(["dshuffle", *sys.argv[1:]]))
 
 
 def _make_folder(output: Path) -> None:

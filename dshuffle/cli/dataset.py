@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from dask.callbacks import Callback
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dshuffle.cli.option_names import first_option
 from dshuffle.cli.options import SYNTHETIC
 from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import Advance, progress_bar
@@ -70,13 +70,9 @@ def _chosen_source(ctx: click.Context, options: Mapping[str, Any]) -> str:
     if len(named) != 1:
         raise click.UsageError("Exactly one of --from, --movielens and --synthetic is required.")
     chosen: str = options["synthetic"] or named[0]
-    for option in sorted(set().union(*OPTIONS_OF.values()) - OPTIONS_OF[chosen]):
-        if ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE:
-            flag = next(parameter.opts[0] for parameter in ctx.command.params if parameter.name == option)
-            source = (
-                f"--synthetic {chosen}" if chosen in SYNTHETIC else "--from" if chosen == "files" else "--movielens"
-            )
-            raise click.UsageError(f"{flag} cannot be used with {source}.")
+    if option := first_option(ctx, sorted(set().union(*OPTIONS_OF.values()) - OPTIONS_OF[chosen])):
+        source = f"--synthetic {chosen}" if chosen in SYNTHETIC else "--from" if chosen == "files" else "--movielens"
+        raise click.UsageError(f"{option} cannot be used with {source}.")
     return named[0]
 
 
@@ -121,8 +117,8 @@ def _blocks_counted(advance: Advance) -> Iterator[None]:
 
 def info(url: str, as_json: bool) -> None:
     """Print what the dataset has."""
-    found = open_dataset(url)
-    description = _description(found)
+    dataset = open_dataset(url)
+    description = _description(dataset)
     if as_json:
         click.echo(json.dumps(description))
         return
@@ -141,22 +137,24 @@ def info(url: str, as_json: bool) -> None:
             *([shard] if sharded else []),
             human_bytes(array["bytes"]),
         )
-    click.echo(f"{hide_secrets(found.url)}: {human_count(found.n_samples)} samples of {human_bytes(found.row_nbytes)}")
+    click.echo(
+        f"{hide_secrets(dataset.url)}: {human_count(dataset.n_samples)} samples of {human_bytes(dataset.row_nbytes)}"
+    )
     Console().print(table)
-    for name, reason in found.skipped.items():
+    for name, reason in dataset.skipped.items():
         click.echo(f"left out: {name} ({reason})")
-    for name, reason in found.undecoded.items():
+    for name, reason in dataset.undecoded.items():
         click.echo(f"not decoded: {name} ({reason})")
 
 
-def _description(found: Dataset) -> dict[str, Any]:
+def _description(dataset: Dataset) -> dict[str, Any]:
     return {
-        "url": hide_secrets(found.url),
-        "samples": found.n_samples,
-        "row_nbytes": found.row_nbytes,
-        "bytes": found.n_samples * found.row_nbytes,
-        "skipped": dict(found.skipped),
-        "undecoded": dict(found.undecoded),
+        "url": hide_secrets(dataset.url),
+        "samples": dataset.n_samples,
+        "row_nbytes": dataset.row_nbytes,
+        "bytes": dataset.n_samples * dataset.row_nbytes,
+        "skipped": dict(dataset.skipped),
+        "undecoded": dict(dataset.undecoded),
         "arrays": [
             {
                 "name": name,
@@ -164,9 +162,9 @@ def _description(found: Dataset) -> dict[str, Any]:
                 "shape": list(array.shape),
                 "chunk_rows": array.chunk_rows,
                 "shard_rows": array.shard_rows,
-                "bytes": found.n_samples * math.prod(array.shape) * array.dtype.itemsize,
+                "bytes": dataset.n_samples * math.prod(array.shape) * array.dtype.itemsize,
             }
-            for name, array in found.arrays.items()
+            for name, array in dataset.arrays.items()
         ],
     }
 
@@ -207,9 +205,9 @@ def shuffle(
 
 def verify(url: str) -> None:
     """Read all chunks and print the bad ones."""
-    found = open_dataset(url)
+    dataset = open_dataset(url)
     with progress_bar() as advance:
-        report = verify_dataset(found, progress=lambda done, total: advance(done, total, "reading chunks"))
+        report = verify_dataset(dataset, progress=lambda done, total: advance(done, total, "reading chunks"))
     if report.bad:
         for message in report.bad:
             click.echo(message)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from dshuffle.errors import DShuffleError
 
@@ -38,6 +40,20 @@ class NotingGroup(click.Group):
         return name, command, rest
 
 
+def first_option(ctx: click.Context, names: Iterable[str]) -> str | None:
+    """Return the first of several options that is on the command line.
+
+    Parameters
+    ----------
+    names
+        Names of their parameters.
+    """
+    for name in names:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            return next(parameter.opts[0] for parameter in ctx.command.params if parameter.name == name)
+    return None
+
+
 def one_line(error: DShuffleError, ctx: click.Context) -> click.ClickException:
     """The error as one line that names the option, if the command that runs has one for the parameter.
 
@@ -50,11 +66,11 @@ def one_line(error: DShuffleError, ctx: click.Context) -> click.ClickException:
     "--memory='much' is not allowed; it must be a number of bytes"
     """
     text, command = str(error), ctx.meta.get(COMMAND)
-    if command is not None and (found := _SUBJECT.match(text)) and (option := _option(command, found["name"])):
-        text = option + text[found.end() :]
+    if command is not None and (match := _SUBJECT.match(text)) and (option := _option(command, match["name"])):
+        text = option + text[match.end() :]
     return click.ClickException(text)
 
 
 def _option(command: Any, name: str) -> str:
-    wanted = "--" + OPTIONS.get(name, name).replace("_", "-")
-    return wanted if any(wanted in one.opts for one in command.params) else ""
+    option = "--" + OPTIONS.get(name, name).replace("_", "-")
+    return option if any(option in parameter.opts for parameter in command.params) else ""

@@ -18,9 +18,12 @@ from rich.text import Text
 
 from dshuffle.errors import ShardingWarning
 from dshuffle.planning import Assignment, parse_assignment
-from dshuffle.planning.cost import Change, Cluster, Prediction, Recommendation, Work, all_ways
+from dshuffle.planning.cost import Change, ClusterRates, Prediction, Recommendation, Work, all_ways
 from dshuffle.planning.cost.advice import ASSIGNMENTS
 from dshuffle.units import human_bytes, human_ratio, human_seconds
+
+COLUMNS = 80
+"""Length of a line of text."""
 
 
 @contextmanager
@@ -29,16 +32,16 @@ def warnings_as_lines() -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ShardingWarning)
         yield
-    told: set[str] = set()
+    said_before: set[str] = set()
     for warning in caught:
         if not issubclass(warning.category, ShardingWarning):
             warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
-        elif str(warning.message) not in told:
-            told.add(str(warning.message))
+        elif str(warning.message) not in said_before:
+            said_before.add(str(warning.message))
             click.echo(f"warning: {warning.message}", err=True)
 
 
-def ways_of(cluster: Cluster, work: Work, assignments: tuple[str, ...]) -> tuple[Work, ...]:
+def ways_of(cluster: ClusterRates, work: Work, assignments: tuple[str, ...]) -> tuple[Work, ...]:
     """Return all ways of the given assignments; report each requested assignment that has no feasible way."""
     ways = all_ways(cluster, work, assignments=assignments)
     for assignment in assignments if assignments != ASSIGNMENTS else ():
@@ -51,7 +54,7 @@ WORDS = {"links": "workers' links", "server": "the server's link", "storage": "s
 
 
 def show(
-    cluster: Cluster,
+    cluster: ClusterRates,
     predictions: Sequence[Prediction],
     advice: Recommendation,
     *,
@@ -80,7 +83,7 @@ def show(
         console.print(line, highlight=False, markup=False)
 
 
-def as_object(cluster: Cluster, predictions: Sequence[Prediction], advice: Recommendation) -> dict[str, Any]:
+def as_object(cluster: ClusterRates, predictions: Sequence[Prediction], advice: Recommendation) -> dict[str, Any]:
     """Return the predictions and the recommendation as an object for JSON, in seconds and bytes."""
     return {
         "cluster": dataclasses.asdict(cluster),
@@ -122,8 +125,8 @@ def _as_row(prediction: Prediction) -> dict[str, Any]:
 
 def _table(predictions: Sequence[Prediction]) -> Table:
     exact = all(prediction.exact for prediction in predictions)
-    some = "from real plans, or from formulas where marked ~"
-    planned = "from real plans" if exact else some
+    basis = "from real plans, or from formulas where marked ~"
+    planned = "from real plans" if exact else basis
     if not any(prediction.exact for prediction in predictions):
         planned = "from formulas"
     table = Table(
@@ -148,9 +151,8 @@ def _table(predictions: Sequence[Prediction]) -> Table:
         if rule.moves:
             table.add_row(Text(str(rule), "bold"))
         for p in sorted(rows, key=lambda prediction: prediction.exchange_seconds):
-            delivery = f"{p.work.delivery.name}, {p.work.choices.relay}" if p.work.coded else p.work.delivery.name
             table.add_row(
-                f" {delivery}" if rule.moves else Text(str(rule), "bold"),
+                f" {p.work.choices.delivery_label}" if rule.moves else Text(str(rule), "bold"),
                 ("~" if marks and not p.exact and p.needed else "") + human_seconds(p.exchange_seconds),
                 p.bottleneck or "-",
                 *(human_bytes(value or None) for value in (p.server_egress, p.most_ingress, p.storage_bytes)),
@@ -162,7 +164,7 @@ def _seconds_of(predictions: Sequence[Prediction], rule: Assignment) -> list[flo
     return [p.exchange_seconds for p in predictions if p.work.choices.assignment == rule]
 
 
-def _change(cluster: Cluster, change: Change) -> str:
+def _change(cluster: ClusterRates, change: Change) -> str:
     winner = change.winner
     faster = "as fast" if change.factor >= 1 else "slower"
     by = human_ratio(max(change.factor, 1 / change.factor))

@@ -80,18 +80,18 @@ def check_memory(spec: ShuffleSpec) -> None:
         raise InvalidParameter.of("samples", spec.n_samples, allowed)
 
 
-def own_part_lines(found: dict[str, Any], rank: int, epoch: int) -> list[str]:
+def own_part_lines(measured: dict[str, Any], rank: int, epoch: int) -> list[str]:
     """The same in sentences."""
-    received, sent = found["received"], found["sent"]
+    received, sent = measured["received"], measured["sent"]
     lines = [
-        f"Rank {rank} trains on {human_count(found['rows'])} rows in epoch {epoch}.",
+        f"Rank {rank} trains on {human_count(measured['rows'])} rows in epoch {epoch}.",
         f"It receives {human_count(sum(received))} rows from {sum(map(bool, received))} workers and sends "
         f"{human_count(sum(sent))} rows to {sum(map(bool, sent))}. "
-        f"It reads {human_count(found['read'])} rows of the store.",
-        f"Planning this {found['planned']} took {human_seconds(found['processor_seconds'])} of processor time and "
-        f"{human_bytes(found['extra_bytes'])} of memory.",
+        f"It reads {human_count(measured['read'])} rows of the store.",
+        f"Planning this {measured['planned']} took {human_seconds(measured['processor_seconds'])} of processor time "
+        f"and {human_bytes(measured['extra_bytes'])} of memory.",
     ]
-    if found["planned"] != "alone":
+    if measured["planned"] != "alone":
         lines.append("These choices are planned for all workers, from the first epoch on.")
     return lines
 

@@ -14,7 +14,8 @@ from rich.table import Table
 
 from dshuffle.cli.own_part import check_memory, measure_own_part, own_part_lines
 from dshuffle.planning import DELIVERIES, Choices, ShuffleSpec, parse_assignment
-from dshuffle.planning.delivery import Excess
+from dshuffle.planning.delivery import SIMPLEST
+from dshuffle.planning.delivery.server import SERVER_ROWS
 from dshuffle.planning.packet_counts import DeliveryFigures, survey
 from dshuffle.report.progress import progress_bar
 from dshuffle.units import human_bytes, human_seconds
@@ -38,20 +39,20 @@ def plan(
     """Plan one epoch, and print the counts."""
     choices = Choices(parse_assignment(assignment), caching=caching, cache_fraction=cache_fraction, seed=seed)
     if own_part is not None:
-        chosen = dataclasses.replace(choices, delivery=deliveries[0] if deliveries else "peer")
-        found = measure_own_part(ShuffleSpec(samples, workers, chosen), own_part, epoch, ids)
-        click.echo(json.dumps(found) if as_json else "\n".join(own_part_lines(found, own_part, epoch)))
+        chosen = dataclasses.replace(choices, delivery=deliveries[0] if deliveries else SIMPLEST)
+        measured = measure_own_part(ShuffleSpec(samples, workers, chosen), own_part, epoch, ids)
+        click.echo(json.dumps(measured) if as_json else "\n".join(own_part_lines(measured, own_part, epoch)))
         return
     if ids is not None:
         raise click.UsageError("--ids needs --own-part: it writes the ids of one rank.")
-    check_memory(ShuffleSpec(samples, workers, dataclasses.replace(choices, delivery="server")))
+    check_memory(ShuffleSpec(samples, workers, dataclasses.replace(choices, delivery=SERVER_ROWS.name)))
     names = deliveries or _suitable(workers, excess=cache_fraction is not None)
     # Each worker must get a chunk.
-    few = max(workers, min(samples, max(200, workers * (choices.assignment.unit or 1))))
+    n_small = max(workers, min(samples, max(200, workers * (choices.assignment.unit or 1))))
     with progress_bar() as advance:
         steps = len(names) + 2
         advance(0, steps, "loading compiled code; the first run compiles it")
-        survey(few, workers, choices, deliveries=names, bounds=False)  # so that the figures below exclude it
+        survey(n_small, workers, choices, deliveries=names, bounds=False)  # so that the figures below exclude it
         figures = survey(
             samples,
             workers,
@@ -74,10 +75,9 @@ def plan(
 
 
 def _suitable(n_workers: int, *, excess: bool) -> tuple[str, ...]:
-    """One uncoded delivery, whose packets are single samples, and the coded ones that suit the caches."""
-    suits = (Excess.USED,) if excess else (Excess.USED, Excess.REFUSED)
-    coded = [d.name for d in DELIVERIES.values() if d.excess in suits and d.supports(n_workers, excess=excess)]
-    return ("server", *coded)
+    """One delivery of single samples, and the coded ones that can serve these caches."""
+    coded = [d.name for d in DELIVERIES.values() if d.coded and d.supports(n_workers, excess=excess)]
+    return (SERVER_ROWS.name, *coded)
 
 
 def _as_object(figures: DeliveryFigures, row_bytes: int) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 import dshuffle
 from dshuffle.errors import InvalidParameter
 
@@ -53,6 +55,15 @@ def shipped() -> Path:
     package = Path(str(dshuffle.__file__)).parent
     installed = package / "profiles.toml"
     return installed if installed.exists() else package.parent / "storage" / "profiles.toml"
+
+
+def list_profiles() -> None:
+    """Print the name and the description of each profile that comes with dshuffle."""
+    formatter = click.HelpFormatter()
+    formatter.write_dl(
+        [(name, profile["description"]) for name, profile in tomllib.loads(shipped().read_text()).items()]
+    )
+    click.echo(formatter.getvalue(), nl=False)
 
 
 def load_profile(name: str) -> Profile:

@@ -33,16 +33,16 @@ def run(
     as_json: bool,
 ) -> None:
     """Run or explain the pipeline, and print its records."""
-    found = pipeline_of(target, keywords(arguments))
+    pipeline = pipeline_of(target, keywords(arguments))
     if scheduler is not None:
-        found = dataclasses.replace(found, cluster=RunningScheduler(scheduler))
+        pipeline = dataclasses.replace(pipeline, cluster=RunningScheduler(scheduler))
     if report is not None:
-        found = dataclasses.replace(found, report=report)
+        pipeline = dataclasses.replace(pipeline, report=report)
     if only_explain:
-        click.echo(str(found.explain()))
+        click.echo(str(pipeline.explain()))
         return
     with warnings_as_lines():
-        result = found.run()
+        result = pipeline.run()
     click.echo("\n".join(_json_lines(result) if as_json else lines_of(result)))
 
 
@@ -71,9 +71,9 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
         except ImportError as error:
             raise InvalidParameter.of("TARGET", target, "FILE.py, FILE.py:NAME or MODULE:NAME", str(error)) from error
     if name not in names:
-        candidates = ", ".join(sorted(one for one, value in names.items() if isinstance(value, Pipeline)))
-        found = f"It has the pipelines {candidates}." if candidates else "It does not define a pipeline."
-        raise InvalidParameter.because("TARGET", f"{place} has no name {name!r}", found)
+        candidates = ", ".join(sorted(name for name, value in names.items() if isinstance(value, Pipeline)))
+        hint = f"It has the pipelines {candidates}." if candidates else "It does not define a pipeline."
+        raise InvalidParameter.because("TARGET", f"{place} has no name {name!r}", hint)
     value = names[name]
     if callable(value):
         try:
@@ -91,10 +91,14 @@ def pipeline_of(target: str, arguments: dict[str, Any]) -> Pipeline:
 def _usage(function: Callable[..., Any]) -> str:
     """Say which arguments a function of a pipeline needs, and which it may have."""
     parameters = inspect.signature(function).parameters.values()
-    needed = [f"{one.name}=..." for one in parameters if one.default is inspect.Parameter.empty]
-    optional = [f"{one.name}={one.default}" for one in parameters if one.default is not inspect.Parameter.empty]
-    said = [f"Give {' '.join(needed)} after the target."] if needed else []
-    return " ".join([*said, f"May be given, with the defaults: {' '.join(optional)}." if optional else ""]).strip()
+    needed = [f"{parameter.name}=..." for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    optional = [
+        f"{parameter.name}={parameter.default}"
+        for parameter in parameters
+        if parameter.default is not inspect.Parameter.empty
+    ]
+    sentences = [f"Give {' '.join(needed)} after the target."] if needed else []
+    return " ".join([*sentences, f"May be given, with the defaults: {' '.join(optional)}." if optional else ""]).strip()
 
 
 def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
@@ -105,16 +109,16 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
     >>> keywords(("epochs=3", "url=data.zarr", "step=0.1"))
     {'epochs': 3, 'url': 'data.zarr', 'step': 0.1}
     """
-    found: dict[str, Any] = {}
+    keywords_of: dict[str, Any] = {}
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if not equals or not name.isidentifier():
             raise InvalidParameter.of("argument", argument, "of the form NAME=VALUE")
         try:
-            found[name] = json.loads(text)
+            keywords_of[name] = json.loads(text)
         except ValueError:
-            found[name] = text
-    return found
+            keywords_of[name] = text
+    return keywords_of
 
 
 def lines_of(result: PipelineResult) -> list[str]:

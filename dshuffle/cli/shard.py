@@ -1,4 +1,4 @@
-"""``dshuffle shard``: compute a first assignment offline, and show how evenly it spreads the classes."""
+"""``dshuffle dataset shard``: compute a first assignment offline, and show how evenly it spreads the classes."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def shard(
     if write and not overwrite and stored_as in stored_shardings(dataset):  # before the work, not after it
         raise click.UsageError(f"--name {stored_as}: this sharding is stored already; --overwrite replaces it.")
     with progress_bar() as advance, warnings_as_lines():
-        found = None if labels is None else _read_labels(dataset, labels, advance)
+        values = None if labels is None else _read_labels(dataset, labels, advance)
         started = time.perf_counter()
         if by == "distribution-aware":
             rows = read_array(dataset, features)
             made = distribution_aware(
                 rows,
-                found,
+                values,
                 n_workers=workers,
                 clusters=clusters,
                 seed=seed,
@@ -67,17 +67,17 @@ def shard(
             )
         else:
             if by == "stratified":
-                assert found is not None
-                ranks = stratified(found, workers, seed=seed)
+                assert values is not None
+                ranks = stratified(values, workers, seed=seed)
             else:
                 ranks = first_ranks(by, dataset.n_samples, workers, seed=seed)
             made = Sharding(ranks, workers, np.empty(0, dtype=np.int64))
         seconds = time.perf_counter() - started
-    _print(made, found, by, seconds)
-    if output is not None and found is not None:
-        classes = [str(label) for label in label_codes(found)[1].tolist()]
+    _print(made, values, by, seconds)
+    if output is not None and values is not None:
+        classes = [str(label) for label in label_codes(values)[1].tolist()]
         title = f"{by} sharding of {hide_secrets(dataset.url)} for {workers} workers"
-        output.write_text(box_plot_page(made.counts(found), classes, title), encoding="utf-8")
+        output.write_text(box_plot_page(made.counts(values), classes, title), encoding="utf-8")
         click.echo(f"box plot: {output}")
     if write:
         about = {"by": by, "labels": labels, "n_workers": workers, "seed": seed, "clusters": clusters}

@@ -1,6 +1,6 @@
-"""Compare ways of shuffling: the runs, their results, and the clusters that they run on."""
+"""Compare ways of shuffling: the ways, their results, and the clusters that they run on."""
 
-from dshuffle.compare.comparison import compare_ways, modest_step
+from dshuffle.compare.comparison import modest_step
 from dshuffle.compare.exchanges import measure_exchanges
 from dshuffle.compare.kernel_cache import compile_kernels
 from dshuffle.compare.local_cluster import AS_THEY_ARE, EmulatedRates, connect, local_cluster
@@ -16,7 +16,6 @@ __all__ = [
     "EmulatedRates",
     "VarianceRatio",
     "Way",
-    "compare_ways",
     "compile_kernels",
     "connect",
     "count_training_workers",

@@ -1,11 +1,11 @@
-"""Train the same model on the same data under several ways of shuffling."""
+"""Results of training the same model on the same data under several ways of shuffling, for a report."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,14 @@ from dshuffle.compare.provenance import describe_cluster, describe_dataset, desc
 from dshuffle.compare.ways import Way
 from dshuffle.emulated_links import HEADERS
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import AUTO
-from dshuffle.planning.cost import Cluster, Prediction, predict
+from dshuffle.planning.cost import ClusterRates, Prediction, predict
 from dshuffle.records import EpochRecord
 from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.dataset_inputs import with_chunks_of
 from dshuffle.runtime.measure.auto_candidates import work_of
 from dshuffle.store import Dataset
-from dshuffle.training.linear_regression import check_regression, fit_linear_regression
+from dshuffle.training.linear_regression import check_regression
 
 OTHER_LINKS = {f"{gbit} Gbit/s": gbit * 1.25e8 for gbit in (1, 10, 25, 100)}
 """Links in bytes per second for which a report predicts exchanges as well."""
@@ -59,81 +58,17 @@ def check_dataset(dataset: Dataset, features: str, target: str) -> None:
     check_regression(arrays, features, target)
 
 
-def compare_ways(
-    client: Client,
-    dataset: Dataset,
-    ways: Sequence[Way],
-    *,
-    epochs: int,
-    step: float,
-    features: str = "x",
-    target: str = "y",
-    command: str = "",
-    measured: Cluster | None = None,
-    on_epoch: Callable[[Way, TrainingPoint], None] | None = None,
-) -> Comparison:
-    """Run every way from the same seed and weights, one after the other.
-
-    Parameters
-    ----------
-    client
-        Client of the cluster that all ways run on.
-    dataset
-        Dataset to train on.
-    ways
-        At least one; all have the same seed.
-    epochs, step, features, target
-        See :func:`fit_linear_regression`.
-    command
-        Command that repeats the comparison, for the report.
-    measured
-        Speed of the cluster's links, storage and processors, if the seconds of every way are to be predicted as well;
-        see :func:`~dshuffle.runtime.measure.probe.measure_cluster`.
-    on_epoch
-        Function that is called after every epoch of every way.
-
-    Notes
-    -----
-    Two epochs of the last way run first and are not counted. They load code, open connections and fill the page cache,
-    which would otherwise count against the first way.
-    """
-    if not ways:
-        raise InvalidParameter.of("ways", ways, "at least one way of shuffling")
-    seeds = {way.choices.seed for way in ways}
-    if len(seeds) > 1:
-        raise InvalidParameter.of("seed", sorted(seeds), "the same for all ways")
-    check_dataset(dataset, features, target)
-    quality = QualityOfWays(dataset, target)
-    for way in ways:
-        check_copy(way, dataset)
-
-    def run(way: Way, count: int, report: Callable[[TrainingPoint], None] | None) -> WayResult:
-        with shuffler_of(client, dataset, way) as shuffler:
-            history = fit_linear_regression(
-                shuffler, epochs=count, step=step, features=features, target=target, on_epoch=report
-            )
-        of_way = quality if way.copy is None else QualityOfWays(way.copy, target, in_random_order=True)
-        return result_of(way, shuffler, history.points, measured=measured, quality=of_way)
-
-    def reporting(way: Way) -> Callable[[TrainingPoint], None] | None:
-        return None if on_epoch is None else lambda point: on_epoch(way, point)
-
-    run(ways[-1], 2, None)
-    results = [run(way, epochs, reporting(way)) for way in ways]
-    return comparison_of(client, dataset, results, quality=quality, settings={"step": step}, command=command)
-
-
 def result_of(
     way: Way,
     shuffler: Shuffler,
     points: Sequence[TrainingPoint],
     *,
-    measured: Cluster | None,
+    measured: ClusterRates | None,
     quality: QualityOfWays,
 ) -> WayResult:
     """Return the result of a way, from its shuffler after the training and the points of the fit."""
     prediction, elsewhere = None, {}
-    if measured is not None and way.choices.delivery != AUTO:  # which is any of several deliveries
+    if measured is not None and not way.choices.is_auto:  # which is any of several deliveries
         prediction = predicted(measured, shuffler.dataset, way)
         elsewhere = {
             name: predicted(with_links(measured, rate), shuffler.dataset, way).exchange_seconds
@@ -179,11 +114,11 @@ def comparison_of(
 
 def _with_chosen(way: Way, records: Sequence[EpochRecord]) -> str:
     """Return the label of a way; for ``auto``, with the delivery that it chose most often."""
-    taken = Counter(record.delivery for record in records[1:])
-    if way.choices.delivery != AUTO or not taken:
+    deliveries = Counter(record.delivery for record in records[1:])
+    if not way.choices.is_auto or not deliveries:
         return way.label
-    [(most, count)] = taken.most_common(1)
-    return f"{way.label} ({most} {count} of {taken.total()})"
+    [(most, count)] = deliveries.most_common(1)
+    return f"{way.label} ({most} {count} of {deliveries.total()})"
 
 
 def shuffler_of(client: Client, dataset: Dataset, way: Way) -> Shuffler:
@@ -198,22 +133,25 @@ def check_copy(way: Way, dataset: Dataset) -> None:
     hint = "Write it with 'dshuffle dataset shuffle'."
     if way.copy.identity == dataset.identity:
         raise InvalidParameter.because("shuffled", f"{way.copy!r} is the dataset itself", hint)
-    found, wanted = (
-        (one.n_samples, {name: (array.dtype.newbyteorder("<"), array.shape) for name, array in one.arrays.items()})
-        for one in (way.copy, dataset)
+    of_copy, of_dataset = (
+        (
+            source.n_samples,
+            {name: (array.dtype.newbyteorder("<"), array.shape) for name, array in source.arrays.items()},
+        )
+        for source in (way.copy, dataset)
     )
-    if found != wanted:
+    if of_copy != of_dataset:
         reason = f"{way.copy!r} does not have as many samples, or the arrays, of {dataset!r}"
         raise InvalidParameter.because("shuffled", reason, hint)
 
 
-def with_links(cluster: Cluster, rate: float) -> Cluster:
+def with_links(cluster: ClusterRates, rate: float) -> ClusterRates:
     """The same cluster with links of a rate in bytes per second, headers included, for all workers and the server."""
     link = rate / HEADERS
     return dataclasses.replace(cluster, link_up=link, link_down=link, server_up=link, wire_overhead=0.0)
 
 
-def predicted(cluster: Cluster, dataset: Dataset, way: Way) -> Prediction:
+def predicted(cluster: ClusterRates, dataset: Dataset, way: Way) -> Prediction:
     """Predict the cost of an epoch with one way of shuffling a dataset."""
     choices = dataclasses.replace(
         way.choices, assignment=with_chunks_of(dataset, way.choices.assignment), sharding="random", balance=None

@@ -7,22 +7,25 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dshuffle.exchange.warmup import CODED_ROW_NBYTES, ROW_NBYTES, like, warm_up
-from dshuffle.planning import AUTO, DELIVERIES, Aligned, Choices, Chunks, Global, Partial, ShuffleSpec, get_delivery
-from dshuffle.planning.delivery import Excess
+from dshuffle.exchange.transports import transport_of
+from dshuffle.exchange.warmup import ROW_NBYTES, warm_up
+from dshuffle.planning import DELIVERIES, Aligned, Choices, Chunks, Global, Partial, ShuffleSpec, get_delivery
 from dshuffle.planning.mixing import planned_quality
 from dshuffle.planning.small_plan import compile_planner
 from dshuffle.rows import RowLayout
 from dshuffle.store.scatter import scatter_columns, scatter_patches, scatter_rows
 from dshuffle.training.linear_regression import sgd_pass, squared_residual
 
+FEW_WORKERS = 4
+"""Workers of the small plans that are made here."""
+
 
 def all_choices() -> Iterable[Choices]:
     """Choices that need all kernels of planning and exchanges, except those of class balance."""
     yield from (Choices(Global()), Choices(Partial(0.5)), Choices(Global(), "peer", None, 0.5))
-    for delivery in map(get_delivery, DELIVERIES):
+    for delivery in DELIVERIES.values():
         if delivery.coded:
-            fraction = None if delivery.excess is Excess.REFUSED else 0.5
+            fraction = 0.5 if delivery.supports(FEW_WORKERS, excess=True) else None
             yield from (Choices(rule, delivery.name, None, fraction) for rule in (Global(), Aligned()))
 
 
@@ -57,29 +60,31 @@ def compile_kernels(choices: Iterable[Choices] | None = None, layout: RowLayout 
         slots = np.zeros(1, np.int64)
         sgd_pass(np.zeros(1), rows, 0, targets, 0, slots, 0.0)
         squared_residual(np.zeros(1), rows, 0, targets, 0, slots)
-    few = dict.fromkeys(map(_few, all_choices() if choices is None else choices))
+    reduced_choices = dict.fromkeys(map(_few, all_choices() if choices is None else choices))
     for row_nbytes in ROW_NBYTES:
         warm_up(row_nbytes)
-    if any(reduced.coded for reduced in few):
-        for row_nbytes in CODED_ROW_NBYTES if layout is None else (like(layout.nbytes),):
+    for transport in {transport_of(reduced.delivery) for reduced in reduced_choices}:
+        for row_nbytes in transport.coded_lengths(None if layout is None else layout.nbytes):
             warm_up(row_nbytes, coded=True)
-    for reduced in few:
-        compile_planner(ShuffleSpec(64, 4, reduced))
-    planned_quality(ShuffleSpec(64, 4, Choices()), epochs=2, chunk_rows=8, batch_rows=8, classes=np.arange(64) % 2)
+    for reduced in reduced_choices:
+        compile_planner(ShuffleSpec(64, FEW_WORKERS, reduced))
+    planned_quality(
+        ShuffleSpec(64, FEW_WORKERS, Choices()), epochs=2, chunk_rows=8, batch_rows=8, classes=np.arange(64) % 2
+    )
     for writeable in (True, False):  # like decoded and stored blocks
         block = np.zeros((1, 1), np.uint8)
         block.flags.writeable = writeable
-        one = np.zeros(1, np.int64)
-        scatter_rows(block, one, 0, np.zeros(1, np.uint8), one)
-        scatter_patches(block, one, 0, np.zeros(1, np.uint8), one, one, one, 1)
+        zero = np.zeros(1, np.int64)
+        scatter_rows(block, zero, 0, np.zeros(1, np.uint8), zero)
+        scatter_patches(block, zero, 0, np.zeros(1, np.uint8), zero, zero, zero, 1)
     for word in ("u1", "u2", "u4", "u8"):
-        scatter_columns(np.zeros(1, word), one, one, one, one, 0, np.zeros(1, word), one)
+        scatter_columns(np.zeros(1, word), zero, zero, zero, zero, 0, np.zeros(1, word), zero)
 
 
 def _few(choices: Choices) -> Choices:
     """Choices for a few samples that need the same kernels."""
-    delivery = get_delivery("peer" if choices.delivery == AUTO else choices.delivery)
-    has_excess = choices.cache_fraction is not None and delivery.excess is not Excess.REFUSED
+    delivery = get_delivery(choices.with_one_delivery().delivery)
+    has_excess = choices.cache_fraction is not None and delivery.supports(FEW_WORKERS, excess=True)
     return Choices(
         Chunks(4) if isinstance(choices.assignment, Chunks) else choices.assignment,
         delivery.name,

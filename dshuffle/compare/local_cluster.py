@@ -60,9 +60,17 @@ class EmulatedRates:
     @classmethod
     def of(cls, client: Client) -> EmulatedRates:
         """What the workers of a cluster emulate, by their configuration; the slowest if they differ."""
-        found = client.run(_configured, on_error="ignore").values()
+        configurations = client.run(_configured, on_error="ignore").values()
         links, store = (
-            min((parse_rate(key, str(one[key])) for one in found if one[key] is not None), default=None) for key in KEYS
+            min(
+                (
+                    parse_rate(key, str(configuration[key]))
+                    for configuration in configurations
+                    if configuration[key] is not None
+                ),
+                default=None,
+            )
+            for key in KEYS
         )
         return cls(links, store and store * count_training_workers(client))
 

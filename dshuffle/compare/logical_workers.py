@@ -91,7 +91,7 @@ def fit_logical_workers(
         shares = min(counts), max(counts)
         batchings = [checked_batching(network, count, shares, batch_size) for count in counts]
         for turn in range(len(batchings[0])):
-            batches = [order[one.positions(turn)] for order, one in zip(orders, batchings, strict=True)]
+            batches = [order[batching.positions(turn)] for order, batching in zip(orders, batchings, strict=True)]
             starts = np.cumsum([0, *map(len, batches[:-1])])
             chosen = np.concatenate(batches)
             with np.errstate(over="ignore", invalid="ignore"):

@@ -100,15 +100,15 @@ class QualityOfWays:
         self._labels = functools.cache(lambda name: read_labels(dataset, name))
         self._subset = RowSubset.of(dataset.n_samples, unit_rows(dataset))
         ids = self._subset.sample_ids
-        known = None if target is None else _values(dataset, target, ids)
-        if known is None:
+        values = None if target is None else _values(dataset, target, ids)
+        if values is None:
             self._classes = np.arange(len(ids)) * SLICES // len(ids)
             if in_random_order:
                 self._classes = np.random.default_rng(0).permutation(self._classes)
             self.classes = f"{SLICES} slices of the stored order (no labels; if that order is random, they say nothing)"
         else:
-            self._classes = known
-            self.classes = f"{known.max() + 1} values of {target}"
+            self._classes = values
+            self.classes = f"{values.max() + 1} values of {target}"
 
     def of(self, choices: Choices, n_workers: int) -> ShuffleQuality | None:
         """The quality of one way; None for a dataset with too few rows to shuffle.
@@ -160,15 +160,15 @@ def _evened(ranks: NDArray[np.int32], n_workers: int) -> NDArray[np.int32]:
     array([2, 2, 2])
     """
     sizes = np.bincount(ranks, minlength=n_workers)
-    wanted = np.empty_like(sizes)
-    wanted[np.argsort(-sizes, kind="stable")] = np.sort(balanced_sizes(len(ranks), n_workers))[::-1]
+    quotas = np.empty_like(sizes)
+    quotas[np.argsort(-sizes, kind="stable")] = np.sort(balanced_sizes(len(ranks), n_workers))[::-1]
     surplus = [
-        choose(np.flatnonzero(ranks == rank), int(sizes[rank] - wanted[rank]), "evened", rank)
-        for rank in np.flatnonzero(sizes > wanted).tolist()
+        choose(np.flatnonzero(ranks == rank), int(sizes[rank] - quotas[rank]), "evened", rank)
+        for rank in np.flatnonzero(sizes > quotas).tolist()
     ]
     evened = ranks.copy()
     if surplus:
-        evened[np.concatenate(surplus)] = np.repeat(np.arange(n_workers), np.maximum(wanted - sizes, 0))
+        evened[np.concatenate(surplus)] = np.repeat(np.arange(n_workers), np.maximum(quotas - sizes, 0))
     return evened
 
 

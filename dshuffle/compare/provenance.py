@@ -67,6 +67,6 @@ def describe_versions() -> dict[str, str]:
 
 
 def _range(values: Iterable[Any], name: Callable[[Any], Any] = lambda value: value) -> Any:
-    known = sorted(values)
-    least, greatest = name(known[0]), name(known[-1])
+    names = sorted(values)
+    least, greatest = name(names[0]), name(names[-1])
     return least if least == greatest else f"{least} to {greatest}"

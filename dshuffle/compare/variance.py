@@ -100,8 +100,8 @@ def variance_ratio(baseline: ArrayLike, other: ArrayLike, *, resamples: int = 50
     rng = np.random.default_rng(seed)
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample of equal results has no variance
         ratio = _ratio(above, below)
-        drawn = [values[rng.integers(len(values), size=(resamples, len(values)))] for values in (above, below)]
-        low, high = np.nanpercentile(_ratio(drawn[0], drawn[1]), [2.5, 97.5])
+        samples = [values[rng.integers(len(values), size=(resamples, len(values)))] for values in (above, below)]
+        low, high = np.nanpercentile(_ratio(samples[0], samples[1]), [2.5, 97.5])
     return VarianceRatio(
         ratio=float(ratio),
         low=float(low),
@@ -117,10 +117,10 @@ def _ratio(above: NDArray[np.float64], below: NDArray[np.float64], axis: int = -
 
 
 def _results(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 1 or len(found) < 3:
-        raise InvalidParameter.of(f"{name}.shape", found.shape, "(n,) with n >= 3")
-    if not np.isfinite(found).all():
-        bad = np.argmin(np.isfinite(found))
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or len(array) < 3:
+        raise InvalidParameter.of(f"{name}.shape", array.shape, "(n,) with n >= 3")
+    if not np.isfinite(array).all():
+        bad = np.argmin(np.isfinite(array))
         raise InvalidParameter.because(f"{name}[{bad}]", "it is not finite", "Remove runs that diverged.")
-    return found
+    return array

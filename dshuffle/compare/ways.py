@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dshuffle.planning import AUTO, Aligned, Assignment, Choices, Chunks, Global, Local, Partial, parse_assignment
+from dshuffle.planning import Aligned, Assignment, Choices, Chunks, Global, Local, Partial, parse_assignment
 from dshuffle.store import Dataset
 
 
@@ -123,10 +123,9 @@ def product_of_ways(
     for name, delivery in itertools.product(assignments, deliveries):
         assignment = parse_assignment(name)
         chosen = dataclasses.replace(base, assignment=assignment, delivery=delivery, caching=caching)
-        coded = delivery == AUTO or chosen.coded  # auto may choose a coded one
-        for relay in relays if coded else ("pipelined",):
+        for relay in relays if chosen.has_relays else (chosen.relay,):
             label = f"{assignment} + {delivery}" if assignment.moves else str(assignment)
-            if len(relays) > 1 and coded and assignment.moves:
+            if len(relays) > 1 and chosen.has_relays and assignment.moves:
                 label += f", {relay}"
             if base.balance is not None:
                 label += f", balance: {base.balance}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from dshuffle.errors import ChecksumMismatch, ExchangeError
 from dshuffle.exchange.messages import Flow
 from dshuffle.exchange.row_flows import RowHolder
-from dshuffle.planning.delivery.grid import WorkerGrid
 from dshuffle.planning.packets import forwarder_of
 from dshuffle.rows import ByteMatrix, RowLayout
 
@@ -26,6 +26,26 @@ Checksums = NDArray[np.uint32]
 
 HEADER = -1
 """In place of a sample: a row of a header."""
+
+
+class Routes(Protocol):
+    """The forwarder between every two workers. :class:`~dshuffle.planning.delivery.grid.WorkerGrid` is one."""
+
+    @property
+    def n_columns(self) -> int:
+        """Number of bundles that a worker sends."""
+
+    def column_of(self, rank: int) -> Numbers:
+        """The destinations that a worker forwards to, ascending."""
+
+    def forwarders_of(self, sender: int) -> list[int]:
+        """The workers that a sender sends bundles to."""
+
+    def forwarders_to(self, destination: int) -> list[int]:
+        """The workers that a destination receives from, ascending."""
+
+    def senders_through(self, forwarder: int) -> Numbers:
+        """The senders whose rows a worker forwards, ascending."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,12 +67,12 @@ class Bundles:
     counts: dict[int, Numbers]
 
     @classmethod
-    def of(cls, sends: Mapping[int, Numbers], grid: WorkerGrid, rank: int, row_nbytes: int) -> Bundles:
+    def of(cls, sends: Mapping[int, Numbers], routes: Routes, rank: int, row_nbytes: int) -> Bundles:
         """Bundle the samples that a rank sends to each destination."""
         nothing = np.empty(0, np.int64)
         items, flows, counts, first = [nothing], {}, {}, 0
-        for forwarder in grid.forwarders_of(rank):
-            samples = [sends.get(destination, nothing) for destination in grid.column_of(forwarder).tolist()]
+        for forwarder in routes.forwarders_of(rank):
+            samples = [sends.get(destination, nothing) for destination in routes.column_of(forwarder).tolist()]
             header = np.full(header_rows(len(samples), row_nbytes), HEADER)
             items += [header, *samples]
             counts[first] = np.array([len(ids) for ids in samples])
@@ -95,18 +115,18 @@ class ForwardedRows:
 
     Parameters
     ----------
-    grid, rank
-        The grid of workers, and the worker that forwards.
+    routes, rank
+        The forwarders, and the worker that forwards.
     layout
         Layout of a row.
     """
 
     intact = True
 
-    def __init__(self, grid: WorkerGrid, rank: int, layout: RowLayout) -> None:
+    def __init__(self, routes: Routes, rank: int, layout: RowLayout) -> None:
         self._layout = layout
-        self._column = grid.column_of(rank)
-        self._senders = grid.senders_through(rank)
+        self._column = routes.column_of(rank)
+        self._senders = routes.senders_through(rank)
         self._rows = [layout.empty(0)] * len(self._senders)
         self._checksums: list[Checksums] = [np.empty(0, np.uint32)] * len(self._senders)
         self._counts = np.zeros((len(self._senders), len(self._column)), np.int64)
@@ -181,11 +201,11 @@ def header_rows(n_destinations: int, row_nbytes: int) -> int:
     return -(-8 * n_destinations // row_nbytes)
 
 
-def forwarded(receives: Mapping[int, Numbers], grid: WorkerGrid, rank: int) -> dict[int, Numbers]:
+def forwarded(receives: Mapping[int, Numbers], routes: Routes, rank: int) -> dict[int, Numbers]:
     """Sort the samples that a rank receives by forwarder: ``forwarder -> samples``, by sender."""
-    found = {}
-    for forwarder in grid.forwarders_to(rank):
-        samples = [receives[sender] for sender in grid.senders_through(forwarder).tolist() if sender in receives]
+    flows = {}
+    for forwarder in routes.forwarders_to(rank):
+        samples = [receives[sender] for sender in routes.senders_through(forwarder).tolist() if sender in receives]
         if samples:
-            found[forwarder_of(forwarder)] = np.concatenate(samples)
-    return found
+            flows[forwarder_of(forwarder)] = np.concatenate(samples)
+    return flows

@@ -193,8 +193,8 @@ class CachePartition:
     def add_checksums(self, sample_ids: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         """Compute the checksums of rows that were just read from the store; they are sent along with the rows."""
         for first in range(0, len(slots), CHECKED_ROWS):
-            some = slice(first, first + CHECKED_ROWS)
-            self.checksums[slots[some]] = checksum_rows(self.rows, sample_ids[some], slots[some])
+            part = slice(first, first + CHECKED_ROWS)
+            self.checksums[slots[part]] = checksum_rows(self.rows, sample_ids[part], slots[part])
             self.relieve()
 
     def corrupted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

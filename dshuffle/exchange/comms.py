@@ -18,7 +18,7 @@ from dshuffle.emulated_links import emulated
 from dshuffle.errors import ExchangeError
 from dshuffle.exchange.acknowledgements import Acknowledgements
 from dshuffle.exchange.arrivals import seconds_since_data
-from dshuffle.exchange.endpoints import Reply
+from dshuffle.exchange.endpoints import Refusal, Reply
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.shared_memory import Place, host, mapped
 
@@ -131,7 +131,7 @@ class DaskNetwork:
 
 
 async def _closed(message: MessageId) -> Reply:
-    return {"status": "refused", "reason": "the session was closed", "again": False}
+    return Refusal("the session was closed").reply
 
 
 def _ignored(message: MessageId) -> None:
@@ -186,8 +186,8 @@ def packed(reply: Reply) -> Reply:
     """A reply with its rows and checksums as one string of bytes."""
     rows, checksums = reply["rows"], reply["checksums"]
     padding = bytes(-checksums.nbytes % WORD)  # rows are read by words
-    others = {key: value for key, value in reply.items() if key not in _ARRAYS}
-    return {**others, "packed": b"".join((checksums, padding, rows)), "shape": rows.shape}
+    fields = {key: value for key, value in reply.items() if key not in _ARRAYS}
+    return {**fields, "packed": b"".join((checksums, padding, rows)), "shape": rows.shape}
 
 
 def unpacked(reply: Reply) -> Reply:
@@ -200,7 +200,7 @@ def unpacked(reply: Reply) -> Reply:
     """
     if not isinstance(reply, dict) or "packed" not in reply:
         return reply
-    others = {key: value for key, value in reply.items() if key not in ("packed", "shape")}
+    fields = {key: value for key, value in reply.items() if key not in ("packed", "shape")}
     try:
         n_rows, row_nbytes = reply["shape"]
         buffer = bytearray(reply["packed"])  # kernels are compiled for arrays that can be written
@@ -211,7 +211,7 @@ def unpacked(reply: Reply) -> Reply:
         rows = np.frombuffer(buffer, np.uint8, n_rows * row_nbytes, first).reshape(n_rows, row_nbytes)
     except (TypeError, ValueError, KeyError) as error:
         raise ExchangeError(f"a message has rows of shape {reply.get('shape')}, but holds {error}") from error
-    return {**others, "rows": rows, "checksums": checksums}
+    return {**fields, "rows": rows, "checksums": checksums}
 
 
 async def _received(worker: Worker, reply: Reply) -> Reply:

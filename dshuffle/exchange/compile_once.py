@@ -27,6 +27,12 @@ LONGEST_WAIT = 300.0
 INTERVAL = 0.05
 """Seconds between attempts to lock. A system call that waits would have no limit of time."""
 
+PREFIX = "kernels-"
+"""Beginning of the names of the files."""
+
+UNUSED = 7 * 86400.0
+"""Seconds after which a file is removed whose kernels no process has needed: another version or host, for instance."""
+
 SILENT = 2.0
 """Seconds before the log says that kernels are compiled. Loading them from numba's cache takes less."""
 
@@ -38,7 +44,7 @@ def compile_once(kernels: str) -> Iterator[None]:
     Compiling all kernels takes tens of seconds. Without this, every worker of a host would do it at the same time. A
     file in the user's cache folder is locked meanwhile. When the kernels are compiled, a byte is written to it, so that
     later processes do not wait for each other. If numba's cache was emptied since, or the folder cannot be used, each
-    process compiles for itself.
+    process compiles for itself. The process that compiles also removes files that were not used for a week.
 
     Parameters
     ----------
@@ -78,15 +84,48 @@ def _locked(kernels: str) -> int | None:
     OSError
         If this user has no folder for it, or another process has locked it for too long.
     """
+    name = _name(kernels)
     with cache_folder() as folder:
-        file = open_private_file(_name(kernels), folder, os.O_RDWR | os.O_CREAT)
-    with contextlib.ExitStack() as opened:
-        opened.callback(os.close, file)
-        if os.fstat(file).st_size:
-            return None
-        _lock(file)
-        opened.pop_all()
-    return file
+        while True:
+            with contextlib.ExitStack() as opened:
+                file = open_private_file(name, folder, os.O_RDWR | os.O_CREAT)
+                opened.callback(os.close, file)
+                if os.fstat(file).st_size:
+                    os.utime(file)  # it is in use
+                    return None
+                _lock(file)
+                if _is_in(folder, name, file):  # else another process has removed it since it was opened
+                    _remove_unused(folder)
+                    opened.pop_all()
+                    return file
+
+
+def _is_in(folder: int, name: str, file: int) -> bool:
+    """Whether an open file still has its name."""
+    try:
+        return os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), os.fstat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_unused(folder: int) -> None:
+    """Remove the files that no process has used for a week, unless a process compiles for that long."""
+    for name in os.listdir(folder):
+        if name.startswith(PREFIX):
+            with contextlib.suppress(OSError):  # it was removed, is locked, or belongs to another user
+                _remove_if_unused(folder, name)
+
+
+def _remove_if_unused(folder: int, name: str) -> None:
+    file = open_private_file(name, folder, os.O_RDWR)
+    try:
+        if time.time() - os.fstat(file).st_mtime > UNUSED:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Only who has the lock removes the file, so it cannot be replaced between the check and the removal.
+            if _is_in(folder, name, file):
+                os.unlink(name, dir_fd=folder)
+    finally:
+        os.close(file)
 
 
 def _lock(file: int) -> None:
@@ -107,4 +146,4 @@ def _name(kernels: str) -> str:
     folder = os.environ.get("NUMBA_CACHE_DIR") or str(Path(__file__).parent)
     depends_on = [kernels, platform.node(), folder, sys.version, numba.__version__, version("dshuffle")]
     digest = hashlib.blake2b("\n".join(depends_on).encode(), digest_size=8).hexdigest()
-    return f"kernels-{digest}"
+    return PREFIX + digest

@@ -185,23 +185,23 @@ class Inbox:
         """Record that a request failed, and repeat it unless that is pointless (``again=False``)."""
         if self.state is not InboxState.RECEIVING or message not in self._asked:
             return []
-        tried = self._asked[message]
+        attempts = self._asked[message]
         if message.sender in self._given_up and message in self._unsent:  # the sender is better than nothing
             self._given_up.discard(message.sender)
             self._kept.add(message.sender)
             del self._unsent[message]
             self._asked[message] = 1
             return [Fetch(message)]
-        if not again or tried > self.attempts:
+        if not again or attempts > self.attempts:
             self.state = InboxState.FAILED
             if before := self._unsent.get(message):
                 reason = f"{before}, and the rows could not be read from the store: {reason}"
             return [ReportFailed(self.run_id, f"{message}: {reason}", again)]
         # Retry immediately, within the same window slot: requests to other senders may wait for this message.
-        self._asked[message] = tried + 1
-        if tried < self.attempts:
+        self._asked[message] = attempts + 1
+        if attempts < self.attempts:
             return [Fetch(message)]
-        self._unsent[message] = f"{reason} (attempt {tried})"
+        self._unsent[message] = f"{reason} (attempt {attempts})"
         return [ReadInstead(message)]
 
     def give_up(self, sender: int, unanswered: Collection[MessageId]) -> list[InboxInstruction]:

@@ -135,7 +135,7 @@ def _header(file: BinaryIO, key: bytes) -> tuple[KeptLabel, int, str]:
         raise ValueError("another release of dshuffle wrote it")
     numbers = [header[name] for name in ("n_rows", "row_nbytes", "n_slots", "rank", "epoch")]
     names = [header[name] for name in ("digest", "dataset", "shuffle", "session")]
-    if any(type(one) is not int for one in numbers) or not all(isinstance(one, str) for one in names):
+    if any(type(item) is not int for item in numbers) or not all(isinstance(item, str) for item in names):
         raise TypeError("its index has fields of other types")
     n_rows, digest = header.pop("n_rows"), header.pop("digest")
     if os.fstat(file.fileno()).st_size != file.tell() + n_rows * _NBYTES_PER_ROW:

@@ -185,9 +185,9 @@ class KeptPartition:
         self._file.will_need(slots)
         self._file.read(slots, rows)
         checksums = self._checksums[places]
-        found: NDArray[np.bool_] = self._index.sample_ids[places] == sample_ids
-        found &= checksum_rows(rows, sample_ids) == checksums
-        return rows, checksums, found
+        intact: NDArray[np.bool_] = self._index.sample_ids[places] == sample_ids
+        intact &= checksum_rows(rows, sample_ids) == checksums
+        return rows, checksums, intact
 
     def close(self) -> None:
         """Let other sessions remove the partition."""
@@ -215,8 +215,8 @@ class Listed:
     @classmethod
     def all_in(cls, directory: str, dataset: str) -> list[Self]:
         """The partitions of a dataset that have rows and that nobody fills. Whatever else is there is ignored."""
-        found = [(name, label) for name, label in _labels(directory) if label is not None]
-        return [cls(name, label) for name, label in found if label.dataset == dataset and label.epoch >= 0]
+        labels = [(name, label) for name, label in _labels(directory) if label is not None]
+        return [cls(name, label) for name, label in labels if label.dataset == dataset and label.epoch >= 0]
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, as a message can hold them."""
@@ -240,10 +240,10 @@ def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False)
         How many were removed.
     """
     removed = 0
-    for name, found in _labels(directory):
-        is_wanted = found is not None and found.session == label.session and found.rank != label.rank
+    for name, kept in _labels(directory):
+        is_wanted = kept is not None and kept.session == label.session and kept.rank != label.rank
         is_wanted &= not of_session
-        if found is None or (found.dataset == label.dataset and not is_wanted):
+        if kept is None or (kept.dataset == label.dataset and not is_wanted):
             path = os.path.join(directory, name)
             with contextlib.suppress(OSError), _locked(path, fcntl.LOCK_EX):
                 shutil.rmtree(path, ignore_errors=True)
@@ -253,11 +253,11 @@ def remove_unused(directory: str, label: KeptLabel, *, of_session: bool = False)
 
 def kept_nbytes(directory: str) -> int:
     """Bytes on the disk of the kept partitions of all datasets in a directory that nobody fills."""
-    found = 0
+    nbytes = 0
     for name, _ in _labels(directory):
         with contextlib.suppress(OSError), open_own(os.path.join(directory, name), "rows") as rows:
-            found += os.fstat(rows.fileno()).st_blocks * 512
-    return found
+            nbytes += os.fstat(rows.fileno()).st_blocks * 512
+    return nbytes
 
 
 def _labels(directory: str) -> Iterator[tuple[str, KeptLabel | None]]:

@@ -58,11 +58,11 @@ class CodedPart:
     def of(cls, plan: Packets, hops: Hops, participant: int, *, at_most: int) -> CodedPart:
         """Cut the hops to and from a participant into messages of at most ``at_most`` packets."""
         groups = np.maximum(hops.waits_for, hops.opens)
-        here = np.flatnonzero(plan.destinations == participant)
-        order, incoming = flows_of_hops(hops.senders[here], groups[here], hops.opens[here], at_most=at_most)
+        ended = np.flatnonzero(plan.destinations == participant)
+        order, incoming = flows_of_hops(hops.senders[ended], groups[ended], hops.opens[ended], at_most=at_most)
         away = np.flatnonzero(hops.senders == participant)
         packets, outgoing = flows_of_hops(plan.destinations[away], groups[away], hops.waits_for[away], at_most=at_most)
-        return cls(here[order], incoming, hops.packets[away[packets]], outgoing)
+        return cls(ended[order], incoming, hops.packets[away[packets]], outgoing)
 
 
 class PacketStore:
@@ -91,10 +91,10 @@ class PacketStore:
 
     def keep(self, places: Places, rows: ByteMatrix, checksums: Checksums) -> None:
         """Store the packets with a nonnegative position; ignore the others."""
-        wanted = places >= 0
-        if wanted.any():
-            self._rows[places[wanted]] = rows if wanted.all() else rows[wanted]
-            self._checksums[places[wanted]] = checksums[wanted]
+        is_kept = places >= 0
+        if is_kept.any():
+            self._rows[places[is_kept]] = rows if is_kept.all() else rows[is_kept]
+            self._checksums[places[is_kept]] = checksums[is_kept]
 
     def pack(self, first: int, last: int, rows: ByteMatrix, checksums: Checksums) -> None:
         """Copy stored packets into buffers."""

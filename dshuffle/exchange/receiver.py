@@ -14,7 +14,18 @@ from typing import Any
 import numpy as np
 
 from dshuffle.errors import ChecksumMismatch, DatasetError, ExchangeError
-from dshuffle.exchange.endpoints import LinkMeter, Meter, Network, Reply, RowSink, T, given, nothing_to_mend, timed
+from dshuffle.exchange.endpoints import (
+    LinkMeter,
+    Meter,
+    Network,
+    Refusal,
+    Reply,
+    RowSink,
+    T,
+    given,
+    nothing_to_mend,
+    timed,
+)
 from dshuffle.exchange.inbox import Fetch, Inbox, InboxInstruction, InboxState, ReadInstead, ReportFailed, ReportReady
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
@@ -136,12 +147,12 @@ class Receiver:
         for flow in flows.values():
             if flow.gates is not None:
                 self._towards.update(flow.gates.tolist())
-        others = {sender: flow for sender, flow in flows.items() if sender not in (self._store, self._inbox.rank)}
-        self._owed = Counter({sender: flow.n_items for sender, flow in others.items()})
+        from_others = {sender: flow for sender, flow in flows.items() if sender not in (self._store, self._inbox.rank)}
+        self._owed = Counter({sender: flow.n_items for sender, flow in from_others.items()})
         for sender, sequence in self._arrived:
             first, last = flows[sender].message(sequence)
             self._meter_rows(sender, last - first)
-            if sender in others:
+            if sender in from_others:
                 self._owed[sender] -= last - first
             self._count_towards_gate(MessageId(run_id, sender, self._inbox.rank, sequence))
         owed = {sender: flow.n_messages for sender, flow in flows.items()}
@@ -212,8 +223,8 @@ class Receiver:
         first, last = self._flows[message.sender].message(message.sequence)
         try:
             reply = None if read else await self._ask(message)
-            if reply is not None and reply["status"] != "OK":
-                self._failed(message, reply["reason"], again=reply["again"])
+            if reply is not None and (refusal := Refusal.in_reply(reply)) is not None:
+                self._failed(message, refusal.reason, again=refusal.again)
                 return
             sink = await given(future)
             if message not in self._inbox.outstanding:  # the run was aborted meanwhile

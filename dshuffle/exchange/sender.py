@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from dshuffle.errors import DatasetError, ExchangeError
 from dshuffle.exchange.buffers import Buffer, BufferPool
-from dshuffle.exchange.endpoints import Meter, Network, Reply, RowSource, nothing_to_mend, timed
+from dshuffle.exchange.endpoints import Meter, Network, Refusal, Reply, RowSource, nothing_to_mend, timed
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import Flow, MessageId
 from dshuffle.exchange.outbox import Outbox, OutboxInstruction, Refuse, Send
@@ -133,12 +133,12 @@ class Sender:
             if self._answers.get(message) is answer:
                 del self._answers[message]
         if self._cannot is not None and self._cannot[0] == message.run_id:
-            return {"status": "refused", "reason": self._cannot[1], "again": True}
+            return Refusal(self._cannot[1], again=True).reply
         if not isinstance(instruction, Send):
-            return {"status": "refused", "reason": instruction.reason, "again": False}
+            return Refusal(instruction.reason).reply
         flow, future = self._flows.get(message.destination), self._source
         if flow is None or future is None:  # the run has just ended
-            return {"status": "refused", "reason": f"run {message.run_id} has ended", "again": False}
+            return Refusal(f"run {message.run_id} has ended").reply
         first, last = flow.message(message.sequence)
         try:
             if not future.done():
@@ -152,7 +152,7 @@ class Sender:
             self.acknowledged(message)
             # Rows on a disk that fails can still be read from the store.
             again = isinstance(error, OSError) and not isinstance(error, DatasetError)
-            return {"status": "refused", "reason": f"{type(error).__name__}: {error}", "again": again}
+            return Refusal(f"{type(error).__name__}: {error}", again).reply
         place = buffer.place if shared else None
         if not self._network.is_local(message.destination):
             nbytes = buffer.rows.nbytes + buffer.checksums.nbytes

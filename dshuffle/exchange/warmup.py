@@ -8,6 +8,7 @@ from dshuffle.coding import encode
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.compile_once import compile_once
 from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
+from dshuffle.exchange.transports import transport_of
 from dshuffle.planning import SERVER, Packets, ShuffleSpec
 from dshuffle.planning.delivery.relay import route
 from dshuffle.planning.small_plan import compile_planner
@@ -15,14 +16,6 @@ from dshuffle.rows import RowLayout, checksum_rows
 
 ROW_NBYTES = 8, 12
 """Rows of whole words and other rows use different kernels."""
-
-CODED_ROW_NBYTES = 8, 12, 9
-"""Packets are coded in the widest words that divide a row: of 8, 4 or 1 bytes."""
-
-
-def like(row_nbytes: int) -> int:
-    """Length of the short rows that use the same kernels."""
-    return next(nbytes for word, nbytes in zip((8, 4, 1), CODED_ROW_NBYTES, strict=True) if row_nbytes % word == 0)
 
 
 def load_exchange_kernels() -> None:
@@ -36,10 +29,11 @@ def load_session_kernels(spec: ShuffleSpec, row_nbytes: int) -> None:
     """Load the kernels that plan a session and decode its packets, or compile them if no process of this host has."""
     choices = spec.choices
     excess = " with excess" if spec.has_excess else ""
-    rows = f", kernels for {like(row_nbytes)}-byte rows" if choices.coded else ""
+    lengths = transport_of(choices.delivery).coded_lengths(row_nbytes)
+    rows = "".join(f", kernels for {nbytes}-byte rows" for nbytes in lengths)
     with compile_once(f"{choices.assignment.name} + {choices.delivery}{excess}{rows}"):
-        if choices.coded:
-            warm_up(like(row_nbytes), coded=True)
+        for nbytes in lengths:
+            warm_up(nbytes, coded=True)
         compile_planner(spec)
 
 

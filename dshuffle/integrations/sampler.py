@@ -18,7 +18,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.integrations.position import Position
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, ShuffleSpec, parse_assignment
-from dshuffle.planning.assignment import Drawn
+from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.batching import DROP, MODES, PAD, UNEVEN
 from dshuffle.planning.order import epoch_order
 from dshuffle.planning.own_part import Moves, OwnPlanner, plans_own_parts
@@ -119,7 +119,7 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
         self.drop_last = self._mode == DROP
         self._spec = self._spec_of(assignment, sharding, balance)
         self._planner = OwnPlanner(self._spec, self.rank) if plans_own_parts(self._spec, "peer") else None
-        self._drawn: Drawn | None = None  # otherwise all ranks of the epoch
+        self._drawn: EpochDraw | None = None  # otherwise all ranks of the epoch
         self._remainder: Remainder | None = None  # what another number of ranks has left of an epoch
         self._remainder_begun = False  # whether an iteration of it has begun
         self._epoch_ids: Samples | None = None  # this rank's part of the remainder
@@ -271,10 +271,10 @@ class ExchangeSampler(_base()):  # type: ignore[misc]
 
     def _take_remainder(self, remainder: Remainder) -> None:
         """Take this rank's part of the samples that other numbers of ranks have left of an epoch."""
-        begun, *others = remainder.trained
+        begun, *later = remainder.trained
         key = self.seed, remainder.epoch
         left = np.flatnonzero(Remainder(remainder.epoch, (begun,)).left_samples(self._spec))
-        for counts in others:
+        for counts in later:
             parts = [part[count:] for part, count in zip(_dealt(left, len(counts), key), counts, strict=True)]
             left = np.sort(np.concatenate(parts))
         own = _dealt(left, self.num_replicas, key)[self.rank]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,6 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.integrations.position import Position
 from dshuffle.planning.batching import DROP, Batching
 from dshuffle.planning.randomness import permutation
-
-if TYPE_CHECKING:
-    from dshuffle.runtime import Partition
 
 try:
     import torch
@@ -49,6 +46,33 @@ def _refuse(batches: Sequence[Batch], **_: Any) -> NoReturn:
 default_collate_fn_map.update({BatchDict: _refuse, BatchTuple: _refuse})
 
 
+class TrainingPartition(Protocol):
+    """What batches of tensors need of a :class:`dshuffle.Partition`."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch."""
+
+    @property
+    def rank(self) -> int:
+        """Rank of the worker."""
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """Smallest and largest number of samples on any worker."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the arrays."""
+
+    def take(
+        self, positions: NDArray[np.integer] | slice, names: Sequence[str] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """Copy samples at positions of the training order."""
+
+
 class PartitionBatches(IterableDataset[Batch]):
     """The samples of a partition in batches of tensors, created by :meth:`dshuffle.Partition.to_torch`.
 
@@ -77,7 +101,7 @@ class PartitionBatches(IterableDataset[Batch]):
     """
 
     def __init__(
-        self, partition: Partition, batch_size: int, *, mode: str = DROP, arrays: Sequence[str] | None = None
+        self, partition: TrainingPartition, batch_size: int, *, mode: str = DROP, arrays: Sequence[str] | None = None
     ) -> None:
         super().__init__()
         self.batching = Batching(len(partition), *partition.shares, as_integer("batch_size", batch_size, 1), mode)

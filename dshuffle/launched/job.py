@@ -60,7 +60,7 @@ class Job(SchedulerPlugin):
         self._left: set[int] = set()
         self._next_epoch: int | None = None  # rank 0 waits to begin it
         self._is_ending_epoch = False
-        scheduler.handlers |= {HELLO: replying(self._hello), STAY: self._ended.wait}
+        scheduler.handlers |= {HELLO: replying(HELLO, self._hello), STAY: self._ended.wait}
         scheduler.stream_handlers |= {FAILED: self.rank_failed, LEFT: self._rank_left}
         scheduler.add_plugin(self, name=NAME)
 
@@ -84,7 +84,7 @@ class Job(SchedulerPlugin):
                     host = worker.partition("://")[2].rpartition(":")[0]
                     self.fail(WorkerLost(f"rank {rank} of {self.world_size} was lost: its process on {host} has ended"))
 
-    async def _hello(self, key: str, rank: int, world_size: int) -> dict[str, Any]:
+    def _hello(self, key: str, rank: int, world_size: int) -> bool:
         """Say whether this is the scheduler of a job.
 
         Raises
@@ -93,13 +93,13 @@ class Job(SchedulerPlugin):
             If it is, and the rank cannot be one of it.
         """
         if key != self._key:
-            return {"ours": False}
+            return False
         if world_size != self.world_size:
             raise InvalidParameter.of("world_size", world_size, f"{self.world_size}, as on rank 0")
         if rank in self._addresses:
             hint = "Two processes have the same rank, or two jobs the same port."
             raise InvalidParameter.of("rank", rank, "another one on each process of the job", hint)
-        return {"ours": True}
+        return True
 
     def rank_failed(self, rank: int, reason: str, worker: str = "") -> None:
         """A rank has failed."""

@@ -21,7 +21,7 @@ from distributed.comm.core import connect
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.launched.launcher import Place
-from dshuffle.runtime.replies import unwrap, within
+from dshuffle.runtime.replies import message_in, within
 
 N_PORTS = 8
 """How many ports a job draws."""
@@ -97,7 +97,7 @@ async def find_scheduler(place: Place, ports: Sequence[int], protocol: str, secu
         addresses = [f"{protocol}://{place.address}:{port}" for port in ports]
         answers = await asyncio.gather(*(_ask(address, place, ports, security) for address in addresses))
         for address, answer in zip(addresses, answers, strict=True):
-            if answer is not None and unwrap(answer, "the scheduler of rank 0")["ours"]:
+            if answer is not None and message_in(answer, bool, "the scheduler of rank 0"):
                 return address
         if time.monotonic() > end:
             raise ClusterError(
@@ -131,6 +131,4 @@ async def _ask(address: str, place: Place, ports: Sequence[int], security: Secur
         answer = await within(ANSWER_WITHIN, ask())
     except (OSError, MemoryError, ValueError):  # another program answers in another language
         return None
-    if not isinstance(answer, dict) or not ("ours" in answer or answer.get("status") == "error"):
-        return None
-    return answer
+    return answer if isinstance(answer, dict) and answer.get("status") in ("OK", "error") else None

@@ -17,11 +17,12 @@ from distributed import Client
 from distributed.system import MEMORY_LIMIT
 
 from dshuffle.checks import as_integer
-from dshuffle.compare import connect, local_cluster
+from dshuffle.compare import AS_THEY_ARE, EmulatedRates, connect, local_cluster
 from dshuffle.errors import InvalidParameter
 from dshuffle.runtime.cluster_view import DEFAULT_LOST, LOST_WORKER
 from dshuffle.runtime.quantities import as_seconds
 from dshuffle.runtime.waiting import wait_for_workers
+from dshuffle.units import parse_rate
 
 Waiting = Callable[[int], None]
 """Called with the number of connected workers during the wait for them; see :func:`.wait_for_workers`."""
@@ -72,17 +73,40 @@ class LocalWorkers:
         Number of workers that train.
     processes
         False for workers that are threads of this process. This is for tests and studies.
+    links
+        Rate of each worker's link that is emulated, such as ``"1gbit"``; None for no limit. Only for processes.
+    store
+        Rate at which all workers together read the store, likewise.
+
+    Raises
+    ------
+    InvalidParameter
+        If a value is not allowed.
     """
 
     n_workers: int = 4
     processes: bool = True
+    links: str | None = None
+    store: str | None = None
 
     def __post_init__(self) -> None:
         as_integer("n_workers", self.n_workers, 1)
+        if not self.processes and self.rates != AS_THEY_ARE:
+            raise InvalidParameter.of("processes", self.processes, "True with emulated rates (links, store)")
+        _ = self.rates  # raises an error for what is not a rate
 
     def __str__(self) -> str:
         what = "worker processes" if self.processes else "threads as workers"
         return f"{self.n_workers} {what} on this machine, and a server"
+
+    @property
+    def rates(self) -> EmulatedRates:
+        """Rates that are emulated."""
+        links, store = (
+            None if text is None else parse_rate(name, text)
+            for name, text in (("links", self.links), ("store", self.store))
+        )
+        return EmulatedRates(links, store)
 
     @property
     def worker_memory(self) -> int | None:
@@ -99,7 +123,7 @@ class LocalWorkers:
 
     def open(self, waiting: Waiting | None = None) -> AbstractContextManager[Client]:
         """Start the workers."""
-        return local_cluster(self.n_workers, processes=self.processes)
+        return local_cluster(self.n_workers, processes=self.processes, rates=self.rates)
 
     def to_dict(self) -> dict[str, Any]:
         """The source as JSON can hold it."""
@@ -227,9 +251,9 @@ class BatchJobs:
     def _processes(self) -> Any:
         """Workers of a job. Dask-jobqueue's own default is several for a job of several cores."""
         name = self.options.get("config_name", self.system.lower())
-        for found in (self.options.get("processes"), dask.config.get(f"jobqueue.{name}.processes", None)):
-            if found is not None:
-                return found
+        for processes in (self.options.get("processes"), dask.config.get(f"jobqueue.{name}.processes", None)):
+            if processes is not None:
+                return processes
         return 1
 
     @property
@@ -297,8 +321,8 @@ KINDS: dict[str, type[Any]] = {"local": LocalWorkers, "scheduler": RunningSchedu
 
 def source_from_dict(fields: Mapping[str, Any]) -> ClusterSource:
     """The source that ``to_dict`` wrote."""
-    others = {name: value for name, value in fields.items() if name != "kind"}
+    options = {name: value for name, value in fields.items() if name != "kind"}
     if fields.get("kind") not in KINDS:
         raise InvalidParameter.of("cluster['kind']", fields.get("kind"), f"one of {', '.join(KINDS)}")
-    source: ClusterSource = KINDS[fields["kind"]](**others)
+    source: ClusterSource = KINDS[fields["kind"]](**options)
     return source

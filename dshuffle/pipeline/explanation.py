@@ -16,8 +16,8 @@ from dshuffle.compare import Way
 from dshuffle.compare.comparison import predicted
 from dshuffle.errors import InvalidParameter
 from dshuffle.notebook import html_summary
-from dshuffle.planning import AUTO, ShuffleSpec
-from dshuffle.planning.cost import Cluster, all_ways, recommend
+from dshuffle.planning import ShuffleSpec
+from dshuffle.planning.cost import ClusterRates, all_ways, recommend
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.auto_candidates import work_of
 from dshuffle.runtime.memory import member_nbytes
@@ -116,7 +116,7 @@ class Explanation:
         Console(file=text, width=WIDTH).print(table)
         facts = [f"{name:<8}  {value}" for name, value in self._facts().items()]
         lines = [textwrap.fill(line, WIDTH, subsequent_indent=" " * 10, break_long_words=False) for line in facts]
-        sentences = [textwrap.fill(one, WIDTH) for one in (CAPTION, *self.notes)]
+        sentences = [textwrap.fill(note, WIDTH) for note in (CAPTION, *self.notes)]
         return "\n".join([*lines, "", text.getvalue().rstrip(), "", *sentences])
 
     def _repr_html_(self) -> str:
@@ -134,7 +134,7 @@ def explain(
     *,
     cluster: str,
     training: str,
-    rates: Cluster | None,
+    rates: ClusterRates | None,
     on_disk: bool,
 ) -> Explanation:
     """Explain what training on a dataset with each of several ways does.
@@ -150,14 +150,14 @@ def explain(
     """
     notes = []
     if rates is None:
-        rates = Cluster(n_workers, ASSUMED_LINK, ASSUMED_LINK, server_up=ASSUMED_LINK, storage=ASSUMED_STORAGE)
+        rates = ClusterRates(n_workers, ASSUMED_LINK, ASSUMED_LINK, server_up=ASSUMED_LINK, storage=ASSUMED_STORAGE)
         notes.append(
             f"The seconds assume links of {human_rate(ASSUMED_LINK)} and storage of {human_rate(ASSUMED_STORAGE)}. "
             "Measure your cluster with dshuffle.measure_cluster, and pass rates=."
         )
     elif rates.n_workers != n_workers:
         raise InvalidParameter.of("rates.n_workers", rates.n_workers, f"{n_workers}, the number of workers that train")
-    explained = tuple(_explained(dataset, way, n_workers, rates, on_disk) for way in ways)
+    explained = tuple(_explained(way.dataset(dataset), way, n_workers, rates, on_disk) for way in ways)
     return Explanation(
         dataset=(
             f"{human_count(dataset.n_samples)} samples of {human_bytes(dataset.row_nbytes)} "
@@ -171,11 +171,10 @@ def explain(
     )
 
 
-def _explained(dataset: Dataset, way: Way, n_workers: int, rates: Cluster, on_disk: bool) -> WayExplanation:
-    auto = way.choices.delivery == AUTO
-    known = dataclasses.replace(way.choices, delivery="peer") if auto else way.choices
-    spec = ShuffleSpec(dataset.n_samples, n_workers, resolved(dataset, known))
-    prediction = predicted(rates, dataset, Way(way.label, known))
+def _explained(dataset: Dataset, way: Way, n_workers: int, rates: ClusterRates, on_disk: bool) -> WayExplanation:
+    auto, choices = way.choices.is_auto, way.choices.with_one_delivery()
+    spec = ShuffleSpec(dataset.n_samples, n_workers, resolved(dataset, choices))
+    prediction = predicted(rates, dataset, Way(way.label, choices))
     return WayExplanation(
         label=way.label,
         memory_nbytes=member_nbytes(spec, dataset.layout, on_disk=on_disk),
@@ -186,12 +185,14 @@ def _explained(dataset: Dataset, way: Way, n_workers: int, rates: Cluster, on_di
     )
 
 
-def _faster(dataset: Dataset, ways: Sequence[Way], rates: Cluster, explained: Sequence[WayExplanation]) -> list[str]:
+def _faster(
+    dataset: Dataset, ways: Sequence[Way], rates: ClusterRates, explained: Sequence[WayExplanation]
+) -> list[str]:
     """What would be faster than the fastest of several ways that shuffle globally."""
     times = [
-        one.exchange_seconds
-        for way, one in zip(ways, explained, strict=True)
-        if way.choices.assignment.redraws_all and one.exchange_seconds
+        explanation.exchange_seconds
+        for way, explanation in zip(ways, explained, strict=True)
+        if way.choices.assignment.redraws_all and explanation.exchange_seconds
     ]
     if not times:
         return []

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 from dshuffle.compare import Way, count_training_workers
+from dshuffle.compare.comparison import check_copy
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.pipeline.clusters import ClusterSource, LocalWorkers, source_from_dict
 from dshuffle.pipeline.explanation import Explanation, explain
 from dshuffle.pipeline.run import PipelineResult, PipelineRun, execute
 from dshuffle.pipeline.training import Training
-from dshuffle.planning import AUTO, Choices, ShuffleSpec, parse_assignment
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning import Choices, ShuffleSpec, parse_assignment
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.redaction import hide_secrets
 from dshuffle.report.progress import progress_bar
-from dshuffle.runtime import Shuffler
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.memory import check_budget
+from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset, Place, as_dataset, dataset_of, describe
 
-OF_OTHERS = {"min_workers", "client", "dataset", "checkpoint", "first_epoch"} | {
-    one.name for one in dataclasses.fields(Choices)
-}
-"""Parameters of a shuffler that a pipeline sets itself."""
-
-SESSION = tuple(
-    name for name in inspect.signature(Shuffler).parameters if name not in OF_OTHERS and not name.startswith("_")
-)
-"""Parameters of a shuffler that a pipeline passes on."""
+SESSION = tuple(field.name for field in dataclasses.fields(SessionOptions) if field.name != "min_workers")
+"""Options of a session that a user may choose. How many workers to wait for is an option of the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +50,8 @@ class Pipeline:
         Where to run: :class:`LocalWorkers` (the default), :class:`RunningScheduler`, :class:`BatchJobs`, or an object
         of your own that is a :class:`ClusterSource`.
     session
-        Further parameters of :class:`dshuffle.Shuffler`: ``on_loss``, ``memory_limit``, ``cache_directory``, ...
+        Further parameters of :class:`dshuffle.Shuffler`, as a mapping: ``on_loss``, ``memory_limit``,
+        ``cache_directory``, ... They are checked here, and kept as one value.
     checkpoint
         File or object of the state, as for :class:`dshuffle.Shuffler`. With it, training goes on if the session is
         lost, and another run of the pipeline continues where this one ended. Only with a single way.
@@ -90,7 +83,7 @@ class Pipeline:
     training: Training
     shuffle: Choices | Way | str | Sequence[Choices | Way | str] = field(default_factory=Choices)
     cluster: ClusterSource = field(default_factory=LocalWorkers)
-    session: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    session: SessionOptions | Mapping[str, Any] = field(default_factory=SessionOptions)
     checkpoint: str | None = None
     report: str | None = None
 
@@ -101,10 +94,7 @@ class Pipeline:
             )
         if not isinstance(self.cluster, ClusterSource):
             raise InvalidParameter.of("cluster", self.cluster, "LocalWorkers, RunningScheduler or BatchJobs")
-        for name in self.session:
-            if name not in SESSION:
-                raise InvalidParameter.of("session", name, f"a mapping with names among {', '.join(SESSION)}")
-        object.__setattr__(self, "session", MappingProxyType(dict(self.session)))
+        object.__setattr__(self, "session", _options_of(self.session))
         several = isinstance(self.shuffle, Sequence) and not isinstance(self.shuffle, str)
         ways = tuple(map(as_way, self.shuffle if several else (self.shuffle,)))  # type: ignore[arg-type]
         if not ways:
@@ -120,9 +110,6 @@ class Pipeline:
             raise InvalidParameter.of(
                 "shuffle", [way.choices.seed for way in ways], "a sequence of ways with the same seed"
             )
-        if copies := [way.label for way in ways if way.copy is not None]:
-            hint = "Make a pipeline of the copy."
-            raise InvalidParameter.because("shuffle", f"“{copies[0]}” trains on a copy of the dataset", hint)
         object.__setattr__(self, "shuffle", ways)
         for name in ("checkpoint", "report"):
             if (value := getattr(self, name)) is not None:
@@ -135,18 +122,20 @@ class Pipeline:
         values: dict[str, object] = {"dataset": dataset, "training": self.training, "cluster": self.cluster}
         values["shuffle"] = [way.label for way in self.ways]
         values |= {name: value for name, value in (("checkpoint", self.checkpoint), ("report", self.report)) if value}
-        values |= self.session
+        values |= self.options.keywords()
         return f"Pipeline({', '.join(f'{name}={value!r}' for name, value in values.items())})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = [getattr(self, one.name) for one in dataclasses.fields(self)]
-        return type(self), tuple(dict(value) if isinstance(value, MappingProxyType) else value for value in fields)
 
     @property
     def ways(self) -> tuple[Way, ...]:
         """The ways of shuffling."""
         assert isinstance(self.shuffle, tuple)
         return self.shuffle
+
+    @property
+    def options(self) -> SessionOptions:
+        """The options of the session."""
+        assert isinstance(self.session, SessionOptions)
+        return self.session
 
     def check(self) -> None:
         """Check all that can be checked before the cluster is started.
@@ -170,7 +159,8 @@ class Pipeline:
         ]
         for way in self.ways:
             with _collected(problems, way.label):
-                self._check_way(dataset, way)
+                check_copy(way, dataset)
+                self._check_way(way.dataset(dataset), way)
         with _collected(problems, "cluster"):
             self.cluster.check()
         if self.report is not None:
@@ -183,21 +173,17 @@ class Pipeline:
         return dataset
 
     def _check_way(self, dataset: Dataset, way: Way) -> None:
-        delivery = "peer" if way.choices.delivery == AUTO else way.choices.delivery
-        choices = resolved(dataset, dataclasses.replace(way.choices, delivery=delivery))
+        choices = resolved(dataset, way.choices.with_one_delivery())
+        self.options.check_way(dataclasses.replace(choices, delivery=way.choices.delivery))
         if self.cluster.n_workers is None:
             return
         spec = ShuffleSpec(dataset.n_samples, self.cluster.n_workers, choices)
         memory = self.cluster.worker_memory
-        if memory and self.session.get("memory_limit") is None:
+        if memory and self.options.memory_limit is None:
             limit = int(Settings.from_config().memory_fraction * memory)
-            check_budget(spec, dataset.layout, limit, on_disk=self._on_disk)
+            check_budget(spec, dataset.layout, limit, on_disk=self.options.on_disk)
 
-    @property
-    def _on_disk(self) -> bool:
-        return self.session.get("cache_directory") is not None
-
-    def explain(self, rates: Cluster | None = None) -> Explanation:
+    def explain(self, rates: ClusterRates | None = None) -> Explanation:
         """Say what will run where, how much moves, and how long an exchange will take. Trains nothing.
 
         Parameters
@@ -223,7 +209,7 @@ class Pipeline:
             cluster=str(self.cluster),
             training=str(self.training),
             rates=rates,
-            on_disk=self._on_disk,
+            on_disk=self.options.on_disk,
         )
 
     def run(self, *, progress: bool = True) -> PipelineResult:
@@ -262,9 +248,9 @@ class Pipeline:
             if isinstance(self.dataset, str | os.PathLike)
             else describe(as_dataset(self.dataset)),
             "training": self.training.to_dict(),
-            "shuffle": [{"label": way.label, **way.choices.to_dict()} for way in self.ways],
+            "shuffle": list(map(_way_to_dict, self.ways)),
             "cluster": self.cluster.to_dict(),
-            "session": dict(self.session),
+            "session": self.options.keywords(),
             "checkpoint": self.checkpoint,
             "report": self.report,
         }
@@ -280,30 +266,47 @@ class Pipeline:
         DatasetError
             If a part of a dataset cannot be opened.
         """
-        known = {one.name for one in dataclasses.fields(cls)}
+        names = {field.name for field in dataclasses.fields(cls)}
         if missing := {"dataset", "training"} - fields.keys():
             raise InvalidParameter.because("the description of a pipeline", f"it lacks {', '.join(sorted(missing))}")
-        if unknown := fields.keys() - known:
-            raise InvalidParameter.of("pipeline", sorted(unknown), f"a mapping with names among {sorted(known)}")
+        if unknown := fields.keys() - names:
+            raise InvalidParameter.of("pipeline", sorted(unknown), f"a mapping with names among {sorted(names)}")
         readers: dict[str, Callable[[Any], Any]] = {
             "dataset": lambda value: dataset_of(value) if isinstance(value, Mapping) else value,
             "training": Training.from_dict,
             "shuffle": lambda ways: tuple(map(_way_of, ways)),
             "cluster": source_from_dict,
         }
-        given = dict(fields)
-        for name in readers.keys() & given.keys():
+        values = dict(fields)
+        for name in readers.keys() & values.keys():
             try:
-                given[name] = readers[name](given[name])
+                values[name] = readers[name](values[name])
             except (KeyError, TypeError, AttributeError) as error:
                 raise InvalidParameter.because(
                     "the description of a pipeline", f"{name} lacks a name, or has an unknown one: {error}"
                 ) from error
-        return cls(**given)
+        return cls(**values)
+
+
+def _way_to_dict(way: Way) -> dict[str, Any]:
+    copy = {} if way.copy is None else {"copy": describe(way.copy)}
+    return {"label": way.label, **way.choices.to_dict(), **copy}
 
 
 def _way_of(fields: Mapping[str, Any]) -> Way:
-    return Way(fields["label"], Choices.from_dict({name: fields[name] for name in fields if name != "label"}))
+    choices = Choices.from_dict({name: fields[name] for name in fields if name not in ("label", "copy")})
+    copy = fields.get("copy")
+    return Way(fields["label"], choices, dataset_of(copy) if isinstance(copy, Mapping) else copy and as_dataset(copy))
+
+
+def _options_of(session: SessionOptions | Mapping[str, Any]) -> SessionOptions:
+    if not isinstance(session, SessionOptions | Mapping):
+        raise InvalidParameter.of("session", session, "a mapping of parameters of a Shuffler")
+    keywords = session.keywords() if isinstance(session, SessionOptions) else session
+    for name in keywords:
+        if name not in SESSION:
+            raise InvalidParameter.of("session", name, f"a mapping with names among {', '.join(SESSION)}")
+    return session if isinstance(session, SessionOptions) else SessionOptions(**session)
 
 
 def as_way(given: Choices | Way | str) -> Way:

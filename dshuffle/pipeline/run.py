@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from distributed import Client
 
@@ -18,19 +19,50 @@ from dshuffle.compare.comparison import comparison_of, result_of
 from dshuffle.compare.mixing_of_ways import QualityOfWays
 from dshuffle.errors import ClusterError, InvalidParameter, RunCancelled
 from dshuffle.notebook import html_summary
+from dshuffle.pipeline.clusters import ClusterSource
+from dshuffle.pipeline.training import Training
 from dshuffle.records import EpochRecord
 from dshuffle.redaction import hide_secrets
-from dshuffle.report import TrainingPoint, WayResult
+from dshuffle.report import Comparison, TrainingPoint, WayResult
 from dshuffle.report.progress import Advance
-from dshuffle.runtime import Shuffler, gathered, measure_cluster, retrying
+from dshuffle.runtime import Partition, Shuffler, gathered, measure_cluster, retrying
+from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.store import Dataset
 from dshuffle.training import History
 
-if TYPE_CHECKING:
-    from dshuffle.pipeline.pipeline import Pipeline
-
 MEASURING_SECONDS = 3.0
 """Time in which a cluster is measured for the predictions of a report."""
+
+
+class Runnable(Protocol):
+    """What a run needs of a :class:`dshuffle.Pipeline`, which has started it."""
+
+    @property
+    def training(self) -> Training:
+        """What to train."""
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """The ways of shuffling."""
+
+    @property
+    def cluster(self) -> ClusterSource:
+        """Where to run."""
+
+    @property
+    def options(self) -> SessionOptions:
+        """The options of the sessions."""
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Where the state is written, if anywhere."""
+
+    @property
+    def report(self) -> str | None:
+        """Folder of the report, if one is wanted."""
+
+    def checked(self) -> Dataset:
+        """Check the pipeline, and return its open dataset."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,10 +110,13 @@ class PipelineResult:
         The result of every way, in the order of the pipeline.
     report
         The file of the report, if one was wanted.
+    comparison
+        The times, traffic and errors in the report.
     """
 
     ways: tuple[TrainedWay, ...]
     report: Path | None
+    comparison: Comparison | None = None
 
     def __repr__(self) -> str:
         lines = [f"  {way!r}" for way in self.ways]
@@ -107,8 +142,16 @@ class PipelineResult:
         return self.ways[0].records
 
 
-def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> PipelineResult:
-    """Check a pipeline, start its cluster, and train with each of its ways.
+def execute(pipeline: Runnable, advance: Advance, check: Callable[[], None]) -> PipelineResult:
+    """Run :func:`train`, and write the report, if one is wanted."""
+    result = train(pipeline, advance, check)
+    if pipeline.report is None or result.comparison is None:
+        return result
+    return dataclasses.replace(result, report=report.write_report(result.comparison, pipeline.report))
+
+
+def train(pipeline: Runnable, advance: Advance, check: Callable[[], None]) -> PipelineResult:
+    """Check a pipeline, start its cluster, and train with each of its ways. If a report is wanted, it is not written.
 
     Parameters
     ----------
@@ -137,7 +180,7 @@ def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> 
             say("measuring the cluster")
             measured = measure_cluster(client, dataset, seconds=MEASURING_SECONDS).cluster
             say("loading code on the workers")
-            _warm_up(pipeline, client, dataset)
+            _warm_up(pipeline, client, pipeline.ways[-1].dataset(dataset))
         shufflers: list[Shuffler] = []
         for place, way in enumerate(pipeline.ways):
             say(way.label)
@@ -147,28 +190,29 @@ def execute(pipeline: Pipeline, advance: Advance, check: Callable[[], None]) -> 
                 done = before + point.epoch + 1  # a run that continues does not begin with the first epoch
                 say(way.label)
 
-            value, shuffler = _train(pipeline, client, dataset, way, on_epoch)
+            value, shuffler = _train(pipeline, client, way.dataset(dataset), way, on_epoch)
             results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers))
             shufflers.append(shuffler)
-        page = None
+        comparison = None
         if pipeline.report is not None:
-            quality = QualityOfWays(dataset, pipeline.training.arrays.get("target"))
+            target = pipeline.training.arrays.get("target")
+            quality = QualityOfWays(dataset, target)
             compared: list[WayResult] = []
             for way, result, shuffler in zip(pipeline.ways, results, shufflers, strict=True):
                 points = () if result.history is None else result.history.points
-                compared.append(result_of(way, shuffler, points, measured=measured, quality=quality))
+                of_way = quality if way.copy is None else QualityOfWays(way.copy, target, in_random_order=True)
+                compared.append(result_of(way, shuffler, points, measured=measured, quality=of_way))
             comparison = comparison_of(
                 client, dataset, compared, quality=quality, settings=pipeline.training.facts, command=_command()
             )
-            page = report.write_report(comparison, pipeline.report)
-    return PipelineResult(tuple(results), page)
+    return PipelineResult(tuple(results), None, comparison)
 
 
 def _train(
-    pipeline: Pipeline, client: Client, dataset: Dataset, way: Way, on_epoch: Callable[[TrainingPoint], None]
+    pipeline: Runnable, client: Client, dataset: Dataset, way: Way, on_epoch: Callable[[TrainingPoint], None]
 ) -> tuple[Any, Shuffler]:
     """Train with one way, and return what the training returned, and the closed shuffler."""
-    options = {**way.choices.keywords(), **pipeline.session}
+    options = {**way.choices.keywords(), **pipeline.options.keywords()}
     if pipeline.checkpoint is None:
         with Shuffler(client, dataset, **options) as shuffler:
             return pipeline.training.run(shuffler, on_epoch), shuffler
@@ -188,11 +232,18 @@ def _train(
     )
 
 
-def _warm_up(pipeline: Pipeline, client: Client, dataset: Dataset) -> None:
-    """Run two epochs without training, so that the first way does not pay for loading code and opening connections."""
-    with Shuffler(client, dataset, **pipeline.ways[-1].choices.keywords(), **pipeline.session) as shuffler:
+def _warm_up(pipeline: Runnable, client: Client, dataset: Dataset) -> None:
+    """Run two epochs without training, so that the first way does not pay for loading code and opening connections.
+
+    The workers also import the function that trains.
+    """
+    with Shuffler(client, dataset, **pipeline.ways[-1].choices.keywords(), **pipeline.options.keywords()) as shuffler:
         for epoch in shuffler.epochs(2):
-            gathered(epoch.map(len))
+            gathered(epoch.map(_only_load, fit=pipeline.training.fit))
+
+
+def _only_load(partition: Partition, fit: Callable[..., Any]) -> None:
+    """Do nothing with a partition and a function that a worker has loaded."""
 
 
 def _command() -> str:
@@ -210,7 +261,7 @@ class PipelineRun:
         The pipeline.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Runnable) -> None:
         self.pipeline = pipeline
         self._cancelled = threading.Event()
         self._progress = (0, len(pipeline.ways) * pipeline.training.epochs, "starting")

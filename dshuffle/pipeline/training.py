@@ -97,8 +97,8 @@ class Training:
     def arrays(self) -> dict[str, str]:
         """Names of the arrays that it needs, by option."""
         parameters = inspect.signature(self.fit).parameters
-        found = {name: self.options.get(name, parameters[name].default) for name in ARRAYS if name in parameters}
-        return {option: name for option, name in found.items() if isinstance(name, str)}
+        arrays = {name: self.options.get(name, parameters[name].default) for name in ARRAYS if name in parameters}
+        return {option: name for option, name in arrays.items() if isinstance(name, str)}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -131,10 +131,10 @@ class Training:
         """
         name = f"{self.fit.__module__}:{getattr(self.fit, '__qualname__', '')}"
         try:
-            found = named(name)
+            function = named(name)
         except InvalidParameter:
-            found = None
-        if found is not self.fit:
+            function = None
+        if function is not self.fit:
             raise InvalidParameter.because(
                 "fit", f"{self.name} cannot be imported as {name}", "Put it at the top level of a module."
             )
@@ -167,15 +167,15 @@ def named(name: str) -> Any:
     """
     module, _, path = name.partition(":")
     if not path:
-        known = ", ".join(sorted(FITS))
-        raise InvalidParameter.of("fit", name, f"a function, one of {known}, or module:name")
+        names = ", ".join(sorted(FITS))
+        raise InvalidParameter.of("fit", name, f"a function, one of {names}, or module:name")
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError) as error:
         raise InvalidParameter.because("fit", f"{name} cannot be imported: {error}") from error
-    return found
+    return target
 
 
 def each_epoch(

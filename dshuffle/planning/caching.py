@@ -62,9 +62,9 @@ def first_holders(assignment: ArrayLike, n_workers: int, capacity: int, *, seed:
     holders = holders_of(ranks, n_workers)
     if has_excess(len(ranks), n_workers, capacity):
         for worker in range(n_workers):
-            others = np.flatnonzero(ranks != worker)
-            room = capacity - (len(ranks) - len(others))
-            chosen = choose(others, min(room, len(others)), "excess", seed, worker)
+            foreign = np.flatnonzero(ranks != worker)
+            room = capacity - (len(ranks) - len(foreign))
+            chosen = choose(foreign, min(room, len(foreign)), "excess", seed, worker)
             holders[chosen, worker // 64] |= np.uint64(1 << worker % 64)
     return holders
 

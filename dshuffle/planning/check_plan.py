@@ -57,7 +57,7 @@ def check_plan(
             f"in [0, {n_workers}) nor SERVER ({SERVER}) nor STORE ({STORE})"
         )
     sample, worker = int(plan.samples[entry]), int(plan.destinations[entry])
-    told = _FAULTS[fault].format(
+    text = _FAULTS[fault].format(
         sample=sample,
         worker=worker,
         packet=packet,
@@ -66,7 +66,7 @@ def check_plan(
         q=len(ranks),
         n=n_workers,
     )
-    raise PlanError(told)
+    raise PlanError(text)
 
 
 def _check_capacity(verb: str, counts: NDArray[np.int64], capacity: int) -> None:

@@ -14,7 +14,7 @@ from dshuffle.planning.assignment import Assignment, Global, check_balance, pars
 from dshuffle.planning.assignment.balance import Classes
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding
 from dshuffle.planning.caching import CACHINGS
-from dshuffle.planning.delivery import DELIVERIES
+from dshuffle.planning.delivery import DELIVERIES, SIMPLEST
 from dshuffle.planning.delivery.auto import AUTO
 from dshuffle.planning.delivery.relay import RELAYS
 
@@ -70,12 +70,12 @@ class Choices:
         object.__setattr__(self, "assignment", parse_assignment(self.assignment))
         if self.caching is None:
             object.__setattr__(self, "caching", self.assignment.preferred_caching)
-        known: dict[str, Collection[str]] = {
+        allowed: dict[str, Collection[str]] = {
             "delivery": {*DELIVERIES, AUTO},
             "caching": CACHINGS,
             "relay": RELAYS,
         }
-        for name, names in known.items():
+        for name, names in allowed.items():
             value = getattr(self, name)
             if not isinstance(value, str) or value not in names:
                 raise InvalidParameter.of(name, value, f"one of {sorted(names)}")
@@ -96,17 +96,35 @@ class Choices:
             check_balance(self.balance, self.assignment)
 
     @property
-    def coded(self) -> bool:
-        """Whether packets may hold several samples; False for ``"auto"``, which decides later."""
-        return self.delivery != AUTO and DELIVERIES[self.delivery].coded
+    def is_auto(self) -> bool:
+        """Whether the delivery is chosen anew for every epoch."""
+        return self.delivery == AUTO
+
+    @property
+    def reads_store(self) -> bool:
+        """Whether every epoch reads samples from the dataset again; False for ``"auto"``, which decides later."""
+        return not self.is_auto and DELIVERIES[self.delivery].reads_store
+
+    @property
+    def has_relays(self) -> bool:
+        """Whether the relay may make a difference."""
+        return self.is_auto or len(DELIVERIES[self.delivery].relays) > 1
+
+    def with_one_delivery(self) -> Choices:
+        """The same choices with the simplest delivery in place of ``"auto"``, to check and estimate them."""
+        return dataclasses.replace(self, delivery=SIMPLEST) if self.is_auto else self
 
     @property
     def label(self) -> str:
         """Assignment, delivery and relay, for tables."""
         if not self.assignment.moves:
             return str(self.assignment)
-        relay = f", {self.relay}" if self.coded else ""
-        return f"{self.assignment} + {self.delivery}{relay}"
+        return f"{self.assignment} + {self.delivery_label}"
+
+    @property
+    def delivery_label(self) -> str:
+        """Delivery and relay, for tables."""
+        return self.delivery if self.is_auto else DELIVERIES[self.delivery].label(self.relay)
 
     def by_name(self) -> Choices:
         """The same choices, with a sharding and a balance that were given known by name alone."""

@@ -54,8 +54,8 @@ class ClassOrder:
         array([0, 1, 2, 3, 4, 5, 6, 7, 8])
         """
         _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
-        drawn = permutation(len(codes), "class order", *path)
-        by_class = drawn[np.argsort(codes[drawn], kind="stable")]
+        order = permutation(len(codes), "class order", *path)
+        by_class = order[np.argsort(codes[order], kind="stable")]
         firsts = np.repeat(np.cumsum(counts) - counts, counts)
         point = (random_words(len(codes), "class order", "point", *path) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
         places = (np.arange(len(codes)) - firsts + point) / np.repeat(counts, counts)

@@ -57,8 +57,8 @@ class WorkerPart:
         positions[self.permutation] = np.arange(len(self.own))
         positions[-1] = len(self.own)
         places = np.searchsorted(self.own, samples)
-        found = np.append(self.own, -1)[places] == samples
-        return positions[np.where(found, places, len(self.own))]
+        is_own = np.append(self.own, -1)[places] == samples
+        return positions[np.where(is_own, places, len(self.own))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

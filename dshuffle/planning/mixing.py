@@ -155,14 +155,14 @@ def shuffle_quality(
     """
     chunk_rows = as_integer("chunk_rows", chunk_rows, 1)
     batch_rows = as_integer("batch_rows", batch_rows, 1)
-    known = None if classes is None else _as_classes(classes)
+    labels = None if classes is None else _as_classes(classes)
     together = np.zeros(2)  # pairs of rows of a chunk that shared a worker, and how many of them did so again
     chances, distances, spreads = [], [], []
     before: NDArray[np.int64] | None = None
     for orders in epochs:
         sizes = np.array([len(order) for order in orders])
         samples, n_samples = np.concatenate(orders), int(sizes.sum())
-        if n_samples < 2 or (known is not None and len(known) != n_samples):
+        if n_samples < 2 or (labels is not None and len(labels) != n_samples):
             raise InvalidParameter.because(
                 "epochs", f"an epoch has {n_samples} samples", "Pass at least two samples, and one class per sample."
             )
@@ -174,8 +174,8 @@ def shuffle_quality(
         chances.append(float((sizes * (sizes - 1)).sum()) / (n_samples * (n_samples - 1)))
         batches = np.concatenate([np.arange(size) // batch_rows for size in sizes])
         distances.append(_neighbour_distance(samples, batches * len(sizes) + ranks[samples]))
-        if known is not None:
-            spreads.append(_class_spread(known[samples], _batch_offsets(sizes, batch_rows)))
+        if labels is not None:
+            spreads.append(_class_spread(labels[samples], _batch_offsets(sizes, batch_rows)))
     if before is None:
         raise InvalidParameter.because("epochs", "it is empty", "Pass at least one epoch.")
     spread = np.sum(spreads, axis=0) if spreads else np.zeros(2)
@@ -249,7 +249,7 @@ def _deviations(classes, offsets, shares):  # type: ignore[no-untyped-def]
     return total
 
 
-def mean_deviation(n_samples: int, n_marked: int, drawn: int) -> float:
+def mean_deviation(n_samples: int, n_marked: int, n_drawn: int) -> float:
     """Mean absolute deviation of the number of marked samples in a draw without replacement.
 
     ``E|X - E X| = 2 v (N - K - m + v) / N * P(X = v)`` with ``v = 1 + floor(m K / N)``, for m samples drawn from N, of
@@ -260,11 +260,11 @@ def mean_deviation(n_samples: int, n_marked: int, drawn: int) -> float:
     >>> mean_deviation(4, 2, 2)  # 0, 1 or 2 marked with probabilities 1/6, 4/6, 1/6
     0.333...
     """
-    if not (0 < n_marked < n_samples and 0 < drawn < n_samples):
+    if not (0 < n_marked < n_samples and 0 < n_drawn < n_samples):
         return 0.0
-    v = 1 + drawn * n_marked // n_samples
-    others = n_samples - n_marked - drawn + v
-    if v > min(n_marked, drawn):
+    v = 1 + n_drawn * n_marked // n_samples
+    others_left = n_samples - n_marked - n_drawn + v
+    if v > min(n_marked, n_drawn):
         return 0.0
-    log = log_choose(n_marked, v) + log_choose(n_samples - n_marked, drawn - v) - log_choose(n_samples, drawn)
-    return 2 * v * others / n_samples * math.exp(log)
+    log = log_choose(n_marked, v) + log_choose(n_samples - n_marked, n_drawn - v) - log_choose(n_samples, n_drawn)
+    return 2 * v * others_left / n_samples * math.exp(log)

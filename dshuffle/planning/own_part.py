@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.slots import Slots
 from dshuffle.planning.delivery import get_delivery
-from dshuffle.planning.epoch_plan import WorkerPart, split_by_worker
+from dshuffle.planning.delivery.storage import STORAGE
+from dshuffle.planning.epoch_plan import WorkerPart
 from dshuffle.planning.order import epoch_permutation
 from dshuffle.planning.packets import STORE
 from dshuffle.planning.shuffle_spec import ShuffleSpec
@@ -26,8 +27,7 @@ from dshuffle.planning.types import Ranks, Samples
 
 def plans_own_parts(spec: ShuffleSpec, delivery: str) -> bool:
     """Whether every worker can plan its own part of each epoch."""
-    found = get_delivery(delivery)
-    if spec.has_excess or found.needs_server:
+    if spec.has_excess or not get_delivery(delivery).plans_own_parts:
         return False
     return spec.slots() is not None or (spec.blocks(0) is not None and spec.blocks(1) is not None)
 
@@ -123,12 +123,8 @@ class OwnPlanner:
     def plan(self, epoch: int, delivery: str) -> OwnPart:
         """Plan an epoch."""
         spec, rank, moves = self.spec, self.rank, self.moves(epoch)
-        sends: dict[int, Samples] = {}
-        if epoch == spec.first_epoch or get_delivery(delivery).reads_store:
-            receives = {STORE: moves.arriving} if len(moves.arriving) else {}
-        else:
-            receives = split_by_worker(moves.arriving, moves.senders, spec.n_workers)
-            sends = split_by_worker(moves.leaving, moves.receivers, spec.n_workers)
+        chosen = STORAGE if epoch == spec.first_epoch else get_delivery(delivery)
+        receives, sends = chosen.own_part(moves.arriving, moves.senders, moves.leaving, moves.receivers, spec.n_workers)
         order = epoch_permutation(moves.own, seed=spec.choices.seed, epoch=epoch, rank=rank)
         part = WorkerPart(rank, epoch, moves.own, order, moves.own, receives, sends)
         return OwnPart(part, self.shares(epoch))
@@ -166,9 +162,9 @@ class OwnPlanner:
     def _moves_of_slots(self, slots: Slots, epoch: int) -> Moves:
         rank, before = self.rank, self._samples_in(slots, epoch - 1)
         exchange, rounds = slots.exchange(epoch), np.arange(slots.last.count)
-        here = np.full(len(rounds), rank)
-        emptied = exchange.emptied(here, rounds)
-        sources, destinations = exchange.sources(here, rounds), exchange.destinations(here, rounds)
+        own_rank = np.full(len(rounds), rank)
+        emptied = exchange.emptied(own_rank, rounds)
+        sources, destinations = exchange.sources(own_rank, rounds), exchange.destinations(own_rank, rounds)
         arriving = slots.samples_at(sources, exchange.emptied(sources, rounds), epoch - 1)
         leaving, after = before[emptied], before.copy()
         after[emptied] = arriving
@@ -178,8 +174,8 @@ class OwnPlanner:
         return Moves(np.sort(after), arriving[received], senders, leaving[sent], receivers)
 
     def _samples_in(self, slots: Slots, epoch: int) -> Samples:
-        known = self._in_slots.get(epoch)
-        return slots.samples_of(self.rank, epoch) if known is None else known
+        samples = self._in_slots.get(epoch)
+        return slots.samples_of(self.rank, epoch) if samples is None else samples
 
 
 def plan_own_part(spec: ShuffleSpec, rank: int, epoch: int, delivery: str) -> OwnPart:

@@ -63,9 +63,9 @@ class Pacing:
         if rate is None:
             length = min(UNKNOWN, message_bytes)
             return cls(length, min(3 * length, window_bytes))
-        wanted = min(rate * LINK_SECONDS, window_bytes)
-        length = min(message_bytes, max(SHORTEST, int(wanted)))
-        return cls(length, min(window_bytes, max(UNDER_WAY * length, int(UNDER_WAY * wanted))))
+        nbytes = min(rate * LINK_SECONDS, window_bytes)
+        length = min(message_bytes, max(SHORTEST, int(nbytes)))
+        return cls(length, min(window_bytes, max(UNDER_WAY * length, int(UNDER_WAY * nbytes))))
 
     def asked(self, longest_nbytes: int) -> int:
         """Number of messages to ask for at once, if none is longer than this."""

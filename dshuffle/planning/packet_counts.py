@@ -16,6 +16,7 @@ from dshuffle.checks import as_integer
 from dshuffle.planning.bounds import MOST_WORKERS, average_lower_bound, coded_rate, lower_bound
 from dshuffle.planning.choices import Choices
 from dshuffle.planning.delivery import check_delivery, plan_delivery
+from dshuffle.planning.delivery.server import SERVER_ROWS
 from dshuffle.planning.packets import missing_samples
 from dshuffle.planning.shuffle_spec import ShuffleSpec
 
@@ -99,21 +100,21 @@ def survey(
     clique True
     """
     epochs = as_integer("epochs", epochs, 1)
-    spec = ShuffleSpec(n_samples, n_workers, dataclasses.replace(choices, delivery="server"))
+    spec = ShuffleSpec(n_samples, n_workers, dataclasses.replace(choices, delivery=SERVER_ROWS.name))
     seed = choices.seed
     for name in deliveries:
         check_delivery(name, n_workers, excess=spec.has_excess)
     progress(0, f"drawing {n_samples:,} samples")
     policy = spec.policy()
-    drawn = spec.draw_first()
-    holders = policy.first(drawn.ranks)
+    draw = spec.draw_first()
+    holders = policy.first(draw.ranks)
     for epoch in range(1, epochs + 1):
         if epoch > 1:
-            holders = policy.evolve(holders, drawn.ranks, epoch - 1)
+            holders = policy.evolve(holders, draw.ranks, epoch - 1)
         started = time.process_time()
-        drawn = spec.draw(drawn, epoch, holders)
+        draw = spec.draw(draw, epoch, holders)
         drawing = time.process_time() - started
-    ranks = drawn.ranks
+    ranks = draw.ranks
     needed = len(missing_samples(holders, ranks))
     exact = lower_bound(holders, ranks, n_workers) if bounds and n_workers <= MOST_WORKERS else None
     average = average_lower_bound(holders, ranks, n_workers)
@@ -123,7 +124,7 @@ def survey(
     for step, name in enumerate(deliveries, 1):
         progress(step, f"planning {name}")
         started = time.process_time()
-        plan = plan_delivery(name, holders, ranks, n_workers, seed=seed, start=drawn.packets)
+        plan = plan_delivery(name, holders, ranks, n_workers, seed=seed, start=draw.packets)
         seconds = time.process_time() - started
         figures.append(DeliveryFigures(name, plan.n_packets, needed, exact, average, rate, drawing, seconds))
     return tuple(figures)

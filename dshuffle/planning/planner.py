@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from dshuffle.errors import PlanError
-from dshuffle.planning.assignment import Drawn
+from dshuffle.planning.assignment import EpochDraw
 from dshuffle.planning.assignment.initial import GivenSharding
 from dshuffle.planning.check_plan import check_plan
 from dshuffle.planning.delivery import get_delivery, plan_delivery
@@ -51,9 +51,9 @@ class EpochPlanner:
         # Broadcast samples never move, so the other samples are planned alone.
         self._dealt = spec.of_dealt()
         self._last: EpochPlan | None = None
-        self._drawn: Drawn | None = None
+        self._drawn: EpochDraw | None = None
         # Epochs whose server may fail, so that they are planned again: who held what before, what was drawn, the plan.
-        self._served: dict[int, tuple[Holders, Drawn, EpochPlan]] = {}
+        self._served: dict[int, tuple[Holders, EpochDraw, EpochPlan]] = {}
         self._policy = self._dealt.policy()
 
     def load(self, epoch: int | None = None) -> EpochPlan:
@@ -67,22 +67,22 @@ class EpochPlanner:
             A later epoch. Workers then read what they hold in it after the exchanges since the first epoch.
         """
         spec, first, assignment = self._dealt, self._dealt.first_epoch, self._dealt.choices.assignment
-        drawn = spec.draw_first()
+        draw = spec.draw_first()
         if first and assignment.forgets:
-            drawn = spec.draw(drawn, first)
-        holders = self._policy.first(drawn.ranks)
+            draw = spec.draw(draw, first)
+        holders = self._policy.first(draw.ranks)
         if assignment.moves and not assignment.forgets:
             for earlier in range(spec.history.epoch + 1, first + 1):
-                drawn = spec.draw(drawn, earlier, holders)
-                holders = self._policy.evolve(holders, drawn.ranks, earlier)
+                draw = spec.draw(draw, earlier, holders)
+                holders = self._policy.evolve(holders, draw.ranks, earlier)
         epoch = first if epoch is None else epoch
         if assignment.moves or spec.has_excess:
             for later in range(first + 1, epoch + 1):
-                drawn = spec.draw(drawn, later, holders)
-                holders = self._policy.evolve(holders, drawn.ranks, later)
+                draw = spec.draw(draw, later, holders)
+                holders = self._policy.evolve(holders, draw.ranks, later)
         packets = loading(holders, spec.n_workers)
-        plan = EpochPlan(epoch, spec.choices.seed, spec.n_workers, drawn.ranks, holders, packets, spec.n_samples)
-        return self._found(plan, drawn, loads=True)
+        plan = EpochPlan(epoch, spec.choices.seed, spec.n_workers, draw.ranks, holders, packets, spec.n_samples)
+        return self._found(plan, draw, loads=True)
 
     def advance(self, delivery: str | None = None) -> EpochPlan:
         """Plan the next epoch: the exchange from the current partitions to the next assignment.
@@ -106,16 +106,16 @@ class EpochPlanner:
             # Only the order changes, and planning would take cores from the training that it goes on beside.
             same = dataclasses.replace(last, epoch=epoch, packets=Packets.uncoded([], [], []), n_needed=0)
             return self._found(same, before)
-        drawn = spec.draw(before, epoch, last.holders)
+        draw = spec.draw(before, epoch, last.holders)
         name = delivery or choices.delivery
-        packets = self._packets(epoch, last.holders, drawn, name)
-        holders = self._policy.evolve(last.holders, drawn.ranks, epoch)
-        n_needed = len(missing_samples(last.holders, drawn.ranks))
-        plan = EpochPlan(epoch, choices.seed, spec.n_workers, drawn.ranks, holders, packets, n_needed)
-        self._served = {one: known for one, known in self._served.items() if one == epoch - 1}
-        if get_delivery(name).needs_server:
-            self._served[epoch] = last.holders, drawn, plan
-        return self._found(plan, drawn)
+        packets = self._packets(epoch, last.holders, draw, name)
+        holders = self._policy.evolve(last.holders, draw.ranks, epoch)
+        n_needed = len(missing_samples(last.holders, draw.ranks))
+        plan = EpochPlan(epoch, choices.seed, spec.n_workers, draw.ranks, holders, packets, n_needed)
+        self._served = {number: served for number, served in self._served.items() if number == epoch - 1}
+        if get_delivery(name).without_server != name:
+            self._served[epoch] = last.holders, draw, plan
+        return self._found(plan, draw)
 
     def again(self, epoch: int, delivery: str | None = None) -> EpochPlan:
         """The plan of the current epoch. It may have another delivery if that of the first plan needs a server.
@@ -126,24 +126,24 @@ class EpochPlanner:
             If the epoch is not the current one, nor the one before it with a delivery that needs a server.
         """
         if epoch in self._served:
-            before, drawn, plan = self._served[epoch]
+            before, draw, plan = self._served[epoch]
             # Not the holders: a policy may remember which epochs it has seen.
-            packets = self._packets(epoch, before, drawn, delivery or self.spec.choices.delivery)
+            packets = self._packets(epoch, before, draw, delivery or self.spec.choices.delivery)
             return self._with_broadcast(dataclasses.replace(plan, packets=packets))
         if self.current is None or self.current.epoch != epoch:
             raise PlanError(f"epoch {epoch} cannot be planned again: it is not the current one")
         return self.current
 
-    def _packets(self, epoch: int, before: Holders, drawn: Drawn, delivery: str) -> Packets:
+    def _packets(self, epoch: int, before: Holders, draw: EpochDraw, delivery: str) -> Packets:
         spec, n = self._dealt, self._dealt.n_workers
         seed = int(random_words(1, "delivery", spec.choices.seed, epoch)[0])
-        packets = plan_delivery(delivery, before, drawn.ranks, n, seed=seed, start=drawn.packets, hosts=spec.hosts)
+        packets = plan_delivery(delivery, before, draw.ranks, n, seed=seed, start=draw.packets, hosts=spec.hosts)
         if self.checks:
-            check_plan(packets, before, drawn.ranks, n, capacity=spec.capacity)
+            check_plan(packets, before, draw.ranks, n, capacity=spec.capacity)
         return packets
 
-    def _found(self, plan: EpochPlan, drawn: Drawn, *, loads: bool = False) -> EpochPlan:
-        self._last, self._drawn = plan, drawn
+    def _found(self, plan: EpochPlan, draw: EpochDraw, *, loads: bool = False) -> EpochPlan:
+        self._last, self._drawn = plan, draw
         self.current = self._with_broadcast(plan, loads=loads)
         return self.current
 

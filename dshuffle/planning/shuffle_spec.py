@@ -12,7 +12,7 @@ import numpy as np
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.assignment import Drawn, check_balance, draw_ranks
+from dshuffle.planning.assignment import EpochDraw, check_balance, draw_ranks
 from dshuffle.planning.assignment.balance import draw_classes
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.initial import SHARDINGS, GivenSharding, first_ranks
@@ -151,11 +151,11 @@ class ShuffleSpec:
             return self
         sharding, balance = self.choices.sharding, self.choices.balance
         assert isinstance(sharding, GivenSharding)
-        others = sharding.others()
+        unsharded = sharding.others()
         choices = dataclasses.replace(
-            self.choices, sharding=sharding.of_others(), balance=None if balance is None else balance.only(others)
+            self.choices, sharding=sharding.of_others(), balance=None if balance is None else balance.only(unsharded)
         )
-        return ShuffleSpec(len(others), self.n_workers, choices, first_epoch=self.first_epoch, hosts=self.hosts)
+        return ShuffleSpec(len(unsharded), self.n_workers, choices, first_epoch=self.first_epoch, hosts=self.hosts)
 
     @property
     def chunk_rows(self) -> int:
@@ -233,15 +233,15 @@ class ShuffleSpec:
         slots = self.slots()
         return None if slots is None else functools.partial(slots.ranks_of, epoch=epoch)
 
-    def draw_first(self) -> Drawn:
+    def draw_first(self) -> EpochDraw:
         """Draw the ranks of all samples in epoch 0, or in the first epoch of the present workers."""
         slots = self.slots() if self.choices.assignment.moves or self.changes else None
         if slots is None:
-            return Drawn(self.first_ranks())
+            return EpochDraw(self.first_ranks())
         samples = slots.all_samples(self.history.epoch)
         ranks = np.empty(self.n_samples, np.int32)
         ranks[samples] = np.repeat(np.arange(self.n_workers, dtype=np.int32), slots.last.sizes)
-        return Drawn(ranks, slots=samples)
+        return EpochDraw(ranks, slots=samples)
 
     def _first_blocks(self) -> Blocks | None:
         """The ranks of epoch 0 as a function; None if they depend on labels, or are given."""
@@ -250,7 +250,7 @@ class ShuffleSpec:
             return None
         return choices.assignment.first_blocks(choices.sharding, self.n_samples, n_workers, choices.seed)
 
-    def draw(self, before: Drawn, epoch: int, holders: Holders | None = None) -> Drawn:
+    def draw(self, before: EpochDraw, epoch: int, holders: Holders | None = None) -> EpochDraw:
         """Draw the ranks of all samples for an epoch, given what was drawn for the previous one."""
         choices = self.choices
         return draw_ranks(

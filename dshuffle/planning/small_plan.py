@@ -20,11 +20,11 @@ def compile_planner(spec: ShuffleSpec) -> None:
     """
     choices = dataclasses.replace(spec.choices, sharding="random", balance=None)
     each = choices.assignment.unit or 1
-    few = ShuffleSpec(min(spec.n_samples, spec.n_workers * max(16, each)), spec.n_workers, choices)
-    if plans_own_parts(few, choices.delivery):
-        plan_own_part(few, 0, 1, choices.delivery)
+    small = ShuffleSpec(min(spec.n_samples, spec.n_workers * max(16, each)), spec.n_workers, choices)
+    if plans_own_parts(small, choices.delivery):
+        plan_own_part(small, 0, 1, choices.delivery)
     else:
-        planner = EpochPlanner(few)
+        planner = EpochPlanner(small)
         planner.load()
         planner.advance().shares  # noqa: B018  computing the shares compiles another kernel
     network = Bijection.of(100, "warm-up", largest_table=0)  # few samples are drawn with tables

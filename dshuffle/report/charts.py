@@ -61,8 +61,8 @@ def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
         chart,
         measured,
         {
-            "training": lambda found: found.training_seconds,
-            "waiting for data": lambda found: found.waited_seconds,
+            "training": lambda medians: medians.training_seconds,
+            "waiting for data": lambda medians: medians.waited_seconds,
             "other": _rest,
         },
         [colour for colour, _ in key],
@@ -77,8 +77,10 @@ def _epoch_time(measured: Mapping[str, Figures]) -> Chart:
     )
 
 
-def _rest(found: Figures) -> float:
-    return max(0.0, (found.epoch_seconds or 0.0) - (found.training_seconds or 0.0) - (found.waited_seconds or 0.0))
+def _rest(medians: Figures) -> float:
+    return max(
+        0.0, (medians.epoch_seconds or 0.0) - (medians.training_seconds or 0.0) - (medians.waited_seconds or 0.0)
+    )
 
 
 def _phases(measured: Mapping[str, Figures]) -> Chart:
@@ -87,10 +89,12 @@ def _phases(measured: Mapping[str, Figures]) -> Chart:
     whole = ColumnDataSource(
         {
             "way": list(measured),
-            "seconds": [found.shuffle_seconds.median if found.shuffle_seconds else 0.0 for found in measured.values()],
+            "seconds": [
+                medians.shuffle_seconds.median if medians.shuffle_seconds else 0.0 for medians in measured.values()
+            ],
             "text": [
-                human_seconds(found.shuffle_seconds.median if found.shuffle_seconds else None)
-                for found in measured.values()
+                human_seconds(medians.shuffle_seconds.median if medians.shuffle_seconds else None)
+                for medians in measured.values()
             ],
         }
     )
@@ -108,13 +112,13 @@ def _phases(measured: Mapping[str, Figures]) -> Chart:
 
 
 def _phase(phase: str) -> Callable[[Figures], float | None]:
-    return lambda found: found.phases.get(phase)
+    return lambda medians: medians.phases.get(phase)
 
 
 def _bytes(measured: Mapping[str, Figures]) -> Chart:
     kinds: dict[str, tuple[str, Callable[[Figures], float | None]]] = {
-        "wire": (DARK, lambda found: found.wire_bytes),
-        "store": (LIGHT, lambda found: found.store_bytes),
+        "wire": (DARK, lambda medians: medians.wire_bytes),
+        "store": (LIGHT, lambda medians: medians.store_bytes),
     }
     rows = [(label, kind) for label in measured for kind in kinds]
     values = [kinds[kind][1](measured[label]) or 0 for label, kind in rows]
@@ -195,7 +199,7 @@ def _stack(
     parts: Mapping[str, Callable[[Figures], float | None]],
     colours: list[str],
 ) -> None:
-    columns = {name: [value(found) or 0.0 for found in measured.values()] for name, value in parts.items()}
+    columns = {name: [value(medians) or 0.0 for medians in measured.values()] for name, value in parts.items()}
     texts = {f"{name} text": [human_seconds(second) for second in column] for name, column in columns.items()}
     source = ColumnDataSource({"way": list(measured), **columns, **texts})
     bars = chart.hbar_stack(list(parts), y="way", height=0.62, fill_color=colours, line_color=None, source=source)

@@ -100,9 +100,9 @@ def box_plot_page(counts: Counts, classes: Sequence[str], title: str) -> str:
     chart.rect("worker", "median", 0.6, 2, height_units="screen", source=source, color=BLUE)
     tips = [(name, f"@{name}") for name in ("worker", "fewest", "median", "most")]
     chart.add_tools(HoverTool(renderers=[boxes], tooltips=tips))
-    some = f" The first {shown} of {counts.shape[1]} workers are shown." if shown < counts.shape[1] else ""
+    note = f" The first {shown} of {counts.shape[1]} workers are shown." if shown < counts.shape[1] else ""
     text = (
         f"Each box is a worker: minimum, quartiles and maximum of its numbers of samples over the {len(counts)} "
-        f"classes.{some}"
+        f"classes.{note}"
     )
     return chart_page(title, text, [("", [chart])])

@@ -12,16 +12,18 @@ from dshuffle.report.charts import Chart, Key, charts, way_colour
 from dshuffle.report.page import page
 from dshuffle.report.summary import Comparison, WayResult
 from dshuffle.report.tables import (
-    CAPTION,
-    QUALITY_HEADINGS,
     SHORT_HEADINGS,
+    STORE_CAPTION,
     STORE_HEADINGS,
+    TIME_CAPTION,
     TIME_HEADINGS,
+    TRAFFIC_CAPTION,
     TRAFFIC_HEADINGS,
     epochs_of,
     error_cells,
     quality_caption,
     quality_cells,
+    quality_headings,
     short_cells,
     store_cells,
     time_cells,
@@ -33,17 +35,17 @@ from dshuffle.units import human_bytes, human_count, human_seconds
 
 def render_html(comparison: Comparison) -> str:
     """Render the report as one HTML document that loads nothing from elsewhere."""
-    drawn = charts(comparison)
-    script, divisions = components([chart.figure for chart in drawn])
-    epochs = epochs_of(comparison)
+    plots = charts(comparison)
+    script, divisions = components([chart.figure for chart in plots])
+    epochs, mixing = epochs_of(comparison), quality_headings(comparison)
 
     def table(headings: Sequence[str], cells: Callable[[WayResult], tuple[str, ...]]) -> str:
         rows = [(way.label, way_colour(place), cells(way)) for place, way in enumerate(comparison.ways)]
         return _table(("way", *headings), rows)
 
-    answer, *others = verdict_sentences(comparison)
-    sentences = "\n".join(f'<p class="verdict">{_unbroken(escape(sentence))}</p>' for sentence in others)
-    time, phases, traffic, *errors = (_figure(*pair) for pair in zip(drawn, divisions, strict=True))
+    answer, *details = verdict_sentences(comparison)
+    sentences = "\n".join(f'<p class="verdict">{_unbroken(escape(sentence))}</p>' for sentence in details)
+    time, phases, traffic, *errors = (_figure(*pair) for pair in zip(plots, divisions, strict=True))
     body = f"""<header>
 <p class="name">dshuffle compare</p>
 <h1>{_unbroken(escape(answer))}</h1>
@@ -64,16 +66,17 @@ training runs. predicted: the same by the cost model. waited: time that training
 <summary>Times in detail</summary>
 {phases}
 {table(TIME_HEADINGS, time_cells)}
-<p class="caption">{escape(CAPTION)}</p>
+<p class="caption">{escape(TIME_CAPTION)}</p>
 </details>
 <details open>
 <summary>Traffic</summary>
 {traffic}
 {table((*TRAFFIC_HEADINGS, *STORE_HEADINGS), lambda way: (*traffic_cells(way), *store_cells(way)))}
+<p class="caption">{escape(f"{TRAFFIC_CAPTION} {STORE_CAPTION}")}</p>
 </details>
 <details open>
 <summary>Mixing</summary>
-{table(QUALITY_HEADINGS, quality_cells)}
+{table(mixing, lambda way: quality_cells(way, mixing))}
 <p class="caption">{escape(quality_caption(comparison))}</p>
 </details>
 <details open>
@@ -98,19 +101,19 @@ figures.</p>
 
 def _elsewhere(comparison: Comparison) -> str:
     """Predicted exchanges on other links."""
-    known = [(place, way) for place, way in enumerate(comparison.ways) if way.on_other_links]
-    if not known:
+    predicted = [(place, way) for place, way in enumerate(comparison.ways) if way.on_other_links]
+    if not predicted:
         return ""
-    names = tuple(known[0][1].on_other_links)
+    names = tuple(predicted[0][1].on_other_links)
     rows = [
         (way.label, way_colour(place), tuple(human_seconds(way.on_other_links.get(name)) for name in names))
-        for place, way in known
+        for place, way in predicted
     ]
     return f"""<section>
 <h2>An exchange on other links</h2>
 {_table(("way", *names), rows)}
 <p class="caption">Predicted by the cost model for links of these rates, with the data, workers, processors and store of
-this run. An epoch takes as long as the exchange or the training, whichever is longer. dshuffle simulate predicts other
+this run. An epoch takes as long as the exchange or the training, whichever is longer. dshuffle advise predicts other
 data, workers and stores.</p>
 </section>"""
 

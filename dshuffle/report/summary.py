@@ -104,9 +104,9 @@ class Comparison:
     def _repr_html_(self) -> str:
         rows = []
         for way in self.ways:
-            found = figures(way)
-            exchange = None if found.shuffle_seconds is None else found.shuffle_seconds.median
-            cells = human_seconds(found.epoch_seconds), human_seconds(exchange), human_error(found.last_error)
+            medians = figures(way)
+            exchange = None if medians.shuffle_seconds is None else medians.shuffle_seconds.median
+            cells = human_seconds(medians.epoch_seconds), human_seconds(exchange), human_error(medians.last_error)
             rows.append((way.label, *cells))
         facts = {"command": self.command, "seed": self.seed}
         return html_summary("Comparison", facts, ("way", "epoch", "exchange", "last error"), rows)
@@ -174,8 +174,8 @@ def figures(way: WayResult) -> Figures:
 
     def reads(value: Callable[[EpochRecord], float | None]) -> float | None:
         """The median over the epochs that read; None where most do not, such as those of a server that keeps rows."""
-        known = [found for record in reading if (found := value(record)) is not None]
-        return statistics.median(known) if 2 * len(known) > len(exchanged) else None
+        values = [figure for record in reading if (figure := value(record)) is not None]
+        return statistics.median(values) if 2 * len(values) > len(exchanged) else None
 
     errors = [point.error for point in way.history]
     walls = [after.seconds - before.seconds for before, after in itertools.pairwise(way.history)]
@@ -204,14 +204,14 @@ def figures(way: WayResult) -> Figures:
     )
 
 
-def limited_by_processors(way: WayResult, found: Figures) -> bool:
+def limited_by_processors(way: WayResult, medians: Figures) -> bool:
     """Whether processors rather than links or the store limit a way's exchanges.
 
     They were busy, and the links and the store by themselves take less than half of the time, as far as is known.
     """
-    if found.cpu_idle is None or found.cpu_idle >= CPU_BOUND or found.shuffle_seconds is None:
+    if medians.cpu_idle is None or medians.cpu_idle >= CPU_BOUND or medians.shuffle_seconds is None:
         return False
-    return way.predicted_wire_seconds is None or way.predicted_wire_seconds < found.shuffle_seconds.median / 2
+    return way.predicted_wire_seconds is None or way.predicted_wire_seconds < medians.shuffle_seconds.median / 2
 
 
 def to_dict(comparison: Comparison, verdict: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich import box
 from rich.table import Table
@@ -16,107 +16,128 @@ TIME_HEADINGS = ("epoch", "exchange", "range", "predicted", "idle CPU", "trainin
 TRAFFIC_HEADINGS = ("samples received", "packets", "bytes sent", "by the server")
 STORE_HEADINGS = ("bytes read", "read amplification", "requests", "requests/s")
 SHORT_HEADINGS = ("epoch", "exchange", "predicted", "waited", "last error")
-CAPTION = (
+TIME_CAPTION = (
     "Medians of the epochs after the first one, whose samples are read from the store. epoch: wall time. "
     "exchange: time until every worker has its samples, while training runs; local ways only plan and switch. "
     "predicted: time of an exchange by the cost model, from rates measured before training; the model does not know "
     "that training competes for the processors. "
     "idle CPU: on the busiest host during an exchange; marked ! if the processors limit the time, not the network or "
     "the store. "
-    "waited: time that training waited for the exchange. samples received: samples that a worker trained on and did "
-    "not hold. packets: what was sent for them, each one sample or the XOR of several. "
-    "read amplification: bytes read for each byte needed. Bytes and requests are those of one epoch on all workers; "
-    "bytes sent include those sent by the server."
+    "waited: time that training waited for the exchange."
 )
-QUALITY_HEADINGS = ("co-location probability", "if random", "neighbour distance", "class spread", "epochs to mix")
-QUALITY_CAPTION = (
-    "How well the first epochs are mixed, according to their plans. co-location probability: the probability that two "
-    "rows of a chunk that were on one worker are on one worker again in the next epoch; if random: the same in a "
-    "uniform draw. neighbour distance: how far apart a worker trains on rows that are neighbours in the store, "
-    "relative to a uniform permutation. class spread: how much the share of each class in a batch of 256 rows "
-    "differs from its share in the dataset, relative to random batches. 1.00 is perfectly random; more is less mixed. "
-    "epochs to mix: epochs until a sample's worker no longer depends on where it started (to within 1 %)."
+TRAFFIC_CAPTION = (
+    "In one epoch, on all workers. samples received: samples that a worker trained on and did not hold. "
+    "packets: what was sent for them, each one sample or the XOR of several. "
+    "bytes sent: includes those sent by the server."
 )
+STORE_CAPTION = "In one epoch, on all workers. read amplification: bytes read for each byte needed."
+QUALITY_MEANINGS = {
+    "co-location probability": "the probability that two rows of a chunk that were on one worker are on one worker "
+    "again in the next epoch",
+    "if random": "the same in a uniform draw",
+    "neighbour distance": "how far apart a worker trains on rows that are neighbours in the store, relative to a "
+    "uniform permutation",
+    "class spread": "how much the share of each class in a batch of 256 rows differs from its share in the dataset, "
+    "relative to random batches. 1.00 is perfectly random; more is less mixed",
+    "epochs to mix": "epochs until a sample's worker no longer depends on where it started (to within 1 %); never if "
+    "no sample moves, and - if samples move only in whole chunks",
+}
+QUALITY_HEADINGS = tuple(QUALITY_MEANINGS)
 MOST_ERROR_COLUMNS = 7
 """Number of epochs that fit beside the label."""
 
 
+def quality_headings(comparison: Comparison) -> tuple[str, ...]:
+    """The headings of :data:`QUALITY_HEADINGS`. The neighbour distance is left out if it is 1.00 for all ways.
+
+    It differs only for ways that train in stored order, or nearly.
+    """
+    distances = {f"{way.quality.neighbour_distance:.2f}" for way in comparison.ways if way.quality is not None}
+    return tuple(name for name in QUALITY_HEADINGS if name != "neighbour distance" or distances - {"1.00"})
+
+
 def quality_caption(comparison: Comparison) -> str:
-    """What the columns of :data:`QUALITY_HEADINGS` mean, and what the classes are."""
+    """What the columns of :func:`quality_headings` mean, and what the classes are."""
+    meanings = [f"{heading}: {QUALITY_MEANINGS[heading]}." for heading in quality_headings(comparison)]
     classes = str(comparison.dataset.get("classes", ""))
-    return f"{QUALITY_CAPTION} The classes are {classes}." if classes else QUALITY_CAPTION
+    return " ".join(
+        [
+            "How well the first epochs are mixed, according to their plans.",
+            *meanings,
+            *([f"The classes are {classes}."] if classes else []),
+        ]
+    )
 
 
 def time_cells(way: WayResult) -> tuple[str, ...]:
     """One cell for each of :data:`TIME_HEADINGS`."""
-    found = figures(way)
-    spread = found.shuffle_seconds
+    medians = figures(way)
+    spread = medians.shuffle_seconds
     return (
-        human_seconds(found.epoch_seconds),
+        human_seconds(medians.epoch_seconds),
         human_seconds(None if spread is None else spread.median),
         UNKNOWN if spread is None else _range(spread),
         human_seconds(way.predicted_seconds),
-        idle_cell(way, found),
-        human_seconds(found.training_seconds),
-        human_seconds(found.waited_seconds),
+        idle_cell(way, medians),
+        human_seconds(medians.training_seconds),
+        human_seconds(medians.waited_seconds),
     )
 
 
 def short_cells(way: WayResult) -> tuple[str, ...]:
     """One cell for each of :data:`SHORT_HEADINGS`."""
-    found = figures(way)
-    spread = found.shuffle_seconds
+    medians = figures(way)
+    spread = medians.shuffle_seconds
     return (
-        human_seconds(found.epoch_seconds),
+        human_seconds(medians.epoch_seconds),
         human_seconds(None if spread is None else spread.median),
         human_seconds(way.predicted_seconds),
-        human_seconds(found.waited_seconds),
-        human_error(found.last_error),
+        human_seconds(medians.waited_seconds),
+        human_error(medians.last_error),
     )
 
 
 def traffic_cells(way: WayResult) -> tuple[str, ...]:
     """One cell for each of :data:`TRAFFIC_HEADINGS`."""
-    found = figures(way)
+    medians = figures(way)
     return (
-        human_count(found.needed),
-        human_count(found.packets),
-        human_bytes(found.wire_bytes),
-        human_bytes(found.server_sent_bytes),
+        human_count(medians.needed),
+        human_count(medians.packets),
+        human_bytes(medians.wire_bytes),
+        human_bytes(medians.server_sent_bytes),
     )
 
 
 def store_cells(way: WayResult) -> tuple[str, ...]:
     """One cell for each of :data:`STORE_HEADINGS`."""
-    found = figures(way)
+    medians = figures(way)
     return (
-        human_bytes(found.store_bytes),
-        UNKNOWN if found.read_amplification is None else human_ratio(found.read_amplification),
-        human_count(found.store_requests),
-        human_count(found.requests_per_second),
+        human_bytes(medians.store_bytes),
+        UNKNOWN if medians.read_amplification is None else human_ratio(medians.read_amplification),
+        human_count(medians.store_requests),
+        human_count(medians.requests_per_second),
     )
 
 
-def idle_cell(way: WayResult, found: Figures) -> str:
+def idle_cell(way: WayResult, medians: Figures) -> str:
     """The idle fraction of the processors, with a mark if they were the limit."""
-    if found.cpu_idle is None:
+    if medians.cpu_idle is None:
         return UNKNOWN
-    return f"{found.cpu_idle:.0%}".replace("%", " %") + (" !" if limited_by_processors(way, found) else "")
+    return f"{medians.cpu_idle:.0%}".replace("%", " %") + (" !" if limited_by_processors(way, medians) else "")
 
 
-def quality_cells(way: WayResult) -> tuple[str, ...]:
-    """One cell for each of :data:`QUALITY_HEADINGS`."""
-    found = way.quality
-    if found is None:
-        return (UNKNOWN,) * len(QUALITY_HEADINGS)
-    epochs = found.epochs_to_mix
-    return (
-        *(
-            UNKNOWN if value is None else f"{value:.2f}"
-            for value in (found.meets_again, found.by_chance, found.neighbour_distance, found.class_spread)
-        ),
+def quality_cells(way: WayResult, headings: Sequence[str] = QUALITY_HEADINGS) -> tuple[str, ...]:
+    """One cell for each of some :data:`QUALITY_HEADINGS`."""
+    quality = way.quality
+    if quality is None:
+        return (UNKNOWN,) * len(headings)
+    epochs = quality.epochs_to_mix
+    values = (quality.meets_again, quality.by_chance, quality.neighbour_distance, quality.class_spread)
+    cells = (
+        *(UNKNOWN if value is None else f"{value:.2f}" for value in values),
         UNKNOWN if epochs is None else "never" if math.isinf(epochs) else f"{epochs:.0f}",
     )
+    return tuple(cell for heading, cell in zip(QUALITY_HEADINGS, cells, strict=True) if heading in headings)
 
 
 def error_cells(way: WayResult, epochs: Iterable[int]) -> tuple[str, ...]:
@@ -143,24 +164,20 @@ def epochs_of(comparison: Comparison, most: int | None = None) -> tuple[int, ...
     return tuple(epochs[round(place * (len(epochs) - 1) / (most - 1))] for place in range(most))
 
 
-def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Five tables with a row for each way: seconds, traffic, storage, mixing, and errors."""
-    epochs = epochs_of(comparison, MOST_ERROR_COLUMNS)
-    where = " (emulated, see below)" if comparison.emulated else ""
+def comparison_tables(comparison: Comparison) -> list[tuple[Table, str]]:
+    """Five tables with a row for each way, and the note below each: seconds, traffic, storage, mixing, and errors."""
+    epochs, mixing = epochs_of(comparison, MOST_ERROR_COLUMNS), quality_headings(comparison)
+    emulated = f"Emulated: {comparison.emulated}. " if comparison.emulated else ""
+    cells: tuple[tuple[str, Sequence[str], Callable[[WayResult], tuple[str, ...]], str], ...] = (
+        ("Seconds", _but_range(TIME_HEADINGS), lambda way: _but_range(time_cells(way)), emulated + TIME_CAPTION),
+        ("Traffic", TRAFFIC_HEADINGS, traffic_cells, TRAFFIC_CAPTION),
+        ("Storage", STORE_HEADINGS, store_cells, emulated + STORE_CAPTION),
+        ("Mixing", mixing, lambda way: quality_cells(way, mixing), quality_caption(comparison)),
+        ("Error after each epoch", tuple(map(str, epochs)), lambda way: error_cells(way, epochs), ""),
+    )
     return [
-        _table(
-            f"Seconds{where}",
-            _but_range(TIME_HEADINGS),
-            [(way, _but_range(time_cells(way))) for way in comparison.ways],
-        ),
-        _table("Traffic", TRAFFIC_HEADINGS, [(way, traffic_cells(way)) for way in comparison.ways]),
-        _table(f"Storage{where}", STORE_HEADINGS, [(way, store_cells(way)) for way in comparison.ways]),
-        _table("Mixing", QUALITY_HEADINGS, [(way, quality_cells(way)) for way in comparison.ways]),
-        _table(
-            "Error after each epoch",
-            tuple(map(str, epochs)),
-            [(way, error_cells(way, epochs)) for way in comparison.ways],
-        ),
+        (_table(title, headings, [(way, row(way)) for way in comparison.ways]), note)
+        for title, headings, row, note in cells
     ]
 
 

@@ -9,11 +9,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dshuffle.planning import DELIVERIES
 from dshuffle.report.summary import CPU_BOUND, Comparison, Figures, Spread, WayResult, figures, limited_by_processors
 from dshuffle.units import human_error, human_ratio, human_seconds
 
-STORE_READERS = frozenset(name for name, delivery in DELIVERIES.items() if delivery.reads_store)
 SAME_ERROR = 1.1
 """Errors that differ by less than this factor count as the same."""
 CLOSE = 1.5
@@ -78,19 +76,19 @@ class _Ranking:
     def of(cls, measured: Iterable[_Measured]) -> _Ranking | None:
         """Rank the ways by their median; None if no way can be ranked."""
         ranked = sorted(
-            (one for one in measured if one.is_global and one.figures.shuffle_seconds is not None),
-            key=lambda one: one.spread.median,
+            (result for result in measured if result.is_global and result.figures.shuffle_seconds is not None),
+            key=lambda result: result.spread.median,
         )
         if not ranked:
             return None
-        fastest, *others = ranked
+        fastest, *remaining = ranked
         close = {
-            id(one)
-            for one in others
-            if one.spread.least <= fastest.spread.greatest and one.spread.median <= CLOSE * fastest.spread.median
+            id(result)
+            for result in remaining
+            if result.spread.least <= fastest.spread.greatest and result.spread.median <= CLOSE * fastest.spread.median
         }
-        alike = tuple(one for one in others if id(one) in close)
-        return cls(fastest, alike, tuple(one for one in others if id(one) not in close))
+        alike = tuple(result for result in remaining if id(result) in close)
+        return cls(fastest, alike, tuple(result for result in remaining if id(result) not in close))
 
     @property
     def use(self) -> str:
@@ -99,7 +97,7 @@ class _Ranking:
             return f"use {self.fastest.label} or {self.alike[0].label}, whose times overlap"
         if not self.slower:
             return f"use {self.fastest.label}, the only such way that ran"
-        rereading = [one for one in self.slower if one.way.choices.delivery in STORE_READERS]
+        rereading = [result for result in self.slower if result.way.choices.reads_store]
         other = (*rereading, *self.slower)[0]
         ratio = human_ratio(other.spread.median / self.fastest.spread.median)
         limited = limited_by_processors(self.fastest.way, self.fastest.figures)
@@ -119,12 +117,12 @@ class _Worth:
     @classmethod
     def of(cls, measured: Iterable[_Measured]) -> _Worth | None:
         """Collect the errors; None if there is nothing to compare."""
-        found = [(one, one.figures.last_error) for one in measured]
-        known = [(one, error) for one, error in found if error is not None and math.isfinite(error)]
-        reshuffled = [error for one, error in known if one.is_global]
-        fixed = {str(one.way.choices.sharding): error for one, error in reversed(known) if one.is_local}
+        errors = [(result, result.figures.last_error) for result in measured]
+        finite = [(result, error) for result, error in errors if error is not None and math.isfinite(error)]
+        reshuffled = [error for result, error in finite if result.is_global]
+        fixed = {str(result.way.choices.sharding): error for result, error in reversed(finite) if result.is_local}
         once, stored = fixed.get("random"), fixed.get("contiguous")
-        epochs = max((len(one.way.history) for one, _ in known), default=0)
+        epochs = max((len(result.way.history) for result, _ in finite), default=0)
         # The first epoch is only loaded: until the second, nothing has been reshuffled.
         if not reshuffled or (once is None and stored is None) or epochs < 2:
             return None
@@ -156,14 +154,17 @@ def _times(measured: list[_Measured], ranking: _Ranking) -> str:
     """Seconds of every way that was ranked, what the exchange costs the training, and the fastest way by chunks."""
     fastest = ranking.fastest
     times = [
-        f"{human_seconds(one.spread.median)} with {one.label}" for one in (fastest, *ranking.alike, *ranking.slower)
+        f"{human_seconds(result.spread.median)} with {result.label}"
+        for result in (fastest, *ranking.alike, *ranking.slower)
     ]
     sentences = [f"An exchange takes {_listed(times)}.", _cost(measured, fastest)]
     chunks = [
-        one for one in measured if one.way.choices.assignment.in_chunks and one.figures.shuffle_seconds is not None
+        result
+        for result in measured
+        if result.way.choices.assignment.in_chunks and result.figures.shuffle_seconds is not None
     ]
     if chunks:
-        best = min(chunks, key=lambda one: one.spread.median)
+        best = min(chunks, key=lambda result: result.spread.median)
         seconds = human_seconds(best.spread.median)
         sentences.append(f"{best.label} keeps the rows of a chunk together, and takes {seconds}.")
     return " ".join(sentences)
@@ -171,13 +172,17 @@ def _times(measured: list[_Measured], ranking: _Ranking) -> str:
 
 def _cost(measured: list[_Measured], fastest: _Measured) -> str:
     """What the exchange costs the training that runs at the same time."""
-    found = fastest.figures
-    without = [one.figures.epoch_seconds for one in measured if one.is_local and one.figures.epoch_seconds is not None]
-    if without and found.epoch_seconds is not None:
+    medians = fastest.figures
+    without = [
+        result.figures.epoch_seconds
+        for result in measured
+        if result.is_local and result.figures.epoch_seconds is not None
+    ]
+    if without and medians.epoch_seconds is not None:
         # The waiting time alone would hide that exchange and training share processors.
-        took, alone = human_seconds(found.epoch_seconds), human_seconds(min(without))
+        took, alone = human_seconds(medians.epoch_seconds), human_seconds(min(without))
         return f"An epoch takes {took} with {fastest.label}, and {alone} without an exchange."
-    return f"Training waits for {human_seconds(found.waited_seconds)} of it."
+    return f"Training waits for {human_seconds(medians.waited_seconds)} of it."
 
 
 def _errors(measured: list[_Measured]) -> str:
@@ -195,19 +200,19 @@ def _errors(measured: list[_Measured]) -> str:
 def _doubt(ranking: _Ranking) -> str:
     """Which of the times do not describe a network or a store."""
     ranked = (ranking.fastest, *ranking.alike, *ranking.slower)
-    known = [one for one in ranked if one.figures.cpu_idle is not None]
-    busy = [one.label for one in known if limited_by_processors(one.way, one.figures)]
+    observed = [result for result in ranked if result.figures.cpu_idle is not None]
+    busy = [result.label for result in observed if limited_by_processors(result.way, result.figures)]
     if not busy:
         return ""
-    which = "all of these ways" if len(busy) == len(known) > 1 else _listed(busy)
+    which = "all of these ways" if len(busy) == len(observed) > 1 else _listed(busy)
     return (
         f"Processors were idle for less than {CPU_BOUND:.0%} of the time with {which}: they limit these times, not the "
         "network or the store."
     ).replace("%", " %")
 
 
-def _same(one: float, other: float) -> bool:
-    return max(one, other) <= max(ROUNDING, SAME_ERROR * min(one, other))
+def _same(error: float, other: float) -> bool:
+    return max(error, other) <= max(ROUNDING, SAME_ERROR * min(error, other))
 
 
 def _listed(parts: list[str]) -> str:

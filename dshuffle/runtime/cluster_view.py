@@ -138,17 +138,18 @@ def choose_members(
         If ``server`` is not the address or name of a worker, or there are more workers than samples.
     """
     workers = in_rank_order(worker for where, worker in scheduler.workers.items() if where in ready)
-    server = _find_server(workers, order.server)
+    server = _find_server(workers, order.options.server)
     training = [worker for worker in workers if worker is not server and not only_serves(worker.resources)]
-    if not training and server is not None and order.server is not None:
+    if not training and server is not None and order.options.server is not None:
         training = [server]  # the user named the only worker as the server, so it also trains
     if not training:
         raise ClusterError(
             f"none of the {len(workers)} workers can train: all have the resource {SERVER_RESOURCE!r}. Add a worker "
             "without it"
         )
-    choices = dataclasses.replace(order.choices, delivery=max(order.deliveries, key=_demands))
-    plan = ShuffleSpec(order.dataset.n_samples, len(training), choices, first_epoch=order.first_epoch)
+    most = max(map(get_delivery, order.deliveries), key=lambda delivery: delivery.provides)
+    choices = dataclasses.replace(order.choices, delivery=most.name)
+    plan = ShuffleSpec(order.dataset.n_samples, len(training), choices, first_epoch=order.start.epoch)
     ranks, carried = [worker.address for worker in training], order.carried
     history = None if carried is None else carried.history
     if former is None and (choice := choose_kept(kept, order.kept_as, plan, ranks, history)):
@@ -170,16 +171,12 @@ def choose_members(
         order.dataset,
         plan,
         tuple(order.deliveries),
-        order.memory_limit,
+        order.options,
         order.settings,
-        order.on_loss,
+        order.start,
         addresses,
-        remainder=order.remainder,
-        cache_directory=order.cache_directory,
         kept_as=order.kept_as,
         former=former,
-        elastic=order.elastic,
-        min_workers=order.min_workers,
     )
     return Members(spec, role)
 
@@ -193,11 +190,6 @@ def _find_server(workers: list[WorkerState], wanted: str | None) -> WorkerState 
             return worker
     names = ", ".join(f"{worker.name} ({worker.address})" for worker in workers)
     raise InvalidParameter.of("server", wanted, f"the name or address of one of these workers: {names}")
-
-
-def _demands(delivery: str) -> tuple[bool, bool, bool]:
-    found = get_delivery(delivery)
-    return found.coded, found.needs_server, found.two_hops
 
 
 def in_rank_order(workers: Iterable[WorkerState]) -> list[WorkerState]:

@@ -10,21 +10,18 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import dask
 from distributed import Client, Future, as_completed, wait
 
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
-from dshuffle.runtime.collective import run_together
+from dshuffle.runtime.collective import CollectiveId, run_together
 from dshuffle.runtime.epoch_tasks import EpochTasks
-from dshuffle.runtime.session_client import PATIENCE
+from dshuffle.runtime.session_client import PATIENCE, SessionClient
 from dshuffle.runtime.session_spec import PerRank
 from dshuffle.runtime.task_keys import rank_of_key, task_key, task_name
 from dshuffle.runtime.worker.partition_task import run_on_partition
-
-if TYPE_CHECKING:
-    from dshuffle.runtime.shuffler import Shuffler
 
 
 def submit_to_all(
@@ -108,6 +105,28 @@ MOST_RESTARTS = 3
 """How often a call of :meth:`Epoch.together` starts because workers were replaced."""
 
 
+class TaskSubmitter(Protocol):
+    """What an epoch needs of the shuffler that made it."""
+
+    @property
+    def client(self) -> Client:
+        """The Dask client."""
+
+    @property
+    def _calls(self) -> SessionClient: ...
+
+    def _repr_html_(self) -> str: ...
+
+    def _submit(
+        self, epoch: Epoch, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Future[Any]]: ...
+
+    def _new_collective(self) -> CollectiveId: ...
+
+    def look_up_members(self) -> bool:
+        """Whether the workers have changed since the last look."""
+
+
 class Epoch:
     """One epoch, in which every worker holds its partition and tasks run on the worker that holds their samples.
 
@@ -117,7 +136,7 @@ class Epoch:
         Number of the epoch, from 0.
     """
 
-    def __init__(self, shuffler: Shuffler, tasks: EpochTasks) -> None:
+    def __init__(self, shuffler: TaskSubmitter, tasks: EpochTasks) -> None:
         self.number = tasks.epoch
         self._shuffler = shuffler
         self._tasks = tasks
@@ -260,7 +279,7 @@ class Epoch:
         for error in sorted(errors, key=lambda error: isinstance(error, PeerFailed)):
             assert error is not None
             raise error
-        results: list[Any] = self._shuffler._client.gather(futures)
+        results: list[Any] = self._shuffler.client.gather(futures)
         return results
 
     def _run_together(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Future[Any]]:
@@ -269,8 +288,8 @@ class Epoch:
         collective = shuffler._new_collective()
         futures = self.map(run_together, collective, fn, *args, **kwargs)
         try:
-            with shuffler._client.as_current():
-                first = next(iter(as_completed(futures, loop=shuffler._client.loop)))
+            with shuffler.client.as_current():
+                first = next(iter(as_completed(futures, loop=shuffler.client.loop)))
                 rank, failed = futures.index(first), first.status != "finished"
                 # A rank that has returned does not take part in another mean, and all means that it took part in are
                 # complete. So no rank loses a result. A rank that raises has told the others itself, unless its worker

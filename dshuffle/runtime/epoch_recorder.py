@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from dshuffle.planning import Choices, GivenSharding
-from dshuffle.records import EpochRecord, Measures
+from dshuffle.records import EpochRecord
+from dshuffle.runtime.messages import EpochExchange
 from dshuffle.runtime.open_session import OpenSession
 from dshuffle.store import Dataset
 
@@ -25,26 +25,26 @@ class EpochRecorder:
         self.records: list[EpochRecord] = []
         self._dataset = dataset
         self._choices = choices
-        self._exchange: dict[str, Any] = {}
+        self._exchange: EpochExchange | None = None
+        self._session: dict[str, Any] = {}
 
     @property
     def pending(self) -> bool:
         """Whether an epoch has begun that is not recorded yet."""
-        return bool(self._exchange)
+        return self._exchange is not None
 
-    def begin(self, exchange: Mapping[str, Any], session: OpenSession) -> None:
+    def begin(self, exchange: EpochExchange, session: OpenSession) -> None:
         """Note what was measured of the exchange of an epoch that begins, and the session that trains in it."""
-        remainder = session.request.remainder
-        before = 0 if remainder is None or remainder.epoch != exchange["epoch"] else remainder.total
-        self._exchange = {
-            **exchange,
-            "trained_before": before,
+        start = session.request.start
+        self._exchange = exchange
+        self._session = {
+            "trained_before": start.total if start.epoch == exchange.epoch else 0,
             "n_workers": session.n_workers,
             "server": session.server,
-            "first_epoch": session.request.first_epoch,
+            "first_epoch": start.epoch,
         }
 
-    def end(self, training_seconds: list[float] | None) -> None:
+    def end(self, training_seconds: tuple[float, ...] | None) -> None:
         """Append the record of the current epoch, if it is not recorded yet.
 
         Parameters
@@ -52,10 +52,10 @@ class EpochRecorder:
         training_seconds
             Seconds of training in the epoch, by rank; None if they are not known, and the epoch is not recorded.
         """
-        measured, self._exchange = self._exchange, {}
-        if not measured or training_seconds is None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is None or training_seconds is None:
             return
-        choices = dataclasses.replace(self._choices, delivery=measured.pop("delivery"))
+        choices = dataclasses.replace(self._choices, delivery=exchange.delivery)
         sharding = choices.sharding
         self.records.append(
             EpochRecord(
@@ -64,7 +64,14 @@ class EpochRecorder:
                 n_samples=self._dataset.n_samples,
                 row_nbytes=self._dataset.row_nbytes,
                 training_seconds=max(training_seconds),
-                **Measures.from_dict(measured.pop("measures")).to_dict(),
-                **measured,
+                epoch=exchange.epoch,
+                run_id=exchange.run_id,
+                needed=exchange.needed,
+                packets=exchange.packets,
+                components=exchange.components,
+                exchange_seconds=exchange.exchange_seconds,
+                waited_seconds=exchange.waited_seconds,
+                **exchange.measures.to_dict(),
+                **self._session,
             )
         )

@@ -13,6 +13,7 @@ from distributed import Future, wait
 
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.planning import name_of
+from dshuffle.runtime.messages import UnfinishedTask
 from dshuffle.runtime.session_client import PATIENCE, SessionClient
 
 logger = logging.getLogger(__name__)
@@ -107,12 +108,15 @@ class EpochTasks:
     def _end(self, session: SessionClient) -> None:
         self.wait(session)
         numbers = sorted(self.calls.keys() - self.accepted)
-        unfinished = session.session("unfinished", epoch=self.epoch, calls=numbers)["unfinished"] if numbers else []
+        unfinished: tuple[UnfinishedTask, ...] = ()
+        if numbers:
+            unfinished = session.ask(tuple[UnfinishedTask, ...], "unfinished", epoch=self.epoch, calls=numbers)
         if not unfinished:
             self.clear()
             self.error = None
             return
-        errors = [self.calls[number][rank].exception() for number, rank, _ in unfinished if self._failed(number, rank)]
+        futures = [self.calls[task.call][task.rank] for task in unfinished]
+        errors = [future.exception() for future in futures if future.status == "error"]
         errors.sort(key=lambda error: isinstance(error, WorkerLost))  # stable: by call and rank
         words = f"tasks of epoch {self.epoch} did not finish, so their samples were not trained on"
         error: BaseException = ClusterError(words) if not errors or errors[0] is None else errors[0]
@@ -127,12 +131,9 @@ class EpochTasks:
                 return number
         raise InvalidParameter.of("futures", call, f"a list that a call of map has returned in epoch {self.epoch}")
 
-    def _failed(self, number: int, rank: int) -> bool:
-        return self.calls[number][rank].status == "error"
-
-    def _in_words(self, unfinished: list[tuple[int, int, str]]) -> str:
-        counts = Counter(outcome for _, _, outcome in unfinished)
-        ranks = sorted({rank for _, rank, _ in unfinished})
+    def _in_words(self, unfinished: tuple[UnfinishedTask, ...]) -> str:
+        counts = Counter(task.outcome for task in unfinished)
+        ranks = sorted({task.rank for task in unfinished})
         names = ", ".join(map(name_of, ranks[:5])) + (", ..." if len(ranks) > 5 else "")
         outcomes = " and ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
         return (

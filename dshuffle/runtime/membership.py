@@ -7,6 +7,7 @@ the epoch, it exchanges the samples of the next one: each worker reads them from
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 
 from dshuffle.errors import (
@@ -16,8 +17,9 @@ from dshuffle.errors import (
     MembershipChanged,
     WorkerLost,
 )
+from dshuffle.runtime import messages
+from dshuffle.runtime.messages import EpochExchange
 from dshuffle.runtime.open_session import OpenSession
-from dshuffle.runtime.replies import Reply
 from dshuffle.runtime.waiting import wait_for_workers
 
 logger = logging.getLogger(__name__)
@@ -38,35 +40,35 @@ class Membership:
 
     def __init__(self, session: OpenSession) -> None:
         self.current = session
-        self.may_change = session.request.on_loss == "shrink"
-        self._min_workers = session.request.min_workers
+        self.may_change = session.request.options.on_loss == "shrink"
+        self._min_workers = session.request.options.min_workers
         self._following: OpenSession | None = None
         self._exchanging = False  # whether the current session exchanges for the next epoch
-        self._refused: Reply = {}  # workers with which no session could be opened
+        self._refused: messages.Membership | None = None  # workers with which no session could be opened
 
     def prefetch(self, epoch: int) -> None:
         """Start the exchange for the next epoch, on the workers that will train in it."""
         if self.may_change and self._following is None and not self._exchanging:
             self._follow(epoch)
-        (self._following or self.current).calls.session("prefetch")
+        (self._following or self.current).calls.tell("prefetch")
         self._exchanging = self._following is None
 
-    def advance(self, epoch: int) -> Reply:
+    def advance(self, epoch: int) -> EpochExchange:
         """Wait for the exchange for an epoch, let the workers swap to it, and return its measurements.
 
         All tasks of the epoch before must have ended.
         """
         if self.may_change and self._following is None:
             self._follow(epoch)
-        reply: Reply | None = None
+        exchange: EpochExchange | None = None
         if self._following is None:
             with contextlib.suppress(MembershipChanged):  # it may be raised while this call waits
-                reply = self.current.calls.session("advance", epoch=epoch)["epoch"]
-        if reply is None:
-            reply = self._take_over(epoch)
+                exchange = self.current.calls.ask(EpochExchange, "advance", epoch=epoch)
+        if exchange is None:
+            exchange = self._take_over(epoch)
         self._exchanging = False
-        self.current.addresses = reply.pop("addresses")
-        return reply
+        self.current.addresses = exchange.addresses
+        return exchange
 
     def close(self) -> None:
         """Close all sessions."""
@@ -85,32 +87,32 @@ class Membership:
 
     def _follow(self, epoch: int) -> None:
         """Open the session of an epoch, if the workers have changed and there is memory for it."""
-        found = self.current.calls.session("membership")
-        leaving, joined = found["leaving"], found["joined"]
-        wanted = self.current.request.elastic and (leaving or (joined and not self._exchanging))
-        if not (found["adopted"] or wanted) or found["there"] < self._min_workers or found == self._refused:
+        members = self.current.calls.ask(messages.Membership, "membership")
+        changed = members.leaving or (members.joined and not self._exchanging)
+        follows = members.adopted or (changed and self.current.request.options.elastic)
+        if not follows or members.there < self._min_workers or members == self._refused:
             return
         try:
             self._following = self.current.succeeded_by(epoch)
         except DShuffleError as error:
             if not error.transient:  # another attempt would fail as well
-                self._refused = found
+                self._refused = members
             logger.warning("dshuffle: epoch %d keeps its workers: %s", epoch, error)
         else:
             before, now = self.current.n_workers, self._following.n_workers
             logger.warning("dshuffle: epoch %d is trained on by %d workers in place of %d", epoch, now, before)
 
-    def _take_over(self, epoch: int) -> Reply:
+    def _take_over(self, epoch: int) -> EpochExchange:
         """Let the following session take over, and free the partitions of the one before."""
         try:
-            training_seconds = self.current.calls.session("training")["training_seconds"]
+            training_seconds = self.current.calls.ask(tuple[float, ...], "training")
         except DShuffleError as error:  # a worker has left, so the epoch is not recorded
             logger.info("dshuffle: epoch %d could not be recorded: %s", epoch - 1, error)
             training_seconds = None
         for attempt in range(ATTEMPTS):
             try:
                 following = self._following = self._following or self._succeeded(epoch)
-                reply: Reply = following.calls.session("advance", epoch=epoch)["epoch"]
+                exchange = following.calls.ask(EpochExchange, "advance", epoch=epoch)
             except (WorkerLost, ExchangeError) as error:
                 if self._following is not None:
                     self._following.close()
@@ -122,7 +124,7 @@ class Membership:
                 break
         former, self.current, self._following = self.current, following, None
         former.close()
-        return {**reply, "training_seconds_before": training_seconds}
+        return dataclasses.replace(exchange, training_seconds_before=training_seconds)
 
     def _succeeded(self, epoch: int) -> OpenSession:
         """Open the session of an epoch, with enough workers; without the former partitions if they take the memory."""

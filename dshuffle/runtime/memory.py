@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.planning import ShuffleSpec, WorkerHistory, get_delivery
-from dshuffle.planning.delivery.grid import WorkerGrid
 from dshuffle.planning.own_part import plans_own_parts
 from dshuffle.planning.plan_memory import plan_nbytes
 from dshuffle.rows import RowLayout
-from dshuffle.runtime.quantities import as_nbytes
 from dshuffle.runtime.session_spec import SessionSpec
-
-LUMPS = 2.5
-"""Rows that a worker forwards at most, relative to the mean, if whole chunks move: counted in plans of few chunks."""
-
-
-def parse_memory_limit(memory_limit: int | str | None) -> int | None:
-    """Parse a memory limit into bytes; ``None`` stays ``None``.
-
-    Raises
-    ------
-    InvalidParameter
-        If the limit is not a positive number of bytes.
-
-    Examples
-    --------
-    >>> parse_memory_limit("2 KiB"), parse_memory_limit(None)
-    (2048, None)
-    """
-    return None if memory_limit is None else as_nbytes("memory_limit", memory_limit)
 
 
 def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, on_disk: bool = False) -> None:
@@ -57,7 +35,8 @@ def check_budget(shuffle: ShuffleSpec, layout: RowLayout, limit: int | None, *, 
         way_out = f"Use {workers} workers, a memory_limit of {needed} bytes, or rows on a local disk (cache_directory)"
     relayed = ""
     if _relayed(shuffle):
-        relayed = f", and for {_relayed(shuffle)} {'packets' if shuffle.choices.coded else 'rows'} to pass on"
+        kind = get_delivery(shuffle.choices.delivery).passes_on
+        relayed = f", and for {_relayed(shuffle)} {kind} to pass on"
     planning = ""
     if plan := _plan_nbytes(shuffle):
         planning = f", and {plan} bytes for plans of all {shuffle.n_samples} samples"
@@ -113,11 +92,11 @@ class WorkerMemory:
             If it does not fit.
         """
         layout, settings = spec.dataset.layout, spec.settings
-        given, limit = spec.memory_limit, spec.memory_limit
+        given, limit = spec.options.memory_limit, spec.options.memory_limit
         if given is None and self.limit:
             limit = max(0, int(settings.memory_fraction * self.limit) - sum(self.reserved.values()))
         room = self.room(settings.messages_nbytes)
-        on_disk = spec.cache_directory is not None
+        on_disk = spec.options.on_disk
         needed = member_nbytes(spec.shuffle, layout, on_disk=on_disk) if trains else 0
         if trains:
             try:
@@ -166,14 +145,14 @@ def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool =
 
 
 def _relayed(shuffle: ShuffleSpec) -> int:
-    """Maximum number of packets or rows that a worker passes on.
-
-    It only relays packets from which it decodes a sample. How many rows it forwards is up to chance.
-    """
-    if get_delivery(shuffle.choices.delivery).two_hops:
-        uneven = LUMPS if shuffle.choices.assignment.in_chunks else 1.1
-        return math.ceil(uneven * WorkerGrid(shuffle.n_workers).most_forwarded * shuffle.max_incoming)
-    return 0 if not shuffle.choices.coded or shuffle.choices.relay == "unicast" else shuffle.max_incoming
+    """Maximum number of packets or rows that a worker passes on."""
+    choices = shuffle.choices
+    return get_delivery(choices.delivery).passed_on(
+        shuffle.n_workers,
+        relay=choices.relay,
+        in_chunks=choices.assignment.in_chunks,
+        most_incoming=shuffle.max_incoming,
+    )
 
 
 def workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int | None:

@@ -11,9 +11,9 @@ from distributed import Client
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost
-from dshuffle.planning import SERVER, WorkerHistory
+from dshuffle.planning import SERVER, Remainder
 from dshuffle.runtime.cluster_view import cluster_info
-from dshuffle.runtime.replies import Reply
+from dshuffle.runtime.messages import Opened
 from dshuffle.runtime.session_client import SessionClient, Silence
 from dshuffle.runtime.session_spec import Carried, SessionRequest
 from dshuffle.runtime.waiting import wait_for_workers
@@ -55,14 +55,12 @@ class OpenSession:
             logger.debug("dshuffle: the session does not read kept partitions, because they are in the way: %s", error)
             self._rename(reads_kept=False)
             opened = self._opened()
-        if opened["left_out"]:
-            logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened["left_out"]))
-        self.addresses: dict[int, str] = dict(opened["addresses"])
-        self.history = WorkerHistory.from_dict(opened["history"])
+        if opened.left_out:
+            logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened.left_out))
+        self.addresses, self.history, self._server_role = opened.addresses, opened.history, opened.server
         self.n_workers = self.history.n_workers
-        self._server_role: str = opened["server"]
 
-    def _opened(self) -> Reply:
+    def _opened(self) -> Opened:
         """Open the session; again, with the workers that come back, if one is lost meanwhile.
 
         A session that follows another one is opened again by its :class:`~dshuffle.runtime.membership.Membership`.
@@ -73,7 +71,7 @@ class OpenSession:
             try:
                 return self._open()
             except WorkerLost as error:
-                if self.request.former is not None or self.request.on_loss == "raise":
+                if self.request.former is not None or self.request.options.on_loss == "raise":
                     raise
                 logger.warning("dshuffle: the session is opened again, because a worker was lost: %s", error)
             self._rename()
@@ -81,7 +79,7 @@ class OpenSession:
             try:
                 wait_for_workers(client, n_workers, patience, limit="dshuffle.replacement-timeout")
             except ClusterError as error:
-                if len(cluster_info(client)["workers"]) < self.request.min_workers:
+                if len(cluster_info(client)["workers"]) < self.request.options.min_workers:
                     raise
                 logger.warning("dshuffle: the session opens with fewer workers: %s", error)
         return self._open()
@@ -91,9 +89,9 @@ class OpenSession:
         self.request = dataclasses.replace(self.request, session_id=new_id(), **changes)
         self.calls = SessionClient(self.calls.client, self.request.session_id, self.calls.silence)
 
-    def _open(self) -> Reply:
+    def _open(self) -> Opened:
         try:
-            return self.calls.ask("dshuffle_open", order=ToPickle(self.request))
+            return self.calls.ask(Opened, "open", order=ToPickle(self.request))
         except BaseException:  # the scheduler does not notice Ctrl-C or a lost answer, and would keep the session
             self.calls.close_soon()
             raise
@@ -110,7 +108,7 @@ class OpenSession:
 
     def look_up_members(self) -> bool:
         """Ask the scheduler for the addresses; whether ranks have other workers than at the last look."""
-        known, self.addresses = self.addresses, dict(self.calls.session("members")["addresses"])
+        known, self.addresses = self.addresses, self.calls.ask(dict[int, str], "members")
         return known != self.addresses
 
     def succeeded_by(self, epoch: int) -> OpenSession:
@@ -118,13 +116,13 @@ class OpenSession:
 
         Its workers read their first partitions from the workers of this session.
         """
-        begins = epoch == self.request.first_epoch  # nobody has trained in this session
+        begins = epoch == self.request.start.epoch  # nobody has trained in this session
+        server = self.request.options.server if SERVER in self.addresses else None
         request = dataclasses.replace(
             self.request,
             session_id=new_id(),
-            first_epoch=epoch,
-            remainder=self.request.remainder if begins else None,
-            server=self.request.server if SERVER in self.addresses else None,
+            options=dataclasses.replace(self.request.options, server=server),
+            start=self.request.start if begins else Remainder(epoch, ()),
             former=self.request.session_id,
             carried=self.request.carried if begins else self._carried(epoch - 1),
         )
@@ -135,13 +133,15 @@ class OpenSession:
         return Carried(self.history, epoch, {address: who for who, address in self.addresses.items() if who != SERVER})
 
     def close(self) -> None:
-        """Free the partitions on all workers."""
+        """Free the partitions on all workers. If the scheduler does not answer, the log says so: nothing is lost."""
         if self.calls.connected:
             try:
-                self.calls.session("close")
-            except ClusterError:  # a scheduler that was only slow closes it later
-                self.calls.close_soon()
-                raise
+                self.calls.tell("close")
+            except ClusterError as error:
+                if not self.calls.silence.seconds:
+                    raise
+                self.calls.close_soon()  # a scheduler that is only slow closes it later
+                logger.warning("dshuffle: the session is closed once the scheduler answers again: %s", error)
 
 
 def new_id() -> str:

@@ -1,4 +1,4 @@
-"""Times and sizes as users write them: numbers, or text with a unit."""
+"""Times, sizes and switches as users write them: numbers, text with a unit, True or False."""
 
 from __future__ import annotations
 
@@ -90,6 +90,24 @@ def as_fraction(name: str, value: object) -> float:
     if not 0 < number <= 1:
         raise InvalidParameter.of(name, value, "a number within (0, 1]")
     return number
+
+
+def as_switch(name: str, value: object) -> bool:
+    """Return a parameter or setting that is either on or off.
+
+    Raises
+    ------
+    InvalidParameter
+        If it is not a bool. Other values that Python takes for true are more likely a mistake.
+
+    Examples
+    --------
+    >>> as_switch("elastic", True)
+    True
+    """
+    if not isinstance(value, bool):
+        raise InvalidParameter.of(name, value, "True or False")
+    return value
 
 
 def _has_number(value: object) -> bool:

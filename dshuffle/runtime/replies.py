@@ -7,7 +7,7 @@ every dshuffle handler returns a dictionary with a status, which the caller unwr
 from __future__ import annotations
 
 import asyncio
-import functools
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import ClusterError, DShuffleError
+from dshuffle.runtime.message_fields import from_fields, to_fields
 
 logger = logging.getLogger(__name__)
 
@@ -58,19 +59,26 @@ def retrieve(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def replying(handler: Callable[..., Awaitable[Reply | None]]) -> Callable[..., Awaitable[Reply]]:
-    """Make a handler reply with its error instead of raising it."""
+class Arrays(dict[str, Any]):
+    """A reply with arrays, which Dask sends as frames of their own."""
 
-    @functools.wraps(handler)
-    async def reply(*args: Any, **kwargs: Any) -> Reply:
+
+def replying(operation: str, method: Callable[..., Any]) -> Callable[..., Awaitable[Reply]]:
+    """Make a handler of a method, which may be a coroutine. It replies with its error instead of raising it."""
+
+    async def reply(**message: Any) -> Reply:
         try:
-            return {"status": "OK", **(await handler(*args, **kwargs) or {})}
+            result = method(**message)
+            if inspect.isawaitable(result):
+                result = await result
+            return {"status": "OK", **(result if isinstance(result, Arrays) else {"message": to_fields(result)})}
         except DShuffleError as error:
             return {"status": "error", "error": ToPickle(error)}
         except Exception as error:
-            logger.exception("dshuffle: %s failed", getattr(handler, "__name__", handler))
+            logger.exception("dshuffle: %s failed", operation)
             return {"status": "error", "error": ToPickle(ClusterError(f"{type(error).__name__}: {error}"))}
 
+    reply.__name__ = operation  # Dask logs it
     return reply
 
 
@@ -88,3 +96,14 @@ def unwrap(reply: Any, who: str) -> Reply:
         return reply
     error = reply["error"]
     raise error.data if isinstance(error, ToPickle) else error
+
+
+def message_in(reply: Any, kind: type[T], who: str) -> T:
+    """Return the message that a reply contains, or raise its error.
+
+    Raises
+    ------
+    DShuffleError
+        The error of the handler, or ClusterError if the reply does not contain a message of this type.
+    """
+    return from_fields(kind, unwrap(reply, who).get("message"), who)

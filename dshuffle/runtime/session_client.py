@@ -7,16 +7,18 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Client
 
 from dshuffle.errors import ClusterError, DShuffleError
 from dshuffle.runtime.collective import CollectiveId
-from dshuffle.runtime.replies import Reply, retrieve, unwrap, within
+from dshuffle.runtime.replies import message_in, retrieve, within
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PATIENCE = 15.0
 """Seconds after which a call says whom it waits for; then after twice that time, and so on."""
@@ -158,8 +160,21 @@ class SessionClient:
                 transient=False,
             )
 
-    def ask(self, op: str, **message: Any) -> Reply:
-        """Call a handler of the scheduler plugin, and return its reply, or raise its error.
+    def tell(self, operation: str, **message: Any) -> None:
+        """Call an operation of the scheduler that returns nothing, or raise its error."""
+        self.ask(type(None), operation, **message)
+
+    def ask(self, kind: type[T], operation: str, **message: Any) -> T:
+        """Call an operation of the scheduler, and return the message in its reply, or raise its error.
+
+        Parameters
+        ----------
+        kind
+            Type of the message.
+        operation
+            Name of the operation.
+        **message
+            Its arguments. The id of the session is added.
 
         Raises
         ------
@@ -174,20 +189,16 @@ class SessionClient:
             if self.silence.leaving and self.silence.left <= 0:  # another call has waited for it
                 raise ClusterError(_is_gone(self.client, self.silence.reason))
             try:
-                reply = self.client.sync(self._patiently, op, message)
+                reply = self.client.sync(self._patiently, operation, message)
             except OSError as error:
                 self.silence.begin(time.monotonic(), error)
-                if op == "dshuffle_open" or self.silence.left <= 0:
+                if operation == "open" or self.silence.left <= 0:
                     raise ClusterError(_is_gone(self.client, self.silence.reason)) from error
                 time.sleep(0.2)  # the client may be connecting again
             else:
                 self.silence.end()
-                logger.debug("dshuffle: %s took %.3f s", op, time.monotonic() - started)
-                return unwrap(reply, "the scheduler")
-
-    def session(self, op: str, **message: Any) -> Reply:
-        """Call a handler for this session."""
-        return self.ask(f"dshuffle_{op}", session_id=self.session_id, **message)
+                logger.debug("dshuffle: %s took %.3f s", operation, time.monotonic() - started)
+                return message_in(reply, kind, "the scheduler")
 
     def waiting_for(self) -> str:
         """What the session waits for, in words; empty if that is not known.
@@ -229,12 +240,12 @@ class SessionClient:
         """
         try:
             call = {"number": collective.number, "reason": reason, "transient": transient}
-            self.session("end_collective", address=collective.address, **call)
+            self.tell("end_collective", address=collective.address, **call)
         except ClusterError as error:  # the session is closed, or the client is, so nobody waits
             logger.debug("dshuffle: the ranks could not be told that %s: %s", reason, error)
 
-    async def _patiently(self, op: str, message: dict[str, Any]) -> Any:
-        """Call a handler, and wait for its answer.
+    async def _patiently(self, operation: str, message: dict[str, Any]) -> Any:
+        """Call an operation, and wait for its answer.
 
         A scheduler that is connected and does not answer is only reported in the log, unless the shuffler is being
         closed.
@@ -244,7 +255,8 @@ class SessionClient:
         OSError
             If the connection is lost for too long, or the scheduler does not answer while the shuffler is being closed.
         """
-        call = asyncio.ensure_future(getattr(self.client.scheduler, op)(**message))
+        handler = getattr(self.client.scheduler, f"dshuffle_{operation}")
+        call = asyncio.ensure_future(handler(session_id=self.session_id, **message))
         call.add_done_callback(retrieve)
         began = heard = time.monotonic()
         patience, lost = PATIENCE, False
@@ -299,5 +311,4 @@ class SessionClient:
             seconds = LEAVE_WITHIN if self.silence.leaving else PATIENCE
         scheduler: Any = self.client.scheduler
         call = scheduler.dshuffle_waiting(session_id=self.session_id)
-        reply = unwrap(await within(seconds, call), "the scheduler")
-        return str(reply["waiting_for"])
+        return message_in(await within(seconds, call), str, "the scheduler")

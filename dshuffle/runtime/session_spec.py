@@ -12,22 +12,17 @@ from typing import Any, Self
 import numpy as np
 from distributed.protocol.pickle import dumps, loads
 
-from dshuffle.errors import ClusterError, DatasetChanged, InvalidParameter
+from dshuffle.errors import ClusterError, DatasetChanged
 from dshuffle.planning import NEW, Choices, GivenSharding, Remainder, ShuffleSpec, WorkerHistory
 from dshuffle.rows import RowLayout, checksum_rows
+from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
-
-LOCAL = "local"
-"""Value of ``cache_directory`` for the local directory of each Dask worker."""
-
-ON_LOSS = ("replace", "shrink", "raise")
-"""What a session can do when a worker is lost."""
 
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 24
+PROTOCOL = 25
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -190,13 +185,23 @@ class Carried:
 class SessionRequest:
     """Request of a client for a session, before ranks are assigned.
 
-    ``deliveries`` maps the deliveries to choose from in each epoch to the expected seconds of an exchange.
-    ``remainder`` says what earlier sessions have trained on in the first epoch. ``cache_directory`` is the folder for
-    rows on each worker. ``former`` is the id of an open session of the same client, from whose partitions the first
-    partitions are read. ``carried`` has the workers of the session that this one goes on from. ``elastic`` says that
-    Dask may retire the session's workers, but for ``min_workers``. If partitions are to outlive the session,
-    ``kept_as`` says what they are of: a digest of what decides who trains on what, except the workers.
-    ``reads_kept`` says whether first partitions are read from partitions that earlier sessions have kept.
+    Parameters
+    ----------
+    deliveries
+        The deliveries to choose from in each epoch, and the expected seconds of an exchange with each.
+    options, settings
+        What the user has chosen beside the way of shuffling, and what the client's configuration says.
+    start
+        The first epoch, and what earlier sessions have trained on in it.
+    kept_as
+        What partitions are of, if they outlive the session: a digest of what decides who trains on what, except the
+        workers. Otherwise None.
+    reads_kept
+        Whether first partitions are read from partitions that earlier sessions have kept.
+    former
+        Id of an open session of the same client, from whose partitions the first partitions are read.
+    carried
+        The workers of the session that this one goes on from.
     """
 
     session_id: str
@@ -204,23 +209,13 @@ class SessionRequest:
     dataset: DatasetReference
     choices: Choices
     deliveries: dict[str, float]
-    memory_limit: int | None
-    server: str | None
+    options: SessionOptions
     settings: Settings
-    on_loss: str = "replace"
-    first_epoch: int = 0
-    remainder: Remainder | None = None
-    cache_directory: str | None = None
+    start: Remainder
     kept_as: str | None = None
     reads_kept: bool = True
     former: str | None = None
     carried: Carried | None = None
-    elastic: bool = False
-    min_workers: int = 1
-
-    def __post_init__(self) -> None:
-        if self.on_loss not in ON_LOSS:
-            raise InvalidParameter.of("on_loss", self.on_loss, f"one of {', '.join(map(repr, ON_LOSS))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,39 +229,31 @@ class SessionSpec:
         memory.
     deliveries
         Deliveries that epochs may use.
-    on_loss
-        What happens when a worker is lost: ``"replace"``, ``"shrink"`` or ``"raise"``.
+    options, settings
+        Those of the request. The memory limit is that of the worker, on a worker.
+    start
+        The first epoch, and what earlier sessions have trained on in it.
     addresses
         Address of every rank, and of the server under :data:`dshuffle.planning.SERVER` if a delivery needs one.
     secret
         Random word that only the participants and the scheduler know. A vote without it is refused.
-    remainder
-        What earlier sessions have trained on in the first epoch, if this session goes on in the middle of it.
-    cache_directory
-        Folder for the rows on each worker, or ``"local"`` for the worker's own; None to keep them in memory.
     kept_as
         What partitions are of, if they outlive the session (a digest); otherwise None.
     former
         Partitions from which the first partitions are read, as far as they have the samples.
-    elastic, min_workers
-        Whether an adaptive cluster may retire the session's workers, and how many must stay.
     """
 
     session_id: str
     dataset: DatasetReference
     shuffle: ShuffleSpec
     deliveries: tuple[str, ...]
-    memory_limit: int | None
+    options: SessionOptions
     settings: Settings
-    on_loss: str
+    start: Remainder
     addresses: dict[int, str] = field(default_factory=dict)
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
-    remainder: Remainder | None = None
-    cache_directory: str | None = None
     kept_as: str | None = None
     former: Former | None = None
-    elastic: bool = False
-    min_workers: int = 1
 
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""
@@ -278,7 +265,7 @@ class SessionSpec:
 
     def with_memory_limit(self, memory_limit: int) -> SessionSpec:
         """The same session with another byte budget (derived from the worker's own limit if the user gave none)."""
-        return dataclasses.replace(self, memory_limit=memory_limit)
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, memory_limit=memory_limit))
 
 
 @dataclass(frozen=True, slots=True)

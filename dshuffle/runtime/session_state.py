@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import operator
@@ -23,7 +24,10 @@ from dshuffle.store import Dataset
 FORMAT = 2
 """Version of the format of states and checkpoints."""
 
-CHOOSING = {"assignment", "caching", "cache_fraction", "balance", "seed", "first_epoch"}
+CARRYING = {"delivery", "relay"}
+"""Choices that say how samples travel, and not who trains on which."""
+
+CHOOSING = {field.name for field in dataclasses.fields(Choices)} - CARRYING - {"sharding"} | {"first_epoch"}
 """Parameters of a shuffler that choose the samples. They come from the state. (So does ``sharding``, with a check.)"""
 
 FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -45,7 +49,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 def shuffle_digest(dataset: Dataset, choices: Choices) -> str:
     """Digest of the layout of rows, and of what decides who trains on what, except the workers."""
     state = SessionState.of(dataset, choices, WorkerHistory(1), Remainder(0, ())).to_dict()
-    others = {name: value for name, value in state["choices"].items() if name not in ("delivery", "relay")}
+    others = {name: value for name, value in state["choices"].items() if name not in CARRYING}
     text = json.dumps([{**state, "choices": others}, repr(dataset.layout)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

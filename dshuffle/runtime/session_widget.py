@@ -7,16 +7,14 @@ import threading
 import weakref
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshuffle.errors import DShuffleError
 from dshuffle.notebook import html_summary, html_table
 from dshuffle.planning.cost.cluster import as_number
 from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, SessionSnapshot
+from dshuffle.runtime.shuffler import Shuffler
 from dshuffle.units import human_bytes, human_count, human_rate, human_seconds
-
-if TYPE_CHECKING:
-    from dshuffle.runtime.shuffler import Shuffler
 
 SHOWN_EPOCHS = 10
 """Epochs of which times are shown."""
@@ -75,7 +73,7 @@ def _html(shuffler: Shuffler) -> str:
     if shuffler.closed:
         return shuffler._repr_html_()
     try:
-        snapshot = shuffler._calls.session("snapshot")["snapshot"]
+        snapshot = shuffler._calls.ask(SessionSnapshot, "snapshot")
     except DShuffleError as error:  # a session that is lost, or follows another one in this moment
         return f"{shuffler._repr_html_()}<p>{escape(str(error))}</p>"
     return session_html(snapshot)

@@ -15,7 +15,7 @@ import dask
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
-from dshuffle.runtime.quantities import as_fraction, as_nbytes, as_seconds
+from dshuffle.runtime.quantities import as_fraction, as_nbytes, as_seconds, as_switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,6 @@ class Settings:
         return (3 if self.shared_memory else 2) * self.window_bytes
 
 
-def _switch(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidParameter.of(name, value, "true or false")
-    return value
-
-
 _seconds = functools.partial(as_seconds, positive=True)
 
 _READ: dict[str, Callable[[str, object], Any]] = {
@@ -111,7 +105,7 @@ _READ: dict[str, Callable[[str, object], Any]] = {
     "heartbeat": _seconds,
     "paused_timeout": _seconds,
     "replacement_timeout": _seconds,
-    "shared_memory": _switch,
-    "new_workers": _switch,
+    "shared_memory": as_switch,
+    "new_workers": as_switch,
 }
 """How each setting is read from its name and value."""

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, MixingWarning
 from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_assignment
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.checkpoint_lock import checkpoint_lock
@@ -30,13 +30,15 @@ from dshuffle.runtime.epoch import Epoch, submit_to_all
 from dshuffle.runtime.epoch_recorder import EpochRecorder
 from dshuffle.runtime.epoch_tasks import EpochTasks
 from dshuffle.runtime.membership import Membership
+from dshuffle.runtime.messages import Trained
 from dshuffle.runtime.open_session import OpenSession
 from dshuffle.runtime.session_client import SessionClient, install_plugin
+from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.session_position import SessionPosition
 from dshuffle.runtime.session_request import session_request
 from dshuffle.runtime.session_spec import Carried
 from dshuffle.runtime.session_state import SessionState
-from dshuffle.runtime.shuffler_summary import in_html, in_words
+from dshuffle.runtime.shuffler_summary import ShufflerSummary
 from dshuffle.runtime.waiting import said, wait_for_workers
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, Place, as_dataset
@@ -76,7 +78,7 @@ class Shuffler:
     sharding
         The first assignment: ``"random"``, ``"contiguous"`` or ``"round-robin"``. With the assignment ``"chunks"`` it
         applies to whole chunks. With other assignments it may also be ``"stratified:y"`` (each class of the labels
-        ``y`` in equal parts), the name of a sharding stored beside the dataset (``dshuffle shard --write``), a
+        ``y`` in equal parts), the name of a sharding stored beside the dataset (``dshuffle dataset shard --write``), a
         :class:`~dshuffle.sharding.Sharding`, or ``(q,)`` ranks. Every worker holds the samples that a sharding
         broadcasts and trains on them in every epoch; they are not exchanged. All other samples are trained on exactly
         once per epoch. Give only the ranks of a sharding to ignore its broadcast samples.
@@ -183,13 +185,24 @@ class Shuffler:
         cache_directory: str | os.PathLike[str] | None = None,
         keep_cache: bool = False,
         server: str | int | None = None,
-        cluster: Cluster | None = None,
+        cluster: ClusterRates | None = None,
         elastic: bool = False,
         min_workers: int = 1,
         _resumed: SessionState | None = None,
         _locks: contextlib.ExitStack | None = None,
     ) -> None:
         check_client(client)
+        keywords: dict[str, Any] = {
+            "on_loss": on_loss,
+            "memory_limit": memory_limit,
+            "cache_directory": cache_directory,
+            "keep_cache": keep_cache,
+            "server": server,
+            "cluster": cluster,
+            "elastic": elastic,
+            "min_workers": min_workers,
+        }
+        options = SessionOptions(**keywords)
         choices = Choices(
             assignment=parse_assignment(assignment),
             delivery=delivery,
@@ -203,22 +216,10 @@ class Shuffler:
         self._client = client
         self.dataset = as_dataset(dataset)
         choices = dataclasses.replace(choices, sharding=wanted_sharding(self.dataset, sharding))
-        request, classes = session_request(
-            client,
-            self.dataset,
-            choices,
-            on_loss=on_loss,
-            first_epoch=first_epoch,
-            memory_limit=memory_limit,
-            cache_directory=cache_directory,
-            keep_cache=keep_cache,
-            server=server,
-            cluster=cluster,
-            remainder=None if _resumed is None or not _resumed.next.trained else _resumed.next,
-            carried=None if _resumed is None else Carried.of(_resumed.history, _resumed.next),
-            elastic=elastic,
-            min_workers=min_workers,
-        )
+        start, carried = Remainder(as_integer("first_epoch", first_epoch, 0), ()), None
+        if _resumed is not None:
+            start, carried = _resumed.next, Carried.of(_resumed.history, _resumed.next)
+        request, classes = session_request(client, self.dataset, choices, options, start=start, carried=carried)
         self._checkpoint = checkpoint
         self._locks = contextlib.ExitStack() if _locks is None else _locks.pop_all()
         try:
@@ -226,14 +227,13 @@ class Shuffler:
                 self._locks.enter_context(checkpoint_lock(checkpoint_place(checkpoint)))
                 if _resumed is None:
                     check_no_checkpoint(checkpoint, self.dataset)
-            start = Remainder(request.first_epoch, ()) if _resumed is None else _resumed.next
             self._handed_out = True  # whether the current epoch has been yielded
             self._collectives = itertools.count(1)
             with said("the scheduler and the workers are being set up"):
                 install_plugin(client)
             keep_nannies(client)
-            if min_workers > 1:
-                wait_for_workers(client, min_workers, request.settings.timeout, limit="dshuffle.timeout")
+            if options.min_workers > 1:
+                wait_for_workers(client, options.min_workers, request.settings.timeout, limit="dshuffle.timeout")
             with said("a session is being opened: workers are set up, and open the dataset"):
                 self._membership = membership = Membership(OpenSession(client, request))
             self._position = SessionPosition(
@@ -328,9 +328,9 @@ class Shuffler:
         counts: tuple[int, ...] = ()
         digest = SampleDigest()
         if self.epoch is not None and not self._position.ended:
-            reply = self._calls.session("trained")
-            if reply["epoch"] == self.epoch:
-                counts, digest = tuple(reply["trained"]), SampleDigest(*reply["digest"])
+            trained = self._calls.ask(Trained, "trained")
+            if trained.epoch == self.epoch:
+                counts, digest = trained.counts, trained.digest
         return self._position.state(counts, digest)
 
     def save(self, url: str | os.PathLike[str]) -> None:
@@ -383,10 +383,20 @@ class Shuffler:
         return self._membership.current.n_workers
 
     def __repr__(self) -> str:
-        return in_words(self)
+        return self._summary().in_words()
 
     def _repr_html_(self) -> str:
-        return in_html(self)
+        return self._summary().in_html()
+
+    def _summary(self) -> ShufflerSummary:
+        return ShufflerSummary(
+            choices=self.choices,
+            dataset=self.dataset,
+            closed=self.closed,
+            n_workers=self.n_workers,
+            epoch=self.epoch,
+            records=self.records,
+        )
 
     @property
     def closed(self) -> bool:
@@ -495,7 +505,8 @@ class Shuffler:
         Raises
         ------
         ClusterError
-            If the scheduler does not answer for 5 s; for 20 s while ``close`` waits for tasks.
+            If the scheduler does not say for 5 s how the tasks ended; for 20 s while ``close`` waits for them. If it
+            has said so, and does not answer any more, the log says it.
         """
         try:
             self._close()
@@ -526,12 +537,12 @@ class Shuffler:
             if self._handed_out:
                 self._end_tasks()
                 position.ended = True
-                reply = self._membership.advance(position.next_epoch)
+                exchange = self._membership.advance(position.next_epoch)
                 position.next_epoch += 1
-                position.begin(EpochTasks(reply["epoch"]))
+                position.begin(EpochTasks(exchange.epoch))
                 self._handed_out = False  # at once: Ctrl-C must not skip the epoch
-                self._recorder.end(reply.pop("training_seconds_before"))
-                self._recorder.begin(reply, self._membership.current)
+                self._recorder.end(exchange.training_seconds_before)
+                self._recorder.begin(exchange, self._membership.current)
             assert position.tasks is not None
             if left:
                 self._membership.prefetch(position.next_epoch)
@@ -556,13 +567,13 @@ class Shuffler:
         finally:
             if self._recorder.pending:
                 try:
-                    reply = self._calls.session("training")
+                    training_seconds = self._calls.ask(tuple[float, ...], "training")
                 except DShuffleError as error:
                     # The session has ended, and says so itself.
                     logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
                     self._recorder.end(None)
                 else:
-                    self._recorder.end(reply["training_seconds"])
+                    self._recorder.end(training_seconds)
 
     def _end_tasks(self) -> None:
         """Wait for the tasks of the current epoch, and raise an error if some did not finish."""

@@ -65,9 +65,9 @@ class ArrayBuckets:
 
     def add(self, values: NDArray[Any], buckets: NDArray[np.int64]) -> None:
         """Append rows to their buckets, which are ascending. Rows of one bucket stay in their order."""
-        found, firsts = np.unique(buckets, return_index=True)
+        distinct, firsts = np.unique(buckets, return_index=True)
         values = np.ascontiguousarray(values)
-        for bucket, first, last in zip(found.tolist(), firsts, [*firsts[1:], len(buckets)], strict=True):
+        for bucket, first, last in zip(distinct.tolist(), firsts, [*firsts[1:], len(buckets)], strict=True):
             place = bucket * self._bucket_rows + int(self.filled[bucket])
             self._write(values[first:last], place)
             self.filled[bucket] += last - first

@@ -25,18 +25,18 @@ def checked_slots(rows: ByteMatrix, slots: ArrayLike, n_samples: int, row_nbytes
         and rows.flags.c_contiguous
         and rows.flags.writeable
     ):
-        found = f"{type(rows).__name__} {getattr(rows, 'dtype', '')} {getattr(rows, 'shape', '')}".strip()
+        description = f"{type(rows).__name__} {getattr(rows, 'dtype', '')} {getattr(rows, 'shape', '')}".strip()
         raise InvalidParameter.because(
             "rows",
-            f"it is not a writeable, C-contiguous (capacity, {row_nbytes}) uint8 matrix (found {found})",
+            f"it is not a writeable, C-contiguous (capacity, {row_nbytes}) uint8 matrix (found {description})",
             "Allocate it with the layout's empty().",
         )
     places = checked_indices("slots", slots, len(rows), "slots of rows")
     if places.size != n_samples:
         raise InvalidParameter.of("len(slots)", places.size, f"the number of ids ({n_samples})")
-    taken = np.zeros(len(rows), dtype=np.bool_)
-    taken[places] = True
-    if np.count_nonzero(taken) != places.size:
+    used = np.zeros(len(rows), dtype=np.bool_)
+    used[places] = True
+    if np.count_nonzero(used) != places.size:
         raise InvalidParameter.because("slots", "some slots are repeated", "Give distinct slots.")
     return places
 

@@ -158,8 +158,8 @@ def create_dataset(
     url = canonical_url(url)
     cut = Cut.of(chunk_rows, shard_rows)
     replaces = _refuse_what_stands_there(url, overwrite, storage_options)  # before anything is computed
-    found, skipped, dimensions = arrays_of(arrays)
-    checked = _checked(found)
+    sources, skipped, dimensions = arrays_of(arrays)
+    checked = _checked(sources)
     if structs := [name for name, array in checked.items() if array.dtype.fields and shard_rows is not None]:
         hint = "Leave shard_rows out, or store the fields as arrays of their own."
         raise InvalidParameter.because("shard_rows", f"zarr cannot shard structs such as array {structs[0]!r}", hint)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,14 +24,12 @@ from dshuffle.store.backends.metered import Meter, MeteredStore
 from dshuffle.store.both_ways import FirstReads
 from dshuffle.store.cf import Decoding
 from dshuffle.store.checked import check_memory_budget, checked_indices, checked_slots
+from dshuffle.store.opening import Opening
 from dshuffle.store.sink import Sink
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.store.view import View
 from dshuffle.store.views import Views
 from dshuffle.units import human_bytes, human_count
-
-if TYPE_CHECKING:
-    from dshuffle.store.open import Opening
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -70,6 +68,7 @@ class Dataset(Views):
     _cache: ChunkCache | None
     _first_reads: FirstReads
     _opening: Opening
+    _open: Callable[[Opening, Decoding], Dataset]
     _view: View
     _folder: object | None = None  # a temporary folder lasts as long as the datasets in it
 
@@ -206,7 +205,7 @@ class Dataset(Views):
         places = checked_slots(rows, slots, samples.size, self.row_nbytes)
         fields = self.layout.dtype.fields
         assert fields is not None
-        sinks = [self._sink(one, rows, fields[name][1]) for name, one in self._sources.items()]
+        sinks = [self._sink(source, rows, fields[name][1]) for name, source in self._sources.items()]
         self._read(sinks, samples, places, memory_budget, stop)
 
     def slabs(self, nbytes: int) -> Iterator[NDArray[np.int64]]:
@@ -232,7 +231,7 @@ class Dataset(Views):
         """
         most = nbytes // max(1, self.row_nbytes)
         unit = self.arrays[self._widest.name].chunk_rows
-        unit = max([unit, *(one.chunk_rows for one in self.arrays.values() if one.chunk_rows <= most)])
+        unit = max([unit, *(info.chunk_rows for info in self.arrays.values() if info.chunk_rows <= most)])
         step = max(1, most // unit) * unit
         for begin in range(0, self._view.n_items, step):
             if len(ids := self._view.within(begin, begin + step)):
@@ -246,7 +245,7 @@ class Dataset(Views):
         return dataclasses.replace(self, _sources={name: self._sources[name]})
 
     def _seen_as(self, view: View) -> Dataset:
-        infos = {name: view.info(name, one) for name, one in self._sources.items()}
+        infos = {name: view.info(name, source) for name, source in self._sources.items()}
         items = {name: (source.dtype, infos[name].shape) for name, source in self._sources.items()}
         return dataclasses.replace(
             self,
@@ -332,9 +331,15 @@ class Dataset(Views):
         # the packages of the process that opens it first.
         encodings = {name: source.encoding for name, source in self._sources.items()}
         decoding = Decoding(encodings, dict(self.undecoded))
-        return _opened, (self._opening, self._view, dict(self.skipped), decoding)
+        return _opened, (self._open, self._opening, self._view, dict(self.skipped), decoding)
 
 
-def _opened(opening: Opening, view: View, skipped: dict[str, str], decoding: Decoding) -> Dataset:
-    dataset = dataclasses.replace(opening.open(decoding), skipped=MappingProxyType(skipped))
+def _opened(
+    open_again: Callable[[Opening, Decoding], Dataset],
+    opening: Opening,
+    view: View,
+    skipped: dict[str, str],
+    decoding: Decoding,
+) -> Dataset:
+    dataset = dataclasses.replace(open_again(opening, decoding), skipped=MappingProxyType(skipped))
     return dataset if view.is_whole else dataset._seen_as(view)

@@ -14,7 +14,7 @@ import numpy as np
 from dshuffle.errors import DatasetChanged, InvalidParameter
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.open import open_dataset
-from dshuffle.store.sample_arrays import Wanted
+from dshuffle.store.sample_arrays import ArrayChoice
 from dshuffle.store.selection import Selection
 
 
@@ -37,16 +37,16 @@ def describe(dataset: Dataset) -> str | dict[str, Any]:
             "Open it by its URL, or open it yourself where the description is read.",
         )
     chosen = {
-        **dataclasses.asdict(opening.wanted),
+        **dataclasses.asdict(opening.choice),
         "chunk_cache": opening.chunk_cache,
         "absent_chunks": opening.absent_chunks,
     }
-    defaults = {**dataclasses.asdict(Wanted()), "chunk_cache": 0, "absent_chunks": None}
+    defaults = {**dataclasses.asdict(ArrayChoice()), "chunk_cache": 0, "absent_chunks": None}
     fields = {name: value for name, value in chosen.items() if value != defaults[name]}
     if windows is not None:
         fields["windows"] = dict(windows.offsets)
     if patches is not None:
-        fields["patches"] = {one.name: [one.size, one.stride] for one in patches.dims}
+        fields["patches"] = {dim.name: [dim.size, dim.stride] for dim in patches.dims}
     if selection is not None:
         packed = base64.b64encode(zlib.compress(selection.bits.tobytes())).decode()
         fields |= {"stored_samples": selection.n_stored, "selected": packed}

@@ -96,11 +96,11 @@ class DirectArray:
         if len(chunks) == 1:
             stored = [await self._get(chunks[0], None)]
         else:
-            wanted = [(self._key(chunk), None) for chunk in chunks]
-            answers = await self.store.get_partial_values(default_buffer_prototype(), wanted)
+            requests = [(self._key(chunk), None) for chunk in chunks]
+            answers = await self.store.get_partial_values(default_buffer_prototype(), requests)
             stored = [None if answer is None else _bytes(answer) for answer in answers]
-        found = [data for data in stored if data is not None]
-        return found if len(found) == len(chunks) else None
+        present = [data for data in stored if data is not None]
+        return present if len(present) == len(chunks) else None
 
     async def read_chunk(self, chunk: int) -> Bytes | None:
         """Read and decode one chunk; ``None`` if it is missing."""
@@ -122,8 +122,8 @@ class DirectArray:
             return None if places is None else [data[start:stop] for start, stop in places]
         if shard not in indexes:
             indexes[shard] = asyncio.ensure_future(self._fetch_index(shard))
-        found = await indexes[shard]
-        places = None if found is None else _places(found[first:last])
+        whole_index = await indexes[shard]
+        places = None if whole_index is None else _places(whole_index[first:last])
         if places is None:
             return None
         begin, end = min(start for start, _ in places), max(stop for _, stop in places)

@@ -17,7 +17,7 @@ from zarr.core.sync import sync
 from dshuffle.store.backends.refusals import AccessRefused
 from dshuffle.store.cf import DECISIVE, attributes_of
 from dshuffle.store.mark import Mark
-from dshuffle.store.sample_arrays import SampleArrays, Wanted
+from dshuffle.store.sample_arrays import ArrayChoice, SampleArrays
 
 SAMPLED = 8
 """Stored objects of a group from elsewhere that its digest looks at, spread over each array."""
@@ -26,7 +26,7 @@ SAMPLED_NBYTES = 4096
 """Bytes at the end of each of these objects."""
 
 
-def identity_of(store: Store, group: zarr.Group, chosen: SampleArrays, wanted: Wanted) -> str:
+def identity_of(store: Store, group: zarr.Group, chosen: SampleArrays, choice: ArrayChoice) -> str:
     """The identity of a dataset.
 
     A dataset from :func:`~dshuffle.store.create_dataset` carries a random one in its metadata. For any other group it
@@ -37,20 +37,20 @@ def identity_of(store: Store, group: zarr.Group, chosen: SampleArrays, wanted: W
     ----------
     store
         Store of the group, for reads that are not metered.
-    chosen, wanted
+    chosen, choice
         The arrays of samples, and what the user has asked for.
     """
     mark = Mark.of(group.attrs)
-    meaning = _meaning(chosen, wanted)
+    meaning = _meaning(chosen, choice)
     if mark is not None:
         if mark.uuid is not None:
-            choices = "" if wanted == Wanted() else repr(wanted)
+            choices = "" if choice == ArrayChoice() else repr(choice)
             if not choices and not meaning:
                 return mark.uuid
             return hashlib.sha256(f"{mark.uuid}{choices}{meaning}".encode()).hexdigest()[:32]
         if not mark.complete:
             return "incomplete"
-    digest = hashlib.sha256(b"" if wanted == Wanted() else repr(wanted).encode())
+    digest = hashlib.sha256(b"" if choice == ArrayChoice() else repr(choice).encode())
     digest.update(meaning.encode())
     for name, array in sorted(chosen.arrays.items()):
         metadata = {key: value for key, value in array.metadata.to_dict().items() if key != "attributes"}
@@ -60,10 +60,10 @@ def identity_of(store: Store, group: zarr.Group, chosen: SampleArrays, wanted: W
     return digest.hexdigest()[:32]
 
 
-def _meaning(chosen: SampleArrays, wanted: Wanted) -> str:
+def _meaning(chosen: SampleArrays, choice: ArrayChoice) -> str:
     """What decides the values of stored numbers beside the metadata; empty if they are the values, row by row."""
     meaning = {}
-    attributes = attributes_of(chosen.arrays) if wanted.decode else {}
+    attributes = attributes_of(chosen.arrays) if choice.decode else {}
     for name in sorted(chosen.arrays):
         decisive = {key: value for key, value in attributes.get(name, {}).items() if key in DECISIVE}
         if decisive or chosen.axes[name]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import zarr
 from zarr.abc.store import Store
@@ -27,7 +26,8 @@ from dshuffle.store.cf import Decoding, attributes_of, encoding_of
 from dshuffle.store.dataset import Dataset
 from dshuffle.store.identity import identity_of
 from dshuffle.store.mark import Mark
-from dshuffle.store.sample_arrays import SampleArrays, Wanted, find_arrays
+from dshuffle.store.opening import Opening
+from dshuffle.store.sample_arrays import ArrayChoice, SampleArrays, find_arrays
 from dshuffle.store.stored_array import StoredArray
 from dshuffle.store.view import View
 
@@ -105,9 +105,9 @@ def open_dataset(
     >>> dataset.arrays["x"]
     ArrayInfo(dtype=dtype('<f4'), shape=(3,), chunk_rows=10, shard_rows=None)
     """
-    wanted = Wanted(arrays, sample_dim, decode)
+    choice = ArrayChoice(arrays, sample_dim, decode)
     location = Location.of(url, storage_options)
-    return Opening(location, wanted, cache_nbytes(chunk_cache), checked_absent_chunks(absent_chunks)).open()
+    return open_stored(Opening(location, choice, cache_nbytes(chunk_cache), checked_absent_chunks(absent_chunks)))
 
 
 def as_dataset(dataset: Dataset | Place) -> Dataset:
@@ -125,107 +125,71 @@ def as_dataset(dataset: Dataset | Place) -> Dataset:
     return open_dataset(dataset)
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """How a dataset was opened, so that other processes can open it again.
+def open_stored(opening: Opening, decoding: Decoding | None = None) -> Dataset:
+    """Open a dataset, as :func:`open_dataset` does.
 
     Parameters
     ----------
-    location
-        Where it is.
-    wanted
-        Which arrays, and what they mean.
-    chunk_cache
-        Bytes of chunks that each process keeps; 0 for none.
-    absent_chunks
-        What an absent chunk is, ``"fill"`` or ``"error"``; None for what suits the group and the store.
+    opening
+        Where it is, and how it is opened.
+    decoding
+        What the process that opened it first has decided, so that values are the same everywhere.
     """
-
-    location: Location
-    wanted: Wanted
-    chunk_cache: int
-    absent_chunks: str | None = None
-
-    @property
-    def url(self) -> str:
-        """Canonical URL, or the name of a store object."""
-        return self.location.url
-
-    def identity(self, store: MeteredStore) -> str:
-        """The identity of what is stored now."""
-        group = self._group(store, None)
-        return identity_of(store.bare, group, find_arrays(group, self.location, self.wanted), self.wanted)
-
-    def _group(self, store: MeteredStore, zarr_format: Literal[2, 3] | None) -> zarr.Group:
-        path = self.location.path
-        try:
-            return zarr.open_group(store=store, path=path, mode="r", zarr_format=zarr_format)
-        except ValueError:
-            # Consolidated metadata may have an array that zarr does not understand; then find_arrays leaves it out.
-            return zarr.open_group(store=store, path=path, mode="r", zarr_format=zarr_format, use_consolidated=False)
-
-    def open(self, decoding: Decoding | None = None) -> Dataset:
-        """Open the dataset, as :func:`open_dataset` does.
-
-        Parameters
-        ----------
-        decoding
-            What the process that opened it first has decided, so that values are the same everywhere.
-        """
-        url, wanted, nbytes = self.url, self.wanted, self.chunk_cache
-        meter = Meter()
-        bare, standing = self.location.open_to_read(self.absent_chunks, meter.count_retry)
-        if standing.kind != GROUP:
-            raise _not_found(self.location, standing.kind)
-        store = MeteredStore(bare, meter)
-        cache = ChunkCache(store, nbytes, meter) if nbytes else None
-        try:
-            group = self._group(store, standing.zarr_format)
-            mark = Mark.of(group.attrs)
-            if mark is not None and not mark.complete:
-                raise DatasetError(
-                    f"the dataset at {url} was never finished, or is still being written; if nothing writes it, create "
-                    "it again with overwrite=True"
-                )
-            chosen = find_arrays(group, self.location, wanted)
-            identity = identity_of(store.bare, group, chosen, wanted)
-        except (DatasetError, InvalidParameter):
-            raise
-        except Exception as exc:
-            raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
-        store.absent_is_error = (self.absent_chunks or ("fill" if mark is None else "error")) == "error"
-        if chosen.n_samples == 0:
-            raise DatasetError(f"the dataset at {url} has no samples")
-        skipped = dict(chosen.skipped)
-        if decoding is None:
-            decoding, refused = _decoding(chosen, wanted)
-            skipped |= refused
-            for name, reason in decoding.undecoded.items():
-                logger.warning("Array %r of %s is not decoded: %s", name, hide_secrets(url), reason)
-        encodings = {name: how for name, how in decoding.encodings.items() if name in chosen.arrays}
-        sources = {
-            name: StoredArray.of(url, name, chosen.arrays[name], cache, axis=chosen.axes[name], encoding=encoding)
-            for name, encoding in encodings.items()
-        }
-        return Dataset(
-            url=url,
-            n_samples=chosen.n_samples,
-            arrays=MappingProxyType({name: source.info for name, source in sources.items()}),
-            skipped=MappingProxyType(skipped),
-            undecoded=MappingProxyType(decoding.undecoded),
-            layout=RowLayout.of(
-                {name: (source.dtype, source.info.shape) for name, source in sources.items()},
-                {name: encoding for name, encoding in encodings.items() if encoding is not None},
-            ),
-            _stored_identity=identity,
-            _store=store,
-            _sources=sources,
-            _meter=meter,
-            _cache=cache,
-            _first_reads=FirstReads(store.bare),
-            _opening=self,
-            _view=View(chosen.n_samples),
-        )
+    url, choice, nbytes = opening.url, opening.choice, opening.chunk_cache
+    meter = Meter()
+    bare, standing = opening.location.open_to_read(opening.absent_chunks, meter.count_retry)
+    if standing.kind != GROUP:
+        raise _not_found(opening.location, standing.kind)
+    store = MeteredStore(bare, meter)
+    cache = ChunkCache(store, nbytes, meter) if nbytes else None
+    try:
+        group = opening.group(store, standing.zarr_format)
+        mark = Mark.of(group.attrs)
+        if mark is not None and not mark.complete:
+            raise DatasetError(
+                f"the dataset at {url} was never finished, or is still being written; if nothing writes it, create "
+                "it again with overwrite=True"
+            )
+        chosen = find_arrays(group, opening.location, choice)
+        identity = identity_of(store.bare, group, chosen, choice)
+    except (DatasetError, InvalidParameter):
+        raise
+    except Exception as exc:
+        raise DatasetError(f"cannot open the Zarr group at {url}: {type(exc).__name__}: {exc}") from exc
+    store.absent_is_error = (opening.absent_chunks or ("fill" if mark is None else "error")) == "error"
+    if chosen.n_samples == 0:
+        raise DatasetError(f"the dataset at {url} has no samples")
+    skipped = dict(chosen.skipped)
+    if decoding is None:
+        decoding, refused = _decoding(chosen, choice)
+        skipped |= refused
+        for name, reason in decoding.undecoded.items():
+            logger.warning("Array %r of %s is not decoded: %s", name, hide_secrets(url), reason)
+    encodings = {name: how for name, how in decoding.encodings.items() if name in chosen.arrays}
+    sources = {
+        name: StoredArray.of(url, name, chosen.arrays[name], cache, axis=chosen.axes[name], encoding=encoding)
+        for name, encoding in encodings.items()
+    }
+    return Dataset(
+        url=url,
+        n_samples=chosen.n_samples,
+        arrays=MappingProxyType({name: source.info for name, source in sources.items()}),
+        skipped=MappingProxyType(skipped),
+        undecoded=MappingProxyType(decoding.undecoded),
+        layout=RowLayout.of(
+            {name: (source.dtype, source.info.shape) for name, source in sources.items()},
+            {name: encoding for name, encoding in encodings.items() if encoding is not None},
+        ),
+        _stored_identity=identity,
+        _store=store,
+        _sources=sources,
+        _meter=meter,
+        _cache=cache,
+        _first_reads=FirstReads(store.bare),
+        _opening=opening,
+        _open=open_stored,
+        _view=View(chosen.n_samples),
+    )
 
 
 def _not_found(location: Location, kind: str) -> DatasetNotFound:
@@ -246,16 +210,16 @@ def _not_found(location: Location, kind: str) -> DatasetNotFound:
     return DatasetNotFound(f"{url} is {kind}, but a dataset is a Zarr group of arrays{hint}")
 
 
-def _decoding(chosen: SampleArrays, wanted: Wanted) -> tuple[Decoding, dict[str, str]]:
+def _decoding(chosen: SampleArrays, choice: ArrayChoice) -> tuple[Decoding, dict[str, str]]:
     """How the numbers of each array become values, and why arrays are left out."""
     decoding, refused = Decoding({}, {}), dict[str, str]()
-    if not wanted.decode:
+    if not choice.decode:
         return Decoding(dict.fromkeys(chosen.arrays), {}), refused
     for name, attributes in attributes_of(chosen.arrays).items():
         try:
             decoding.encodings[name], undecoded = encoding_of(chosen.arrays[name], attributes)
         except DatasetError as error:
-            if wanted.arrays is not None or len(chosen.arrays) == 1:
+            if choice.arrays is not None or len(chosen.arrays) == 1:
                 raise
             refused[name] = str(error)
             continue

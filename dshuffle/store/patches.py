@@ -80,8 +80,8 @@ class Patches:
         if unknown := next((name for name in strides if name not in sizes), None):
             raise InvalidParameter.of("stride", unknown, f"one of the dimensions {', '.join(sizes)}")
         dims = []
-        for name, wanted in sizes.items():
-            size = as_integer(name, wanted, 1)
+        for name, value in sizes.items():
+            size = as_integer(name, value, 1)
             step = as_integer(f"stride[{name!r}]", strides.get(name, size), 1)
             dims.append(PatchedDim(name, lengths[name], size, step))
         return cls(tuple(dims))
@@ -89,16 +89,16 @@ class Patches:
     @property
     def n_patches(self) -> int:
         """Number of patches of a row."""
-        return math.prod(len(one.begins) for one in self.dims)
+        return math.prod(len(dim.begins) for dim in self.dims)
 
     @property
     def overlap(self) -> bool:
         """Whether patches of a row have items in common."""
-        return any(one.stride < one.size and len(one.begins) > 1 for one in self.dims)
+        return any(dim.stride < dim.size and len(dim.begins) > 1 for dim in self.dims)
 
     def info(self, row: ArrayInfo, names: Sequence[str | None]) -> ArrayInfo:
         """An array whose samples are patches, from the array whose samples are rows with these dimensions."""
-        sizes = {one.name: one.size for one in self.dims}
+        sizes = {dim.name: dim.size for dim in self.dims}
         shape = tuple(sizes.get(name or "", length) for name, length in zip(names, row.shape, strict=True))
         shard = None if row.shard_rows is None else row.shard_rows * self.n_patches
         return dataclasses.replace(row, shape=shape, chunk_rows=row.chunk_rows * self.n_patches, shard_rows=shard)
@@ -109,7 +109,7 @@ class Patches:
 
     def identity(self, whole: str) -> str:
         """Identity of the dataset of patches, from that of the dataset that is cut."""
-        dims = [(one.name, one.size, one.stride) for one in self.dims]
+        dims = [(dim.name, dim.size, dim.stride) for dim in self.dims]
         return hashlib.sha256(f"{whole}patches{dims}".encode()).hexdigest()[:32]
 
 
@@ -167,9 +167,9 @@ class Cut:
         """Boxes of whole chunks, and which of the items have their patches in them."""
         box_of = self._box_of[items % self.n_patches]
         order = np.argsort(box_of, kind="stable")
-        for some in np.split(order, np.flatnonzero(np.diff(box_of[order])) + 1):
-            first, last = self._boxes[box_of[some[0]]].reshape(2, -1).tolist()
-            yield tuple(map(slice, first, last)), some
+        for group in np.split(order, np.flatnonzero(np.diff(box_of[order])) + 1):
+            first, last = self._boxes[box_of[group[0]]].reshape(2, -1).tolist()
+            yield tuple(map(slice, first, last)), group
 
     def runs(self, itemsize: int, box: Box) -> tuple[NDArray[np.int64], int, NDArray[np.int64]]:
         """Where the bytes of patches are in a box of a row.
@@ -181,27 +181,27 @@ class Cut:
         begins
             ``(n_patches,)`` first byte of each patch. It means nothing for patches that are not in the box.
         """
-        lengths = tuple(one.stop - one.start for one in box)
+        lengths = tuple(side.stop - side.start for side in box)
         offsets, nbytes, strides = _runs(self.sizes, lengths, itemsize)
-        origin = np.array([one.start for one in box], np.int64)
+        origin = np.array([side.start for side in box], np.int64)
         return offsets, nbytes, (self.origins - origin) @ np.array(strides, np.int64)
 
 
 @functools.lru_cache(maxsize=64)
 def _cut(patches: Patches, names: tuple[str | None, ...], shape: tuple[int, ...], chunks: tuple[int, ...]) -> Cut:
-    found = {one.name: one for one in patches.dims}
-    grid = dict(zip(found, np.meshgrid(*(one.begins for one in patches.dims), indexing="ij"), strict=True))
+    dims = {dim.name: dim for dim in patches.dims}
+    grid = dict(zip(dims, np.meshgrid(*(dim.begins for dim in patches.dims), indexing="ij"), strict=True))
     origins = np.zeros((patches.n_patches, len(shape)), np.int64)
     for axis, name in enumerate(names):
         if name in grid:
             origins[:, axis] = grid[name].ravel()
-    sizes = tuple(found[name].size if name in found else length for name, length in zip(names, shape, strict=True))
+    sizes = tuple(dims[name].size if name in dims else length for name, length in zip(names, shape, strict=True))
     return Cut(shape, sizes, origins, chunks)
 
 
 def box_items(box: Box) -> int:
     """Number of items in a box."""
-    return math.prod(one.stop - one.start for one in box)
+    return math.prod(side.stop - side.start for side in box)
 
 
 @functools.lru_cache(maxsize=256)

@@ -148,9 +148,9 @@ def _jobs(sink: Sink, ids: NDArray[np.int64], places: NDArray[np.int64], span_nb
         ends = np.append(firsts[1:], ids.size)
         step = min(max_bands, max(1, source.batch_nbytes // source.band_nbytes))
         for at in range(0, firsts.size, step):
-            some = slice(firsts[at], ends[min(at + step, ends.size) - 1])
+            part = slice(firsts[at], ends[min(at + step, ends.size) - 1])
             chunks = bands[firsts[at : at + step]].tolist()
-            read = partial(_read_chunks, sink, direct, chunks, ids[some], places[some])
+            read = partial(_read_chunks, sink, direct, chunks, ids[part], places[part])
             yield cost(len(chunks) * source.band_nbytes), read
 
 
@@ -271,11 +271,11 @@ async def _one_by_one(
     """Read chunks one by one; if ``direct`` is ``None``, through zarr, which fills in missing chunks."""
     for chunk in chunks:
         start, stop = chunk * sink.band_items, (chunk + 1) * sink.band_items
-        some = slice(*np.searchsorted(ids, (start, stop)))
+        part = slice(*np.searchsorted(ids, (start, stop)))
         if direct is None:
-            await _read_span(sink, start, stop, ids[some], places[some])
+            await _read_span(sink, start, stop, ids[part], places[part])
         else:
-            await _read_chunks(sink, direct, [chunk], ids[some], places[some])
+            await _read_chunks(sink, direct, [chunk], ids[part], places[part])
 
 
 async def _read_columns(

@@ -23,7 +23,7 @@ _MOST_VISITED = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ArrayChoice:
     """What a user asks for when a group is opened.
 
     Parameters
@@ -81,7 +81,7 @@ class SampleArrays:
         return next(self.arrays[name].shape[axis] for name, axis in self.axes.items())
 
 
-def find_arrays(group: Group, location: Location, wanted: Wanted) -> SampleArrays:
+def find_arrays(group: Group, location: Location, choice: ArrayChoice) -> SampleArrays:
     """Find the arrays of samples.
 
     Raises
@@ -91,11 +91,11 @@ def find_arrays(group: Group, location: Location, wanted: Wanted) -> SampleArray
     DatasetError
         If there are none, or those that are asked for differ in length.
     """
-    candidates = _candidates(group, wanted)
+    candidates = _candidates(group, choice)
     arrays, axes, skipped = candidates.arrays, candidates.axes, candidates.skipped
-    if wanted.arrays is not None and skipped:
+    if choice.arrays is not None and skipped:
         raise DatasetError(f"these arrays of {location.url} cannot be opened together: {_listed(skipped)}")
-    if candidates.groups and candidates.are_coordinates and (below := _groups_with_samples(candidates.groups, wanted)):
+    if candidates.groups and candidates.are_coordinates and (below := _groups_with_samples(candidates.groups, choice)):
         own = f"only coordinates of its own ({', '.join(axes)})" if axes else "no arrays of samples of its own"
         names = ", ".join(below[:_MOST_NAMED]) + (", ..." if len(below) > _MOST_NAMED else "")
         raise DatasetError(
@@ -104,10 +104,10 @@ def find_arrays(group: Group, location: Location, wanted: Wanted) -> SampleArray
         )
     if not axes:
         reasons = f": {_listed(skipped)}" if skipped else ""
-        if isinstance(wanted.sample_dim, str) and arrays:
+        if isinstance(choice.sample_dim, str) and arrays:
             names_of_dims = sorted({str(name) for array in arrays.values() for name in dimensions(array) or ()})
             raise InvalidParameter.of(
-                "sample_dim", wanted.sample_dim, f"one of the dimensions of {location.url}: {names_of_dims}"
+                "sample_dim", choice.sample_dim, f"one of the dimensions of {location.url}: {names_of_dims}"
             )
         raise DatasetError(f"the Zarr group at {location.url} has no arrays of samples{reasons}")
     return SampleArrays({name: arrays[name] for name in sorted(axes)}, axes, dict(sorted(skipped.items())))
@@ -128,9 +128,9 @@ class _Candidates:
         return all(dimensions(self.arrays[name]) == (name,) for name in self.axes)
 
 
-def _candidates(group: Group, wanted: Wanted) -> _Candidates:
-    if wanted.arrays is not None:
-        arrays, skipped = {name: array_named(group, name) for name in wanted.arrays}, dict[str, str]()
+def _candidates(group: Group, choice: ArrayChoice) -> _Candidates:
+    if choice.arrays is not None:
+        arrays, skipped = {name: array_named(group, name) for name in choice.arrays}, dict[str, str]()
         groups = dict[str, Group]()
     else:
         arrays, skipped, groups = _all(group)
@@ -138,11 +138,11 @@ def _candidates(group: Group, wanted: Wanted) -> _Candidates:
         if reason := unreadable_items(arrays[name]):
             skipped[name] = reason
             del arrays[name]
-    axes, reasons = _axes(arrays, wanted.sample_dim)
+    axes, reasons = _axes(arrays, choice.sample_dim)
     return _Candidates(arrays, axes, skipped | reasons, groups)
 
 
-def _groups_with_samples(groups: Mapping[str, Group], wanted: Wanted) -> list[str]:
+def _groups_with_samples(groups: Mapping[str, Group], choice: ArrayChoice) -> list[str]:
     """Paths of the groups at any depth that can be opened, as far as few requests tell."""
     paths: list[str] = []
     queue = deque(groups.items())
@@ -150,7 +150,7 @@ def _groups_with_samples(groups: Mapping[str, Group], wanted: Wanted) -> list[st
         if not queue:
             break
         path, group = queue.popleft()
-        candidates = _candidates(group, wanted)
+        candidates = _candidates(group, choice)
         if candidates.axes and not (candidates.groups and candidates.are_coordinates):
             paths.append(path)
         else:
@@ -166,27 +166,27 @@ def dimensions(array: Array[Any]) -> tuple[str | None, ...] | None:
     return tuple(name if isinstance(name, str) else None for name in names)
 
 
-def _axes(found: Mapping[str, Array[Any]], sample_dim: str | int | None) -> tuple[dict[str, int], dict[str, str]]:
+def _axes(arrays: Mapping[str, Array[Any]], sample_dim: str | int | None) -> tuple[dict[str, int], dict[str, str]]:
     """The axis of the samples of each array, and why other arrays have none."""
     axes: dict[str, int] = {}
     skipped: dict[str, str] = {}
-    if not found:
+    if not arrays:
         return axes, skipped
     axis = sample_dim if isinstance(sample_dim, int) else 0
-    has_axis = [name for name, array in found.items() if array.ndim > axis] or list(found)
-    main = max(has_axis, key=lambda name: (found[name].nbytes, found[name].ndim, name))
-    wanted: str | None = sample_dim if isinstance(sample_dim, str) else None
+    has_axis = [name for name, array in arrays.items() if array.ndim > axis] or list(arrays)
+    main = max(has_axis, key=lambda name: (arrays[name].nbytes, arrays[name].ndim, name))
+    dim: str | None = sample_dim if isinstance(sample_dim, str) else None
     length: int | None = None
-    if wanted is None and found[main].ndim > axis:
-        names = dimensions(found[main])
-        wanted, length = None if names is None else names[axis], found[main].shape[axis]
-    for name, array in found.items():
+    if dim is None and arrays[main].ndim > axis:
+        names = dimensions(arrays[main])
+        dim, length = None if names is None else names[axis], arrays[main].shape[axis]
+    for name, array in arrays.items():
         names = dimensions(array)
-        if wanted is not None and names is not None:
-            if wanted not in names:
-                skipped[name] = f"its dimensions are {', '.join(map(str, names))}, without {wanted}"
+        if dim is not None and names is not None:
+            if dim not in names:
+                skipped[name] = f"its dimensions are {', '.join(map(str, names))}, without {dim}"
                 continue
-            axis = names.index(wanted)
+            axis = names.index(dim)
         elif isinstance(sample_dim, str):
             skipped[name] = "its dimensions have no names"
             continue

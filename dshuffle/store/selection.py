@@ -109,8 +109,8 @@ def split_samples(
         order = rng.permutation(len(counts))
         sizes = counts[order]
     # Groups in random order go to the first part as long as at least half of each fits.
-    taken = np.cumsum(sizes) - sizes / 2 <= float(ratio * n_samples)
-    chosen = order[taken]
+    first_part = np.cumsum(sizes) - sizes / 2 <= float(ratio * n_samples)
+    chosen = order[first_part]
     mask = np.zeros(n_samples, np.bool_)
     if groups is None:
         mask[chosen] = True

@@ -35,5 +35,5 @@ def read_object(url: str, storage_options: Mapping[str, Any] | None) -> bytes | 
         If it cannot be read.
     """
     folder, _, name = url.rpartition("/")
-    found = sync(open_store(folder, storage_options, read_only=True).get(name, default_buffer_prototype()))
-    return None if found is None else bytes(found.to_bytes())
+    content = sync(open_store(folder, storage_options, read_only=True).get(name, default_buffer_prototype()))
+    return None if content is None else bytes(content.to_bytes())

@@ -135,8 +135,8 @@ class View:
         """
         first, second = split_samples(self.n_samples, fraction, groups, seed)
         if self.windows is not None:
-            anchors, others = (self.items(part) // self.n_patches for part in (second, first))
-            apart = self.windows.disjoint(anchors, others, self.n_rows)
+            anchors, first_anchors = (self.items(part) // self.n_patches for part in (second, first))
+            apart = self.windows.disjoint(anchors, first_anchors, self.n_rows)
             if not apart.any():
                 hint = "Keep larger groups together, or use smaller windows."
                 raise InvalidParameter.because("by", "every window of the second part overlaps with the first", hint)

@@ -213,12 +213,12 @@ class Views(ABC):
         if self._view.patches is not None or self._view.selection is not None:
             raise InvalidParameter.because("patches", "this is a part of a dataset, or has patches already", ORDER)
         lengths: dict[str, int] = {}
-        for one in self._sources.values():
-            if repeated := [name for name in sizes if one.dims.count(name) > 1]:
-                raise InvalidParameter.because(repeated[0], f"{one.name} has this dimension twice")
-            for name, length in zip(one.dims, one.info.shape, strict=True):
+        for source in self._sources.values():
+            if repeated := [name for name in sizes if source.dims.count(name) > 1]:
+                raise InvalidParameter.because(repeated[0], f"{source.name} has this dimension twice")
+            for name, length in zip(source.dims, source.info.shape, strict=True):
                 if name is not None and lengths.setdefault(name, length) != length:
                     raise DatasetError(
-                        f"dimension {name} has length {lengths[name]} in one array, and {length} in {one.name}"
+                        f"dimension {name} has length {lengths[name]} in one array, and {length} in {source.name}"
                     )
         return self._seen_as(View(self._view.n_rows, self._view.windows, Patches.of(sizes, stride, lengths)))

@@ -40,22 +40,22 @@ class Windows:
         InvalidParameter
             If an array does not exist, or offsets are not distinct integers.
         """
-        known = sorted(names)
+        arrays = sorted(names)
         if not isinstance(offsets, Mapping):
-            offsets = dict.fromkeys(known, tuple(offsets) if isinstance(offsets, Iterable) else offsets)
-        if unknown := [name for name in offsets if name not in known]:
-            raise InvalidParameter.of("offsets", unknown[0], f"one of the arrays {', '.join(known)}")
-        return cls(tuple((name, _checked(name, offsets.get(name, 0))) for name in known))
+            offsets = dict.fromkeys(arrays, tuple(offsets) if isinstance(offsets, Iterable) else offsets)
+        if unknown := [name for name in offsets if name not in arrays]:
+            raise InvalidParameter.of("offsets", unknown[0], f"one of the arrays {', '.join(arrays)}")
+        return cls(tuple((name, _checked(name, offsets.get(name, 0))) for name in arrays))
 
     def of_array(self, name: str) -> tuple[int, ...]:
         """Offsets of the rows of an array."""
-        found = dict(self.offsets)[name]
-        return (found,) if isinstance(found, int) else found
+        steps = dict(self.offsets)[name]
+        return (steps,) if isinstance(steps, int) else steps
 
     def info(self, name: str, row: ArrayInfo) -> ArrayInfo:
         """An array whose samples are windows, from the array whose samples are rows."""
-        found = dict(self.offsets)[name]
-        return row if isinstance(found, int) else dataclasses.replace(row, shape=(len(found), *row.shape))
+        steps = dict(self.offsets)[name]
+        return row if isinstance(steps, int) else dataclasses.replace(row, shape=(len(steps), *row.shape))
 
     @property
     def before(self) -> int:
@@ -76,13 +76,13 @@ class Windows:
             raise InvalidParameter.because("offsets", f"no window fits into {n_rows} rows", hint)
         return n_anchors
 
-    def disjoint(self, anchors: NDArray[np.int64], others: NDArray[np.int64], n_rows: int) -> NDArray[np.bool_]:
+    def disjoint(self, anchors: NDArray[np.int64], other_anchors: NDArray[np.int64], n_rows: int) -> NDArray[np.bool_]:
         """Whether the windows of anchors share no row with those of other anchors: ``(len(anchors),)``."""
-        taken, shared = np.zeros(n_rows, np.bool_), np.zeros(len(anchors), np.bool_)
+        used, shared = np.zeros(n_rows, np.bool_), np.zeros(len(anchors), np.bool_)
         for offset in self._distances:
-            taken[others + offset] = True
+            used[other_anchors + offset] = True
         for offset in self._distances:
-            shared |= taken[anchors + offset]
+            shared |= used[anchors + offset]
         return ~shared
 
     def identity(self, stored: str) -> str:
@@ -98,7 +98,7 @@ def _checked(name: str, offsets: Offsets) -> int | tuple[int, ...]:
     label = f"offsets[{name!r}]"
     if not isinstance(offsets, Iterable) or getattr(offsets, "ndim", 1) == 0:
         return as_integer(label, offsets)
-    found = tuple(as_integer(label, offset) for offset in offsets)
-    if not found or len(set(found)) < len(found):
+    steps = tuple(as_integer(label, offset) for offset in offsets)
+    if not steps or len(set(steps)) < len(steps):
         raise InvalidParameter.of(label, offsets, "an integer, or distinct integers")
-    return found
+    return steps

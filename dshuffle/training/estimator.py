@@ -225,22 +225,26 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
                 return self.predict(rows) if len(rows) else np.empty(0, dtype)
 
             return X.rechunk({1: -1}).map_blocks(of_block, drop_axis=1, dtype=dtype)
-        found = self.estimator_.predict(self._rows(X))
-        return self.classes_[np.searchsorted(self.estimator_.classes_, found)] if is_classifier(self) else found
+        predictions = self.estimator_.predict(self._rows(X))
+        return (
+            self.classes_[np.searchsorted(self.estimator_.classes_, predictions)]
+            if is_classifier(self)
+            else predictions
+        )
 
     @_has("predict_proba")
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Predict the probability of each class: ``(n_samples, n_classes)``."""
         check_is_fitted(self)
-        found: NDArray[np.float64] = self.estimator_.predict_proba(self._rows(X))
-        return found
+        probabilities: NDArray[np.float64] = self.estimator_.predict_proba(self._rows(X))
+        return probabilities
 
     @_has("decision_function")
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return the distance to the separating plane of each class."""
         check_is_fitted(self)
-        found: NDArray[np.float64] = self.estimator_.decision_function(self._rows(X))
-        return found
+        distances: NDArray[np.float64] = self.estimator_.decision_function(self._rows(X))
+        return distances
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the accuracy of a classifier, or the coefficient of determination of a regressor."""

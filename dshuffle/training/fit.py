@@ -155,9 +155,9 @@ class EarlyStopping:
         if self.metric == "error":
             return point.error
         if self.metric not in point.validation:
-            known = ", ".join(["error", *sorted(point.validation)])
+            metrics = ", ".join(["error", *sorted(point.validation)])
             raise InvalidParameter.of(
-                "metric", self.metric, f"one of {known}", "Pass a validate function that returns this metric."
+                "metric", self.metric, f"one of {metrics}", "Pass a validate function that returns this metric."
             )
         return point.validation[self.metric]
 

@@ -67,7 +67,7 @@ EVALUATION_ROWS = 1024
 """Rows per batch of an evaluation, so that a network's activations fit in memory. Results do not depend on it."""
 
 
-def check_names(names: Iterable[str], /, *, hint: str = "", **wanted: str) -> None:
+def check_names(names: Iterable[str], /, *, hint: str = "", **names_of: str) -> None:
     """Check that arrays exist.
 
     Parameters
@@ -76,7 +76,7 @@ def check_names(names: Iterable[str], /, *, hint: str = "", **wanted: str) -> No
         Names of the dataset's arrays.
     hint
         Advice for the error message.
-    wanted
+    names_of
         Mapping from parameter to the array name that was given for it.
 
     Raises
@@ -90,10 +90,10 @@ def check_names(names: Iterable[str], /, *, hint: str = "", **wanted: str) -> No
     Traceback (most recent call last):
     dshuffle.errors.InvalidParameter: target='y' is not allowed; it must be one of the dataset's arrays: label, x
     """
-    known = sorted(names)
-    for parameter, name in wanted.items():
-        if name not in known:
-            raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(known)}", hint)
+    arrays = sorted(names)
+    for parameter, name in names_of.items():
+        if name not in arrays:
+            raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(arrays)}", hint)
 
 
 def check_encryption(address: str, plain_tcp: bool) -> None:
@@ -162,7 +162,7 @@ def checked_width(
         raise InvalidParameter.of("features", features, allowed)
     dtype, target_shape = arrays[target]
     if target_shape or dtype.kind not in ("biuf" if n_classes is None else "biu"):
-        wanted = "numbers" if n_classes is None else "integers or booleans"
-        allowed = f"a 1-D array of {wanted} (it is {len(target_shape) + 1}-D, {dtype})"
+        numbers = "numbers" if n_classes is None else "integers or booleans"
+        allowed = f"a 1-D array of {numbers} (it is {len(target_shape) + 1}-D, {dtype})"
         raise InvalidParameter.of("target", target, allowed)
     return math.prod(shape)

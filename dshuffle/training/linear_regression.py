@@ -107,7 +107,7 @@ def fit_linear_regression(
         size = step * factor(number)
         passes = epoch.map(timed, local_pass, weights, size, features=features, target=target)
         local, counts = zip(*recorder.speeds.collect(passes), strict=True)
-        if not all(np.isfinite(one).all() for one in local):
+        if not all(np.isfinite(weight).all() for weight in local):
             raise diverged(size, number, what="weights", remedy=REMEDY)
         # The mean can overflow near the largest float. The residual is then not finite.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -188,9 +188,9 @@ def squared_residual(weights, rows, first, targets, place, slots):  # type: igno
         if i + AHEAD < slots.size:
             _prefetch(rows, slots[i + AHEAD], first, weights.size)
             _prefetch(targets, slots[i + AHEAD], place, 1)
-        wanted = float(targets[slots[i], place])
-        wrong += (_dot(weights, _row(rows, slots[i], first, weights.size)) - wanted) ** 2
-        total += wanted**2
+        truth = float(targets[slots[i], place])
+        wrong += (_dot(weights, _row(rows, slots[i], first, weights.size)) - truth) ** 2
+        total += truth**2
     return wrong, total
 
 
@@ -262,14 +262,14 @@ def check_regression(arrays: Mapping[str, tuple[np.dtype[Any], int]], features: 
     hint = "Choose other arrays with features and target (--features and --target on the command line)."
     check_names(arrays, hint=hint, features=features, target=target)
     for parameter, name, dimensions in (("features", features, 2), ("target", target, 1)):
-        dtype, found = arrays[name]
+        dtype, n_dimensions = arrays[name]
         allowed = "float32 or float64" if parameter == "features" else "float32, float64 or integers"
         whole = parameter == "target" and dtype.kind in "biu"
-        if (dtype not in (np.float32, np.float64) and not whole) or found != dimensions:
+        if (dtype not in (np.float32, np.float64) and not whole) or n_dimensions != dimensions:
             raise InvalidParameter.of(
                 parameter,
                 name,
-                f"a {dimensions}-D array of {allowed} (it is {found}-D, {dtype})",
+                f"a {dimensions}-D array of {allowed} (it is {n_dimensions}-D, {dtype})",
                 f"Choose another array with {parameter} (--{parameter} on the command line).",
             )
 

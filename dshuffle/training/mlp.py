@@ -147,7 +147,7 @@ class Network:
             Loss; gradient ``(n_parameters,)``; ``(len(starts), n_statistics)`` means and variances of every unit.
         """
         first = np.asarray(starts, np.int64)
-        values, wanted = np.asarray(rows, np.float64), np.asarray(labels, np.int64)
+        values, classes = np.asarray(rows, np.float64), np.asarray(labels, np.int64)
         counts = np.diff(np.append(first, len(values)))
         layers = list(self._layers(parameters))
         inputs, normal, inverse = [], [], []
@@ -171,12 +171,12 @@ class Network:
         scores -= scores.max(axis=1, keepdims=True)
         chances = np.exp(scores)
         chances /= chances.sum(axis=1, keepdims=True)
-        each = np.arange(len(wanted))
+        each = np.arange(len(classes))
         # A probability that underflowed to 0 is clipped to the smallest positive number.
-        loss = -float(np.mean(np.log(np.maximum(chances[each, wanted], np.finfo(np.float64).tiny))))
+        loss = -float(np.mean(np.log(np.maximum(chances[each, classes], np.finfo(np.float64).tiny))))
         back = chances
-        back[each, wanted] -= 1
-        back /= len(wanted)
+        back[each, classes] -= 1
+        back /= len(classes)
 
         gradient = np.empty(self.n_parameters)
         slots = list(self._layers(gradient))

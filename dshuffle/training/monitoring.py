@@ -93,8 +93,8 @@ class EpochBreakdown:
 
 def with_records(breakdown: Mapping[int, EpochBreakdown], records: Sequence[EpochRecord]) -> tuple[EpochBreakdown, ...]:
     """Return each epoch's breakdown with its record, if there is one. Keys are the shuffler's epoch numbers."""
-    known = {record.epoch: record for record in records}
-    return tuple(replace(one, record=known.get(number)) for number, one in breakdown.items())
+    by_epoch = {record.epoch: record for record in records}
+    return tuple(replace(seconds, record=by_epoch.get(number)) for number, seconds in breakdown.items())
 
 
 def _mean(values: Sequence[float]) -> float:

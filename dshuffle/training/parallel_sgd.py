@@ -105,7 +105,7 @@ def fit_parallel_sgd(
     model = _prepared(estimator, seed)
     step_name = None if schedule is None else _step_name(model)
     first_step = 0.0 if step_name is None else float(model.get_params()[step_name])
-    known = None if classes is None else _checked_classes(np.unique(np.asarray(classes)), None)
+    all_labels = None if classes is None else _checked_classes(np.unique(np.asarray(classes)), None)
     recorder = Recorder(validate, early_stopping, on_epoch)
     model = recorder.begin(shuffler, "fit_parallel_sgd", model)
     labels = None
@@ -113,19 +113,21 @@ def fit_parallel_sgd(
         if schedule is not None:
             model.set_params(**{str(step_name): first_step * schedule(number)})
         if is_classifier(model) and labels is None:
-            found = gathered(epoch.map(labels_of, target))
-            labels = np.unique(np.concatenate([values for values, _ in found]))
-            known = _checked_classes(labels, sum(count for _, count in found)) if known is None else known
-            if not np.isin(labels, known).all():
+            surveys = gathered(epoch.map(labels_of, target))
+            labels = np.unique(np.concatenate([values for values, _ in surveys]))
+            all_labels = (
+                _checked_classes(labels, sum(count for _, count in surveys)) if all_labels is None else all_labels
+            )
+            if not np.isin(labels, all_labels).all():
                 raise InvalidParameter.of(
                     "classes",
-                    known.tolist(),
+                    all_labels.tolist(),
                     f"a list of all labels of {target}",
-                    f"Add {_some(np.setdiff1d(labels, known))}.",
+                    f"Add {_some(np.setdiff1d(labels, all_labels))}.",
                 )
-        futures = epoch.map(timed, local_fit, model, known, batch_rows, features=features, target=target)
+        futures = epoch.map(timed, local_fit, model, all_labels, batch_rows, features=features, target=target)
         fitted = recorder.speeds.collect(futures)
-        model = averaged([one for one, _ in fitted], [count for _, count in fitted])
+        model = averaged([part for part, _ in fitted], [count for _, count in fitted])
         if not all(np.isfinite(array).all() for array in coefficients(model)):
             raise _diverged(number)
         futures = epoch.map(wrongness, model, features=features, target=target)
@@ -196,12 +198,12 @@ def wrongness(partition: Partition, model: Any, *, features: str = "x", target: 
     """
     wrong = total = 0.0
     for batch in partition.batches(EVALUATION_ROWS):
-        predicted, wanted = model.predict(batch[features]), batch[target]
+        predicted, truth = model.predict(batch[features]), batch[target]
         if is_classifier(model):
-            wrong, total = wrong + np.count_nonzero(predicted != wanted), total + len(wanted)
+            wrong, total = wrong + np.count_nonzero(predicted != truth), total + len(truth)
         else:
-            wrong += float(np.sum((predicted - wanted.astype(np.float64)) ** 2))
-            total += float(np.sum(wanted.astype(np.float64) ** 2))
+            wrong += float(np.sum((predicted - truth.astype(np.float64)) ** 2))
+            total += float(np.sum(truth.astype(np.float64) ** 2))
     return wrong, total
 
 
@@ -213,13 +215,13 @@ def coefficients(estimator: Any) -> list[NDArray[Any]]:
     InvalidParameter
         The fitted estimator does not have coefficients.
     """
-    found: list[NDArray[Any]] = []
+    arrays: list[NDArray[Any]] = []
     for name in COEFFICIENTS:
         value = getattr(estimator, name, [])
-        found += value if isinstance(value, list) else [value]
-    if not found:
+        arrays += value if isinstance(value, list) else [value]
+    if not arrays:
         raise InvalidParameter.of("estimator", estimator, f"an estimator with {' or '.join(COEFFICIENTS)}")
-    return found
+    return arrays
 
 
 def averaged(models: Sequence[Any], samples: Sequence[int]) -> Any:

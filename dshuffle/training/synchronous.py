@@ -121,7 +121,7 @@ def fit_synchronous_sgd(
     names = {"features": features, "target": target}
     for number, epoch in recorder.epochs(shuffler, epochs):
         done = epoch.together(train, model, batch_size, step * schedule(number), **names)
-        [model] = [one for one, _, _ in done if one is not None]
+        [model] = [result for result, _, _ in done if result is not None]
         recorder.speeds.add(
             [count / max(seconds.own, 1e-9) for _, count, seconds in done],
             seconds=max(seconds.own for _, _, seconds in done),
@@ -233,9 +233,9 @@ def checked_batch(
         raise InvalidParameter.of(
             "target", target, f"an array of integer labels (it is {labels.dtype})", "Convert the labels to integers."
         )
-    known = (labels >= 0) & (labels < network.n_classes)
-    if not known.all():
-        bad = int(np.argmin(known))
+    in_range = (labels >= 0) & (labels < network.n_classes)
+    if not in_range.all():
+        bad = int(np.argmin(in_range))
         hint = "The last entry of network.sizes is the number of classes."
         raise InvalidParameter.of(
             f"{target}[{sample_ids[bad]}]", labels[bad].item(), f"a label in [0, {network.n_classes})", hint

@@ -183,8 +183,8 @@ def fit_torch_ddp(
             if fetched:
                 load_state(state, model)
             recorder.speeds.add(
-                [count / max(one.own, 1e-9) for count, one in zip(counts, seconds, strict=True)],
-                seconds=max(one.own for one in seconds),
+                [count / max(spent.own, 1e-9) for count, spent in zip(counts, seconds, strict=True)],
+                seconds=max(spent.own for spent in seconds),
             )
             breakdown[epoch.number] = EpochBreakdown(epoch=number, ranks=seconds)
             if recorder.add(model, sum(errors) / sum(counts), saved=state):
@@ -215,18 +215,18 @@ def _train_epoch(
 
 
 def _check_processes(epoch: Epoch) -> None:
-    found = gathered(epoch.map(where))
-    if len({(host, process) for host, process, _ in found}) < len(found):
+    processes = gathered(epoch.map(where))
+    if len({(host, process) for host, process, _ in processes}) < len(processes):
         raise InvalidParameter.because(
             "shuffler",
             "its workers are threads of one process, which has only one default process group",
             "Use LocalCluster(processes=True).",
         )
-    taken = [rank for rank, (_, _, initialized) in enumerate(found) if initialized]
-    if taken:
+    grouped = [rank for rank, (_, _, initialized) in enumerate(processes) if initialized]
+    if grouped:
         raise ClusterError(
-            f"ranks {taken} already have a process group: another fit is running on these workers or was interrupted; "
-            "wait for it to end, or restart the workers",
+            f"ranks {grouped} already have a process group: another fit is running on these workers or was "
+            "interrupted; wait for it to end, or restart the workers",
             transient=False,
         )
 
@@ -237,6 +237,6 @@ def _end_all(epoch: Epoch, fit: Fit, shuffler: Shuffler) -> None:
             future.exception()
     except (DShuffleError, OSError):  # the session is over, but its workers may train again
         with contextlib.suppress(DShuffleError, OSError):
-            there = set(cluster_info(shuffler.client)["workers"])
-            left = [address for address in shuffler.addresses if address in there]
+            connected = set(cluster_info(shuffler.client)["workers"])
+            left = [address for address in shuffler.addresses if address in connected]
             shuffler.client.run(end, None, fit.name, workers=left, on_error="ignore")

@@ -137,18 +137,20 @@ def train(partition: Partition, group: Group, fit: Fit, factor: float) -> tuple[
             _join(process, partition, group, fit)
         seat = process.seat
         assert seat is not None
-        process.beginnings = {number: one for number, one in process.beginnings.items() if number >= partition.epoch}
+        process.beginnings = {
+            number: state for number, state in process.beginnings.items() if number >= partition.epoch
+        }
         if partition.epoch not in process.beginnings:
             process.beginnings[partition.epoch] = _state(seat)
-        for one, first in zip(seat.optimizer.param_groups, seat.first_steps, strict=True):
-            one["lr"] = first * factor if isinstance(first, torch.Tensor) else float(first * factor)
+        for options, first in zip(seat.optimizer.param_groups, seat.first_steps, strict=True):
+            options["lr"] = first * factor if isinstance(first, torch.Tensor) else float(first * factor)
         torch.manual_seed(fit.seed + 1_000_003 * partition.epoch + group.rank + 1)
         seconds = _steps(partition, group, seat, fit)
         for buffer in seat.model.module.buffers():
             if buffer.is_floating_point():
                 dist.all_reduce(buffer)
                 buffer /= group.size
-        if not all(torch.isfinite(one).all() for one in seat.model.parameters()):
+        if not all(torch.isfinite(parameter).all() for parameter in seat.model.parameters()):
             raise InvalidParameter.because(
                 "make_optimizer",
                 f"the parameters diverged in epoch {partition.epoch}",
@@ -222,7 +224,7 @@ def _leave(process: Process) -> None:
 
 def _sums(group: Group, numbers: NDArray[np.integer[Any]]) -> list[int]:
     """The sums of integers below 2^31 over all ranks."""
-    return [round(one * group.size) for one in group.mean(numbers.astype(np.float64)).tolist()]
+    return [round(mean * group.size) for mean in group.mean(numbers.astype(np.float64)).tolist()]
 
 
 def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> None:
@@ -237,16 +239,16 @@ def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> Non
     limit = datetime.timedelta(seconds=fit.timeout)
     host = str(urlsplit(group.address).hostname)
     store: Any = None
-    told = np.zeros(2, np.int64)  # by rank 0: the port of its store, and the number of the group
+    numbers = np.zeros(2, np.int64)  # by rank 0: the port of its store, and the number of the group
     if group.rank == 0:
         store = dist.TCPStore(host, 0, group.size, is_master=True, timeout=limit, wait_for_workers=False)
-        told[:] = store.port, 1 + secrets.randbelow(2**31 - 1)
-    port, number = _sums(group, told)
+        numbers[:] = store.port, 1 + secrets.randbelow(2**31 - 1)
+    port, number = _sums(group, numbers)
     if store is None:
         store = dist.TCPStore(host, port, group.size, is_master=False, timeout=limit)
-    if found := interface_of(str(urlsplit(get_worker().address).hostname)):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", found)
-    _sums(group, told)  # fails at once if a rank has gone, where the next line would wait for it
+    if interface := interface_of(str(urlsplit(get_worker().address).hostname)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    _sums(group, numbers)  # fails at once if a rank has gone, where the next line would wait for it
     if process.ended:
         raise PeerFailed("the fit has ended")
     process.grouped = True
@@ -256,7 +258,7 @@ def _join(process: Process, partition: Partition, group: Group, fit: Fit) -> Non
     model = DistributedDataParallel(fit.make_model(), **{_SYNC_BUFFERS: False})
     optimizer = fit.make_optimizer(model.parameters())
     comparison = Comparison(fit.loss, fit.metric, fit.target)
-    seat = TrainingState(store, model, optimizer, comparison, [one["lr"] for one in optimizer.param_groups])
+    seat = TrainingState(store, model, optimizer, comparison, [options["lr"] for options in optimizer.param_groups])
     # register_comm_hook rejects string annotations, which this module has; a lambda does not have annotations.
     model.register_comm_hook(seat, lambda seat, bucket: average(seat, bucket))
     process.seat, process.number = seat, number
@@ -302,7 +304,7 @@ def average(seat: TrainingState, bucket: dist.GradBucket) -> torch.futures.Futur
 def _steps(partition: Partition, group: Group, seat: TrainingState, fit: Fit) -> PhaseSeconds:
     batches = partition.to_torch(fit.batch_size, mode=UNEVEN, arrays=(fit.features, fit.target))
     positions = [batches.batching.positions(number) for number in range(len(batches))]
-    totals = torch.tensor([float(len(one)) for one in positions])
+    totals = torch.tensor([float(len(batch)) for batch in positions])
     dist.all_reduce(totals)
     gathering = computing = exchanging = 0.0
     seat.model.train()

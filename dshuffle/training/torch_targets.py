@@ -177,9 +177,9 @@ def dtypes_in_notes(
         raise
 
 
-def _broadcast(one: Shape, other: Shape) -> bool:
+def _broadcast(shape: Shape, other: Shape) -> bool:
     """Whether two shapes broadcast."""
-    pairs = zip(reversed(one), reversed(other), strict=False)
+    pairs = zip(reversed(shape), reversed(other), strict=False)
     return all(a == b or 1 in (a, b) for a, b in pairs)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 import dshuffle
+from dshuffle.errors import CacheBudgetError
 from dshuffle.units import human_bytes, human_seconds
 
 BLOCK = 1 << 20
@@ -89,7 +90,7 @@ def main(
             try:
                 dshuffle.Shuffler(client, dataset).close()
                 print("without cache_directory: it fits")
-            except dshuffle.CacheBudgetError as error:
+            except CacheBudgetError as error:
                 print(f"without cache_directory: {str(error)[:78]}...")
             with dshuffle.Shuffler(client, dataset, cache_directory="local") as shuffler:
                 last = time.perf_counter()

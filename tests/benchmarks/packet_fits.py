@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from dshuffle.planning import Choices, parse_assignment
-from dshuffle.planning.cost.expected_packets import HolderSets, features
 from dshuffle.planning.cost.job import Work
+from dshuffle.planning.delivery.packet_models import features
 from dshuffle.planning.packet_counts import survey
 
 WORKERS = (3, 4, 6, 8, 12, 16, 20, 32, 48, 64)
@@ -54,7 +54,7 @@ def fit(rows: list[dict[str, Any]], delivery: str, aligned: bool) -> None:
         if delivery not in row["packets"] or (row["asg"] == "aligned") != aligned or row["q"] < 30 * row["n"]:
             continue
         work = Work(row["q"], 1, Choices(assignment=row["asg"], caching=DRAWS[row["asg"]][0], cache_fraction=row["a"]))
-        sets = HolderSets.of(work, row["n"], row["needed"])
+        sets = work.holder_sets(row["n"], row["needed"])
         points.append(features(sets))
         logs.append(np.log(row["packets"][delivery] / sets.bound))
         bounds.append(np.log(row["needed"] / sets.bound))

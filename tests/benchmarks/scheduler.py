@@ -20,8 +20,12 @@ from typing import Any
 from distributed.protocol import dumps, loads
 
 from dshuffle.planning import AutoDelivery, Choices, ShuffleSpec
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import Measures
+from dshuffle.runtime.message_fields import to_fields
+from dshuffle.runtime.messages import CommitReply, Counts, Report, Vote
 from dshuffle.runtime.scheduler.coordinator import Coordinator
+from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.runtime.settings import Settings
 
 ROWS = 244_141
@@ -57,16 +61,16 @@ class Member:
             reply: dict[str, Any] = {"status": "OK"}
             if op == "dshuffle_commit":
                 measures = Measures(wire_sent_bytes=(ROWS,), wire_received_bytes=(ROWS,), transfer_seconds=1.0)
-                reply["report"] = {"measures": measures.to_dict(), "training_seconds": 1.0, "links": {}, "held": ROWS}
+                report = Report(measures=measures, training_seconds=1.0, held=ROWS)
+                reply["message"] = to_fields(CommitReply(report=report))
             return self._members.carried(reply)
 
         return answer
 
     def _vote(self, run_id: int) -> None:
-        counts: dict[str, Any] = dict.fromkeys(("packets", "needed", "expected", "arriving", "leaving", "rows"), ROWS)
-        digest = [ROWS, 2**60 + self._rank, 2**63 + self._rank, 2**64 - 1 - self._rank]
-        counts |= {"coded": False, "digest": 12345, "drawn": digest, "due": digest}
-        vote = {"reason": None, "again": False, "counts": counts}
+        digest = SampleDigest(ROWS, 2**60 + self._rank, 2**63 + self._rank, 2**64 - 1 - self._rank)
+        rows = dict.fromkeys(("packets", "needed", "expected", "arriving", "leaving", "rows"), ROWS)
+        vote = to_fields(Vote(counts=Counts(digest=12345, drawn=digest, due=digest, **rows)))
         message = {"op": "dshuffle_report", "run_id": run_id, "participant": self._rank, "secret": "", "vote": vote}
         message = self._members.carried(message)
         del message["op"]
@@ -82,7 +86,7 @@ async def run(count: int, epochs: int) -> list[float]:
         addresses=members.addresses,
         shuffle=shuffle,
         settings=Settings(),
-        on_loss="replace",
+        options=SessionOptions(),
         secret="",
     )
     scheduler = SimpleNamespace(rpc=members.rpc, workers={})

@@ -1,4 +1,4 @@
-"""`dshuffle advise` on a running cluster."""
+"""`dshuffle advise` on a running cluster, which it measures."""
 
 import json
 
@@ -30,6 +30,18 @@ def test_a_cluster_is_measured_and_advised(tmp_path):
         assert shown.exit_code == 0, shown.output
         for words in ("Measured for", "Into a worker", "From the storage", "What would change this"):
             assert words in shown.output
+        job = ["--samples", "4000", "--row-bytes", "512", "--scheduler", cluster.scheduler_address, "--seconds", "0.3"]
+        ran = CliRunner().invoke(main, ["advise", *job, "--json"])
+        assert ran.exit_code == 0, ran.output
+        answer = json.loads(ran.stdout)
+        assert answer["measured"]["storage_alone"] is answer["measured"]["busy_storage"] is None
+        assert answer["measured"]["link_together"] > 0
+        ways = {row["way"]: row["row_nbytes"] for row in answer["ways"]}
+        assert ways["global + peer"] == 512
+        assert not any("storage" in way for way in ways)
+        shown = CliRunner().invoke(main, ["advise", *job, "--assignment", "global"])
+        assert "The storage was not measured: that needs DATASET." in shown.stdout
+        assert max(map(len, shown.stdout.splitlines())) <= 80
         bad = CliRunner().invoke(main, [*arguments[:4], "--seconds", "60"])
         assert bad.exit_code == 2
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import dshuffle
+from dshuffle import errors
 from dshuffle.cli import COMMANDS, main, options
 from dshuffle.cli.commands.dataset import dataset
 from dshuffle.cli.options import assignments, deliveries_or_auto
@@ -45,7 +47,7 @@ def test_help_and_version_load_nothing_heavy(option):
 
 HELPS = [
     *([name] for name in COMMANDS),
-    *(["dataset", name] for name in ("create", "info", "shuffle", "verify")),
+    *(["dataset", name] for name in ("create", "info", "shard", "shuffle", "verify")),
 ]
 
 
@@ -102,6 +104,19 @@ def test_a_misspelled_command_is_suggested():
     assert "No such command 'comapre'. Did you mean 'compare'?" in ran.stderr
 
 
+@pytest.mark.parametrize(("old", "new"), [("simulate", "advise"), ("shard", "dataset shard")])
+def test_an_old_command_names_what_took_its_place(old, new):
+    ran = CliRunner().invoke(main, [old, "--workers", "3"])
+    assert ran.exit_code == 2
+    assert ran.stderr == f"Error: 'dshuffle {old}' is now 'dshuffle {new}'.\n"
+    assert CliRunner().invoke(main, [*new.split(), "--help"]).exit_code == 0
+    assert old not in COMMANDS
+
+
+def test_the_words_at_the_top():
+    assert set(COMMANDS) == {"run", "compare", "advise", "plan", "dataset", "doctor", "warmup"}
+
+
 def test_our_errors_are_one_line_and_tracebacks_on_demand(tmp_path, monkeypatch):
     arguments = ["dataset", "info", str(tmp_path / "nothing.zarr")]
     result = CliRunner().invoke(main, arguments)
@@ -118,8 +133,25 @@ def test_every_public_name_loads():
     assert set(dshuffle.__all__) <= set(dir(dshuffle))
     for name in dshuffle.__all__:
         assert getattr(dshuffle, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'shuffel'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'shuffel'$"):
         _ = dshuffle.shuffel
+
+
+def test_few_names_are_at_the_top_and_errors_say_where_they_are():
+    assert len(dshuffle.__all__) <= 35
+    classes = {
+        name for name, kind in vars(errors).items() if inspect.isclass(kind) and kind.__module__ == errors.__name__
+    }
+    assert classes & {*dshuffle.__all__} == {
+        "ClusterError",
+        "DShuffleError",
+        "DatasetError",
+        "ExchangeError",
+        "InvalidParameter",
+    }
+    for name in classes - {*dshuffle.__all__}:
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'; it is in dshuffle\.errors$"):
+            getattr(dshuffle, name)
 
 
 def test_only_our_own_errors_are_caught(monkeypatch):

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 import dshuffle
-from dshuffle.compare import Way, compare_ways, connect, default_ways, local_cluster, modest_step, product_of_ways
+from dshuffle.compare import Way, connect, default_ways, local_cluster, modest_step, product_of_ways
 from dshuffle.compare.comparison import _with_chosen, predicted
 from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.pipeline import Pipeline, RunningScheduler, Training
+from dshuffle.pipeline.run import train
 from dshuffle.planning import Choices
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.synthetic import keyed_regression
 
 
@@ -86,7 +88,7 @@ def test_the_modest_step_follows_the_norm_of_the_rows(tmp_path):
 
 def test_groups_smaller_than_chunks_are_predicted_to_read_more(tmp_path):
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.ones((8000, 10))}, chunk_rows=200)
-    cluster = Cluster(4, link_up=1e9, link_down=1e9, storage=1e5)
+    cluster = ClusterRates(4, link_up=1e9, link_down=1e9, storage=1e5)
     chunks, groups, whole = (
         predicted(
             cluster, dataset, Way(name, Choices(assignment=name, delivery="storage", sharding="random"))
@@ -129,15 +131,18 @@ def test_all_default_ways_on_a_real_cluster(tmp_path):
             False,
             True,
         ]
-        comparison = compare_ways(
-            client,
+        pipeline = Pipeline(
             dataset,
+            Training("linear_regression", epochs=3, step=0.5),
             default_ways(Choices(seed=5), copy),
-            epochs=3,
-            step=0.5,
-            on_epoch=lambda way, point: seen.append((way.label, point.epoch)),
+            RunningScheduler(client.scheduler.address),
+            report=tmp_path,
         )
-    assert seen == [(way.label, epoch) for way in default_ways(copy=copy) for epoch in range(3)]
+        comparison = train(pipeline, lambda *progress: seen.append(progress), lambda: None).comparison
+    assert [text for done, _, text in seen if done] == [
+        way.label for place, way in enumerate(default_ways(copy=copy)) for _ in range(3 + (place > 0))
+    ]
+    assert seen[-1][:2] == (24, 24)
     for way in comparison.ways:
         assert [record.epoch for record in way.records] == [0, 1, 2]
         assert {record.n_workers for record in way.records} == {2}, "the server must not train"
@@ -171,7 +176,7 @@ def test_a_copy_has_the_same_samples(tmp_path):
     dataset, short = (dshuffle.create_dataset(tmp_path / f"{n}", {k: v[:n] for k, v in arrays.items()}) for n in (9, 8))
     for copy, message in ((short, "8 samples.*does not have as many samples"), (dataset, "is the dataset itself")):
         with pytest.raises(InvalidParameter, match=rf"shuffled is not allowed: .*{message}.*dataset shuffle"):
-            compare_ways(None, dataset, default_ways(copy=copy), epochs=2, step=0.1)
+            Pipeline(dataset, Training("linear_regression", step=0.1), default_ways(copy=copy)).check()
 
 
 def test_auto_is_labelled_with_what_it_took():

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import subprocess
 import sys
 import tempfile
@@ -82,6 +84,57 @@ def test_another_host_compiles_for_itself(folder, monkeypatch):
     with compile_once("x"):
         pass
     assert len(list(folder.iterdir())) == 2
+
+
+def test_files_that_nobody_has_used_for_a_week_are_removed(folder):
+    for kernels in ("old", "used", "compiling"):
+        with compile_once(kernels):
+            pass
+    names = {kernels: folder / module._name(kernels) for kernels in ("old", "used", "compiling", "new")}
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    (folder / "key").write_bytes(b"another file")
+    os.utime(folder / "key", (0, 0))
+    with compile_once("used"):  # which needs no lock
+        pass
+    with names["compiling"].open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with compile_once("new"):
+            assert {path.name for path in folder.iterdir()} == {
+                "key",
+                *(names[kernels].name for kernels in ("used", "compiling", "new")),
+            }
+    assert names["new"].read_bytes() == names["used"].read_bytes() == b"1"
+
+
+def test_a_file_that_is_removed_while_a_process_waits_for_it_is_made_again(folder):
+    """Else the next process would lock another file, and two would compile at the same time."""
+    opened = threading.Event()
+    path = folder / module._name("x")
+
+    def wait_for_it() -> bytes:
+        with compile_once("x"):
+            assert path.exists()
+        return path.read_bytes()
+
+    with compile_once("y"):  # makes the folder
+        pass
+    path.touch(mode=0o600)
+    with path.open("rb") as file, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        lock = module._lock
+
+        def locked(descriptor: int) -> None:
+            opened.set()
+            lock(descriptor)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "_lock", locked)
+            waiting = pool.submit(wait_for_it)
+            assert opened.wait(10)
+            path.unlink()
+            fcntl.flock(file, fcntl.LOCK_UN)
+            assert waiting.result(10) == b"1"
 
 
 def test_a_symbolic_link_in_place_of_a_lock_is_not_followed(folder, tmp_path, caplog):

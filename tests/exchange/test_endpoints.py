@@ -206,6 +206,8 @@ def test_arrays_of_a_foreign_kind_are_refused(new_cluster: Any, reply: Reply) ->
             {"status": "refused", "reason": "busy", "again": True},
             "busy" + NO_STORE,
         ),
+        ({"status": "refused", "again": True}, "ExchangeError: a message was refused without a reason"),
+        ({"status": "refused", "reason": "closed", "again": "no"}, "ExchangeError: a message was refused without a"),
     ],
 )
 def test_an_unusable_reply_is_the_reason(new_cluster: Any, reply: Reply, words: str) -> None:

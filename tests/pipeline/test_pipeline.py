@@ -14,11 +14,11 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dshuffle
-from dshuffle import Choices, InvalidParameter, Pipeline, RunCancelled, Training
+from dshuffle import Choices, InvalidParameter, Pipeline, Training
 from dshuffle.compare import Way
-from dshuffle.errors import ClusterError, DatasetChanged, DatasetNotFound
+from dshuffle.errors import ClusterError, DatasetChanged, DatasetNotFound, RunCancelled
 from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.runtime.waiting import wait_for_workers
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
@@ -36,6 +36,10 @@ def dataset():
 
 def identifiers(partition):
     return partition.sample_ids.copy()
+
+
+def targets(partition):
+    return np.concatenate([batch["y"] for batch in partition.batches(50)])
 
 
 def test_a_pipeline_gives_what_the_trainer_gives():
@@ -203,13 +207,13 @@ def test_an_explanation_says_what_moves():
 
 def test_an_explanation_with_measured_rates():
     pipeline = Pipeline(URL, LINEAR, shuffle=Choices("global", "storage"), cluster=HERE)
-    rates = Cluster(2, 1e3, 1e3, server_up=1e3, storage=1.0)  # a store of one byte per second
+    rates = ClusterRates(2, 1e3, 1e3, server_up=1e3, storage=1.0)  # a store of one byte per second
     explained = pipeline.explain(rates)
     assert explained.ways[0].exchange_seconds > 1000
     assert explained.ways[0].bottleneck.startswith("storage")
     assert "would be faster" in explained.notes[-1]
     with pytest.raises(InvalidParameter, match=r"rates\.n_workers=3 is not allowed; it must be 2"):
-        pipeline.explain(Cluster(3, 1e3, 1e3))
+        pipeline.explain(ClusterRates(3, 1e3, 1e3))
 
 
 def test_a_running_cluster_is_used_and_left_running():
@@ -257,6 +261,9 @@ def test_a_running_cluster_is_used_and_left_running():
         ),
         (lambda: Pipeline(URL, LINEAR, shuffle=["local", "global"], checkpoint="x"), "None with several ways"),
         (lambda: LocalWorkers(0), "n_workers=0 is not allowed"),
+        (lambda: LocalWorkers(2, links="fast"), "links='fast' is not allowed; it must be a rate"),
+        (lambda: LocalWorkers(2, store=""), "store='' is not allowed; it must be a rate"),
+        (lambda: LocalWorkers(2, processes=False, store="1gbit"), "processes=False is not allowed; it must be True"),
         (lambda: RunningScheduler("tcp://x", patience="soon"), "patience='soon' is not allowed"),
         (lambda: BatchJobs("Slurmm", 2), "system='Slurmm' is not allowed; it must be one of HTCondor, LSF"),
         (lambda: BatchJobs("SLURM", 0), "jobs=0 is not allowed"),
@@ -300,6 +307,25 @@ def test_a_partition_that_does_not_fit_a_job_is_refused_before_the_job_waits_in_
     pipeline("20 kB", memory_limit="1 GiB").check()  # the session's own limit is checked when it opens
 
 
+def test_a_way_that_trains_on_a_copy_of_the_dataset(tmp_path):
+    dataset = dshuffle.create_dataset(tmp_path / "d.zarr", keyed_regression(200, n_keys=5, n_dense=4), chunk_rows=20)
+    copy = dshuffle.shuffle_dataset(dataset, tmp_path / "copy.zarr", seed=1, chunk_rows=20)
+    choices = Choices("local", sharding="contiguous")
+    ways = [Way("stored", choices), Way("copied", choices, copy)]
+    trained = Pipeline(dataset, Training(each_epoch, epochs=1, fn=targets), ways, HERE).run(progress=False).ways
+    first, last = (np.arange(100) + start for start in (0, 100))
+    for way, source in zip(trained, (dataset, copy), strict=True):
+        [(here, there)] = way.value
+        assert np.array_equal(np.sort(here), np.sort(source.read_rows(first)["y"]))
+        assert np.array_equal(np.sort(there), np.sort(source.read_rows(last)["y"]))
+    assert not np.array_equal(np.sort(trained[0].value[0][0]), np.sort(trained[1].value[0][0]))
+    described = Pipeline(dataset, LINEAR, ways).to_dict()["shuffle"]
+    written = json.loads(json.dumps(described))
+    assert "copy" not in written[0]
+    read = Pipeline.from_dict({**Pipeline(str(dataset.url), LINEAR).to_dict(), "shuffle": written})
+    assert [way.copy and way.copy.identity for way in read.ways] == [None, copy.identity]
+
+
 def test_a_pipeline_as_json():
     pipeline = Pipeline(
         URL,
@@ -312,7 +338,11 @@ def test_a_pipeline_as_json():
     written = json.loads(json.dumps(pipeline.to_dict()))
     assert Pipeline.from_dict(written) == pipeline
     assert pickle.loads(pickle.dumps(pipeline)) == pipeline
-    for cluster in (LocalWorkers(3), RunningScheduler("tcp://a:1", patience=3)):
+    for cluster in (
+        LocalWorkers(3),
+        LocalWorkers(links="1gbit", store="8mbit"),
+        RunningScheduler("tcp://a:1", patience=3),
+    ):
         again = Pipeline(URL, LINEAR, cluster=cluster)
         assert Pipeline.from_dict(again.to_dict()) == again
     for changes, message in [

@@ -30,7 +30,8 @@ def test_names_are_parsed_and_policies_filled_in():
     assert choices.balance == Classes("y")
     assert Choices(Aligned(), caching=None).caching == "even"
     assert Choices("global", caching=None).caching == "uniform"
-    assert not Choices(delivery="auto").coded
+    assert Choices(delivery="auto").is_auto
+    assert not Choices(delivery="auto").reads_store
 
 
 @pytest.mark.parametrize(

@@ -227,8 +227,7 @@ def test_a_coded_plan_has_no_rows_of_its_own():
 def test_a_wrong_plan_is_never_handed_out(monkeypatch):
     planner = EpochPlanner(make())
     planner.load()
-    empty = dataclasses.replace(DELIVERIES["peer"], plan=lambda *args, **options: Packets.uncoded([], [], []))
-    monkeypatch.setitem(DELIVERIES, "peer", empty)
+    monkeypatch.setattr(DELIVERIES["peer"], "plan", lambda *args, **options: Packets.uncoded([], [], []))
     with pytest.raises(PlanError, match=r"sample \d+ is not delivered to worker \d"):
         planner.advance()
     assert planner.current.epoch == 0

@@ -14,7 +14,9 @@ from dshuffle.report.tables import (
     STORE_HEADINGS,
     TIME_HEADINGS,
     TRAFFIC_HEADINGS,
+    quality_caption,
     quality_cells,
+    quality_headings,
     store_cells,
     time_cells,
     traffic_cells,
@@ -82,9 +84,9 @@ def test_ways_with_one_label_are_refused(comparison):
 
 
 def test_every_way_has_a_row_in_every_table_and_fits_80_columns(comparison, capsys):
-    tables = comparison_tables(comparison)
+    tables = [table for table, _ in comparison_tables(comparison)]
     assert [table.row_count for table in tables] == [6] * 5
-    headings = (TIME_HEADINGS[1:], TRAFFIC_HEADINGS, STORE_HEADINGS, QUALITY_HEADINGS, range(5))
+    headings = (TIME_HEADINGS[1:], TRAFFIC_HEADINGS, STORE_HEADINGS, QUALITY_HEADINGS[1:], range(5))
     assert [len(table.columns) for table in tables] == [1 + len(each) for each in headings]
     console = pytest.importorskip("rich.console").Console(width=80)
     for table in tables:
@@ -94,10 +96,33 @@ def test_every_way_has_a_row_in_every_table_and_fits_80_columns(comparison, caps
     assert "…" not in "".join(lines)
 
 
+def test_neighbour_distances_are_shown_if_they_differ_from_random(comparison, tmp_path):
+    quality = comparison.ways[0].quality
+    stored = dataclasses.replace(comparison.ways[0], quality=dataclasses.replace(quality, neighbour_distance=0.33))
+    differs = dataclasses.replace(comparison, ways=(stored, *comparison.ways[1:]))
+    assert "neighbour distance" not in quality_headings(comparison)
+    assert quality_headings(differs) == QUALITY_HEADINGS
+    for compared, shown in ((comparison, False), (differs, True)):
+        headings = quality_headings(compared)
+        assert len(quality_cells(compared.ways[0], headings)) == len(headings)
+        assert ("neighbour distance" in quality_caption(compared)) is shown
+        assert ("neighbour distance" in write_report(compared, tmp_path).read_text()) is shown
+    assert quality_cells(stored)[2] == "0.33"
+
+
+def test_each_note_is_below_its_table_and_explains_the_marks(comparison):
+    emulated = dataclasses.replace(comparison, emulated="links of 4 Mbit/s")
+    notes = {table.title: note for table, note in comparison_tables(emulated)}
+    assert notes["Seconds"].startswith("Emulated: links of 4 Mbit/s. ")
+    assert notes["Storage"].startswith("Emulated: links of 4 Mbit/s. ")
+    assert "never if no sample moves, and - if" in notes["Mixing"]
+    assert "Emulated" not in "".join(note for _, note in comparison_tables(comparison))
+
+
 def test_labels_are_no_markup(comparison, capsys):
     way = dataclasses.replace(comparison.ways[0], label="[red]x[/red]")
     pytest.importorskip("rich.console").Console(width=80).print(
-        comparison_tables(dataclasses.replace(comparison, ways=(way,)))[0]
+        comparison_tables(dataclasses.replace(comparison, ways=(way,)))[0][0]
     )
     assert "[red]x[/red]" in capsys.readouterr().out
 

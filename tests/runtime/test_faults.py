@@ -13,7 +13,9 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Status, wait
+from distributed.comm import connect
 from distributed.utils_test import captured_logger
+from distributed.versions import get_versions
 
 import dshuffle
 from dshuffle import Shuffler
@@ -127,9 +129,9 @@ def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, 
 def test_votes_of_strangers_are_refused(cluster_of, small, orders):
     with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
         vote = {"reason": "I do not like it", "again": False, "counts": {}}
-        message = {"session_id": shuffler._calls.session_id, "participant": 1, "run_id": 1, "secret": "?", "vote": vote}
+        message = {"participant": 1, "run_id": 1, "secret": "?", "vote": vote}
         with pytest.raises(ClusterError, match="refused a vote: it does not come from one of its workers"):
-            shuffler._calls.ask("dshuffle_report", **message)
+            shuffler._calls.tell("report", **message)
         orders(shuffler, 2)
 
 
@@ -205,17 +207,40 @@ def test_a_client_that_is_connected_again_keeps_its_session(cluster_of, small, o
         orders(shuffler, 2)
 
 
+def test_a_client_that_connects_again_before_the_old_connection_ends_keeps_its_session(
+    cluster_of, small, orders, eventually
+):
+    """Dask then removes the new connection as if the client had left, and the client connects once more."""
+
+    async def overtake(client):
+        """Connect again, as the client does itself, while the scheduler still serves the first connection."""
+        comm = await connect(client.scheduler.address)
+        await comm.write({"op": "register-client", "client": client.id, "reply": False, "versions": get_versions()})
+        await comm.read()
+        client.scheduler_comm.comm.abort()
+
+    def connections(dask_scheduler):
+        return dask_scheduler._client_connections_added_total
+
+    with cluster_of(NAMES) as cluster, Client(cluster) as client, Shuffler(client, small) as shuffler:
+        orders(shuffler, 1)
+        before = client.run_on_scheduler(connections)
+        client.sync(overtake, client)
+        eventually(lambda: client.status == "running" and client.run_on_scheduler(connections) == before + 2)
+        orders(shuffler, 2)
+
+
 def test_ctrl_c_while_the_next_epoch_is_prefetched_loses_no_epoch(threads, small, orders, monkeypatch):
     with Shuffler(threads, small) as shuffler:
-        session = shuffler._calls.session
+        tell = shuffler._calls.tell
 
-        def interrupted(op, **message):
-            if op == "prefetch":
+        def interrupted(operation, **message):
+            if operation == "prefetch":
                 monkeypatch.undo()
                 raise KeyboardInterrupt
-            return session(op, **message)
+            return tell(operation, **message)
 
-        monkeypatch.setattr(shuffler._calls, "session", interrupted)
+        monkeypatch.setattr(shuffler._calls, "tell", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(shuffler.epochs(3))
         assert [epoch.number for epoch in shuffler.epochs(3)] == [0, 1, 2]
@@ -225,10 +250,10 @@ def test_a_session_that_is_closed_while_it_opens_is_not_opened(cluster_of, small
     with cluster_of(NAMES) as cluster, Client(cluster) as client:
         ask = dshuffle.runtime.session_client.SessionClient.ask
 
-        def interrupted(self, op, **message):
-            if op == "dshuffle_open":
-                threading.Timer(0.05, ask, [self, "dshuffle_close"], {"session_id": self.session_id}).start()
-            return ask(self, op, **message)
+        def interrupted(self, kind, operation, **message):
+            if operation == "open":
+                threading.Timer(0.05, ask, [self, type(None), "close"]).start()
+            return ask(self, kind, operation, **message)
 
         open_dataset = DatasetReference.open
 

@@ -13,6 +13,7 @@ from distributed import Client, LocalCluster, get_client, secede, wait
 
 from dshuffle import Shuffler
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
+from dshuffle.runtime.messages import UnfinishedTask
 from dshuffle.runtime.scheduler.outcomes import Outcome, TaskOutcomes
 from dshuffle.runtime.task_keys import task_key
 
@@ -308,10 +309,10 @@ def test_outcomes_of_any_events_are_those_of_their_history():
                 expected = Outcome.LOST
         counts[expected] += 1
         unfinished = outcomes.unfinished(7, [2], 3)
-        assert unfinished[0] == [2, 0, "cancelled"]
-        assert ([2, 1, str(expected)] in unfinished) == (expected is not Outcome.FINISHED)
+        assert unfinished[0] == UnfinishedTask(2, 0, "cancelled")
+        assert (UnfinishedTask(2, 1, str(expected)) in unfinished) == (expected is not Outcome.FINISHED)
         outcomes.begin(8)
-        assert outcomes.unfinished(7, [2], 3) == [[2, rank, "cancelled"] for rank in range(3)]
+        assert outcomes.unfinished(7, [2], 3) == [UnfinishedTask(2, rank, "cancelled") for rank in range(3)]
     assert min(counts.values()) > 100
 
 

@@ -84,7 +84,7 @@ def test_counts_that_are_none(threads, small, count):
     [
         ({"dshuffle.message-bytes": 0}, "dshuffle.message-bytes=0"),
         ({"dshuffle.window-bytes": "1 MiB"}, "dshuffle.window-bytes=.*one message"),
-        ({"dshuffle.shared-memory": "no"}, "dshuffle.shared-memory='no'.*true or false"),
+        ({"dshuffle.shared-memory": "no"}, "dshuffle.shared-memory='no'.*True or False"),
         ({"dshuffle.timeout": "0s"}, "dshuffle.timeout"),
         ({"dshuffle.memory-fraction": 1.5}, "dshuffle.memory-fraction=1.5"),
     ],

@@ -191,7 +191,7 @@ def test_a_worker_that_was_given_up_and_answers_again_gets_no_more_tasks(new_pro
         pid = kill(client, shuffler, 1, signal.SIGSTOP)
         epoch = within(40, lambda: next(epochs))
         futures = epoch.map(checked)
-        while lost in within(40, lambda: shuffler._calls.session("members")["addresses"].values()):
+        while lost in within(40, lambda: shuffler._calls.ask(dict[int, str], "members").values()):
             time.sleep(0.1)
         os.kill(pid, signal.SIGCONT)
         time.sleep(1.0)
@@ -231,7 +231,7 @@ def test_a_task_waits_until_another_worker_holds_the_partition(monkeypatch, smal
         client.gather(next(epochs).map(ids))
         lost, epoch = shuffler.addresses[1], next(epochs)
         client.run_on_scheduler(lose, lost)
-        while lost in shuffler._calls.session("members")["addresses"].values():
+        while lost in shuffler._calls.ask(dict[int, str], "members").values():
             time.sleep(0.02)
         time.sleep(0.2)  # the session has been closed on the worker that was given up
         if asks_for_members:

@@ -50,7 +50,7 @@ from dshuffle.cli.options import RegistryOption
     "--sharding",
     metavar="NAME",
     help="First assignment: random, contiguous, round-robin, stratified:LABELS, or a name stored by "
-    "'dshuffle shard --write'. Needs --assignment or --delivery.  [default: random]",
+    "'dshuffle dataset shard --write'. Needs --assignment or --delivery.  [default: random]",
 )
 @click.option(
     "--balance",

@@ -17,7 +17,7 @@ from dshuffle.planning.assignment.chunks import Chunks
 from dshuffle.planning.assignment.global_ import Global
 from dshuffle.planning.assignment.local import Local
 from dshuffle.planning.assignment.partial import Partial
-from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
+from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
 from dshuffle.planning.holders import as_holders
 from dshuffle.planning.packets import missing_samples
 from dshuffle.planning.types import Holders, Ranks, Samples
@@ -28,7 +28,7 @@ __all__ = [
     "Assignment",
     "Chunks",
     "Draw",
-    "Drawn",
+    "EpochDraw",
     "Global",
     "Local",
     "Partial",
@@ -136,7 +136,7 @@ def draw_ranks(
     holders: ArrayLike | None = None,
     classes: Classes | None = None,
     slots: Samples | None = None,
-) -> Drawn:
+) -> EpochDraw:
     """Compute the next assignment, and what is drawn with it.
 
     The parameters are those of :func:`next_ranks`. ``slots`` is what the previous draw returned, or None for the first

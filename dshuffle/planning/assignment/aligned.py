@@ -13,7 +13,7 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.aligned_draw import draw_aligned
 from dshuffle.planning.assignment.draws import balanced_sizes
 from dshuffle.planning.assignment.partial import Partial
-from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
+from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
 from dshuffle.planning.grouping import group_by
 from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.randomness import choose
@@ -83,7 +83,7 @@ class Aligned(Assignment):
         """See :class:`Assignment`."""
         return self.most_drawn(n_samples, n_workers)
 
-    def draw(self, draw: Draw) -> Drawn:
+    def draw(self, draw: Draw) -> EpochDraw:
         """See :class:`Assignment`."""
         if draw.holders is None:
             raise InvalidParameter.of("holders", None, "the holder masks, which the assignment 'aligned' needs")
@@ -99,9 +99,9 @@ class Aligned(Assignment):
                 [choose(own, count, "aligned", draw.seed, draw.epoch, rank) for rank, own in enumerate(owns)]
             )
             room = np.full(n_workers, count)
-        drawn = draw_aligned(draw.holders[pool], room, draw.seed, draw.epoch)
+        assigned = draw_aligned(draw.holders[pool], room, draw.seed, draw.epoch)
         ranks = draw.previous.copy()
-        ranks[pool] = drawn.destinations
-        senders = np.full(len(drawn.offsets) - 1, SERVER, dtype=np.int32)
-        packets = Packets(drawn.offsets, pool[drawn.members], drawn.destinations[drawn.members], senders)
-        return Drawn(ranks, packets)
+        ranks[pool] = assigned.destinations
+        senders = np.full(len(assigned.offsets) - 1, SERVER, dtype=np.int32)
+        packets = Packets(assigned.offsets, pool[assigned.members], assigned.destinations[assigned.members], senders)
+        return EpochDraw(ranks, packets)

@@ -78,12 +78,12 @@ class Classes:
         InvalidParameter
             If the labels do not form classes, or their checksum is not the expected one.
         """
-        found = Classes.of(self.name, labels, n_samples)
-        if self.checksum not in (None, found.checksum):
+        classes = Classes.of(self.name, labels, n_samples)
+        if self.checksum not in (None, classes.checksum):
             hint = "The labels may have been rewritten. Create a new Shuffler."
-            meant = f"{self.checksum}, as when the session was opened"
-            raise InvalidParameter.of(f"balance {self.name!r}: checksum", found.checksum, meant, hint)
-        return found
+            expected = f"{self.checksum}, as when the session was opened"
+            raise InvalidParameter.of(f"balance {self.name!r}: checksum", classes.checksum, expected, hint)
+        return classes
 
     def members(self) -> tuple[Samples, Samples]:
         """Return ``order`` and ``offsets``.
@@ -215,8 +215,8 @@ def exchange_in_classes(previous: Ranks, classes: Classes, n_workers: int, count
             f"workers have {sizes.min()} to {sizes.max()} samples",
             "Pass an assignment in which share sizes differ by at most one.",
         )
-    drawn = choose(np.arange(len(order) // n_workers), count, "class rounds", seed, epoch)
-    rounds = np.bincount(np.searchsorted(np.cumsum(each), drawn, side="right"), minlength=len(each) + 1)
+    chosen_rounds = choose(np.arange(len(order) // n_workers), count, "class rounds", seed, epoch)
+    rounds = np.bincount(np.searchsorted(np.cumsum(each), chosen_rounds, side="right"), minlength=len(each) + 1)
     n_loose = int(rounds[-1])
     sent = np.empty((count - n_loose, n_workers), dtype=np.int64)
     loose = np.concatenate([[0], np.cumsum(np.maximum(sizes - int(each.sum()), 0))])
@@ -266,7 +266,7 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
     largest = 0
     for c in range(turns.size):
         largest = max(largest, offsets[c + 1] - offsets[c])
-    drawn = np.empty(largest, dtype=np.int32)
+    places = np.empty(largest, dtype=np.int32)
     at = 0  # names[:at] have one more loose sample than names[at:]
     for turn in range(turns.size):
         first, last = offsets[turns[turn]], offsets[turns[turn] + 1]
@@ -274,24 +274,24 @@ def _draw(order, offsets, turns, names, state, ranks):  # type: ignore[no-untype
         place = 0
         for _ in range(size // n_workers):
             for rank in range(n_workers):
-                drawn[place] = rank
+                places[place] = rank
                 place += 1
         extra = size - place
         fewer = min(extra, n_workers - at)
         state = draw_front(names[at:], fewer, state)
         for k in range(fewer):
-            drawn[place + k] = names[at + k]
+            places[place + k] = names[at + k]
         place += fewer
         if fewer < extra:  # all of names[at:] have got one, so all workers are even
             state = draw_front(names[:at], extra - fewer, state)
             for k in range(extra - fewer):
-                drawn[place + k] = names[k]
+                places[place + k] = names[k]
             at = extra - fewer
         else:
             at += fewer
-        state = draw_front(drawn[:size], size - 1, state)
+        state = draw_front(places[:size], size - 1, state)
         for i in range(size):
-            ranks[order[first + i]] = drawn[i]
+            ranks[order[first + i]] = places[i]
 
 
 @numba.njit(nogil=True, cache=True)

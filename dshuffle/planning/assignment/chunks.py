@@ -14,7 +14,7 @@ import numpy as np
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
+from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
 from dshuffle.planning.types import Ranks
 
 
@@ -60,9 +60,9 @@ class Chunks(Assignment):
         """See :class:`Assignment`."""
         return cls(None if parameter is None else int(parameter))
 
-    def draw(self, draw: Draw) -> Drawn:
+    def draw(self, draw: Draw) -> EpochDraw:
         """See :class:`Assignment`."""
-        return Drawn(self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks())
+        return EpochDraw(self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks())
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks:
         """See :class:`Assignment`."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from dshuffle.planning.assignment.balance import draw_classes
 from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
+from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Global(Assignment):
             raise ValueError(parameter)
         return cls()
 
-    def draw(self, draw: Draw) -> Drawn:
+    def draw(self, draw: Draw) -> EpochDraw:
         """See :class:`Assignment`."""
         if draw.classes is not None:
-            return Drawn(draw_classes(draw.classes, draw.n_workers, "global", draw.seed, draw.epoch))
-        return Drawn(self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks())
+            return EpochDraw(draw_classes(draw.classes, draw.n_workers, "global", draw.seed, draw.epoch))
+        return EpochDraw(self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks())
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks:
         """See :class:`Assignment`."""

@@ -172,16 +172,16 @@ class GivenSharding:
         InvalidParameter
             If the number of workers or the checksum is not the expected one.
         """
-        found = GivenSharding.of(self.name, ranks, broadcast)
-        for name, meant in (("n_workers", self.n_workers), ("checksum", self.checksum)):
-            if meant is not None and meant != getattr(found, name):
+        sharding = GivenSharding.of(self.name, ranks, broadcast)
+        for name, expected in (("n_workers", self.n_workers), ("checksum", self.checksum)):
+            if expected is not None and expected != getattr(sharding, name):
                 raise InvalidParameter.of(
                     f"sharding {self.name!r}: {name}",
-                    getattr(found, name),
-                    f"{meant}, as when the session was opened",
+                    getattr(sharding, name),
+                    f"{expected}, as when the session was opened",
                     "The sharding may have been rewritten. Create a new Shuffler.",
                 )
-        return found
+        return sharding
 
     def check(self, n_samples: int, n_workers: int) -> None:
         """Check that the sharding fits a job.
@@ -196,7 +196,7 @@ class GivenSharding:
                 "n_workers",
                 n_workers,
                 f"{self.n_workers}, for which the sharding {self.name!r} was made",
-                f"Create a sharding for {n_workers} workers with 'dshuffle shard --workers {n_workers}'.",
+                f"Create a sharding for {n_workers} workers with 'dshuffle dataset shard --workers {n_workers}'.",
             )
         if self.ranks is not None and len(self.ranks) != n_samples:
             raise InvalidParameter.of(

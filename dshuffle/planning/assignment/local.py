@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
+from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
 from dshuffle.planning.assignment.slots import Slots
 from dshuffle.planning.assignment.worker_change import WorkerChange
 
@@ -30,9 +30,9 @@ class Local(Assignment):
             raise ValueError(parameter)
         return cls()
 
-    def draw(self, draw: Draw) -> Drawn:
+    def draw(self, draw: Draw) -> EpochDraw:
         """See :class:`Assignment`."""
-        return Drawn(draw.previous.copy())
+        return EpochDraw(draw.previous.copy())
 
     def slots(self, first: Blocks, seed: int, changes: Sequence[WorkerChange] = ()) -> Slots:
         """See :class:`Assignment`."""

@@ -14,7 +14,7 @@ import numpy as np
 from dshuffle.checks import as_ratio
 from dshuffle.planning.assignment.balance import exchange_in_classes
 from dshuffle.planning.assignment.blocks import Blocks
-from dshuffle.planning.assignment.rule import Assignment, Draw, Drawn
+from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
 from dshuffle.planning.assignment.slots import SlotExchange, Slots, path_of
 from dshuffle.planning.assignment.worker_change import WorkerChange
 from dshuffle.planning.grouping import count_keys, group_by
@@ -73,10 +73,10 @@ class Partial(Assignment):
         """
         if n_workers == 1:
             return 0
-        wanted = as_ratio("assignment.fraction", self.fraction, Fraction(0)) * n_samples / n_workers
+        n_exchanged = as_ratio("assignment.fraction", self.fraction, Fraction(0)) * n_samples / n_workers
         # as_ratio rounds a Q below 1e-12 to 0, but a positive Q must move something.
         at_least = 1 if self.fraction > 0 else 0
-        return min(max(-(-wanted.numerator // wanted.denominator), at_least), n_samples // n_workers)
+        return min(max(-(-n_exchanged.numerator // n_exchanged.denominator), at_least), n_samples // n_workers)
 
     @classmethod
     def parse(cls, parameter: str | None) -> Self:
@@ -84,21 +84,21 @@ class Partial(Assignment):
         number = (parameter or "").removesuffix(FIXED_POINTS)
         return cls(float(number), fixed_points=number != parameter)
 
-    def draw(self, draw: Draw) -> Drawn:
+    def draw(self, draw: Draw) -> EpochDraw:
         """See :class:`Assignment`."""
         count = self.n_exchanged(len(draw.previous), draw.n_workers)
         if draw.classes is not None:
             ranks = exchange_in_classes(draw.previous, draw.classes, draw.n_workers, count, draw.seed, draw.epoch)
-            return Drawn(ranks)
+            return EpochDraw(ranks)
         slots = group_by(draw.previous, draw.n_workers)[0] if draw.slots is None else draw.slots
         if not count:
-            return Drawn(draw.previous.copy(), slots=slots)
+            return EpochDraw(draw.previous.copy(), slots=slots)
         sizes = count_keys(draw.previous, 0, draw.n_workers)
         exchange = SlotExchange.drawn(sizes, count, self.fixed_points, *path_of(draw.seed, draw.epoch))
         slots = exchange.applied(slots)
         ranks = np.empty_like(draw.previous)
         ranks[slots] = np.repeat(np.arange(draw.n_workers, dtype=np.int32), sizes)
-        return Drawn(ranks, slots=slots)
+        return EpochDraw(ranks, slots=slots)
 
     def slots(self, first: Blocks, seed: int, changes: Sequence[WorkerChange] = ()) -> Slots:
         """See :class:`Assignment`."""

@@ -45,7 +45,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
+class EpochDraw:
     """The ranks of one epoch, and what was drawn with them.
 
     Parameters
@@ -103,7 +103,7 @@ class Assignment(ABC):
         """
 
     @abstractmethod
-    def draw(self, draw: Draw) -> Drawn:
+    def draw(self, draw: Draw) -> EpochDraw:
         """Draw the ranks of an epoch."""
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks | None:

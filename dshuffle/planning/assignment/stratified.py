@@ -49,17 +49,17 @@ def label_codes(
     >>> label_codes([30, 10, 30])
     (array([1, 0, 1], dtype=int32), array([10, 30]))
     """
-    found = np.asarray(labels)
-    if found.ndim != 1:
-        raise InvalidParameter.of(f"{name}.shape", found.shape, "(n_samples,)", "Pass one label per sample.")
-    if n_samples is not None and len(found) != n_samples:
-        raise InvalidParameter.of(f"len({name})", len(found), f"{n_samples}, one label per sample")
-    if found.dtype.kind not in "iub":
+    array = np.asarray(labels)
+    if array.ndim != 1:
+        raise InvalidParameter.of(f"{name}.shape", array.shape, "(n_samples,)", "Pass one label per sample.")
+    if n_samples is not None and len(array) != n_samples:
+        raise InvalidParameter.of(f"len({name})", len(array), f"{n_samples}, one label per sample")
+    if array.dtype.kind not in "iub":
         hint = "Number the classes with numpy.unique(labels, return_inverse=True)[1]."
-        raise InvalidParameter.of(f"{name}.dtype", str(found.dtype), "an integer dtype", hint)
-    if not found.size:
+        raise InvalidParameter.of(f"{name}.dtype", str(array.dtype), "an integer dtype", hint)
+    if not array.size:
         raise InvalidParameter.of(f"len({name})", 0, "at least 1")
-    values = found.view(np.uint8) if found.dtype == np.bool_ else found
+    values = array.view(np.uint8) if array.dtype == np.bool_ else array
     lowest, highest = int(values.min()), int(values.max())
     if highest - lowest < max(_TABLE, len(values)):
         wide = values if values.itemsize == 8 else values.astype(np.int64)  # int8 cannot hold 40 - (-88)
@@ -67,13 +67,13 @@ def label_codes(
         places = (wide - base).astype(np.int64, copy=False)
         present = np.bincount(places) > 0
         codes = (np.cumsum(present) - 1).astype(np.int32)[places]
-        classes = (np.flatnonzero(present).astype(wide.dtype) + base).astype(found.dtype)
+        classes = (np.flatnonzero(present).astype(wide.dtype) + base).astype(array.dtype)
     else:
-        classes, inverse = np.unique(found, return_inverse=True)
+        classes, inverse = np.unique(array, return_inverse=True)
         codes = inverse.astype(np.int32)
-    if len(classes) == len(found) > 1:
+    if len(classes) == len(array) > 1:
         hint = "Some class must have several samples. Otherwise use the sharding 'random', without balance."
-        raise InvalidParameter.because(name, f"it has {len(found)} distinct values for {len(found)} samples", hint)
+        raise InvalidParameter.because(name, f"it has {len(array)} distinct values for {len(array)} samples", hint)
     return codes, classes
 
 

@@ -55,8 +55,12 @@ class WorkerChange:
         as_integer("n_before", self.n_before, 1)
         if self.epoch not in (self.carried, self.carried + 1):
             raise InvalidParameter.of("epoch", self.epoch, f"{self.carried} or {self.carried + 1}")
-        known = [as_integer("former", rank, NEW) for rank in self.former if rank != NEW]
-        if not self.former or len(set(known)) < len(known) or any(rank >= self.n_before for rank in known):
+        former_ranks = [as_integer("former", rank, NEW) for rank in self.former if rank != NEW]
+        if (
+            not self.former
+            or len(set(former_ranks)) < len(former_ranks)
+            or any(rank >= self.n_before for rank in former_ranks)
+        ):
             allowed = f"ranks below n_before={self.n_before}, each at most once, or {NEW}"
             raise InvalidParameter.of("former", self.former, allowed)
 

@@ -7,13 +7,13 @@ computed from formulas (``loads_expected.py``, ``expected_packets.py``). ``predi
 """
 
 from dshuffle.planning.cost.advice import Change, Recommendation, all_ways, compare_costs, recommend
-from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.cost.prediction import Prediction, predict
 
 __all__ = [
     "Change",
-    "Cluster",
+    "ClusterRates",
     "Prediction",
     "Recommendation",
     "Work",

@@ -11,14 +11,13 @@ import numpy as np
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.assignment import parse_assignment
-from dshuffle.planning.cost.cluster import SCALABLE, Cluster
+from dshuffle.planning.cost.cluster import SCALABLE, ClusterRates
 from dshuffle.planning.cost.explain import EQUALLY, Advice, exchanges_part, explain
 from dshuffle.planning.cost.job import Work
-from dshuffle.planning.cost.loads import Loads
 from dshuffle.planning.cost.loads_expected import expected_loads
 from dshuffle.planning.cost.prediction import Prediction, loads_of, timed
-from dshuffle.planning.delivery import DELIVERIES, Excess
-from dshuffle.planning.delivery.relay import RELAYS
+from dshuffle.planning.delivery import SIMPLEST, Circumstances, suitable_deliveries
+from dshuffle.planning.delivery.loads import Loads
 
 ASSIGNMENTS = ("local", "partial:0.1", "global", "aligned", "chunks")
 SAMPLES = 100_000
@@ -78,7 +77,7 @@ class Recommendation:
 
 
 def all_ways(
-    cluster: Cluster, work: Work, *, assignments: Sequence[str] = ASSIGNMENTS, server: bool = True
+    cluster: ClusterRates, work: Work, *, assignments: Sequence[str] = ASSIGNMENTS, server: bool = True
 ) -> tuple[Work, ...]:
     """List every way of doing the work that the cluster and the caches allow.
 
@@ -91,46 +90,37 @@ def all_ways(
 
     Examples
     --------
-    >>> cluster = Cluster(4, link_up=1e9, link_down=1e9)
+    >>> cluster = ClusterRates(4, link_up=1e9, link_down=1e9)
     >>> [way.way for way in all_ways(cluster, Work(1000, 64), assignments=["local", "partial:0.1"])][:4]
     ['local', 'partial:0.1 + peer', 'partial:0.1 + server', 'partial:0.1 + leftover, pipelined']
     """
     ways: list[Work] = []
     excess = work.excess(cluster.n_workers) > 0
+    circumstances = Circumstances(cluster.n_workers, excess, has_server=server, has_storage=cluster.storage is not None)
     for name in assignments:
         rule = parse_assignment(name)
-        base = work.with_choices(assignment=rule, caching=None, delivery="peer", relay="pipelined")
+        base = work.with_choices(assignment=rule, caching=None, delivery=SIMPLEST, relay="pipelined")
         if not rule.moves:
             ways.append(base)
             continue
-        relays = tuple(RELAYS)
-        for delivery in DELIVERIES.values():
-            if (delivery.needs_server and not server) or (delivery.reads_store and cluster.storage is None):
+        families: set[str] = set()
+        for delivery in suitable_deliveries(circumstances):
+            if not delivery.gains_by(needs_holders=rule.needs_holders, in_chunks=rule.in_chunks, excess=excess):
                 continue
-            if cluster.n_workers < delivery.proposed_from:
-                continue
-            if not delivery.coded:
-                if not rule.needs_holders:  # to uncoded deliveries it is what 'global', or 'partial', is
-                    ways.append(base.with_choices(delivery=delivery.name))
-                continue
-            pays = delivery.excess is (Excess.USED if excess else Excess.REFUSED)
-            if not pays or rule.in_chunks or not delivery.supports(cluster.n_workers, excess=excess):
-                continue
-            if rule.needs_holders and not excess:
-                continue
+            relays = delivery.relays[:1] if delivery.family in families else delivery.relays
+            families.add(delivery.family)  # the first one of a family is compared with every relay
             ways += [base.with_choices(delivery=delivery.name, relay=relay) for relay in relays]
-            relays = ("pipelined",)  # the first coded delivery is compared with every relay
     return tuple(ways)
 
 
 def compare_costs(
-    cluster: Cluster, ways: Sequence[Work], *, precision: str = "auto", most_samples: int = SAMPLES
+    cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "auto", most_samples: int = SAMPLES
 ) -> list[Prediction]:
     """Predict several ways on one cluster, in the given order. The parameters are those of :func:`predict`.
 
     Examples
     --------
-    >>> cluster = Cluster(8, link_up=12.5e6, link_down=12.5e6)
+    >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6)
     >>> ways = all_ways(cluster, Work(100_000, 1024), assignments=["global"])
     >>> best = min(compare_costs(cluster, ways, precision="closed"), key=lambda p: p.exchange_seconds)
     >>> best.work.way
@@ -139,12 +129,12 @@ def compare_costs(
     return [timed(cluster, way, loads) for way, loads in _loads(cluster, ways, precision, most_samples)]
 
 
-def _loads(cluster: Cluster, ways: Sequence[Work], precision: str, most_samples: int) -> list[tuple[Work, Loads]]:
+def _loads(cluster: ClusterRates, ways: Sequence[Work], precision: str, most_samples: int) -> list[tuple[Work, Loads]]:
     return [(way, loads_of(cluster, way, precision=precision, most_samples=most_samples)) for way in ways]
 
 
 def recommend(
-    cluster: Cluster, ways: Sequence[Work], *, precision: str = "auto", most_samples: int = SAMPLES
+    cluster: ClusterRates, ways: Sequence[Work], *, precision: str = "auto", most_samples: int = SAMPLES
 ) -> Recommendation:
     """Recommend the fastest way to shuffle globally, with reasons and what would change the recommendation.
 
@@ -161,7 +151,7 @@ def recommend(
 
     Examples
     --------
-    >>> cluster = Cluster(8, link_up=12.5e6, link_down=12.5e6, storage=50e6, storage_over_links=False)
+    >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6, storage=50e6, storage_over_links=False)
     >>> advice = recommend(cluster, all_ways(cluster, Work(100_000, 1024)), precision="closed")
     >>> advice.verdict, [(change.what, change.winner.work.delivery.name) for change in advice.changes]
     ('Use global + peer: 941 ms per epoch.', [('links', 'storage'), ('storage', 'storage')])
@@ -183,10 +173,10 @@ def recommend(
     )
 
 
-def _single(cluster: Cluster, predictions: Sequence[Prediction]) -> Prediction | None:
+def _single(cluster: ClusterRates, predictions: Sequence[Prediction]) -> Prediction | None:
     """Predict re-reading with one sample per chunk, if the present chunks make workers read more than they need."""
     for p in predictions:
-        if p.work.choices.assignment.redraws_all and p.work.delivery.reads_store and p.read_amplification > 1 + EQUALLY:
+        if p.work.choices.assignment.redraws_all and p.read_amplification > 1 + EQUALLY:
             work = dataclasses.replace(p.work, chunk_rows=1)
             return timed(cluster, work, expected_loads(work, cluster))
     return None
@@ -196,7 +186,7 @@ def _seconds(prediction: Prediction) -> float:
     return prediction.exchange_seconds
 
 
-def _fastest(cluster: Cluster, candidates: Sequence[tuple[Work, Loads]]) -> Prediction:
+def _fastest(cluster: ClusterRates, candidates: Sequence[tuple[Work, Loads]]) -> Prediction:
     """Return the first candidate whose time is about the least; candidates are ordered from simple to complex."""
     predictions = [timed(cluster, way, loads) for way, loads in candidates]
     least = min(map(_seconds, predictions))
@@ -216,7 +206,7 @@ def _less(best: Prediction, predictions: Sequence[Prediction]) -> Prediction | N
     return min(fits, key=lambda p: (-p.work.fraction, p.exchange_seconds), default=None)
 
 
-def _changes(cluster: Cluster, candidates: Sequence[tuple[Work, Loads]], best: Prediction) -> tuple[Change, ...]:
+def _changes(cluster: ClusterRates, candidates: Sequence[tuple[Work, Loads]], best: Prediction) -> tuple[Change, ...]:
     """Find, for each scalable part, the factors nearest to 1, below and above, at which another way wins."""
     changes: list[Change] = []
     for what, fields in SCALABLE.items():
@@ -227,9 +217,9 @@ def _changes(cluster: Cluster, candidates: Sequence[tuple[Work, Loads]], best: P
             return _fastest(cluster.scaled(what, factor), candidates)
 
         for factors in (FACTORS[FACTORS < 1][::-1], FACTORS[FACTORS > 1]):
-            found = _first_change(winner, factors.tolist(), best)
-            if found is not None:
-                changes.append(Change(what, *found))
+            change = _first_change(winner, factors.tolist(), best)
+            if change is not None:
+                changes.append(Change(what, *change))
     return tuple(changes)
 
 

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.types import Amounts
 
 Rate = float | tuple[float, ...]
 """Rate in bytes/s: one for all workers, or a tuple with one per worker."""
-Amounts = NDArray[np.float64]
 MESSAGE_SECONDS = 1e-3
 """Processor time per message during an exchange. A message sent alone takes longer, as it has to wake a process up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterRates:
     """Rates of a cluster, in bytes/s unless stated otherwise.
 
     Links are full duplex. The network between them can carry the traffic of all links at once, unless there are racks.
@@ -85,7 +85,7 @@ class Cluster:
 
     Examples
     --------
-    >>> cluster = Cluster(8, link_up=12.5e6, link_down=12.5e6, server_up=12.5e6, storage=100e6)
+    >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6, server_up=12.5e6, storage=100e6)
     >>> cluster.scaled("storage", 2).storage
     200000000.0
     """
@@ -160,7 +160,7 @@ class Cluster:
         """Rate out of the server, or out of the first worker if it serves."""
         return float(self.rates("link_up")[0]) if self.server_up is None else self.server_up
 
-    def scaled(self, name: str, factor: float) -> Cluster:
+    def scaled(self, name: str, factor: float) -> ClusterRates:
         """Return a copy with the rates of one part in :data:`SCALABLE` multiplied by a factor."""
         changes: dict[str, object] = {}
         for field in SCALABLE[name]:

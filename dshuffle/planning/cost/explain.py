@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.prediction import PROCESSORS, Prediction
 
 EQUALLY = 0.02
@@ -23,7 +23,7 @@ class Advice:
 
 
 def explain(
-    cluster: Cluster,
+    cluster: ClusterRates,
     best: Prediction,
     instead: Prediction | None,
     whole_chunks: Prediction | None,
@@ -49,10 +49,8 @@ def explain(
             f"Do not shuffle globally: the fastest way ({best.work.way}) takes {took} per epoch, but training takes "
             f"only {seconds_of(training)}. Use {instead.work.way} ({seconds_of(instead.exchange_seconds)})."
         )
-    elif best.work.delivery.reads_store:
-        verdict = f"Re-read from storage: {best.work.way} takes {took} per epoch."
     else:
-        verdict = f"Use {best.work.way}: {took} per epoch."
+        verdict = best.work.delivery.headline(best.work.way, took)
     notes = []
     if training is not None and best.exchange_seconds <= training:
         notes.append(f"The exchange is hidden behind {seconds_of(training)} of training.")
@@ -68,7 +66,7 @@ def explain(
             f"({whole_chunks.work.way}, {seconds_of(whole_chunks.exchange_seconds)}), but mixes less, because the rows "
             "of a chunk stay together."
         )
-    if single is not None and not best.work.delivery.reads_store:
+    if single is not None and not best.storage_bytes:
         faster = ", and be faster" if single.exchange_seconds < best.exchange_seconds else ""
         reading = seconds_of(single.exchange_seconds)
         notes.append(f"With one row per chunk, re-reading would take {reading}{faster}.")
@@ -83,7 +81,7 @@ def explain(
 
 def hidden_fraction(predictions: Sequence[Prediction], training: float) -> float | None:
     """Estimate the largest Q such that training hides ``partial:Q``; None if no ``partial:Q`` was predicted."""
-    shares = [p for p in predictions if exchanges_part(p) and not p.work.delivery.reads_store and p.exchange_seconds]
+    shares = [p for p in predictions if exchanges_part(p) and p.exchange_seconds and not p.storage_bytes]
     if not shares:
         return None
     fastest = min(shares, key=lambda p: p.exchange_seconds)
@@ -96,17 +94,16 @@ def exchanges_part(prediction: Prediction) -> bool:
     return assignment.moves and not (assignment.redraws_all or assignment.in_chunks or assignment.needs_holders)
 
 
-def _reason(cluster: Cluster, best: Prediction, predictions: Sequence[Prediction]) -> str:
+def _reason(cluster: ClusterRates, best: Prediction, predictions: Sequence[Prediction]) -> str:
     sentences = [f"{best.work.delivery.name}: {_why(cluster, best)}"]
-    others: dict[str, Prediction] = {}
+    slower: dict[str, Prediction] = {}
     for p in predictions:
-        if p.work.choices.assignment.redraws_all and p.work.delivery != best.work.delivery:
-            if p.work.coded and best.work.coded:
-                continue
-            kind = "any coded delivery" if p.work.coded else p.work.delivery.name  # the fastest code is enough
-            if kind not in others or p.exchange_seconds < others[kind].exchange_seconds:
-                others[kind] = p
-    for other in sorted(others.values(), key=lambda p: p.exchange_seconds):
+        family = p.work.delivery.family
+        if not p.work.choices.assignment.redraws_all or family == best.work.delivery.family:
+            continue
+        if family not in slower or p.exchange_seconds < slower[family].exchange_seconds:
+            slower[family] = p
+    for other in sorted(slower.values(), key=lambda p: p.exchange_seconds):
         ratio = times(other.exchange_seconds, best.exchange_seconds)
         about = abs(other.exchange_seconds / best.exchange_seconds - 1) < EQUALLY if best.exchange_seconds else False
         takes = "takes about as long" if about else f"would take {ratio} as long"
@@ -114,17 +111,15 @@ def _reason(cluster: Cluster, best: Prediction, predictions: Sequence[Prediction
     return "; ".join(sentences) + "."
 
 
-def _why(cluster: Cluster, p: Prediction) -> str:
+def _why(cluster: ClusterRates, p: Prediction) -> str:
     """Explain what limits the speed of a way."""
     row = p.work.row_nbytes
     match p.bottleneck:
         case "":
             return "nothing has to move"
-        case "worker ingress" if p.work.delivery.reads_store:
-            return f"every worker reads {bytes_of(p.most_ingress)}{_amplified(p)} over its link"
         case "worker ingress":
             rate = min(cluster.rates("link_down")) / (1 + cluster.wire_overhead)
-            return f"every worker must receive {bytes_of(p.most_ingress)} at {bytes_of(rate)}/s whatever the code"
+            return p.work.delivery.explain_ingress(bytes_of(p.most_ingress), _amplified(p), bytes_of(rate))
         case "worker egress":
             rate = min(cluster.rates("link_up")) / (1 + cluster.wire_overhead)
             return f"every worker sends {bytes_of(p.worker_egress / cluster.n_workers)} at {bytes_of(rate)}/s"

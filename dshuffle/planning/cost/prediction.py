@@ -5,72 +5,31 @@ Messages add processor time, and relays add the time to forward the last packets
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.cost.cluster import Cluster
+from dshuffle.planning.cost.cluster import ClusterRates
 from dshuffle.planning.cost.job import Work
-from dshuffle.planning.cost.loads import CHECKSUM_NBYTES, Loads
 from dshuffle.planning.cost.loads_counted import counted_loads, is_countable
 from dshuffle.planning.cost.loads_expected import expected_loads
 from dshuffle.planning.delivery import check_delivery
-from dshuffle.planning.delivery.grid import WorkerGrid
-from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES, batch_sizes, packets_per_batch
-from dshuffle.planning.pacing import Pacing
+from dshuffle.planning.delivery.loads import Loads
 
 
-def message_count(work: Work, n_workers: int, loads: Loads, rate: float = math.inf) -> float:
-    """Estimate the number of messages between all participants, on links of a rate (bytes per second).
-
-    Rows are sent in as few messages as possible, and packets in batches. A relay forwards each batch in one message to
-    each of the other workers. In a ring, a worker sends one message to each of the others in every round but the last.
-    """
-    n, rows = n_workers, _rows(work, loads)
-    if not rows:
+def message_count(work: Work, loads: Loads, rate: float = math.inf) -> float:
+    """Estimate the number of messages between all participants, on links of a rate (bytes per second)."""
+    if not loads.worker_in.any():
         return 0.0
-    if not work.coded:
-        flows = n if work.delivery.needs_server or work.delivery.reads_store else n * (n - 1)
-        if work.delivery.two_hops:
-            flows = WorkerGrid(n).n_messages
-        rate = math.inf if work.delivery.needs_server else rate  # a server sends full messages
-        longest = Pacing.of(rate, message_bytes=MESSAGE_BYTES, window_bytes=WINDOW_BYTES).message_nbytes
-        full = max(1, longest // work.row_nbytes)
-        return min(rows, float(flows * max(1, math.ceil(round(rows / flows) / full))))
-    packets = round(loads.packets)
-    if work.choices.relay == "pipelined":
-        return min(rows, _in_batches(packets, n, work.row_nbytes, rows)[0])
-    batches = rows / packets_per_batch(packets, n, work.row_nbytes)
-    if work.choices.relay == "unicast":
-        return max(float(min(n, rows)), batches)
-    rounds = float(loads.worker_in.sum()) / loads.server_out - 1
-    return min(rows, n * (1 + (n - 1) * rounds) + batches)
+    return work.delivery.message_count(loads, work.row_nbytes, work.choices.relay, rate)
 
 
-def last_seconds(work: Work, cluster: Cluster, loads: Loads) -> float:
-    """What relays still send when the last packets have left the server: much of all, if there are few packets."""
-    if not work.coded or work.choices.relay != "pipelined" or loads.packets < 1:
-        return 0.0
-    last = _in_batches(round(loads.packets), cluster.n_workers, work.row_nbytes, _rows(work, loads))[1]
+def last_seconds(work: Work, cluster: ClusterRates, loads: Loads) -> float:
+    """What relays still send when the last packets have left the server."""
+    last = work.delivery.last_fraction(loads, work.row_nbytes, work.choices.relay)
     return last * float((loads.worker_out / cluster.rates("link_up")).max()) * (1 + cluster.wire_overhead)
-
-
-def _rows(work: Work, loads: Loads) -> float:
-    """Number of rows that workers receive."""
-    return float(loads.worker_in.sum()) / (work.row_nbytes + CHECKSUM_NBYTES)
-
-
-@functools.lru_cache(maxsize=256)  # called again for every scaled cluster
-def _in_batches(packets: int, n_workers: int, row_nbytes: int, rows: float) -> tuple[float, float]:
-    """Return the messages of a pipelined relay, and the fraction of its packets in the last batch."""
-    n, sizes = n_workers, np.array(batch_sizes(packets, n_workers, row_nbytes))
-    # Probability that another worker needs a packet. A batch without one is not sent to it.
-    wanted = min(1.0, (rows / packets - 1) / max(1, n - 1))
-    handed_on = n * (n - 1) * float((1 - (1 - wanted) ** sizes).sum())
-    return n * len(sizes) + handed_on, float(sizes[-1] / sizes.sum())
 
 
 MOST_WORKERS = 64
@@ -141,7 +100,9 @@ class Prediction:
         return self.resources[1][0] if len(self.resources) > 1 else ""
 
 
-def predict(cluster: Cluster, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES) -> Prediction:
+def predict(
+    cluster: ClusterRates, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES
+) -> Prediction:
     """Predict the time and traffic of an epoch.
 
     Parameters
@@ -161,7 +122,7 @@ def predict(cluster: Cluster, work: Work, *, precision: str = "auto", most_sampl
 
     Examples
     --------
-    >>> cluster = Cluster(8, link_up=12.5e6, link_down=12.5e6, server_up=12.5e6)
+    >>> cluster = ClusterRates(8, link_up=12.5e6, link_down=12.5e6, server_up=12.5e6)
     >>> from dshuffle.planning import Choices
     >>> work = Work(400_000, 1024, Choices(delivery="server", cache_fraction=0.5))
     >>> server = predict(cluster, work, precision="closed")
@@ -172,7 +133,7 @@ def predict(cluster: Cluster, work: Work, *, precision: str = "auto", most_sampl
     return timed(cluster, work, loads)
 
 
-def loads_of(cluster: Cluster, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES) -> Loads:
+def loads_of(cluster: ClusterRates, work: Work, *, precision: str = "auto", most_samples: int = MOST_SAMPLES) -> Loads:
     """Compute the loads for :func:`predict`. They depend on the shape of the cluster, not on its rates."""
     if precision not in ("auto", "exact", "closed"):
         raise InvalidParameter.of("precision", precision, "'auto', 'exact' or 'closed'")
@@ -184,8 +145,7 @@ def loads_of(cluster: Cluster, work: Work, *, precision: str = "auto", most_samp
     work.alpha(n)
     if work.choices.assignment.moves:
         check_delivery(work.delivery.name, n, excess=work.excess(n) > 0)
-        if work.delivery.reads_store and cluster.storage is None:
-            raise InvalidParameter.of("storage", None, f"bytes a second for the delivery {work.delivery.name!r}")
+        work.delivery.check_storage(cluster.storage)
     countable = is_countable(work, n, most_workers=MOST_WORKERS, most_samples=most_samples)
     if precision == "exact" and not countable:
         hint = f"Real plans can be made for at most {MOST_WORKERS} workers with enough samples or chunks for each."
@@ -195,7 +155,7 @@ def loads_of(cluster: Cluster, work: Work, *, precision: str = "auto", most_samp
     return counted_loads(work, cluster, at_most=most_samples)
 
 
-def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
+def timed(cluster: ClusterRates, work: Work, loads: Loads) -> Prediction:
     """Compute times from loads; docs/design.md, "Predicting", has the formulas.
 
     Links and storage work at the same time, so the slowest one determines the time. There are two exceptions. Relays
@@ -230,7 +190,7 @@ def timed(cluster: Cluster, work: Work, loads: Loads) -> Prediction:
     )
 
 
-def _seconds(cluster: Cluster, work: Work, loads: Loads) -> dict[str, float]:
+def _seconds(cluster: ClusterRates, work: Work, loads: Loads) -> dict[str, float]:
     """Compute how long each part of the cluster is busy."""
     up, down = cluster.rates("link_up"), cluster.rates("link_down")
     wire = 1 + cluster.wire_overhead
@@ -265,7 +225,7 @@ def _seconds(cluster: Cluster, work: Work, loads: Loads) -> dict[str, float]:
     return seconds
 
 
-def _reading_seconds(cluster: Cluster, loads: Loads) -> float:
+def _reading_seconds(cluster: ClusterRates, loads: Loads) -> float:
     """Time until all workers have read, if active readers share the storage equally up to the rate of their links.
 
     Returns 0 if links differ. The limits of each link and of the storage then determine the time.
@@ -280,7 +240,7 @@ def _reading_seconds(cluster: Cluster, loads: Loads) -> float:
     return float((np.diff(np.sort(loads.read), prepend=0.0) / each).sum())
 
 
-def _request_seconds(cluster: Cluster, loads: Loads) -> float:
+def _request_seconds(cluster: ClusterRates, loads: Loads) -> float:
     """Time that the busiest worker waits for its requests, or that the storage takes to answer all requests."""
     waiting = loads.requests * cluster.request_seconds
     if cluster.storage_connection is not None:
@@ -288,12 +248,12 @@ def _request_seconds(cluster: Cluster, loads: Loads) -> float:
     return max(float(waiting.max()) / cluster.requests_at_once, float(loads.requests.sum()) / cluster.storage_requests)
 
 
-def _processor_seconds(cluster: Cluster, work: Work, loads: Loads) -> float:
+def _processor_seconds(cluster: ClusterRates, work: Work, loads: Loads) -> float:
     """Processor time of the busiest machine divided by its number of processors.
 
     It is at least the time of the busiest process, because each process has one network thread.
     """
-    messages = message_count(work, cluster.n_workers, loads, float(np.median(cluster.rates("link_down"))))
+    messages = message_count(work, loads, float(np.median(cluster.rates("link_down"))))
     workers = (
         loads.worker_out / cluster.send_rate
         + loads.worker_in / cluster.receive_rate

@@ -11,25 +11,27 @@ from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.clique import CLIQUE
 from dshuffle.planning.delivery.coded import CODED
-from dshuffle.planning.delivery.definition import Delivery, DeliveryPlanner, Excess, PacketModel, Source
+from dshuffle.planning.delivery.definition import Circumstances, Delivery, Excess
 from dshuffle.planning.delivery.grid import GRID
 from dshuffle.planning.delivery.leftover import LEFTOVER, shuffle_matrix
+from dshuffle.planning.delivery.peer import PEER
+from dshuffle.planning.delivery.server import SERVER_ROWS
+from dshuffle.planning.delivery.storage import STORAGE
 from dshuffle.planning.delivery.ubershuffle import UBERSHUFFLE
-from dshuffle.planning.delivery.uncoded import PEER, SERVER_ROWS, STORAGE
 from dshuffle.planning.holders import as_holders
 from dshuffle.planning.packets import Packets
 
 __all__ = [
+    "Circumstances",
     "DELIVERIES",
     "Delivery",
-    "DeliveryPlanner",
     "Excess",
-    "PacketModel",
-    "Source",
+    "SIMPLEST",
     "check_delivery",
     "get_delivery",
     "plan_delivery",
     "shuffle_matrix",
+    "suitable_deliveries",
 ]
 
 
@@ -37,6 +39,9 @@ DELIVERIES: dict[str, Delivery] = {
     delivery.name: delivery for delivery in (PEER, GRID, SERVER_ROWS, STORAGE, CLIQUE, UBERSHUFFLE, CODED, LEFTOVER)
 }
 """Every delivery by name. Where several are equally fast, the first one here is taken."""
+
+SIMPLEST = PEER.name
+"""The delivery of users who choose none. It stands for ``auto`` where a single one must be named."""
 
 
 def get_delivery(name: str) -> Delivery:
@@ -50,6 +55,17 @@ def get_delivery(name: str) -> Delivery:
     if name not in DELIVERIES:
         raise InvalidParameter.of("delivery", name, f"one of {sorted(DELIVERIES)}")
     return DELIVERIES[name]
+
+
+def suitable_deliveries(circumstances: Circumstances) -> list[Delivery]:
+    """The deliveries that are worth considering on a cluster, simpler ones first.
+
+    Examples
+    --------
+    >>> [delivery.name for delivery in suitable_deliveries(Circumstances(4, excess=True, has_storage=False))]
+    ['peer', 'server', 'clique', 'ubershuffle', 'coded']
+    """
+    return [delivery for delivery in DELIVERIES.values() if delivery.suits(circumstances)]
 
 
 def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
@@ -68,8 +84,8 @@ def check_delivery(name: str, n_workers: int, *, excess: bool = False) -> None:
     delivery = get_delivery(name)
     if delivery.supports(n_workers, excess=excess):
         return
-    others = [other.name for other in DELIVERIES.values() if other.supports(n_workers, excess=excess)]
-    hint = f"Use one of {', '.join(map(repr, others))}."
+    names = [other.name for other in DELIVERIES.values() if other.supports(n_workers, excess=excess)]
+    hint = f"Use one of {', '.join(map(repr, names))}."
     if excess and delivery.excess is Excess.REFUSED:
         raise InvalidParameter.of("delivery", name, "a delivery that supports caches with excess", hint)
     allowed = f"at most {delivery.most_workers} for the delivery {name!r}"
@@ -127,9 +143,4 @@ def plan_delivery(
     ranks = as_ranks("destinations", destinations, n_workers)
     if len(masks) != len(ranks):
         raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), to match holders")
-    delivery = DELIVERIES[name]
-    if start is not None and delivery.extends_plans:
-        options["start"] = start
-    if len(hosts) and delivery.knows_hosts:
-        options["hosts"] = hosts
-    return delivery.plan(masks, ranks, n_workers, seed=seed, **options)
+    return DELIVERIES[name].plan(masks, ranks, n_workers, seed=seed, start=start, hosts=hosts, **options)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,8 +12,8 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.clique_cycles import find_cycles
 from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS, pack_cliques
 from dshuffle.planning.delivery.clique_pairs import pack_small_cliques
-from dshuffle.planning.delivery.definition import Delivery, Excess, Source
 from dshuffle.planning.delivery.encoding_tables import Tables
+from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
 from dshuffle.planning.delivery.ubershuffle import plan_ubershuffle
 from dshuffle.planning.packets import SERVER, Packets, missing_samples
 from dshuffle.planning.types import Holders, Ranks, Samples
@@ -110,12 +113,26 @@ def _plan(sizes: Samples, samples: Samples, destinations: Ranks) -> Packets:
     return Packets(offsets, samples, destinations, np.full(len(sizes), SERVER, dtype=np.int32))
 
 
-CLIQUE = Delivery(
-    "clique",
-    plan_clique,
-    Source.SERVER,
-    Excess.USED,
-    coded=True,
-    extends_plans=True,
-    packet_model=CLIQUE_PACKETS,
-)
+class Clique(PacketsFromServer):
+    """Packets grown around the samples with the fewest holders."""
+
+    name = "clique"
+    planner = staticmethod(plan_clique)
+    packet_model = CLIQUE_PACKETS
+
+    def plan(
+        self,
+        holders: Holders,
+        destinations: Ranks,
+        n_workers: int,
+        *,
+        seed: int,
+        start: Packets | None = None,
+        hosts: Sequence[int] = (),
+        **options: Any,
+    ) -> Packets:
+        """Plan few packets, of which ``start`` may be given."""
+        return plan_clique(holders, destinations, n_workers, seed=seed, start=start, **options)
+
+
+CLIQUE = Clique()

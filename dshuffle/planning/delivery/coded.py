@@ -11,8 +11,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from dshuffle.planning.delivery.definition import Delivery, Excess, PacketModel, Source
 from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
+from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_tables
+from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
 from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Holders, Ranks
 
@@ -43,14 +44,16 @@ def _encode(columns, starts, packet_of):  # type: ignore[no-untyped-def]
     return n_packets
 
 
-CODED = Delivery(
-    "coded",
-    plan_coded,
-    Source.SERVER,
-    Excess.USED,
-    coded=True,
-    most_workers=MOST_WORKERS,
-    packet_model=PacketModel(
+class Coded(PacketsFromServer):
+    """Packets of one sample from every column of an encoding table."""
+
+    name = "coded"
+    planner = staticmethod(plan_coded)
+    most_workers = MOST_WORKERS
+    packet_model = PacketModel(
+        packets_of_tables,
         aligned_fit=(-4.875, 3.398, 1.629, 4.61, 1.627, 1.291, -6.965, -0.2196, -0.1657, 0.4642),
-    ),
-)
+    )
+
+
+CODED = Coded()

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, ClassVar
 
 from dshuffle.errors import InvalidParameter
+from dshuffle.planning.delivery.demand import Demand
+from dshuffle.planning.delivery.holder_sets import HolderSets
+from dshuffle.planning.delivery.loads import Loads
 from dshuffle.planning.packets import Packets
+from dshuffle.planning.types import Holders, Ranks, Samples
+
+PartsByWorker = dict[int, Samples]
+"""Participant -> samples."""
 
 DeliveryPlanner = Callable[..., Packets]
 """``planner(holders, destinations, n_workers, *, seed, **options) -> Packets``.
 
 The arrays are already checked: ``(q, words)`` uint64 holders and ``(q,)`` int32 destinations. The packets must pass
-:func:`~dshuffle.planning.check_plan.check_plan` and depend on the arguments alone. A delivery with ``extends_plans``
-also takes ``start``, packets that it keeps, and one that ``knows_hosts`` takes ``hosts``, the host of each worker.
+:func:`~dshuffle.planning.check_plan.check_plan` and depend on the arguments alone.
 """
-
-
-class Source(Enum):
-    """Who sends the samples that a worker does not hold."""
-
-    PEERS = "peers"
-    SERVER = "server"
-    STORE = "store"
 
 
 class Excess(Enum):
@@ -38,94 +38,255 @@ class Excess(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PacketModel:
-    """How the cost model estimates the packets of a coded delivery.
+class Circumstances:
+    """What a cluster and its caches offer a delivery.
 
     Parameters
     ----------
-    without_excess
-        The formula for caches without excess: ``"tables"`` (Chung et al. (2017), Algorithm 2), ``"cycles"`` or
-        ``"leftover"`` (Attia and Tandon (2016), Theorem 1).
-    fit, aligned_fit
-        Coefficients of the regression for caches with excess, and for ``aligned`` assignments; None if ``"tables"``
-        is exact.
-    at_least
-        The model of a delivery that never needs more packets.
+    n_workers
+        Number of workers that train.
+    excess
+        Whether workers hold more than their shares.
+    has_server
+        Whether a worker can send every sample.
+    server_holds_all
+        Whether that worker has memory for all rows.
+    has_storage
+        Whether samples can be read again.
     """
 
-    without_excess: str = "tables"
-    fit: tuple[float, ...] | None = None
-    aligned_fit: tuple[float, ...] | None = None
-    at_least: PacketModel | None = None
+    n_workers: int
+    excess: bool
+    has_server: bool = True
+    server_holds_all: bool = True
+    has_storage: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A way to deliver the samples that workers do not hold.
+class Delivery(ABC):
+    """A way to deliver the samples that workers do not hold: how it plans, what it needs, and what it costs.
 
-    Parameters
+    Deliveries have no state. Those that exist are in :data:`~dshuffle.planning.DELIVERIES`. The kinds are subclasses:
+    rows from peers (``peer.py``), rows in two hops (``grid.py``), rows from a server (``server.py``), rows from the
+    store (``storage.py``) and packets from a server (``packets_from_server.py``).
+
+    Attributes
     ----------
     name
         What users call it.
-    plan
-        Its planner.
-    source
-        Who sends.
+    planner
+        Function that plans its packets.
+    transport
+        Name of its transport in :data:`dshuffle.exchange.transports.TRANSPORTS`.
+    coded
+        Whether a packet may combine several samples.
+    needs_server
+        Whether one worker must be able to send every sample.
+    server_holds_all
+        Whether that worker must have all rows in memory.
+    reads_store
+        Whether workers read the samples from the dataset again.
     excess
         How it uses samples held beyond the share.
-    coded
-        Whether a packet may hold several samples. The server then needs all rows in memory.
     most_workers
-        Largest number of workers it supports; None for any.
-    extends_plans
-        Whether the planner can start from packets that are already known, such as those of ``aligned``.
-    knows_hosts
-        Whether the planner can prefer senders on the host of the destination.
-    packet_model
-        For the cost model, if it is coded.
-    two_hops
-        Whether workers send rows through other workers, see :mod:`dshuffle.planning.delivery.grid`.
+        Largest number of workers that it supports; None for any.
     proposed_from
         Number of workers from which comparisons and ``auto`` consider it. It works with fewer workers, too.
-
-    Raises
-    ------
-    InvalidParameter
-        If a coded delivery has no packet model or does not come from the server.
+    simpler
+        Delivery that ``auto`` prefers unless this one is clearly faster; None if there is none.
+    plans_own_parts
+        Whether a worker can plan its own part without those of others, where the assignment allows it.
+    provides
+        How much a session must set aside for it: 0 for nothing, 1 for room for rows of others, 2 for a server, 3 for a
+        server with all rows. A session that chooses among deliveries sets aside what the most demanding one needs.
+    shows_link_rates
+        Whether an exchange shows how fast the links into workers are. All workers share the link of a server.
+    passes_on
+        What workers pass on to others: ``"rows"`` or ``"packets"``.
+    family
+        Deliveries of one family are alternatives, and the fastest stands for all of them.
     """
 
-    name: str
-    plan: DeliveryPlanner
-    source: Source
-    excess: Excess = Excess.IGNORED
-    coded: bool = False
-    most_workers: int | None = None
-    extends_plans: bool = False
-    knows_hosts: bool = False
-    packet_model: PacketModel | None = None
-    two_hops: bool = False
-    proposed_from: int = 1
+    name: ClassVar[str]
+    planner: ClassVar[DeliveryPlanner]
+    transport: ClassVar[str] = "rows"
+    coded: ClassVar[bool] = False
+    needs_server: ClassVar[bool] = False
+    server_holds_all: ClassVar[bool] = False
+    reads_store: ClassVar[bool] = False
+    excess: ClassVar[Excess] = Excess.IGNORED
+    most_workers: ClassVar[int | None] = None
+    proposed_from: ClassVar[int] = 1
+    simpler: ClassVar[str | None] = None
+    plans_own_parts: ClassVar[bool] = False
+    provides: ClassVar[int] = 0
+    shows_link_rates: ClassVar[bool] = True
+    passes_on: ClassVar[str] = "rows"
 
-    def __post_init__(self) -> None:
-        if self.coded and self.source is not Source.SERVER:
-            raise InvalidParameter.of("source", self.source, "Source.SERVER for a coded delivery")
-        if self.coded != (self.packet_model is not None):
-            raise InvalidParameter.of(
-                "packet_model", self.packet_model, "given for coded deliveries, and only for them"
-            )
+    def __repr__(self) -> str:
+        return f"<delivery {self.name!r}>"
+
+    def plan(
+        self,
+        holders: Holders,
+        destinations: Ranks,
+        n_workers: int,
+        *,
+        seed: int,
+        start: Packets | None = None,
+        hosts: Sequence[int] = (),
+        **options: Any,
+    ) -> Packets:
+        """Plan the packets of an exchange with the ``planner``.
+
+        Parameters
+        ----------
+        holders
+            ``(q, words)`` uint64 masks, checked.
+        destinations
+            ``(q,)`` int32, checked.
+        seed
+            Seed for breaking ties.
+        start
+            Good packets that are known beforehand. Deliveries that extend plans override this method to use them.
+        hosts
+            Host of each worker, numbered. Deliveries that prefer senders nearby override this method.
+        options
+            Options of this delivery alone.
+        """
+        return self.planner(holders, destinations, n_workers, seed=seed, **options)
+
+    def own_part(
+        self, arriving: Samples, senders: Ranks, leaving: Samples, receivers: Ranks, n_workers: int
+    ) -> tuple[PartsByWorker, PartsByWorker]:
+        """What a worker receives and sends if it plans alone, for deliveries with ``plans_own_parts``.
+
+        Parameters
+        ----------
+        arriving, senders
+            ``(k,)`` samples that the worker lacks, and the worker that has each of them.
+        leaving, receivers
+            ``(m,)`` samples that others lack, and the worker that each of them goes to.
+
+        Returns
+        -------
+        receives, sends : dict
+            Participant -> samples.
+        """
+        raise NotImplementedError(f"workers do not plan their own parts of the delivery {self.name!r}")
 
     @property
-    def needs_server(self) -> bool:
-        """Whether one worker must be able to send every sample."""
-        return self.source is Source.SERVER
+    def without_server(self) -> str:
+        """The delivery that takes its place in a session whose server was lost."""
+        return self.name
 
     @property
-    def reads_store(self) -> bool:
-        """Whether workers read the samples from the dataset again."""
-        return self.source is Source.STORE
+    def last_resort(self) -> str:
+        """The delivery that takes its place in the last attempt at an epoch."""
+        return self.name
 
     def supports(self, n_workers: int, *, excess: bool) -> bool:
         """Whether it can serve this many workers, with or without excess in their caches."""
         if self.most_workers is not None and n_workers > self.most_workers:
             return False
         return not (excess and self.excess is Excess.REFUSED)
+
+    def suits(self, circumstances: Circumstances) -> bool:
+        """Whether it is worth considering under these circumstances."""
+        return (
+            self.proposed_from <= circumstances.n_workers
+            and self.supports(circumstances.n_workers, excess=circumstances.excess)
+            and (self.excess is Excess.IGNORED or circumstances.excess is (self.excess is Excess.USED))
+            and (circumstances.has_server or not self.needs_server)
+            and (circumstances.server_holds_all or not self.server_holds_all)
+            and (circumstances.has_storage or not self.reads_store)
+        )
+
+    def gains_by(self, *, needs_holders: bool, in_chunks: bool, excess: bool) -> bool:
+        """Whether it is a way of its own with an assignment; otherwise another assignment does the same.
+
+        Parameters
+        ----------
+        needs_holders
+            Whether the assignment is drawn so that packets combine many samples.
+        in_chunks
+            Whether whole chunks move.
+        excess
+            Whether workers hold more than their shares.
+        """
+        return not needs_holders
+
+    def check_storage(self, storage: float | None) -> None:
+        """Raise :class:`InvalidParameter` if it needs the rate of a storage, and none is given."""
+        if self.reads_store and storage is None:
+            raise InvalidParameter.of("storage", None, f"bytes a second for the delivery {self.name!r}")
+
+    def passed_on(self, n_workers: int, *, relay: str, in_chunks: bool, most_incoming: int) -> int:
+        """Maximum number of rows, or packets, that a worker keeps to pass them on to others.
+
+        Parameters
+        ----------
+        in_chunks
+            Whether whole chunks move.
+        most_incoming
+            Maximum number of rows that a worker receives.
+        """
+        return 0
+
+    @abstractmethod
+    def expected_loads(self, demand: Demand) -> Loads:
+        """Compute the loads of all parts of the cluster from formulas, if some samples are needed."""
+
+    @abstractmethod
+    def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
+        """Count the loads of all parts of the cluster in a plan that is not empty.
+
+        Parameters
+        ----------
+        n_planned
+            Number of samples of the job that was planned. The loads are those of the job of ``demand``.
+        """
+
+    def expected_packets(self, sets: HolderSets) -> float:
+        """Expected number of packets, for needed samples with such holders."""
+        return max(0.0, sets.needed)
+
+    @abstractmethod
+    def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
+        """Estimate the number of messages that bring rows, on links of a rate (bytes per second).
+
+        Some rows reach workers from other participants.
+        """
+
+    def last_fraction(self, loads: Loads, row_nbytes: int, relay: str) -> float:
+        """Part of what workers send that they send only once the server has sent everything."""
+        return 0.0
+
+    @property
+    def relays(self) -> tuple[str, ...]:
+        """Relays that make a difference to it; a single one if none does."""
+        return ("pipelined",)
+
+    def label(self, relay: str) -> str:
+        """Its name, for tables, with the relay if that makes a difference."""
+        return self.name
+
+    @property
+    def family(self) -> str:
+        """Name of its family."""
+        return self.name
+
+    def headline(self, way: str, seconds: str) -> str:
+        """The sentence that recommends it."""
+        return f"Use {way}: {seconds} per epoch."
+
+    def explain_ingress(self, nbytes: str, amplified: str, rate: str) -> str:
+        """Say why the links into workers limit it.
+
+        Parameters
+        ----------
+        nbytes, rate
+            What the busiest worker receives, and the rate of the slowest link.
+        amplified
+            By how much workers read more than they need, in brackets; empty if they do not.
+        """
+        return f"every worker must receive {nbytes} at {rate}/s whatever the code"

@@ -19,7 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer, as_ranks
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.delivery.definition import Delivery, Excess, PacketModel, Source
+from dshuffle.planning.delivery.definition import Excess
+from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_leftover
+from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
 from dshuffle.planning.packets import SERVER, Packets, missing_samples
 from dshuffle.planning.randomness import permutation
@@ -251,11 +253,13 @@ def _emit(  # type: ignore[no-untyped-def]
     return p
 
 
-LEFTOVER = Delivery(
-    "leftover",
-    plan_leftover,
-    Source.SERVER,
-    Excess.REFUSED,
-    coded=True,
-    packet_model=PacketModel("leftover"),
-)
+class Leftover(PacketsFromServer):
+    """Pairs of samples, and chains of the remaining ones."""
+
+    name = "leftover"
+    planner = staticmethod(plan_leftover)
+    excess = Excess.REFUSED
+    packet_model = PacketModel(packets_of_leftover)
+
+
+LEFTOVER = Leftover()

@@ -15,8 +15,9 @@ import numpy as np
 
 from dshuffle.checks import as_integer
 from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS
-from dshuffle.planning.delivery.definition import Delivery, Excess, PacketModel, Source
 from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
+from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_tables
+from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
 from dshuffle.planning.packets import Packets
 from dshuffle.planning.types import Holders, Ranks
@@ -177,16 +178,18 @@ def _hash(mask):  # type: ignore[no-untyped-def]
     return np.int64((mask * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32))
 
 
-UBERSHUFFLE = Delivery(
-    "ubershuffle",
-    plan_ubershuffle,
-    Source.SERVER,
-    Excess.USED,
-    coded=True,
-    most_workers=MOST_WORKERS,
-    packet_model=PacketModel(
+class UberShuffle(PacketsFromServer):
+    """The packets of ``coded``, with gaps filled from the tables of larger sets."""
+
+    name = "ubershuffle"
+    planner = staticmethod(plan_ubershuffle)
+    most_workers = MOST_WORKERS
+    packet_model = PacketModel(
+        packets_of_tables,
         fit=(0.1296, -4.56, -0.6339, 5.266, 4.591, 2.657, -6.415, -0.08262, -0.09047, 0.166),
         aligned_fit=(-4.5, 1.342, 0.9443, 6.206, 2.944, 2.558, -9.004, -0.3057, -0.138, 0.5034),
         at_least=CLIQUE_PACKETS,
-    ),
-)
+    )
+
+
+UBERSHUFFLE = UberShuffle()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 
 from distributed import Client
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import DELIVERIES, Choices, get_delivery
-from dshuffle.planning.cost import Cluster, Work, compare_costs
-from dshuffle.planning.delivery import Excess
+from dshuffle.planning import Choices, Delivery
+from dshuffle.planning.cost import Work, compare_costs
+from dshuffle.planning.delivery import Circumstances, suitable_deliveries
 from dshuffle.runtime.cluster_view import cluster_info, only_serves
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure.probe import measure_cluster
+from dshuffle.runtime.session_options import SessionOptions
 from dshuffle.store import Dataset
 
 CLEARLY = 0.9
-"""An exchange in two hops must be predicted to take less than this part of an exchange between peers."""
+"""A delivery that costs memory must be predicted to take less than this part of an exchange with a simpler one."""
 
 PROBE_SECONDS = 4.0
 """Duration of the measurement if the user does not describe the cluster."""
@@ -31,9 +32,8 @@ def expected_seconds(
     client: Client,
     dataset: Dataset,
     choices: Choices,
+    options: SessionOptions,
     *,
-    cluster: Cluster | None,
-    server: str | None,
     memory_fraction: float,
 ) -> dict[str, float]:
     """Predict the seconds of an exchange for each delivery. Simpler deliveries come first, so that they win ties.
@@ -42,6 +42,7 @@ def expected_seconds(
     requires that the server can hold all rows.
     """
     workers = cluster_info(client)["workers"]
+    cluster, server = options.cluster, options.server
 
     def serves(address: str) -> bool:
         worker = workers[address]
@@ -57,24 +58,25 @@ def expected_seconds(
         raise InvalidParameter.of(
             "cluster.n_workers", cluster.n_workers, f"{n_workers}, the number of workers that train"
         )
-    work = work_of(dataset, dataclasses.replace(choices, delivery="peer"))
-    excess = work.excess(n_workers) > 0
+    work = work_of(dataset, choices.with_one_delivery())
     whole = dataset.n_samples * dataset.row_nbytes
     limits = [worker["memory_limit"] for worker in serving.values()][:1]
     holds_all = all(not limit or whole <= memory_fraction * limit for limit in limits)
-    names: list[str] = []
-    for delivery in DELIVERIES.values():
-        if (delivery.reads_store and cluster.storage is None) or (delivery.needs_server and not serving):
-            continue
-        if n_workers < delivery.proposed_from:
-            continue
-        if delivery.coded:
-            pays = delivery.excess is (Excess.USED if excess else Excess.REFUSED)
-            if not pays or not holds_all or any(get_delivery(name).coded for name in names):
-                continue
-        names.append(delivery.name)
-    ways = [work.with_choices(delivery=name) for name in names]
-    seconds = {found.work.delivery.name: found.exchange_seconds for found in compare_costs(cluster, ways)}
-    # Two hops take memory for another share, and only short messages gain by them.
-    slower = {name for name in names if get_delivery(name).two_hops and seconds[name] > CLEARLY * seconds["peer"]}
-    return {name: found for name, found in seconds.items() if name not in slower}
+    circumstances = Circumstances(
+        n_workers,
+        work.excess(n_workers) > 0,
+        has_server=bool(serving),
+        server_holds_all=holds_all,
+        has_storage=cluster.storage is not None,
+    )
+    families: dict[str, Delivery] = {}
+    for delivery in suitable_deliveries(circumstances):
+        families.setdefault(delivery.family, delivery)
+    ways = [work.with_choices(delivery=delivery.name) for delivery in families.values()]
+    predicted = {prediction.work.delivery: prediction.exchange_seconds for prediction in compare_costs(cluster, ways)}
+    seconds = {delivery.name: time for delivery, time in predicted.items()}
+    return {
+        delivery.name: time
+        for delivery, time in predicted.items()
+        if delivery.simpler is None or time <= CLEARLY * seconds.get(delivery.simpler, math.inf)
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import time
@@ -12,8 +13,9 @@ from typing import Any
 
 from distributed import Client, Future, KilledWorker
 
+from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
 from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info, only_serves
 from dshuffle.runtime.dataset_inputs import unit_rows
@@ -47,25 +49,27 @@ class Measurement:
     server
         Bytes per second from the server to all workers; None without a dedicated server.
     storage_alone, storage_together
-        Bytes of rows per second: read by one worker alone, and by all workers at once in total.
+        Bytes of rows per second: read by one worker alone, and by all workers at once in total; None without a dataset.
     busy_before, busy_network, busy_storage
         Processor utilization before the measurement, while all workers exchange, and while all workers read. If a value
         is near 1, the processors were measured, not the network or the storage.
     """
 
-    cluster: Cluster
+    cluster: ClusterRates
     seconds: float
     link_alone: float
     link_together: float
     server: float | None
-    storage_alone: float
-    storage_together: float
+    storage_alone: float | None
+    storage_together: float | None
     busy_before: float
     busy_network: float
-    busy_storage: float
+    busy_storage: float | None
 
 
-def measure_cluster(client: Client, dataset: Dataset, *, seconds: float = 12.0) -> Measurement:
+def measure_cluster(
+    client: Client, dataset: Dataset | None, *, row_nbytes: int = 1024, seconds: float = 12.0
+) -> Measurement:
     """Measure the links, storage and processors of a cluster.
 
     Other work of the cluster is not stopped, so measure an idle cluster. Rows are read from the dataset, each chunk at
@@ -73,19 +77,25 @@ def measure_cluster(client: Client, dataset: Dataset, *, seconds: float = 12.0) 
 
     Parameters
     ----------
+    client
+        Client of the cluster.
+    dataset
+        Dataset that the workers read. If None, the storage is not measured.
+    row_nbytes
+        Bytes per sample, if there is no dataset.
     seconds
         Duration of the measurement, at most 20. Less than 3 seconds gives only a rough estimate.
 
     Raises
     ------
     InvalidParameter
-        If ``seconds`` is not in (0, 20].
+        If ``seconds`` is not in (0, 20], or ``row_nbytes`` is not a positive integer.
     ClusterError
         If there is no worker that trains, or a worker is lost during the measurement.
     """
     if not 0 < seconds <= LONGEST:
         raise InvalidParameter.of("seconds", seconds, f"within (0, {LONGEST:g}]")
-    probe = _Probe(client, dataset, *_members(client))
+    probe = _Probe(client, dataset, row_nbytes, *_members(client))
     try:
         client.run(probe_tasks.install, workers=probe.everybody)
         try:
@@ -140,12 +150,30 @@ class _Phase:
         return self.busy_seconds / self.nbytes if self.nbytes else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """Reads by one worker alone and by all at once, and the seconds of a request for one chunk."""
+
+    alone: _Phase
+    together: _Phase
+    chunk_seconds: float
+    chunk_nbytes: int
+
+    @property
+    def request_seconds(self) -> float:
+        """Seconds from a request to its first byte."""
+        return max(0.0, self.chunk_seconds - self.chunk_nbytes / self.alone.rate)
+
+
 class _Probe:
     """One measurement of one cluster."""
 
-    def __init__(self, client: Client, dataset: Dataset, workers: list[str], server: str | None) -> None:
+    def __init__(
+        self, client: Client, dataset: Dataset | None, row_nbytes: int, workers: list[str], server: str | None
+    ) -> None:
         self.client = client
         self.dataset = dataset
+        self.row_nbytes = as_integer("row_nbytes", row_nbytes, 1) if dataset is None else dataset.row_nbytes
         self.name = uuid.uuid4().hex
         self.server = server
         self.everybody = [*workers, *([server] if server else [])]
@@ -166,24 +194,21 @@ class _Probe:
         ]
         together = self._pull(self.workers, self.workers, 0.2 * seconds, idle.busy)
         served = self._pull([self.server], self.workers, 0.15 * seconds, idle.busy) if self.server else None
-        self._run(probe_tasks.keep, self.workers, self.name, self.dataset)
-        latency = self._run(probe_tasks.request_seconds, self.workers[:1], self.name, 0)[0]
-        read_alone = self._read(self.workers[:1], 0.15 * seconds, idle.busy)
-        read_together = self._read(self.workers, 0.2 * seconds, idle.busy)
-        kernels: Kernels = self._run(probe_tasks.kernels, self.workers[:1], self.dataset.row_nbytes)[0]
+        reads = None if self.dataset is None else self._reads(self.dataset, seconds, idle.busy)
+        kernels: Kernels = self._run(probe_tasks.kernels, self.workers[:1], self.row_nbytes)[0]
         link_alone = statistics.median(alone) if alone else math.inf
-        cluster = self._cluster(link_alone, together, served, latency, read_alone, read_together, kernels)
+        cluster = self._cluster(link_alone, together, served, reads, kernels)
         return Measurement(
             cluster=cluster,
             seconds=time.perf_counter() - began,
             link_alone=link_alone if alone else 0.0,
             link_together=together.median,
             server=served.rate if served else None,
-            storage_alone=read_alone.rate,
-            storage_together=read_together.rate,
+            storage_alone=reads.alone.rate if reads else None,
+            storage_together=reads.together.rate if reads else None,
             busy_before=idle.busy,
             busy_network=together.busy,
-            busy_storage=read_together.busy,
+            busy_storage=reads.together.busy if reads else None,
         )
 
     def _cluster(
@@ -191,11 +216,9 @@ class _Probe:
         link_alone: float,
         together: _Phase,
         served: _Phase | None,
-        latency: float,
-        read_alone: _Phase,
-        read_together: _Phase,
+        reads: _Reads | None,
         kernels: Kernels,
-    ) -> Cluster:
+    ) -> ClusterRates:
         # If processors, not links, limit the exchange of all workers, use the rate of a link alone.
         link, shared, limited = together.median, SharedLinks.of(self.machine_names), together.busy >= BUSY
         if limited or not link or shared.exist:
@@ -205,18 +228,11 @@ class _Probe:
         # Processor time per byte at each end, including work besides the network. Messages are counted separately.
         of_messages = MESSAGE_SECONDS * together.messages
         each_end = max(0.0, together.busy_seconds - of_messages) / max(1, together.nbytes) / 2
-        chunk_bytes = unit_rows(self.dataset) * self.dataset.row_nbytes
-        read = read_together.processor_seconds or read_alone.processor_seconds
-        return Cluster(
+        cluster = ClusterRates(
             n_workers=len(self.workers),
             link_up=link,
             link_down=link,
             server_up=max(served.rate, link if served.busy >= BUSY else 0.0) if served else None,
-            storage=max(read_together.rate, read_alone.rate),
-            storage_client=read_alone.rate,
-            request_seconds=max(0.0, latency - chunk_bytes / read_alone.rate),
-            # Storage that is faster than the link is not reached over the link.
-            storage_over_links=read_alone.rate < 1.2 * link,
             cores=min(machine.cores for machine in self.machines.values()),
             machine_workers=shared.machine_workers,
             rack_workers=shared.machine_workers if shared.exist else None,
@@ -226,9 +242,20 @@ class _Probe:
             receive_rate=1 / (each_end + 1 / kernels.scatter),
             encode_rate=kernels.encode,
             decode_rate=kernels.decode,
-            read_rate=1 / read if read else kernels.scatter,
             wire_overhead=0.0,  # the measured rates do not count headers
             epoch_seconds=self._round_trip(),
+        )
+        if reads is None:
+            return cluster
+        processor_seconds = reads.together.processor_seconds or reads.alone.processor_seconds
+        return dataclasses.replace(
+            cluster,
+            storage=max(reads.together.rate, reads.alone.rate),
+            storage_client=reads.alone.rate,
+            request_seconds=reads.request_seconds,
+            # Storage that is faster than the link is not reached over the link.
+            storage_over_links=reads.alone.rate < 1.2 * link,
+            read_rate=1 / processor_seconds if processor_seconds else kernels.scatter,
         )
 
     # -- phases ------------------------------------------------------------------------------------------------
@@ -249,6 +276,13 @@ class _Probe:
             return [traffic for traffic in done.values() if traffic.nbytes]
 
         return self._phase(work, background)
+
+    def _reads(self, dataset: Dataset, seconds: float, background: float) -> _Reads:
+        self._run(probe_tasks.keep, self.workers, self.name, dataset)
+        chunk_seconds = self._run(probe_tasks.request_seconds, self.workers[:1], self.name, 0)[0]
+        alone = self._read(self.workers[:1], 0.15 * seconds, background)
+        together = self._read(self.workers, 0.2 * seconds, background)
+        return _Reads(alone, together, chunk_seconds, unit_rows(dataset) * dataset.row_nbytes)
 
     def _read(self, workers: Sequence[str], seconds: float, background: float) -> _Phase:
         def work() -> list[Traffic]:

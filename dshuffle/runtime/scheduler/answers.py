@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+
+from dshuffle.runtime.messages import Report
 
 MOST_NAMES = 3
 """Number of participants that are named when a session says whom it waits for."""
@@ -14,20 +15,22 @@ class Answers:
 
     def __init__(self, told: Iterable[int] = ()) -> None:
         self.owing = set(told)
-        self.replies: dict[int, Mapping[str, Any]] = {}
+        self.reports: dict[int, Report] = {}
         self.arrived: dict[int, float | None] = {}  # fraction of its rows that a participant has, as far as it is known
         self._unheard: dict[int, str] = {}  # why the order did not reach a participant
         self._busy: dict[int, str] = {}  # why a participant cannot carry out the order yet
         self._again: set[int] = set()  # participants that were busy and must be told again
 
-    def reply(self, who: int, reply: Mapping[str, Any]) -> None:
-        """Note an answer: either the order was carried out, or the participant is busy and must be told again."""
-        if (why := reply.get("busy")) is not None:
-            self._busy[who] = why
-            self._again.add(who)
-        else:
-            self.replies[who] = reply
-            self.owing.discard(who)
+    def carried_out(self, who: int, report: Report | None) -> None:
+        """Note that a participant has carried out the order; with a report if it was to commit."""
+        if report is not None:
+            self.reports[who] = report
+        self.owing.discard(who)
+
+    def busy(self, who: int, reason: str) -> None:
+        """Note that a participant cannot carry out the order yet, and must be told again."""
+        self._busy[who] = reason
+        self._again.add(who)
 
     def unreachable(self, who: int, reason: str) -> None:
         """Note that the order may not have reached a participant."""

@@ -16,7 +16,19 @@ from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.cluster_view import Members
-from dshuffle.runtime.replies import unwrap
+from dshuffle.runtime.message_fields import from_fields, to_fields
+from dshuffle.runtime.messages import (
+    Answer,
+    CommitReply,
+    EpochExchange,
+    Membership,
+    MemberState,
+    Report,
+    Trained,
+    UnfinishedTask,
+    Vote,
+)
+from dshuffle.runtime.replies import message_in
 from dshuffle.runtime.scheduler.closing import Closing
 from dshuffle.runtime.scheduler.deliveries import EpochDeliveries
 from dshuffle.runtime.scheduler.instructions import (
@@ -40,12 +52,16 @@ from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.scheduler.replacements import Candidates
 from dshuffle.runtime.scheduler.session_machine import SessionMachine
 from dshuffle.runtime.scheduler.snapshot import KEPT, EpochFigures, LinkFigures, links_of
+from dshuffle.runtime.scheduler.training_workers import membership
 from dshuffle.runtime.scheduler.unrunnable import have_unfinished_tasks
-from dshuffle.runtime.scheduler.votes import combined_reports, measurements_of, next_rate, rate_of
+from dshuffle.runtime.scheduler.votes import Totals, combined_reports, next_rate, rate_of
 from dshuffle.runtime.scheduler.waiters import Waiters
 from dshuffle.runtime.session_spec import Former, adopted_id
 
 logger = logging.getLogger(__name__)
+
+ANSWERS: dict[str, type[Answer]] = {"status": MemberState, "commit": CommitReply}
+"""Orders whose answers say something, and what. To all other orders, participants only answer that they obey."""
 
 TICK = 0.5
 """Seconds between looks at the clock while participants owe answers."""
@@ -78,6 +94,7 @@ class Coordinator:
     ) -> None:
         self.members = members
         self.client_id = client_id
+        self.client_reconnected = False  # whether its client has connected again since the session was opened
         self._scheduler = scheduler
         self._spec = members.spec
         self._ranks = range(self._spec.shuffle.n_workers)
@@ -92,15 +109,15 @@ class Coordinator:
             heartbeat=self._spec.settings.heartbeat,
             timeout=self._spec.settings.timeout,
             who_is=self.participants.name_of,
-            replaceable=() if self._spec.on_loss == "raise" else participants,
+            replaceable=() if self._spec.options.on_loss == "raise" else participants,
             replacement_timeout=self._spec.settings.replacement_timeout,
             optional=[SERVER],
-            shrinks=self._spec.on_loss == "shrink",
+            shrinks=self._spec.options.on_loss == "shrink",
         )
         self._deliveries = EpochDeliveries(deliveries, self._spec.shuffle.first_epoch)
         self._move_tasks = move_tasks
         self._rate: float | None = None
-        self.log: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.log: deque[EpochExchange] = deque(maxlen=KEPT)
         self.links: tuple[LinkFigures, ...] = ()  # of the last exchange
         self.held: dict[int, int] = {}  # samples that each rank holds
         self.outcomes = TaskOutcomes()
@@ -142,9 +159,9 @@ class Coordinator:
     def kept_workers(self) -> list[str]:
         """Workers that an adaptive cluster must not remove now."""
         idle = self.machine.phase in (Phase.IDLE, Phase.READY) and not self.machine.adopted
-        if not (self._spec.elastic and idle):
+        if not (self._spec.options.elastic and idle):
             return list(self.addresses.values())
-        return [address for who, address in self.addresses.items() if who < self._spec.min_workers]
+        return [address for who, address in self.addresses.items() if who < self._spec.options.min_workers]
 
     @property
     def paused_timeout(self) -> float:
@@ -165,7 +182,7 @@ class Coordinator:
         self.check()
         self._perform(self.machine.begin(self._loop.time()))
 
-    async def advance(self, epoch: int) -> dict[str, Any]:
+    async def advance(self, epoch: int) -> EpochExchange:
         """Wait for an epoch's exchange, make all participants swap to it, and return the measurements.
 
         A client that did not receive the answer may ask for the same epoch again. It gets the same answer without
@@ -182,7 +199,7 @@ class Coordinator:
         """
         self.check()
         if epoch == self.epoch:
-            return dict(self.log[-1])
+            return self.log[-1]
         if epoch != self.epoch + 1:
             raise ClusterError(
                 f"the workers are on epoch {self.epoch} and cannot move to epoch {epoch}, which is not the next one",
@@ -191,16 +208,17 @@ class Coordinator:
         if not self._waiters:
             self._asked_at = self._loop.time()
         await self._wait(self.machine.advance(self._loop.time()))
-        return dict(self.log[-1])
+        return self.log[-1]
 
-    def vote(self, participant: int, run_id: int, secret: str, vote: dict[str, Any]) -> None:
+    def vote(self, participant: int, run_id: int, secret: str, vote: object) -> None:
         """Pass on the vote of a participant on a run. Votes without the session's secret are refused."""
         if secret != self._spec.secret or participant not in self.machine.participants:
             raise ClusterError(
                 f"session {self._spec.session_id} refused a vote: it does not come from one of its workers",
                 transient=False,
             )
-        self._perform(self.machine.voted(run_id, participant, vote, self._loop.time()))
+        read = from_fields(Vote, vote, self.participants.name_of(participant))
+        self._perform(self.machine.voted(run_id, participant, read, self._loop.time()))
 
     def alive(self, participant: int, secret: str, heard: Mapping[int, float]) -> None:
         """Note a sign of life of a participant, and from which others it had bytes some seconds ago."""
@@ -262,11 +280,11 @@ class Coordinator:
         async def of(rank: int) -> float:
             if rank in self.machine.unsettled:
                 return 0.0
-            return float((await self.participants.call("training", rank))["training_seconds"])
+            return await self.participants.ask(float, "training", rank)
 
         return await asyncio.gather(*map(of, self._ranks))
 
-    async def trained(self) -> dict[str, Any]:
+    async def trained(self) -> Trained:
         """The current epoch, how many of its samples each rank has trained on, and the digest of all of these.
 
         Raises
@@ -277,10 +295,10 @@ class Coordinator:
         self.check()
         epoch = self.epoch
         digests = await asyncio.gather(*(self._trained(rank, epoch) for rank in self._ranks))
-        counts = [count for count, *_ in digests]
-        return {"epoch": epoch, "trained": counts, "digest": SampleDigest.summed(digests).fields}
+        counts = tuple(digest.count for digest in digests)
+        return Trained(epoch=epoch, counts=counts, digest=SampleDigest.summed(digest.fields for digest in digests))
 
-    async def _trained(self, rank: int, epoch: int) -> list[int]:
+    async def _trained(self, rank: int, epoch: int) -> SampleDigest:
         """Digest of the samples that a rank has trained on; of none if its worker is lost, as its task runs again.
 
         A worker that cannot be reached may be lost without anybody having noticed.
@@ -288,15 +306,15 @@ class Coordinator:
         deadline = self._loop.time() + self._spec.settings.heartbeat
         while rank not in self.machine.unsettled:
             try:
-                return list((await self.participants.call("trained", rank, epoch=epoch))["trained"])
+                return await self.participants.ask(SampleDigest, "trained", rank, epoch=epoch)
             except WorkerLost:
                 if self._loop.time() >= deadline:
                     raise
             await asyncio.sleep(TICK)
             self.check()
-        return SampleDigest().fields
+        return SampleDigest()
 
-    def unfinished(self, epoch: int, calls: list[int]) -> list[list[Any]]:
+    def unfinished(self, epoch: int, calls: list[int]) -> list[UnfinishedTask]:
         """The tasks of some calls in an epoch that did not finish, each with its outcome."""
         return self.outcomes.unfinished(epoch, calls, len(self._ranks))
 
@@ -305,11 +323,20 @@ class Coordinator:
         if self.addresses[0] == address:
             self._spawn(self._end_collective(**call))
 
-    async def _end_collective(self, **call: Any) -> None:
+    async def _end_collective(self, reason: str, **call: Any) -> None:
         try:
-            await self.participants.call("end_collective", 0, **call)
+            await self.participants.ask(type(None), "end_collective", 0, reason=reason, **call)
         except ClusterError as error:  # its worker or the call has ended
-            logger.debug("dshuffle: rank 0 could not be told that %s: %s", call["reason"], error)
+            logger.debug("dshuffle: rank 0 could not be told that %s: %s", reason, error)
+
+    def member_addresses(self) -> dict[int, str]:
+        """Address of every rank, and of the server."""
+        return dict(self.addresses)
+
+    def membership(self) -> Membership:
+        """How the workers of the cluster differ from the members."""
+        self.check()
+        return membership(self._scheduler, self.addresses, self.machine.adopted)
 
     def partitions(self) -> Former | None:
         """The partitions on the workers, for a session that takes over; None before the first epoch."""
@@ -371,8 +398,8 @@ class Coordinator:
                         self._adopt(rank)
                 case GoesOnWithout(who):
                     self._go_on_without(who)
-                case Committed(run, replies):
-                    self.log.append(self._measures(run, dict(replies)))
+                case Committed(run, reports):
+                    self.log.append(self._exchange_of(run, reports))
                     self.outcomes.begin(run.epoch)
                     self._waiters.release()
                     count(EpochFigures.of(self.log[-1]))
@@ -406,7 +433,7 @@ class Coordinator:
             message = {"spec": ToPickle(spec), "number": tell.turn, "last_run": run_id, "epoch": epoch}
             message["restore"] = order == "restore"
             if message["restore"]:
-                message["drawn"] = machine.drawn.get(who)
+                message["drawn"] = None if (drawn := machine.drawn.get(who)) is None else to_fields(drawn)
         elif order == "members":
             message |= {"addresses": dict(self.addresses), "number": tell.turn}
         elif order != "status":
@@ -418,7 +445,7 @@ class Coordinator:
         address = self.addresses[who]
         try:
             reply = await self.participants.request(order, who, message)
-            found = unwrap(reply, self.participants.name_of(who))
+            answer: Answer = message_in(reply, ANSWERS.get(order, type(None)), self.participants.name_of(who))
         except WorkerLost as error:  # it closes, or has lost its partition
             if machine.is_due(tell):
                 self.lose(address, f"is lost ({error})")
@@ -431,7 +458,7 @@ class Coordinator:
                 tell, address, ClusterError(f"{self.participants.name_of(who)}: {type(error).__name__}: {error}")
             )
         else:
-            self._perform(machine.answered(tell, found, self._loop.time()))
+            self._perform(machine.answered(tell, answer, self._loop.time()))
 
     def _refused(self, tell: Tell, address: str, error: DShuffleError) -> None:
         if tell.order == "restore":
@@ -448,7 +475,7 @@ class Coordinator:
 
     async def _plan_ahead(self, who: int, run_id: int, delivery: str) -> None:
         try:
-            await self.participants.call("plan_ahead", who, run_id=run_id, delivery=delivery)
+            await self.participants.ask(type(None), "plan_ahead", who, run_id=run_id, delivery=delivery)
         except DShuffleError as error:  # harmless: the next run plans its epoch if no plan exists
             logger.debug("dshuffle: planning ahead failed after run %d: %s", run_id, error)
 
@@ -503,14 +530,16 @@ class Coordinator:
         """Whether nobody need come for a rank: its worker was retired, or the client can open another session."""
         follows = self._spec.former is not None and not self._spec.former.kept
         opens_another = follows and self.epoch < self.machine.first_epoch
-        return self._spec.on_loss == "shrink" and (who in self.participants.handed_over or opens_another)
+        return self._spec.options.on_loss == "shrink" and (who in self.participants.handed_over or opens_another)
 
     def _is_idle(self, who: int) -> bool:
         """Whether nobody needs the partition of a worker that has retired: its tasks have ended, and a session follows.
 
         That session reads the rows from the worker that retires. They would be sent twice if the rank were adopted.
         """
-        if not self._spec.elastic or who == SERVER or self.epoch < self.machine.first_epoch or self.machine.wanted:
+        if not self._spec.options.elastic or who == SERVER:
+            return False
+        if self.epoch < self.machine.first_epoch or self.machine.wanted:
             return False
         follows = self.follower is not None and not self.follower.ended
         if not (self.participants.has_retired(who, self._loop.time(), moments=not follows)):
@@ -530,16 +559,24 @@ class Coordinator:
         else:
             self._perform(self.machine.not_adopted())
 
-    def _measures(self, run: Run, replies: dict[int, Any]) -> dict[str, Any]:
-        reports = combined_reports(replies, self.machine.participants)
-        self.links = links_of(replies)
-        self.held = {who: reply["report"]["held"] for who, reply in replies.items() if who != SERVER}
+    def _exchange_of(self, run: Run, reports: Mapping[int, Report]) -> EpochExchange:
+        combined = combined_reports(reports, self.machine.participants)
+        self.links = links_of(reports)
+        self.held = {who: report.held for who, report in reports.items() if who != SERVER}
         delivery = self._deliveries.of_run(run)
-        if not get_delivery(delivery).needs_server:  # a server's link is shared by all workers
-            self._rate = next_rate(self._rate, rate_of(reports.measured, reports.measures.cpu_idle))
-        return {
-            **measurements_of(run, reports, self._asked_at),
-            "addresses": dict(self.addresses),
-            "delivery": delivery,
-            "training_seconds_before": reports.training_seconds[: len(self._ranks)],
-        }
+        if get_delivery(delivery).shows_link_rates:
+            self._rate = next_rate(self._rate, rate_of(combined.measured, combined.measures.cpu_idle))
+        totals = Totals.of(run.votes.values())
+        return EpochExchange(
+            epoch=run.epoch,
+            run_id=run.run_id,
+            delivery=delivery,
+            needed=totals.needed,
+            packets=totals.packets,
+            components=totals.expected,
+            exchange_seconds=run.ready_after,
+            waited_seconds=max(0.0, run.started + run.ready_after - self._asked_at),
+            measures=combined.measures,
+            addresses=dict(self.addresses),
+            training_seconds_before=tuple(combined.training_seconds[: len(self._ranks)]),
+        )

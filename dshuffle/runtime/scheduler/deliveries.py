@@ -5,9 +5,6 @@ from __future__ import annotations
 from dshuffle.planning import AutoDelivery, get_delivery
 from dshuffle.runtime.scheduler.instructions import ATTEMPTS, Run
 
-FALLBACK = "peer"
-"""The delivery of a session whose server was lost. It needs nothing but the workers that train."""
-
 
 class EpochDeliveries:
     """The delivery of each epoch. It is chosen once, because a retry may find the epoch already planned.
@@ -27,7 +24,7 @@ class EpochDeliveries:
         self._has_server = True
 
     def lose_server(self) -> None:
-        """Let peers send the rows from now on, in place of a server that was lost."""
+        """Use deliveries that need no server from now on."""
         self._has_server = False
 
     def of(self, epoch: int) -> str:
@@ -36,13 +33,13 @@ class EpochDeliveries:
             self._chosen = {one: name for one, name in self._chosen.items() if one >= epoch - 2}
             self._chosen[epoch] = self._auto.choose()
         name = self._chosen[epoch]
-        return FALLBACK if get_delivery(name).needs_server and not self._has_server else name
+        return name if self._has_server else get_delivery(name).without_server
 
     def of_run(self, run: Run) -> str:
-        """Delivery of a run. The last attempt of a coded delivery reads from the store instead."""
+        """Delivery of a run. The last attempt at an epoch may use another one."""
         name = self.of(run.epoch)
         last = run.epoch != self._first_epoch and run.attempt == ATTEMPTS
-        return "storage" if last and get_delivery(name).coded else name
+        return get_delivery(name).last_resort if last else name
 
     def observe(self, run: Run) -> None:
         """Note how long a run took. Repeated runs do not count, because they may have less to receive."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from dshuffle.errors import DShuffleError, WorkerLost
+from dshuffle.runtime.messages import Counts, Report
 
 ATTEMPTS = 3
 """Runs of one epoch before its exchange counts as failed."""
 
-Votes = dict[int, dict[str, Any]]
+Votes = dict[int, Counts]
 
 
 class Phase(enum.Enum):
@@ -47,7 +47,7 @@ PURPOSE = {
 
 @dataclass(slots=True)
 class Run:
-    """One attempt at an epoch's exchange, and the votes on it."""
+    """One attempt at an epoch's exchange, and what participants counted that are ready."""
 
     run_id: int
     epoch: int
@@ -84,10 +84,10 @@ class AllReady:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """All participants have swapped to the run's epoch; their replies."""
+    """All participants have swapped to the run's epoch; what they report."""
 
     run: Run
-    replies: Mapping[int, Mapping[str, Any]]
+    reports: Mapping[int, Report]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Any
 
+from dshuffle.runtime.messages import UnfinishedTask
 from dshuffle.runtime.task_keys import TaskPlace, place_of_key
 
 
@@ -34,7 +35,7 @@ class TaskOutcomes:
     >>> outcomes.enter_state("train-dshuffle-0f3a-3-0-0", "memory")
     >>> outcomes.enter_state("train-dshuffle-0f3a-3-0-1", "forgotten")
     >>> outcomes.unfinished(epoch=3, calls=[0], n_ranks=3)
-    [[0, 1, 'cancelled'], [0, 2, 'cancelled']]
+    [UnfinishedTask(call=0, rank=1, outcome='cancelled'), UnfinishedTask(call=0, rank=2, outcome='cancelled')]
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class TaskOutcomes:
         if place is not None and self._outcomes.get(place) is not Outcome.FINISHED:
             self._outcomes[place] = outcome
 
-    def unfinished(self, epoch: int, calls: Collection[int], n_ranks: int) -> list[list[Any]]:
+    def unfinished(self, epoch: int, calls: Collection[int], n_ranks: int) -> list[UnfinishedTask]:
         """The tasks of an epoch that have ended without finishing.
 
         Parameters
@@ -66,13 +67,13 @@ class TaskOutcomes:
 
         Returns
         -------
-        list of [call, rank, outcome]
+        list of UnfinishedTask
             A task that never reached the scheduler was cancelled: the connection of its client was lost.
         """
         places = [TaskPlace(epoch, call, rank) for call in calls for rank in range(n_ranks)]
         outcomes = {place: self._outcomes.get(place, Outcome.CANCELLED) for place in places}
         return [
-            [place.call, place.rank, str(outcome)]
+            UnfinishedTask(place.call, place.rank, str(outcome))
             for place, outcome in outcomes.items()
             if outcome is not Outcome.FINISHED
         ]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Scheduler
 
 from dshuffle.errors import WorkerLost
 from dshuffle.planning import SERVER, name_of
-from dshuffle.runtime.replies import Reply, unwrap, within
+from dshuffle.runtime.replies import message_in, within
 from dshuffle.runtime.session_spec import Former, SessionSpec, adopted_id
+
+T = TypeVar("T")
 
 CHOSEN_WITHIN = 3.0
 """Seconds for which a worker that closes waits until another one is chosen to read its partition."""
@@ -97,8 +99,10 @@ class Participants:
         order = "open" if order == "restore" else order
         return await getattr(self._scheduler.rpc(self.addresses[who]), f"dshuffle_{order}")(**message)
 
-    async def call(self, order: str, who: int, **message: Any) -> Reply:
-        """Send an order that is not part of an epoch. It must be answered within a heartbeat.
+    async def ask(self, kind: type[T], order: str, who: int, **message: Any) -> T:
+        """Send an order that is not part of an epoch, and return the message in the reply.
+
+        It must be answered within a heartbeat.
 
         Raises
         ------
@@ -109,4 +113,4 @@ class Participants:
             reply = await within(self._spec.settings.heartbeat, self.request(order, who, message))
         except OSError as error:
             raise WorkerLost(f"{self.name_of(who)} cannot be reached ({type(error).__name__}: {error})") from error
-        return unwrap(reply, self.name_of(who))
+        return message_in(reply, kind, self.name_of(who))

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from distributed import Scheduler, Status
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps
-from distributed.protocol.serialize import ToPickle
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
@@ -25,12 +25,14 @@ from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import AutoDelivery
 from dshuffle.runtime.cluster_view import choose_members
 from dshuffle.runtime.kept_choice import Found
-from dshuffle.runtime.replies import Reply, replying, unwrap, within
+from dshuffle.runtime.messages import Opened
+from dshuffle.runtime.replies import message_in, replying, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
 from dshuffle.runtime.scheduler.lost_results import LostResults
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
-from dshuffle.runtime.scheduler.training_workers import LEAVING, changes
+from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
+from dshuffle.runtime.scheduler.training_workers import LEAVING
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, Former, SessionRequest
 from dshuffle.runtime.settings import Settings
@@ -70,100 +72,59 @@ class DShuffleScheduler(SchedulerPlugin):
         self._unrunnable, self._lost_results = first._unrunnable, first._lost_results
         self._hello = first._hello = first._hello or asyncio.Event()
 
-        async def hello() -> None:
-            """Note that a worker is ready, so that waiting calls ask the workers again."""
-            assert self._hello is not None
-            self._hello.set()
-
-        async def open_session(order: SessionRequest) -> Reply:
-            return await self.open(order)
-
-        async def advance(session_id: str, epoch: int) -> Reply:
-            return {"epoch": await self.coordinator(session_id).advance(epoch)}
-
-        async def prefetch(session_id: str) -> None:
-            await self.coordinator(session_id).begin()
-
-        async def training(session_id: str) -> Reply:
-            return {"training_seconds": await self.coordinator(session_id).training_seconds()}
-
-        async def trained(session_id: str) -> Reply:
-            return await self.coordinator(session_id).trained()
-
-        async def unfinished(session_id: str, epoch: int, calls: list[int]) -> Reply:
-            return {"unfinished": self.coordinator(session_id).unfinished(epoch, calls)}
-
-        async def report(session_id: str, **vote: Any) -> None:
-            coordinator = self.coordinators.get(session_id)
-            if coordinator is not None:
-                coordinator.vote(**vote)
-
-        async def alive(session_id: str, **sign: Any) -> None:
-            coordinator = self.coordinators.get(session_id.partition("+")[0])  # of a rank that a worker has adopted
-            if coordinator is not None:
-                coordinator.alive(**sign)
-
-        async def members(session_id: str) -> Reply:
-            return {"addresses": dict(self.coordinator(session_id).addresses)}
-
-        async def membership(session_id: str) -> Reply:
-            coordinator = self.coordinator(session_id)
-            coordinator.check()
-            adopted = sorted(coordinator.machine.adopted)
-            return {"adopted": adopted, **changes(scheduler, coordinator.addresses)}
-
-        async def end_collective(session_id: str, **call: Any) -> None:
-            self.coordinator(session_id).end_collective(**call)
-
-        async def retiring(address: str) -> Reply:
-            """Let other workers take the ranks of a worker that is closing; whether they still need its partitions."""
-            for coordinator in self.coordinators.values():
-                if address in coordinator.addresses.values():
-                    coordinator.lose(address, retires=True)
-            needed = any(coordinator.needs(address) for coordinator in self.coordinators.values())
-            if not needed:  # the worker does not wait any longer
-                for coordinator in self.coordinators.values():
-                    coordinator.participants.forget(address)
-            return {"needed": needed}
-
-        async def waiting(session_id: str) -> Reply:
-            coordinator = self.coordinators.get(session_id)
-            found = [] if coordinator is None else [coordinator.machine.waiting_for()]
-            return {"waiting_for": "; ".join(filter(None, [*found, *self._unrunnable.waiting_for(scheduler)]))}
-
-        async def snapshot(session_id: str) -> Reply:
-            return {"snapshot": ToPickle(SessionSnapshot.of(session_id, self.coordinator(session_id)))}
-
-        async def close_session(session_id: str) -> None:
-            self._opening.discard(session_id)  # if it is not open yet, it will not be
-            await self._close(session_id)
-
-        handlers: dict[str, Callable[..., Awaitable[Reply | None]]] = {
-            "dshuffle_hello": hello,
-            "dshuffle_open": open_session,
-            "dshuffle_advance": advance,
-            "dshuffle_prefetch": prefetch,
-            "dshuffle_training": training,
-            "dshuffle_trained": trained,
-            "dshuffle_unfinished": unfinished,
-            "dshuffle_report": report,
-            "dshuffle_alive": alive,
-            "dshuffle_members": members,
-            "dshuffle_membership": membership,
-            "dshuffle_end_collective": end_collective,
-            "dshuffle_retiring": retiring,
-            "dshuffle_waiting": waiting,
-            "dshuffle_snapshot": snapshot,
-            "dshuffle_close": close_session,
-        }
-        scheduler.handlers |= {name: replying(handler) for name, handler in handlers.items()}
+        for name in (*OPERATIONS, *OF_SESSION):
+            scheduler.handlers[f"dshuffle_{name}"] = replying(name, functools.partial(_carry_out, scheduler, name))
         if first is self:
             add_page(scheduler, self.snapshots)
         await self._install()
 
+    def hello(self) -> None:
+        """Note that a worker is ready, so that waiting calls ask the workers again."""
+        assert self._hello is not None
+        self._hello.set()
+
+    def report(self, session_id: str, **vote: Any) -> None:
+        """Pass on a vote, unless the session was closed."""
+        coordinator = self.coordinators.get(session_id)
+        if coordinator is not None:
+            coordinator.vote(**vote)
+
+    def alive(self, session_id: str, **sign: Any) -> None:
+        """Pass on a sign of life, unless the session was closed."""
+        coordinator = self.coordinators.get(session_id.partition("+")[0])  # of a rank that a worker has adopted
+        if coordinator is not None:
+            coordinator.alive(**sign)
+
+    def retiring(self, address: str) -> bool:
+        """Let other workers take the ranks of a worker that is closing; whether they still need its partitions."""
+        for coordinator in self.coordinators.values():
+            if address in coordinator.addresses.values():
+                coordinator.lose(address, retires=True)
+        needed = any(coordinator.needs(address) for coordinator in self.coordinators.values())
+        if not needed:  # the worker does not wait any longer
+            for coordinator in self.coordinators.values():
+                coordinator.participants.forget(address)
+        return needed
+
+    def waiting(self, session_id: str) -> str:
+        """What a session waits for, in words; empty if it does not wait."""
+        assert self._scheduler is not None
+        coordinator = self.coordinators.get(session_id)
+        reasons = [] if coordinator is None else [coordinator.machine.waiting_for()]
+        return "; ".join(filter(None, [*reasons, *self._unrunnable.waiting_for(self._scheduler)]))
+
+    def snapshot(self, session_id: str) -> SessionSnapshot:
+        """What a session does at this moment."""
+        return snapshot_of(session_id, self.coordinator(session_id))
+
+    async def close_session(self, session_id: str) -> None:
+        """Close a session."""
+        self._opening.discard(session_id)  # if it is not open yet, it will not be
+        await self._close(session_id)
+
     def snapshots(self) -> list[SessionSnapshot]:
         """What all open sessions do at this moment."""
-        return [SessionSnapshot.of(*item) for item in self.coordinators.items()]
+        return [snapshot_of(*item) for item in self.coordinators.items()]
 
     def coordinator(self, session_id: str) -> Coordinator:
         """An open session."""
@@ -175,10 +136,10 @@ class DShuffleScheduler(SchedulerPlugin):
                 "restarted. Make a new Shuffler"
             ) from None
 
-    async def open(self, order: SessionRequest) -> Reply:
+    async def open(self, session_id: str, order: SessionRequest) -> Opened:
         """Assign ranks and open the session on all participants, or on none if that fails."""
         assert self._scheduler is not None
-        self._opening.add(order.session_id)
+        self._opening.add(session_id)
         try:
             ready = await self._wait_for_workers(order.settings)
             # Sessions that have ended may still take memory.
@@ -202,12 +163,12 @@ class DShuffleScheduler(SchedulerPlugin):
             self._opening.discard(order.session_id)
         there = self._scheduler.workers
         left_out = sorted(where for where in there if where not in ready and there[where].status == Status.paused)
-        return {
-            "addresses": members.spec.addresses,
-            "server": members.server_role,
-            "left_out": left_out,
-            "history": members.spec.shuffle.history.to_dict(),
-        }
+        return Opened(
+            addresses=members.spec.addresses,
+            server=members.server_role,
+            left_out=tuple(left_out),
+            history=members.spec.shuffle.history,
+        )
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
         """Replace a worker that has left the cluster in all its sessions, or end the sessions."""
@@ -245,14 +206,25 @@ class DShuffleScheduler(SchedulerPlugin):
         elif finish == "processing" and session is not None:
             asyncio.get_running_loop().call_soon(move_to_rank, key, self._scheduler, session)
 
+    def add_client(self, scheduler: Scheduler, client: str) -> None:
+        """Note that the client of a session has connected again."""
+        for coordinator in self.coordinators.values():
+            if coordinator.client_id == client:
+                coordinator.client_reconnected = True
+
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """Close the sessions of a client that has left, or that does not come back after its connection was lost."""
-        there = [one for one, coordinator in self.coordinators.items() if coordinator.client_id == client]
+        """Close the sessions of a client that has left, or that does not come back after its connection was lost.
+
+        A client that leaves says so first, while its connection is open. But Dask also removes a client that has
+        connected again when its earlier connection ends later, and closes the new one. The client then comes back.
+        """
         comm = getattr(scheduler.client_comms.get(client), "comm", None)
-        lost = comm is not None and comm.closed()  # a client that leaves says so first
-        for session_id in there:
-            heartbeat = self.coordinators[session_id].members.spec.settings.heartbeat
-            scheduler._ongoing_background_tasks.call_soon(self._close_unless_back, session_id, lost * heartbeat)
+        lost = comm is not None and comm.closed()
+        for session_id, coordinator in self.coordinators.items():
+            if coordinator.client_id == client:
+                may_come_back = lost or coordinator.client_reconnected
+                seconds = coordinator.members.spec.settings.heartbeat if may_come_back else 0.0
+                scheduler._ongoing_background_tasks.call_soon(self._close_unless_back, session_id, seconds)
 
     def restart(self, scheduler: Scheduler) -> None:
         """End all sessions: a restart of the workers loses all partitions."""
@@ -306,12 +278,12 @@ class DShuffleScheduler(SchedulerPlugin):
         """The partitions that earlier sessions have kept on the disks of the workers."""
         if order.kept_as is None or order.former is not None or not order.reads_kept:
             return {}
-        message = {"op": "dshuffle_kept", "directory": order.cache_directory, "dataset": order.dataset.identity}
+        message = {"op": "dshuffle_kept", "directory": order.options.cache_directory, "dataset": order.dataset.identity}
         replies = await self._ask_all(message, sorted(ready), order.settings)
         found = {}
         for address, reply in replies.items():
             try:
-                kept = unwrap(reply, address)["kept"]
+                kept = message_in(reply, list[dict[str, Any]], address)
             except DShuffleError as error:  # its rows come from the dataset
                 logger.warning("dshuffle: kept partitions on %s are not used: %s", address, error)
             else:
@@ -412,6 +384,39 @@ class DShuffleScheduler(SchedulerPlugin):
                 return error
 
         return dict(zip(workers, await asyncio.gather(*map(ask, workers)), strict=True))
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "hello": DShuffleScheduler.hello,
+    "open": DShuffleScheduler.open,
+    "report": DShuffleScheduler.report,
+    "alive": DShuffleScheduler.alive,
+    "retiring": DShuffleScheduler.retiring,
+    "waiting": DShuffleScheduler.waiting,
+    "snapshot": DShuffleScheduler.snapshot,
+    "close": DShuffleScheduler.close_session,
+}
+"""What clients and workers may ask of the plugin, by name."""
+
+OF_SESSION: dict[str, Callable[..., Any]] = {
+    "advance": Coordinator.advance,
+    "prefetch": Coordinator.begin,
+    "training": Coordinator.training_seconds,
+    "trained": Coordinator.trained,
+    "unfinished": Coordinator.unfinished,
+    "members": Coordinator.member_addresses,
+    "membership": Coordinator.membership,
+    "end_collective": Coordinator.end_collective,
+}
+"""What clients and workers may ask of an open session, by name."""
+
+
+def _carry_out(scheduler: Scheduler, operation: str, **message: Any) -> Any:
+    """Carry out what another process asks for. Dask keeps handlers for ever, and so this looks the plugin up."""
+    plugin: DShuffleScheduler = scheduler.extensions[PLUGIN]
+    if operation in OPERATIONS:
+        return OPERATIONS[operation](plugin, **message)
+    return OF_SESSION[operation](plugin.coordinator(message.pop("session_id")), **message)
 
 
 def _is_set_up(reply: Any) -> bool:

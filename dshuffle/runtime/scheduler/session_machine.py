@@ -38,10 +38,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, MembershipChanged
+from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.runtime.messages import Answer, MemberState, Vote
 from dshuffle.runtime.scheduler.answers import Answers
 from dshuffle.runtime.scheduler.heartbeat import Silence
 from dshuffle.runtime.scheduler.instructions import (
@@ -96,7 +97,7 @@ class SessionMachine:
     >>> machine = SessionMachine([0], first_epoch=0, heartbeat=15, timeout=300, who_is="rank {}".format)
     >>> machine.open(now=0.0)
     [Tell(order='open', who=0, run_id=0, turn=1)]
-    >>> machine.answered(Tell("open", 0, 0, turn=1), {}, now=0.1)
+    >>> machine.answered(Tell("open", 0, 0, turn=1), None, now=0.1)
     [Opened()]
     >>> machine.advance(now=0.2)
     [Tell(order='begin', who=0, run_id=1, turn=2)]
@@ -129,7 +130,7 @@ class SessionMachine:
         self._optional = frozenset(optional)
         self._shrinks = shrinks
         self._adoptions: Counter[int] = Counter()  # how often other participants were to adopt a rank
-        self.drawn: dict[int, list[int]] = {}  # digest of the samples that each rank trains on in the epoch
+        self.drawn: dict[int, SampleDigest] = {}  # digest of the samples that each rank trains on in the epoch
         self.adopted: set[int] = set()  # ranks whose workers have another rank as well
         self._missing: dict[int, str] = {}  # lost ranks, and how they were lost
         self._new: set[int] = set()
@@ -204,16 +205,16 @@ class SessionMachine:
             self._silence.extend(now)
         return []
 
-    def voted(self, run_id: int, who: int, vote: Mapping[str, Any], now: float) -> list[Instruction]:
+    def voted(self, run_id: int, who: int, vote: Vote, now: float) -> list[Instruction]:
         """Record the vote of a participant on a run. It may come twice: by itself, and as an answer."""
         self._silence.hear(who, now)
         run = self.run
         if run is None or run.run_id != run_id or self.phase is not Phase.EXCHANGING or who not in self._answers.owing:
             return []
-        if vote["reason"] is not None:
-            error = ExchangeError(f"epoch {run.epoch} could not be exchanged: {self._who_is(who)}: {vote['reason']}")
-            return self._fail(error, bool(vote["again"]), now)
-        run.votes[who] = dict(vote["counts"])
+        if vote.reason is not None or vote.counts is None:
+            error = ExchangeError(f"epoch {run.epoch} could not be exchanged: {self._who_is(who)}: {vote.reason}")
+            return self._fail(error, vote.again, now)
+        run.votes[who] = vote.counts
         self._answers.owing.discard(who)
         if self._answers.owing:
             return []
@@ -229,18 +230,21 @@ class SessionMachine:
         """Note that a participant was alive at a time: it has said so, or bytes of it have arrived at another one."""
         self._silence.hear(participant, when)
 
-    def answered(self, tell: Tell, reply: Mapping[str, Any], now: float) -> list[Instruction]:
+    def answered(self, tell: Tell, answer: Answer, now: float) -> list[Instruction]:
         """Record that a participant has carried out an order, or what it says of its state."""
         who = tell.who
         if tell.turn != self.turn:
             return []
         self._silence.hear(who, now)
         self._answers.reached(who)
-        if tell.order == "status":
-            return self._told_state(who, reply, now)
+        if isinstance(answer, MemberState):
+            return self._told_state(who, answer, now)
         if not self.is_due(tell) or self.phase is Phase.EXCHANGING:
             return []
-        self._answers.reply(who, reply)
+        if answer is not None and answer.busy is not None:
+            self._answers.busy(who, answer.busy)
+        else:
+            self._answers.carried_out(who, None if answer is None else answer.report)
         return [] if self._answers.owing else self._all_answered(now)
 
     def refused(self, tell: Tell, error: DShuffleError, now: float) -> list[Instruction]:
@@ -412,20 +416,20 @@ class SessionMachine:
         current = self.phase in OWING and tell.turn == self.turn and tell.order == self.phase.value
         return current and tell.who in self._answers.owing
 
-    def _told_state(self, who: int, reply: Mapping[str, Any], now: float) -> list[Instruction]:
+    def _told_state(self, who: int, state: MemberState, now: float) -> list[Instruction]:
         """Use a participant's description of its state: it may contain a vote, or show that it missed an order."""
         run = self.run
         if who not in self._answers.owing:  # it has answered since
             return []
-        if not reply["open"]:
+        if not state.open:
             opening = self.phase is Phase.OPENING or who in self._new
             return [] if opening else self.lost([who], "no longer has the session open", now)
         if run is None or self.phase is not Phase.EXCHANGING:
             return []
-        if reply["run_id"] != run.run_id:
+        if state.run_id != run.run_id:
             return [self._tell("begin", who)]
-        self._answers.arrived[who] = reply.get("arrived")
-        return [] if reply["vote"] is None else self.voted(run.run_id, who, reply["vote"], now)
+        self._answers.arrived[who] = state.arrived
+        return [] if state.vote is None else self.voted(run.run_id, who, state.vote, now)
 
     def _all_answered(self, now: float) -> list[Instruction]:
         if self.phase is Phase.OPENING:
@@ -443,8 +447,8 @@ class SessionMachine:
         assert run is not None
         if self.phase is Phase.COMMITTING:
             self.phase, self.epoch, self.run, self._wanted = Phase.IDLE, run.epoch, None, False
-            self.drawn = {who: counts["drawn"] for who, counts in run.votes.items() if "drawn" in counts}
-            committed: list[Instruction] = [Committed(run, self._answers.replies)]
+            self.drawn = {who: counts.drawn for who, counts in run.votes.items() if counts.drawn is not None}
+            committed: list[Instruction] = [Committed(run, self._answers.reports)]
             return committed + (self._wait_for_replacements(now) if self._missing else [])
         if self._missing:
             self._failure, self._begin_again = None, True

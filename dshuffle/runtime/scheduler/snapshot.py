@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-from dshuffle.planning import SERVER, name_of
-from dshuffle.records import Measures
-
-if TYPE_CHECKING:
-    from dshuffle.runtime.scheduler.coordinator import Coordinator
+from dshuffle.planning import name_of
+from dshuffle.runtime.messages import EpochExchange, Report
 
 KEPT = 200
 """Epochs that a session keeps measurements of."""
@@ -47,14 +43,14 @@ class EpochFigures:
     store_bytes: int
 
     @classmethod
-    def of(cls, answer: dict[str, Any], training_seconds: float | None = None) -> EpochFigures:
-        """The figures in what the client is told of an epoch."""
-        measures = Measures.from_dict(answer["measures"])
+    def of(cls, exchange: EpochExchange, training_seconds: float | None = None) -> EpochFigures:
+        """The figures of an epoch, from its exchange."""
+        measures = exchange.measures
         return cls(
-            epoch=answer["epoch"],
-            delivery=answer["delivery"],
-            exchange_seconds=answer["exchange_seconds"],
-            waited_seconds=answer["waited_seconds"],
+            epoch=exchange.epoch,
+            delivery=exchange.delivery,
+            exchange_seconds=exchange.exchange_seconds,
+            waited_seconds=exchange.waited_seconds,
             training_seconds=training_seconds,
             sent_bytes=measures.wire_sent_bytes,
             received_bytes=measures.wire_received_bytes,
@@ -93,12 +89,12 @@ class LinkFigures:
         return self.nbytes / self.seconds if self.seconds else 0.0
 
 
-def links_of(replies: Mapping[int, Mapping[str, Any]]) -> tuple[LinkFigures, ...]:
+def links_of(reports: Mapping[int, Report]) -> tuple[LinkFigures, ...]:
     """The links of an exchange, from what participants reported with the commit."""
     return tuple(
         LinkFigures(receiver=name_of(who), sender=name_of(sender), nbytes=nbytes, seconds=seconds)
-        for who, reply in sorted(replies.items())
-        for sender, (nbytes, seconds) in sorted(reply["report"]["links"].items())
+        for who, report in sorted(reports.items())
+        for sender, (nbytes, seconds) in sorted(report.links.items())
     )
 
 
@@ -117,34 +113,8 @@ class SessionSnapshot:
     epochs: tuple[EpochFigures, ...]
     links: tuple[LinkFigures, ...] = ()
 
-    @classmethod
-    def of(cls, session_id: str, coordinator: Coordinator) -> SessionSnapshot:
-        """What a coordinator knows."""
-        spec, machine = coordinator.members.spec, coordinator.machine
 
-        def state(who: int) -> str:
-            if who in machine.unsettled:
-                return "lost"
-            return "exchanging" if machine.owes_rows(who) else "ready"
-
-        return cls(
-            session_id=session_id,
-            way=spec.shuffle.choices.label,
-            n_samples=spec.shuffle.n_samples,
-            row_nbytes=spec.dataset.layout.nbytes,
-            epoch=machine.epoch,
-            phase=machine.phase.name.lower(),
-            waiting_for=machine.waiting_for(),
-            participants=tuple(
-                Participant(name=name_of(who), address=address, state=state(who), held=coordinator.held.get(who))
-                for who, address in sorted(coordinator.addresses.items(), key=lambda one: (one[0] == SERVER, one[0]))
-            ),
-            epochs=_figures(tuple(coordinator.log)),
-            links=coordinator.links,
-        )
-
-
-def _figures(log: Sequence[dict[str, Any]]) -> tuple[EpochFigures, ...]:
+def figures_of(log: Sequence[EpochExchange]) -> tuple[EpochFigures, ...]:
     """Figures of the epochs of a log; what an epoch's training took is known when the next one begins."""
-    trained = [max(answer["training_seconds_before"], default=0.0) for answer in log[1:]]
+    trained = [max(exchange.training_seconds_before or (), default=0.0) for exchange in log[1:]]
     return tuple(map(EpochFigures.of, log, [*trained, None]))

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from distributed import Scheduler, Status
 
 from dshuffle.planning import SERVER
 from dshuffle.runtime.cluster_view import only_serves
+from dshuffle.runtime.messages import Membership
 
 LEAVING = (Status.closing, Status.closing_gracefully, Status.closed)
 """States of workers that Dask retires or closes."""
 
 
-def changes(scheduler: Scheduler, addresses: Mapping[int, str]) -> dict[str, Any]:
+def membership(scheduler: Scheduler, addresses: Mapping[int, str], adopted: Iterable[int]) -> Membership:
     """Compare the workers that could train with the members of a session.
 
     Parameters
     ----------
     addresses
         Address of every rank, and of the server.
-
-    Returns
-    -------
-    dict
-        Under ``"joined"``, workers that are not members. Under ``"leaving"``, members that have left or are about to
-        leave. Under ``"there"``, the number of workers that could train.
+    adopted
+        Ranks whose workers have another rank as well.
     """
     workers = scheduler.workers
     training = {
@@ -36,8 +32,9 @@ def changes(scheduler: Scheduler, addresses: Mapping[int, str]) -> dict[str, Any
     }
     ranks = {address for who, address in addresses.items() if who != SERVER}
     left = {address for address in ranks if address not in workers or workers[address].status in LEAVING}
-    return {
-        "joined": sorted(training - set(addresses.values())),
-        "leaving": sorted(left),
-        "there": len(training),
-    }
+    return Membership(
+        joined=tuple(sorted(training - set(addresses.values()))),
+        leaving=tuple(sorted(left)),
+        there=len(training),
+        adopted=tuple(sorted(adopted)),
+    )

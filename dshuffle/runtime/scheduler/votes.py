@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.records import Measures
-from dshuffle.runtime.scheduler.instructions import Run
+from dshuffle.runtime.messages import Counts, Report
 
 CPU_BOUND = 0.2
 """With a smaller share of idle processors, the time of an exchange says nothing about the links."""
@@ -19,27 +20,35 @@ TIMED_NBYTES = 256 * 2**10
 """Bytes that a worker must have received for its rate to say something about its link."""
 
 
-NO_MEASURES = Measures(wire_sent_bytes=(0,), wire_received_bytes=(0,))
+NOTHING = Report(measures=Measures(wire_sent_bytes=(0,), wire_received_bytes=(0,)))
+"""The report of a participant that was lost."""
 
 
-def totals(votes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Samples and packets of an epoch: sums over workers that planned their own parts, else what all of them found."""
-    found = list(votes)
-    names = {"needed", "packets", "expected", "leaving", "arriving"} & found[0].keys()
-    if "leaving" in names:
-        return {name: sum(vote[name] for vote in found) for name in names}
-    return {name: found[0][name] for name in names}
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Samples that had to move in an epoch, packets that carried them, and rows in these packets."""
+
+    needed: int
+    packets: int
+    expected: int
+
+    @classmethod
+    def of(cls, counts: Collection[Counts]) -> Self:
+        """Sums over workers that planned their own parts, else what all of them found."""
+        first = next(iter(counts))
+        summed = counts if first.leaving is not None else [first]
+        return cls(*(sum(getattr(member, field.name) for member in summed) for field in dataclasses.fields(cls)))
 
 
-def check_votes(epoch: int, votes: Iterable[Mapping[str, Any]]) -> str | None:
-    """What is wrong with the votes of all participants, or None.
+def check_votes(epoch: int, counts: Collection[Counts]) -> str | None:
+    """What is wrong with the counts of all participants, or None.
 
     They must have the same plan, together train on every sample that is due exactly once, and have all their rows.
     """
-    found = list(votes)
-    if len({vote["digest"] for vote in found}) > 1:
+    if len({member.digest for member in counts}) > 1:
         return f"epoch {epoch}: the workers made different plans. {SAME_BUILD}"
-    drawn, due = (SampleDigest.summed(vote[name] for vote in found if name in vote) for name in ("drawn", "due"))
+    drawn = SampleDigest.summed(member.drawn.fields for member in counts if member.drawn is not None)
+    due = SampleDigest.summed(member.due.fields for member in counts if member.due is not None)
     if drawn != due:
         what = f"as many samples as are due ({due.count}), but not the same ones"
         if drawn.count != due.count:
@@ -48,15 +57,14 @@ def check_votes(epoch: int, votes: Iterable[Mapping[str, Any]]) -> str | None:
             f"epoch {epoch}: the workers drew {what}. Some samples would be trained on twice, or not at all. Workers "
             f"draw differently if their builds of dshuffle differ. {SAME_BUILD}"
         )
-    total = totals(found)
-    arrived = sum(vote["rows"] for vote in found)
-    if arrived != total["expected"]:
-        return f"epoch {epoch}: {arrived} rows arrived, but {total['expected']} were expected"
-    if total.get("leaving") != total.get("arriving"):
-        return (
-            f"epoch {epoch}: the workers planned to send {total['leaving']} rows and to receive {total['arriving']}. "
-            + SAME_BUILD
-        )
+    expected = Totals.of(counts).expected
+    arrived = sum(member.rows for member in counts)
+    if arrived != expected:
+        return f"epoch {epoch}: {arrived} rows arrived, but {expected} were expected"
+    leaving = sum(member.leaving or 0 for member in counts)
+    arriving = sum(member.arriving or 0 for member in counts)
+    if leaving != arriving:
+        return f"epoch {epoch}: the workers planned to send {leaving} rows and to receive {arriving}. {SAME_BUILD}"
     return None
 
 
@@ -69,30 +77,11 @@ class Reports:
     training_seconds: list[float]
 
 
-def combined_reports(replies: Mapping[int, Mapping[str, Any]], participants: Iterable[int]) -> Reports:
-    """Combine the replies to a commit, in the order of the participants. One that was lost has measured nothing."""
-    nothing = {"report": {"measures": NO_MEASURES.to_dict(), "training_seconds": 0.0}}
-    reports = [replies.get(who, nothing)["report"] for who in participants]
-    measured = [Measures.from_dict(report["measures"]) for report in reports]
-    return Reports(measured, Measures.combined(measured), [report["training_seconds"] for report in reports])
-
-
-def measurements_of(run: Run, reports: Reports, asked_at: float) -> dict[str, Any]:
-    """What is known of the exchange of a run, for the record of its epoch.
-
-    ``asked_at`` is the time at which the client asked for the epoch.
-    """
-    total = totals(run.votes.values())
-    return {
-        "epoch": run.epoch,
-        "run_id": run.run_id,
-        "needed": total["needed"],
-        "packets": total["packets"],
-        "components": total["expected"],
-        "exchange_seconds": run.ready_after,
-        "waited_seconds": max(0.0, run.started + run.ready_after - asked_at),
-        "measures": reports.measures.to_dict(),
-    }
+def combined_reports(reports: Mapping[int, Report], participants: Iterable[int]) -> Reports:
+    """Combine the reports with a commit, in the order of the participants. One that was lost has measured nothing."""
+    in_order = [reports.get(who, NOTHING) for who in participants]
+    measured = [report.measures for report in in_order]
+    return Reports(measured, Measures.combined(measured), [report.training_seconds for report in in_order])
 
 
 def next_rate(before: float | None, measured: float | None) -> float | None:

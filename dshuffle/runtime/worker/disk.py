@@ -28,7 +28,8 @@ from dshuffle.exchange.kept_partition import (
 )
 from dshuffle.exchange.row_file import RowFile, does_not_fit
 from dshuffle.runtime.replies import Reply
-from dshuffle.runtime.session_spec import LOCAL, Former, SessionSpec
+from dshuffle.runtime.session_options import LOCAL
+from dshuffle.runtime.session_spec import Former, SessionSpec
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
 
 logger = logging.getLogger(__name__)
@@ -59,8 +60,10 @@ class PartitionOnDisk:
     """
 
     def __init__(self, worker: Worker, spec: SessionSpec, rank: int) -> None:
-        assert spec.cache_directory is not None
-        directory = str(worker.local_directory) if spec.cache_directory == LOCAL else spec.cache_directory
+        directory = spec.options.cache_directory
+        assert directory is not None
+        if directory == LOCAL:
+            directory = str(worker.local_directory)
         layout, shuffle = spec.dataset.layout, spec.shuffle
         n_slots, limit = shuffle.capacity + shuffle.max_incoming, worker.memory_manager.memory_limit
         self._folder: PartitionFolder | None = None
@@ -183,10 +186,10 @@ class KeptPartitions:
 
 def _opened(worker: Worker, spec: SessionSpec, names: Iterable[str]) -> dict[str, KeptPartition]:
     found, limit = {}, worker.memory_manager.memory_limit
-    assert spec.cache_directory is not None
+    assert spec.options.cache_directory is not None
     for name in names:
         try:
-            found[name] = KeptPartition(os.path.join(spec.cache_directory, name), spec.dataset.layout, limit)
+            found[name] = KeptPartition(os.path.join(spec.options.cache_directory, name), spec.dataset.layout, limit)
         except DShuffleError as error:
             logger.warning("dshuffle: %s", error)
     return found
@@ -199,10 +202,10 @@ def _close_all(partitions: dict[str, KeptPartition]) -> None:
 
 def kept_here(worker: Worker, spec: SessionSpec, rank: int, epoch: int) -> SessionSpec:
     """The session of a worker that takes a rank, with the partition that the lost worker may have left on this disk."""
-    if spec.kept_as is None or spec.former is not None or spec.cache_directory is None:
+    if spec.kept_as is None or spec.former is not None or spec.options.cache_directory is None:
         return spec
     wanted = spec.kept_as, spec.shuffle.history, rank, epoch
-    for one in Listed.all_in(spec.cache_directory, spec.dataset.identity):
+    for one in Listed.all_in(spec.options.cache_directory, spec.dataset.identity):
         if (one.label.shuffle, one.label.history, one.label.rank, one.label.epoch) == wanted:
             return spec.with_former(Former(epoch, {rank: (worker.address, one.name)}, kept=True))
     return spec

@@ -52,7 +52,9 @@ class Plans:
 
     def restoring(self, epoch: int, rank: int) -> asyncio.Future[MemberExchange]:
         """A plan to read all that a rank holds in an epoch from the store."""
-        return self._loop.run_in_executor(self.executor, MemberExchange.restoring, self._planner, epoch, rank)
+        return self._loop.run_in_executor(
+            self.executor, MemberExchange.restoring, self._planner, epoch, rank, self._layout, self._spec.settings
+        )
 
     def forget(self, epoch: int) -> None:
         """Drop the plans of an epoch and of those before."""
@@ -68,5 +70,5 @@ class Plans:
     def _make(self, epoch: int, delivery: str) -> MemberExchange:
         planner = self._planner
         if isinstance(planner, OwnPlanner):
-            return MemberExchange.alone(planner, epoch, delivery)
+            return MemberExchange.alone(planner, epoch, self._layout, self._spec.settings, delivery)
         return MemberExchange.make(planner, epoch, self._participants, self._layout, self._spec.settings, delivery)

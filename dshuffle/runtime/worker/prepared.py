@@ -37,7 +37,7 @@ class Prepared:
     @classmethod
     def of(cls, exchange: MemberExchange, parts: MemberParts, epoch: int) -> Prepared:
         """Prepare an epoch whose slots have been reserved."""
-        training, shuffle, remainder = parts.training, parts.spec.shuffle, parts.spec.remainder
+        training, shuffle, start = parts.training, parts.spec.shuffle, parts.spec.start
         assert training is not None
         mine = exchange.parts[training.rank]
         swap = training.cache.prepare(mine.held)
@@ -45,15 +45,15 @@ class Prepared:
         own = swap.index.slots if len(mine.own) == len(mine.held) else swap.index.find(mine.own)
         sample_ids, slots, shares = mine.order, own[mine.permutation], exchange.shares
         due = due_in_an_epoch(shuffle, training.rank)
-        if remainder is not None and remainder.epoch == epoch:
+        if start.trained and start.epoch == epoch:
 
             def spec_for(n_workers: int) -> ShuffleSpec:
                 return for_workers(shuffle, n_workers, parts.dataset)
 
-            keep, shares = remainder.left(shuffle, training.rank, spec_for)
+            keep, shares = start.left(shuffle, training.rank, spec_for)
             sample_ids, slots = sample_ids[keep], slots[keep]
             if training.rank == 0:
-                due -= remainder.trained_digest(shuffle, spec_for)
+                due -= start.trained_digest(shuffle, spec_for)
         broadcast = exchange.broadcast
         if len(broadcast):
             broadcast = broadcast[np.isin(broadcast, sample_ids)]

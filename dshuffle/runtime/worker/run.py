@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from dshuffle.planning import SERVER
 from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.records import Measures
 from dshuffle.runtime.measure.processors import ProcessorTimes
+from dshuffle.runtime.messages import Counts, Vote
 from dshuffle.runtime.worker.member_exchange import MemberExchange
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.prepared import Prepared
@@ -68,7 +68,7 @@ class ExchangeRun:
     ) -> None:
         self.run_id = run_id
         self.epoch = epoch
-        self.vote: dict[str, Any] | None = None
+        self.vote: Vote | None = None
         self.exchange: MemberExchange | None = None
         self._parts = parts
         self._delivery = delivery
@@ -94,7 +94,7 @@ class ExchangeRun:
     @property
     def ready(self) -> bool:
         """Whether all rows have arrived and the swap is prepared."""
-        return self.vote is not None and self.vote["reason"] is None
+        return self.vote is not None and self.vote.reason is None
 
     @property
     def prepared(self) -> Prepared | None:
@@ -181,7 +181,7 @@ class ExchangeRun:
         traffic = parts.dataset.traffic - self._traffic
         sent = {participant: sender.meter for participant, sender in parts.senders.items()}
         meter = None if parts.training is None else parts.training.receiver.meter
-        coded = self.exchange.hops is not None
+        coded = self.exchange.transport.encodes
         into = [] if parts.training is None else parts.training.meters
         out = [one.sent_bytes for who, one in sent.items() if who != SERVER]
         return Measures(
@@ -213,12 +213,13 @@ class ExchangeRun:
         training = self._parts.training
         if training is None or self._parts.spec.shuffle.n_workers > MOST_LINKS:
             return {}
-        # Bundles come from other columns of the grid, and rows from the own column. So no worker appears twice.
-        return {
-            (who if who > FORWARDER else forwarder_of(who)): (one.nbytes, one.ended - one.begun)
-            for meter in training.meters
-            for who, one in meter.links.items()
-        }
+        links: dict[int, tuple[int, float]] = {}
+        for meter in training.meters:
+            for participant, link in meter.links.items():
+                rank = participant if participant > FORWARDER else forwarder_of(participant)
+                nbytes, seconds = links.get(rank, (0, 0.0))  # bundles and rows may come from the same worker
+                links[rank] = nbytes + link.nbytes, seconds + link.ended - link.begun
+        return links
 
     async def _start(self) -> None:
         parts, loop = self._parts, asyncio.get_running_loop()
@@ -240,11 +241,11 @@ class ExchangeRun:
         served: asyncio.Future[RowSource] | None = None
         if parts.server_rows is not None and self._delivery != RESTORE:
             # In a separate thread: with a coded plan this waits until all rows have been read.
-            served = loop.run_in_executor(None, exchange.source, SERVER, parts.server_rows)
+            served = loop.run_in_executor(None, exchange.transport.served, parts.server_rows)
             self._begin_sending(exchange, SERVER, served)
         if training is not None:
             if before is None:
-                source = parts.plans.executor.submit(exchange.source, training.rank, training.cache)
+                source = parts.plans.executor.submit(exchange.transport.source, training.rank, training.cache)
                 self._source = asyncio.wrap_future(source)
                 self._sink = asyncio.wrap_future(parts.plans.executor.submit(self._make_sink, exchange, source))
                 # The sink has reserved the slots by then, so the next index can be built while its rows arrive.
@@ -261,7 +262,7 @@ class ExchangeRun:
                 self.run_id,
                 exchange.incoming(training.rank),
                 self._sink,
-                window=exchange.messages.asked,
+                window=exchange.transport.messages.asked,
                 resumed=before is not None,
                 stop=self._stop_reading.is_set,
                 mend=self.mend,
@@ -279,8 +280,8 @@ class ExchangeRun:
     def _with_messages(self, planned: MemberExchange) -> MemberExchange:
         parts = self._parts
         if parts.training is not None and parts.training.cache.on_disk:
-            planned = planned.for_disk(parts.spec.shuffle, parts.dataset.layout, parts.training.cache.n_free)
-        return planned.with_messages(parts.dataset.layout, parts.spec.settings, self._rate)
+            planned = planned.for_disk(parts.training.cache.n_free)
+        return planned.with_messages(self._rate)
 
     def _is_like(self, epoch: int, delivery: str, rate: float | None) -> bool:
         """Whether this run's messages are the same as those of another attempt, and its rows can be kept."""
@@ -299,28 +300,27 @@ class ExchangeRun:
         )
 
     def _begin_sending(self, exchange: MemberExchange, who: int, source: asyncio.Future[RowSource]) -> None:
-        answered = exchange.answered_by(who, self._parts.spec.settings)
-        acknowledged = exchange.messages.acknowledged
+        transport = exchange.transport
         sender = self._parts.senders[who]
         sender.begin(
             self.run_id,
             exchange.outgoing(who),
             source,
-            window=answered,
-            acknowledged=acknowledged,
+            window=transport.answered_by(who),
+            acknowledged=transport.messages.acknowledged,
             mend=self.mend if who != SERVER else nothing_to_mend,
-            reuses=who not in exchange.messages.bundles,
+            reuses=transport.reuses_buffers(who),
         )
 
     def _begin_forwarding(self, exchange: MemberExchange, training: TrainingState, *, resumed: bool) -> None:
         if training.forwarder is None:
             return
         if not resumed:
-            self._forwarded = exchange.forwarded(training.rank, self._parts.dataset.layout)
+            self._forwarded = exchange.transport.forwarded(training.rank)
         if self._forwarded is None:
             training.forwarder.sit_out()
         else:
-            messages = exchange.messages
+            messages = exchange.transport.messages
             training.forwarder.begin(
                 self.run_id,
                 self._forwarded,
@@ -331,9 +331,9 @@ class ExchangeRun:
             )
 
     def _read_rate(self, exchange: MemberExchange) -> float:
-        """Rows per second that this worker has read from the store so far; 0 if packets are sent."""
+        """Rows per second that this worker has read from the store so far; 0 if items cannot be read."""
         traffic = self._parts.dataset.traffic
-        if exchange.hops is not None or not traffic.seconds:
+        if not exchange.transport.readable or not traffic.seconds:
             return 0.0
         # The rows of one sender are spread thinner over chunks than those of a whole partition, which were read before.
         rows = traffic.delivered_bytes / max(1, self._parts.dataset.row_nbytes) / self._parts.spec.shuffle.n_workers
@@ -357,7 +357,7 @@ class ExchangeRun:
         read_former = None
         if former is not None and (self._delivery == RESTORE or self.epoch == self._parts.spec.shuffle.first_epoch):
             read_former = functools.partial(former.read_into, cache, training.receiver)
-        return exchange.sink(training.rank, cache, source.result(), read_store, read_former)
+        return exchange.transport.sink(training.rank, cache, source.result(), read_store, read_former)
 
     def _vote(self, reason: str | None, again: bool) -> None:
         if reason is None and self._prepared is not None and not self._prepared.done():
@@ -368,10 +368,17 @@ class ExchangeRun:
             reason = f"the next index could not be built: {type(error).__name__}: {error}"
         self._cpu_idle = ProcessorTimes.now().idle_since(self._processors)
         self._watched_seconds = time.perf_counter() - self._started
-        counts: dict[str, Any] = {} if self.exchange is None else dict(self.exchange.summary)
-        training = self._parts.training
-        counts["rows"] = training.receiver.meter.rows if training is not None else 0
-        if reason is None and self.prepared is not None:
-            counts |= {"drawn": self.prepared.drawn.fields, "due": self.prepared.due.fields}
-        self.vote = {"reason": reason, "again": again, "counts": counts}
+        self.vote = Vote(reason=reason, again=again, counts=None if reason is not None else self._counts())
         self._send_vote(self)
+
+    def _counts(self) -> Counts | None:
+        """What this worker has counted; None if it read its partition again, of which nothing is to be compared."""
+        exchange, training, prepared = self.exchange, self._parts.training, self.prepared
+        if exchange is None or self._delivery == RESTORE:
+            return None
+        return Counts(
+            **exchange.summary,
+            rows=0 if training is None else training.receiver.meter.rows,
+            drawn=None if prepared is None else prepared.drawn,
+            due=None if prepared is None else prepared.due,
+        )

@@ -1,6 +1,6 @@
 """The server's rows: blocks of consecutive samples, kept in memory up to a budget and read ahead beyond it.
 
-An uncoded plan is in ascending sample order (`planning/delivery/uncoded.py`), so all destinations move through the
+An uncoded plan is in ascending sample order (`planning/delivery/server.py`), so all destinations move through the
 dataset together, block after block. The first blocks stay in memory permanently. The others pass through a small window
 that the reader fills ahead of the requests. Therefore each chunk beyond the budget is read once per epoch, independent
 of the number of workers. A packet XORs samples from anywhere in the dataset, so coded plans need all blocks in memory.
@@ -110,6 +110,10 @@ class ServerRows:
     ) -> None:
         """Encode packets of a plan into buffers. All rows must be in memory."""
         encode(self._rows, self._checksums, plan.offsets, plan.samples, packets, rows, checksums)
+
+    def encoded(self, plan: Packets, leaving: NDArray[np.int64]) -> EncodedPackets:
+        """Make a source whose items are these packets of a plan. It waits for all rows."""
+        return EncodedPackets(self, plan, leaving)
 
     def wait(self) -> None:
         """Wait until all rows are in memory. Raise the error if reading fails; another call tries again."""

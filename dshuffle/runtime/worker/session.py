@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,33 +17,24 @@ from distributed import Worker
 from numpy.typing import NDArray
 
 from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
-from dshuffle.exchange.buffers import BufferPool
-from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.comms import DaskNetwork
-from dshuffle.exchange.endpoints import Reply
-from dshuffle.exchange.forwarder import Forwarder
-from dshuffle.exchange.inbox import Inbox
+from dshuffle.exchange.endpoints import Refusal, Reply
 from dshuffle.exchange.jobs import JobQueue
-from dshuffle.exchange.messages import MessageId, rows_per_message
-from dshuffle.exchange.outbox import Outbox
-from dshuffle.exchange.receiver import Receiver
-from dshuffle.exchange.sender import Sender
-from dshuffle.planning import SERVER, STORE, get_delivery, name_of
-from dshuffle.planning.packets import FORWARDER, forwarder_of
+from dshuffle.exchange.messages import MessageId
+from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
-from dshuffle.runtime.memory import for_partition, partition_nbytes
+from dshuffle.runtime.message_fields import to_fields
+from dshuffle.runtime.messages import CommitReply, MemberState, Report
 from dshuffle.runtime.partition import Partition
-from dshuffle.runtime.replies import unwrap
+from dshuffle.runtime.replies import message_in
 from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker import metrics
+from dshuffle.runtime.worker.build_parts import Carriers, build_parts
 from dshuffle.runtime.worker.disk import PartitionOnDisk
-from dshuffle.runtime.worker.epoch_lock import EpochLock
-from dshuffle.runtime.worker.former_partitions import FormerPartitions, RowsHere
+from dshuffle.runtime.worker.former_partitions import RowsHere
 from dshuffle.runtime.worker.member_addresses import MemberAddresses
-from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
-from dshuffle.runtime.worker.plans import Plans
+from dshuffle.runtime.worker.member_parts import MemberParts
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
-from dshuffle.runtime.worker.server_rows import ServerRows
 from dshuffle.store import Dataset
 
 logger = logging.getLogger(__name__)
@@ -89,84 +80,28 @@ class WorkerSession:
         self._worker = worker
         self._disk = disk
         self._loop = asyncio.get_running_loop()
-        # Each session has threads of its own, so that none waits for the reads of another one.
-        self._jobs = JobQueue(2, "dshuffle")
-        self._reading = JobQueue(1, "dshuffle-read")
         self._run: ExchangeRun | None = None
         self._aborted: ExchangeRun | None = None
         self._last_run = 0
-        self._committed: tuple[int, Reply] | None = None
+        self._committed: tuple[int, CommitReply] | None = None
         self._restored: asyncio.Future[str | None] | None = None
         self._background: set[asyncio.Task[None]] = set()
         self._cause: DShuffleError | None = None  # with which the session has ended
 
-        settings, layout = spec.settings, dataset.layout
         self.addresses = MemberAddresses(spec.addresses)
-        self._network = network = DaskNetwork(
+        network = DaskNetwork(
             worker,
             spec.session_id,
             self.addresses,
             serve_here=self.serve,
             acknowledge_here=self.acknowledge,
-            shares_memory=settings.shared_memory,
+            shares_memory=spec.settings.shared_memory,
         )
-
-        def sender(participant: int) -> Sender:
-            full = rows_per_message(layout.nbytes, settings.message_bytes)
-            buffers = BufferPool(layout, full, settings.window)
-            return Sender(Outbox(participant, window=settings.window), buffers, network, self._jobs)
-
-        senders: dict[int, Sender] = {}
-        training: TrainingState | None = None
-        server_rows: ServerRows | None = None
-        budget = for_partition(spec.shuffle, spec.memory_limit)
-        if rank is not None:
-            cache = CachePartition(
-                layout,
-                capacity=spec.shuffle.capacity,
-                incoming=spec.shuffle.max_incoming,
-                budget=budget,
-                file=None if disk is None else disk.file,
-            )
-            receiver = Receiver(
-                Inbox(rank, window=settings.window),
-                network,
-                self._jobs,
-                self._reading,
-                store=STORE,
-                report=self._received,
-                timeout=settings.timeout,
-                open_gate=lambda run_id, gate: senders[rank].open_gate(run_id, gate),
-            )
-            forwarder = None
-            if any(get_delivery(delivery).two_hops for delivery in spec.deliveries):
-                me = forwarder_of(rank)
-                senders[me] = sender(me)
-                forwarder = Forwarder(me, senders[me], network, self._jobs, timeout=settings.timeout)
-            lock = EpochLock(layout, cache.rows, rank, spec.shuffle.choices.seed, self._loop, cache.file)
-            training = TrainingState(rank, cache, receiver, lock, forwarder)
-            senders[rank] = sender(rank)
-        if spec.addresses.get(SERVER) == worker.address:
-            if budget is not None and training is not None:  # training and serving share the budget
-                budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.cache_directory is not None)
-            try:
-                server_rows = ServerRows(
-                    dataset,
-                    budget=budget,
-                    window_bytes=settings.window_bytes * spec.shuffle.n_workers,
-                    whole=spec.shuffle.choices.coded,
-                )
-            except BaseException:
-                if training is not None:
-                    training.lock.close()
-                    training.cache.close()
-                raise
-            senders[SERVER] = sender(SERVER)
-        former = None
-        if spec.former is not None and rows_here is not None:
-            former = FormerPartitions(worker, spec.former, dataset, settings, self._jobs, rows_here)
-        plans = Plans(spec, layout, rank, [who for who in senders if who > FORWARDER])
-        self._parts: MemberParts | None = MemberParts(spec, dataset, plans, senders, training, server_rows, former)
+        self._carriers = Carriers(network, JobQueue(2, "dshuffle"), JobQueue(1, "dshuffle-read"))
+        file = None if disk is None else disk.file
+        self._parts: MemberParts | None = build_parts(
+            worker, spec, dataset, rank, self._carriers, self._received, file, rows_here
+        )
 
     @property
     def is_loading(self) -> bool:
@@ -200,11 +135,11 @@ class WorkerSession:
         training = self._open_parts.training
         return SampleDigest() if training is None else training.lock.trained(epoch)
 
-    def status(self) -> Reply:
+    def status(self) -> MemberState:
         """The current run, the fraction of its rows that have arrived, and its vote if that is known."""
         run, training = self._run, None if self._parts is None else self._parts.training
         arrived = None if run is None or training is None else training.receiver.arrived
-        return {"open": True, "run_id": self._last_run, "arrived": arrived, "vote": None if run is None else run.vote}
+        return MemberState(open=True, run_id=self._last_run, arrived=arrived, vote=None if run is None else run.vote)
 
     def heard(self) -> dict[int, float] | None:
         """Participant -> seconds since bytes came from it, as far as it is known; None if no run is under way.
@@ -213,14 +148,14 @@ class WorkerSession:
         """
         if self._run is None or self._parts is None:
             return None
-        heard = self._network.heard()
+        heard = self._carriers.network.heard()
         if (training := self._parts.training) is not None:
             training.receiver.hear(heard)
             if training.forwarder is not None:
                 training.forwarder.receiver.hear(heard)
         return heard
 
-    async def restore(self, epoch: int, drawn: Sequence[int] | None) -> None:
+    async def restore(self, epoch: int, drawn: SampleDigest | None) -> None:
         """Read the partition of an epoch from the store, in place of a worker that was lost.
 
         ``drawn`` is the digest of the samples that the lost worker had.
@@ -243,7 +178,7 @@ class WorkerSession:
         if reason is not None:
             raise ExchangeError(reason)
         assert run.prepared is not None
-        if drawn is not None and run.prepared.drawn.fields != list(drawn):
+        if drawn is not None and run.prepared.drawn != drawn:
             raise ExchangeError(
                 f"this worker would train on other samples of epoch {epoch} than the worker that was lost. "
                 + SAME_BUILD,
@@ -286,14 +221,13 @@ class WorkerSession:
         if self._run is not None and self._run.run_id == run_id:
             self._open_parts.plans.plan(self._run.epoch + 1, delivery)
 
-    async def commit(self, run_id: int) -> Reply:
+    async def commit(self, run_id: int) -> CommitReply:
         """Swap to the prepared epoch once no task reads the current one.
 
         Returns
         -------
-        dict
-            Under ``"report"``, measurements of the exchange on this worker, and the training seconds of the epoch that
-            ended. Or, if tasks are still running, what the commit waits for, under ``"busy"``.
+        CommitReply
+            With what the commit waits for, if tasks are still running.
         """
         if self._committed is not None and self._committed[0] == run_id:
             return self._committed[1]
@@ -320,7 +254,8 @@ class WorkerSession:
                 await asyncio.wait_for(parts.training.lock.swap(run.prepared.view, install), BUSY_AFTER)
             except TimeoutError:
                 readers = parts.training.lock.readers
-                return {"busy": f"{readers} {'task' if readers == 1 else 'tasks'} of epoch {self.epoch} still running"}
+                tasks = "task" if readers == 1 else "tasks"
+                return CommitReply(busy=f"{readers} {tasks} of epoch {self.epoch} still running")
         else:
             install()
         if self._parts is None:
@@ -328,16 +263,16 @@ class WorkerSession:
         if self._committed is None or self._committed[0] != run_id:  # else another call has waited, too
             measures = run.measures(time.perf_counter() - started)
             metrics.count(measures)
-            report = {
-                "measures": measures.to_dict(),
-                "training_seconds": self.take_training_seconds(),
-                "links": run.links(),
-                "held": 0 if parts.training is None else len(parts.training.cache.index.sample_ids),
-            }
-            self._committed = run_id, {"report": report}
+            report = Report(
+                measures=measures,
+                training_seconds=self.take_training_seconds(),
+                links=run.links(),
+                held=0 if parts.training is None else len(parts.training.cache.index.sample_ids),
+            )
+            self._committed = run_id, CommitReply(report=report)
             run.forget()
             if self._disk is not None and parts.training is not None:
-                self._disk.keep(run.epoch, parts.training.cache, self._jobs)
+                self._disk.keep(run.epoch, parts.training.cache, self._carriers.jobs)
         return self._committed[1]
 
     async def abort(self, run_id: int) -> None:
@@ -370,18 +305,17 @@ class WorkerSession:
             task.cancel()
         if self._disk is not None:
             await self._disk.settle()
-        await self._jobs.close()
-        await self._reading.close()
+        await self._carriers.finish_jobs()
         await parts.close()
         if self._disk is not None:
             self._disk.close()
-        self._network.close()
+        self._carriers.network.close()
 
     async def serve(self, message: MessageId, *, shared: bool = False) -> Reply:
         """Answer another participant's request for a message. ``shared``: it can map memory of this process."""
         sender = None if self._parts is None else self._parts.senders.get(message.sender)
         if sender is None:
-            return {"status": "refused", "reason": f"{name_of(message.sender)} is not on this worker", "again": False}
+            return Refusal(f"{name_of(message.sender)} is not on this worker").reply
         return await sender.serve(message, shared=shared)
 
     def acknowledge(self, message: MessageId) -> None:
@@ -402,7 +336,7 @@ class WorkerSession:
         if training is None or self.epoch != epoch:
             raise ExchangeError(f"there is no partition of epoch {epoch} on {self._worker.address}")
         rows, checksums = layout.empty(len(sample_ids)), np.empty(len(sample_ids), np.uint32)
-        await self._jobs.run(training.cache.pack, sample_ids, rows, checksums, nbytes=rows.nbytes)
+        await self._carriers.jobs.run(training.cache.pack, sample_ids, rows, checksums, nbytes=rows.nbytes)
         return {"rows": rows, "checksums": checksums}
 
     @property
@@ -421,21 +355,22 @@ class WorkerSession:
         if self._restored is not None:
             assert run.vote is not None
             if not self._restored.done():
-                self._restored.set_result(run.vote["reason"])
+                self._restored.set_result(run.vote.reason)
         else:
             self._spawn(self._send_vote(run))
 
     async def _send_vote(self, run: ExchangeRun) -> None:
         """Report to the scheduler whether this worker is ready. If that fails, the scheduler asks for the vote."""
+        assert run.vote is not None
         try:
             reply = await self._worker.scheduler.dshuffle_report(
                 session_id=self.spec.session_id,
                 participant=self.participant,
                 run_id=run.run_id,
                 secret=self.spec.secret,
-                vote=run.vote,
+                vote=to_fields(run.vote),
             )
-            unwrap(reply, "the scheduler")
+            message_in(reply, type(None), "the scheduler")
         except (OSError, DShuffleError) as error:
             logger.warning("dshuffle: the vote on run %d did not reach the scheduler: %s", run.run_id, error)
 

@@ -1,13 +1,15 @@
 """The worker plugin: owns this worker's sessions and answers the scheduler and the other workers.
 
-The handlers are thin closures that look up the plugin. Dask caches handlers permanently, so a handler must not keep a
-plugin and its rows alive. The last step of the set-up is a hello to the scheduler, which uses this worker only then.
+Two tables have what other processes may ask for, by name. The handlers look up the plugin: Dask caches handlers
+permanently, so a handler must not keep a plugin and its rows alive. The last step of the set-up is a hello to the
+scheduler, which uses this worker only then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import sys
 import weakref
@@ -24,16 +26,20 @@ from numpy.typing import NDArray
 from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import sent
+from dshuffle.exchange.endpoints import Refusal
 from dshuffle.exchange.kept_partition import PREFIX, Listed
 from dshuffle.exchange.messages import MessageId
 from dshuffle.exchange.shared_memory import may_share
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning import SERVER
+from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.process_exit import end_without_last_collections
 from dshuffle.runtime.collective import Collective
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.memory import WorkerMemory
-from dshuffle.runtime.replies import Reply, replying, unwrap, within
+from dshuffle.runtime.message_fields import from_fields
+from dshuffle.runtime.messages import CommitReply, MemberState
+from dshuffle.runtime.replies import Arrays, Reply, message_in, replying, within
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec, adopted_id, is_adopted_by
 from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
@@ -86,7 +92,7 @@ class DShuffleWorker(WorkerPlugin):
         leave_out_consequences()
         if worker.nanny:  # it has a process of its own
             end_without_last_collections()
-        this, is_set_up = weakref.ref(self), False
+        is_set_up = False
 
         async def protocol() -> Reply | None:
             found = isinstance(worker.plugins.get(PLUGIN), DShuffleWorker)
@@ -95,98 +101,10 @@ class DShuffleWorker(WorkerPlugin):
         # Registered first, because Dask logs a traceback when a worker is asked for something that it does not know.
         worker.handlers["dshuffle_protocol"] = protocol
 
-        def plugin() -> DShuffleWorker:
-            found = worker.plugins.get(PLUGIN, this())  # Dask has removed it while a worker that closes sends rows
-            if not isinstance(found, DShuffleWorker) or found.torn_down:
-                raise WorkerLost(f"worker {worker.address} closes, or no longer has the dshuffle plugin")
-            return found
-
-        async def open_session(spec: SessionSpec, **order: Any) -> None:
-            await plugin().open(spec, **order)
-
-        async def members(session_id: str, addresses: dict[int, str], number: int) -> None:
-            plugin().session(session_id).change_members(addresses, number)
-
-        async def begin(session_id: str, run_id: int, epoch: int, delivery: str, rate: float | None) -> None:
-            plugin().session(session_id).begin(run_id, epoch, delivery, rate)
-
-        async def status(session_id: str) -> Reply:
-            session = plugin().sessions.get(session_id)
-            return {"open": False} if session is None else session.status()
-
-        async def commit(session_id: str, run_id: int) -> Reply:
-            found = plugin()
-            reply = await found.session(session_id).commit(run_id)
-            found.kept.close(session_id)  # all members have their first partitions
-            return reply
-
-        async def plan_ahead(session_id: str, run_id: int, delivery: str) -> None:
-            plugin().session(session_id).plan_ahead(run_id, delivery)
-
-        async def abort(session_id: str, run_id: int) -> None:
-            await plugin().session(session_id).abort(run_id)
-
-        async def training(session_id: str) -> Reply:
-            return {"training_seconds": plugin().session(session_id).take_training_seconds()}
-
-        async def trained(session_id: str, epoch: int) -> Reply:
-            return {"trained": plugin().session(session_id).trained(epoch).fields}
-
-        async def close_session(session_id: str, number: int, cause: Any = None) -> None:
-            found = cause.data if isinstance(cause, ToPickle) else cause  # it is not sent if this is one process
-            await plugin().close(session_id, number, found)
-
-        async def fetch(
-            session_id: str,
-            message: tuple[int, int, int, int],
-            acknowledged: Sequence[tuple[int, int, int, int]],
-            host: str,
-        ) -> Reply:
-            session = plugin().sessions.get(session_id)
-            if session is None:
-                return {"status": "refused", "reason": "the session is not open on this worker", "again": False}
-            for arrived in acknowledged:
-                session.acknowledge(MessageId(*arrived))
-            return await sent(worker, await session.serve(MessageId(*message), shared=may_share(host)))
-
-        async def kept(directory: str, dataset: str) -> Reply:
-            loop, executor = asyncio.get_running_loop(), plugin()._executor
-            found = await loop.run_in_executor(executor, Listed.all_in, directory, dataset)
-            return {"kept": [one.to_dict() for one in found]}
-
-        async def rows(session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> Reply:
-            return await sent(worker, await plugin().rows(session_id, epoch, sample_ids))
-
-        async def acknowledge(session_id: str, acknowledged: Sequence[tuple[int, int, int, int]]) -> None:
-            session = plugin().sessions.get(session_id)
-            if session is not None:
-                for arrived in acknowledged:
-                    session.acknowledge(MessageId(*arrived))
-
-        async def meet(session_id: str, number: int, **message: Any) -> Reply:
-            return {"mean": to_serialize(await plugin().collective(session_id, number).mean(**message))}
-
-        async def end_collective(session_id: str, number: int, reason: str, transient: bool = True) -> None:
-            plugin().collective(session_id, number).fail(reason, transient=transient)
-
-        worker.handlers |= {
-            "dshuffle_open": replying(open_session),
-            "dshuffle_members": replying(members),
-            "dshuffle_begin": replying(begin),
-            "dshuffle_status": replying(status),
-            "dshuffle_commit": replying(commit),
-            "dshuffle_plan_ahead": replying(plan_ahead),
-            "dshuffle_abort": replying(abort),
-            "dshuffle_training": replying(training),
-            "dshuffle_trained": replying(trained),
-            "dshuffle_close": replying(close_session),
-            "dshuffle_mean": replying(meet),
-            "dshuffle_end_collective": replying(end_collective),
-            "dshuffle_kept": replying(kept),
-            "dshuffle_rows": replying(rows),
-            "dshuffle_fetch": fetch,
-            "dshuffle_acknowledge": acknowledge,
-        }
+        plugin = functools.partial(_plugin_of, worker, weakref.ref(self))
+        for name in (*OPERATIONS, *OF_SESSION):
+            worker.handlers[f"dshuffle_{name}"] = replying(name, functools.partial(_carry_out, plugin, name))
+        worker.handlers |= _row_handlers(plugin)
         # Off the event loop, and before the first rows arrive.
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, load_exchange_kernels)
@@ -197,7 +115,7 @@ class DShuffleWorker(WorkerPlugin):
         # From here on the scheduler can use this worker. The hello makes it check at once instead of waiting.
         is_set_up = True
         try:
-            unwrap(await worker.scheduler.dshuffle_hello(), "the scheduler")
+            message_in(await worker.scheduler.dshuffle_hello(), type(None), "the scheduler")
         except OSError as error:  # the scheduler asks again; a worker must not fail to start because of it
             logger.warning("dshuffle: the hello did not reach the scheduler: %s", error)
 
@@ -221,7 +139,7 @@ class DShuffleWorker(WorkerPlugin):
         *,
         restore: bool = False,
         epoch: int | None = None,
-        drawn: Sequence[int] | None = None,
+        drawn: object = None,
     ) -> None:
         """Allocate this worker's part of a session. Another call waits for the first one.
 
@@ -238,7 +156,7 @@ class DShuffleWorker(WorkerPlugin):
         epoch
             With ``restore``, the epoch whose partition is read; ``None`` if the first epoch has not begun.
         drawn
-            The digest of the samples of the rank in this epoch, if it is known.
+            The digest of the samples of the rank in this epoch, as a message has it; ``None`` if it is not known.
 
         Raises
         ------
@@ -267,7 +185,8 @@ class DShuffleWorker(WorkerPlugin):
         if opening is None:
             # Memory is reserved before anything is awaited, so that two sessions do not count on the same bytes.
             spec = self._reserve(spec)
-            opening = self._opening[session_id] = asyncio.create_task(self._open(spec, number, last_run, epoch, drawn))
+            digest = None if drawn is None else from_fields(SampleDigest, drawn, "the scheduler")
+            opening = self._opening[session_id] = asyncio.create_task(self._open(spec, number, last_run, epoch, digest))
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -275,11 +194,12 @@ class DShuffleWorker(WorkerPlugin):
                 raise
             raise ClusterError(f"session {session_id} was closed while it was being opened") from None
 
-    async def close(self, session_id: str, number: int, cause: DShuffleError | None = None) -> None:
+    async def close(self, session_id: str, number: int, cause: Any = None) -> None:
         """Free this worker's part of a session, and refuse to open it with an order up to this number.
 
         Tasks that come later raise the ``cause``, if the session has ended with an error.
         """
+        cause = cause.data if isinstance(cause, ToPickle) else cause  # it is not sent if this is one process
         if session_id in self.sessions and self.sessions[session_id].number > number:  # an order that comes late
             return
         while len(self._closed) >= MOST_CLOSED:
@@ -315,7 +235,7 @@ class DShuffleWorker(WorkerPlugin):
         while holds and loop.time() < end:
             try:
                 asked = within(ANSWER_WITHIN, worker.scheduler.dshuffle_retiring(address=worker.address))
-                holds = unwrap(await asked, "the scheduler")["needed"]
+                holds = message_in(await asked, bool, "the scheduler")
             except (OSError, DShuffleError) as error:
                 logger.debug("dshuffle: the scheduler does not take this worker's partitions: %s", error)
                 return
@@ -361,7 +281,7 @@ class DShuffleWorker(WorkerPlugin):
         return next((who for who, where in spec.addresses.items() if where == address and who != SERVER), None)
 
     async def _open(
-        self, spec: SessionSpec, number: int, last_run: int, epoch: int | None, drawn: Sequence[int] | None
+        self, spec: SessionSpec, number: int, last_run: int, epoch: int | None, drawn: SampleDigest | None
     ) -> None:
         assert self._worker is not None
         assert self._executor is not None
@@ -380,7 +300,7 @@ class DShuffleWorker(WorkerPlugin):
                 await self._in_thread(load_session_kernels, spec.shuffle, dataset.layout.nbytes)
                 if rank is not None and epoch is not None:
                     spec = await self._in_thread(kept_here, self._worker, spec, rank, epoch)
-                if rank is not None and spec.cache_directory is not None:
+                if rank is not None and spec.options.on_disk:
                     worker, close = self._worker, PartitionOnDisk.close
                     disk = await made_in_thread(threads, PartitionOnDisk, worker, spec, rank, close=close)
                     on_error.callback(disk.close)
@@ -432,6 +352,34 @@ class DShuffleWorker(WorkerPlugin):
             raise ExchangeError(f"the kept partition {session_id} is gone or damaged")
         return await self.session(session_id).rows_of(epoch, sample_ids)
 
+    def status(self, session_id: str) -> MemberState:
+        """The state of a session here."""
+        session = self.sessions.get(session_id)
+        return MemberState(open=False) if session is None else session.status()
+
+    async def commit(self, session_id: str, run_id: int) -> CommitReply:
+        """Let a session swap to the next epoch."""
+        reply = await self.session(session_id).commit(run_id)
+        self.kept.close(session_id)  # all members have their first partitions
+        return reply
+
+    async def list_kept(self, directory: str, dataset: str) -> list[dict[str, Any]]:
+        """The partitions of a dataset that earlier sessions have kept in a folder."""
+        return [partition.to_dict() for partition in await self._in_thread(Listed.all_in, directory, dataset)]
+
+    async def send_rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> Arrays:
+        """Rows of a partition, for another worker."""
+        assert self._worker is not None
+        return Arrays(await sent(self._worker, await self.rows(session_id, epoch, sample_ids)))
+
+    async def mean(self, session_id: str, number: int, **message: Any) -> Arrays:
+        """Wait for the mean of the values of all ranks."""
+        return Arrays(mean=to_serialize(await self.collective(session_id, number).mean(**message)))
+
+    def fail_collective(self, session_id: str, number: int, reason: str, transient: bool = True) -> None:
+        """Fail the ranks that wait for a mean."""
+        self.collective(session_id, number).fail(reason, transient=transient)
+
     def collective(self, session_id: str, number: int) -> Collective:
         """State of a call of :meth:`dshuffle.Epoch.together`, by its number. Calls that have ended are refused."""
         self.session(session_id)
@@ -448,3 +396,68 @@ class DShuffleWorker(WorkerPlugin):
         collective = self.collectives.pop(session_id, None)
         if collective is not None:
             collective.fail("the session has moved on to another call of Epoch.together, or was closed")
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "open": DShuffleWorker.open,
+    "status": DShuffleWorker.status,
+    "commit": DShuffleWorker.commit,
+    "close": DShuffleWorker.close,
+    "mean": DShuffleWorker.mean,
+    "end_collective": DShuffleWorker.fail_collective,
+    "kept": DShuffleWorker.list_kept,
+    "rows": DShuffleWorker.send_rows,
+}
+"""What the scheduler and other workers may ask of the plugin, by name."""
+
+OF_SESSION: dict[str, Callable[..., Any]] = {
+    "members": WorkerSession.change_members,
+    "begin": WorkerSession.begin,
+    "plan_ahead": WorkerSession.plan_ahead,
+    "abort": WorkerSession.abort,
+    "training": WorkerSession.take_training_seconds,
+    "trained": WorkerSession.trained,
+}
+"""What the scheduler may ask of an open session, by name."""
+
+
+def _plugin_of(worker: Worker, installed: weakref.ref[DShuffleWorker]) -> DShuffleWorker:
+    """The plugin of a worker. Dask has removed it while a worker that closes sends rows."""
+    plugin = worker.plugins.get(PLUGIN, installed())
+    if not isinstance(plugin, DShuffleWorker) or plugin.torn_down:
+        raise WorkerLost(f"worker {worker.address} closes, or no longer has the dshuffle plugin")
+    return plugin
+
+
+def _carry_out(plugin: Callable[[], DShuffleWorker], operation: str, **message: Any) -> Any:
+    """Carry out what another process asks for."""
+    if operation in OPERATIONS:
+        return OPERATIONS[operation](plugin(), **message)
+    return OF_SESSION[operation](plugin().session(message.pop("session_id")), **message)
+
+
+def _row_handlers(plugin: Callable[[], DShuffleWorker]) -> dict[str, Callable[..., Any]]:
+    """Handlers of messages of rows. They are called so often that their replies have a form of their own."""
+
+    async def fetch(
+        session_id: str,
+        message: tuple[int, int, int, int],
+        acknowledged: Sequence[tuple[int, int, int, int]],
+        host: str,
+    ) -> Reply:
+        installed = plugin()
+        session = installed.sessions.get(session_id)
+        if session is None:
+            return Refusal("the session is not open on this worker").reply
+        for arrived in acknowledged:
+            session.acknowledge(MessageId(*arrived))
+        assert installed._worker is not None
+        return await sent(installed._worker, await session.serve(MessageId(*message), shared=may_share(host)))
+
+    async def acknowledge(session_id: str, acknowledged: Sequence[tuple[int, int, int, int]]) -> None:
+        session = plugin().sessions.get(session_id)
+        if session is not None:
+            for arrived in acknowledged:
+                session.acknowledge(MessageId(*arrived))
+
+    return {"dshuffle_fetch": fetch, "dshuffle_acknowledge": acknowledge}

@@ -19,7 +19,7 @@ from dshuffle.records import StoreTraffic
 from dshuffle.store.backends.metered import Meter
 from dshuffle.store.backends.wrapper import Wrapper
 
-Wanted = tuple[str, ByteRequest | None]
+ChunkRequest = tuple[str, ByteRequest | None]
 
 
 class ChunkCache(Wrapper):
@@ -47,13 +47,15 @@ class ChunkCache(Wrapper):
         """Return a chunk from memory, or fetch it from the store."""
         return (await self.get_partial_values(prototype, [(key, byte_range)]))[0]
 
-    async def get_partial_values(self, prototype: BufferPrototype, key_ranges: Iterable[Wanted]) -> list[Buffer | None]:
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[ChunkRequest]
+    ) -> list[Buffer | None]:
         """Return several chunks from memory, and fetch the missing ones from the store."""
-        wanted = list(key_ranges)
-        answers = [self._kept.get(_name(each)) for each in wanted]
-        missing = [each for each, answer in zip(wanted, answers, strict=True) if answer is None]
-        if len(missing) < len(wanted):
-            self._meter.add(StoreTraffic(cache_hits=len(wanted) - len(missing)))
+        requests = list(key_ranges)
+        answers = [self._kept.get(_name(each)) for each in requests]
+        missing = [each for each, answer in zip(requests, answers, strict=True) if answer is None]
+        if len(missing) < len(requests):
+            self._meter.add(StoreTraffic(cache_hits=len(requests) - len(missing)))
         if len(missing) == 1:
             fetched = iter([await self._store.get(missing[0][0], prototype, missing[0][1])])
         elif missing:
@@ -63,7 +65,7 @@ class ChunkCache(Wrapper):
         for at, answer in enumerate(answers):
             if answer is None:
                 answers[at] = answer = next(fetched)
-                self._keep(wanted[at], answer)
+                self._keep(requests[at], answer)
         return answers
 
     def forget(self) -> None:
@@ -72,10 +74,10 @@ class ChunkCache(Wrapper):
             self._kept.clear()
             self._room = self.nbytes
 
-    def _keep(self, wanted: Wanted, answer: Buffer | None) -> None:
+    def _keep(self, request: ChunkRequest, answer: Buffer | None) -> None:
         with self._lock:
-            if answer is not None and len(answer) <= self._room and _name(wanted) not in self._kept:
-                self._kept[_name(wanted)] = answer
+            if answer is not None and len(answer) <= self._room and _name(request) not in self._kept:
+                self._kept[_name(request)] = answer
                 self._room -= len(answer)
 
 
@@ -98,6 +100,6 @@ def cache_nbytes(chunk_cache: int | str | None) -> int:
     return nbytes
 
 
-def _name(wanted: Wanted) -> tuple[str, str]:
+def _name(request: ChunkRequest) -> tuple[str, str]:
     # Zarr's requests can be hashed from 3.1.6 on.
-    return wanted[0], repr(wanted[1])
+    return request[0], repr(request[1])

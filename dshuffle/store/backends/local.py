@@ -38,9 +38,9 @@ class LocalFiles(LocalStore):
     ) -> list[Buffer | None]:
         """Read several files or byte ranges, one after the other in one thread."""
         root = os.fspath(self.root)
-        wanted = [(f"{root}/{key}", byte_range) for key, byte_range in key_ranges]
-        found = await asyncio.get_running_loop().run_in_executor(_POOL, _read_all, wanted)
-        return [None if data is None else prototype.buffer.from_bytes(data) for data in found]
+        requests = [(f"{root}/{key}", byte_range) for key, byte_range in key_ranges]
+        contents = await asyncio.get_running_loop().run_in_executor(_POOL, _read_all, requests)
+        return [None if data is None else prototype.buffer.from_bytes(data) for data in contents]
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write a file. It has either its old or its new content, whatever happens."""
@@ -72,8 +72,8 @@ def _write(path: str, data: memoryview) -> None:
         raise
 
 
-def _read_all(wanted: list[tuple[str, ByteRequest | None]]) -> list[bytes | None]:
-    return [_read(path, byte_range) for path, byte_range in wanted]
+def _read_all(requests: list[tuple[str, ByteRequest | None]]) -> list[bytes | None]:
+    return [_read(path, byte_range) for path, byte_range in requests]
 
 
 def _read(path: str, byte_range: ByteRequest | None) -> bytes | None:

@@ -94,7 +94,7 @@ class NfsStore(Store):
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Read a file or a byte range of it; return ``None`` if the file does not exist."""
-        data = await self._call(lambda there: there.read(key, byte_range))
+        data = await self._call(lambda client: client.read(key, byte_range))
         return None if data is None else prototype.buffer.from_array_like(data)
 
     async def get_partial_values(
@@ -105,23 +105,23 @@ class NfsStore(Store):
 
     async def exists(self, key: str) -> bool:
         """Whether a file exists."""
-        return await self._call(lambda there: there.is_file(key))
+        return await self._call(lambda client: client.is_file(key))
 
     async def set(self, key: str, value: Buffer) -> None:
         """Write a temporary file in the same folder and rename it."""
         self._check_writable()
         data = np.ascontiguousarray(value.as_numpy_array()).view(np.uint8)
-        await self._call(lambda there: there.write(key, data))
+        await self._call(lambda client: client.write(key, data))
 
     async def delete(self, key: str) -> None:
         """Remove a file if it exists."""
         self._check_writable()
-        await self._call(lambda there: there.remove(key))
+        await self._call(lambda client: client.remove(key))
 
     async def delete_dir(self, prefix: str) -> None:
         """Remove a folder and its contents."""
         self._check_writable()
-        await self._call(lambda there: there.remove_folder(prefix.rstrip("/")))
+        await self._call(lambda client: client.remove_folder(prefix.rstrip("/")))
 
     def list(self) -> AsyncIterator[str]:
         """List all keys."""
@@ -130,13 +130,13 @@ class NfsStore(Store):
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """List all keys that begin with a prefix."""
         folder = prefix.rpartition("/")[0]
-        for key in await self._call(lambda there: list(there.walk(folder))):
+        for key in await self._call(lambda client: list(client.walk(folder))):
             if key.startswith(prefix):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """List the names directly below a prefix."""
-        for name, _ in await self._call(lambda there: there.names(prefix.rstrip("/"))):
+        for name, _ in await self._call(lambda client: client.names(prefix.rstrip("/"))):
             yield name
 
     # -- connections -------------------------------------------------------------------------------------------
@@ -279,10 +279,10 @@ class _Connection:
             self._check(self._lib.nfs_rmdir(self._nfs, self._at(folder)), f"remove {folder}", absent_is_fine=True)
 
     def is_file(self, key: str) -> bool:
-        found = _Status()
-        status = self._lib.nfs_stat64(self._nfs, self._at(key), ctypes.byref(found))
+        attributes = _Status()
+        status = self._lib.nfs_stat64(self._nfs, self._at(key), ctypes.byref(attributes))
         absent = self._check(status, f"stat {key}", absent_is_fine=True) < 0
-        return not absent and stat.S_ISREG(found.mode)
+        return not absent and stat.S_ISREG(attributes.mode)
 
     def names(self, folder: str) -> list[tuple[str, bool]]:
         """List the names in a folder and whether each is a folder; empty if the folder does not exist."""
@@ -291,12 +291,12 @@ class _Connection:
         if self._check(status, f"list {folder or 'the top level'}", absent_is_fine=True) < 0:
             return []
         try:
-            found = []
+            entries = []
             while entry := self._lib.nfs_readdir(self._nfs, directory):
                 name = os.fsdecode(entry.contents.name)
                 if name not in (".", ".."):
-                    found.append((name, stat.S_ISDIR(entry.contents.mode) or entry.contents.type == 2))
-            return sorted(found)
+                    entries.append((name, stat.S_ISDIR(entry.contents.mode) or entry.contents.type == 2))
+            return sorted(entries)
         finally:
             self._lib.nfs_closedir(self._nfs, directory)
 
@@ -322,9 +322,9 @@ class _Connection:
         return handle if self._check(status, f"open {key}", absent_is_fine=True) == 0 else None
 
     def _status(self, handle: ctypes.c_void_p) -> _Status:
-        found = _Status()
-        self._check(self._lib.nfs_fstat64(self._nfs, handle, ctypes.byref(found)), "stat a file")
-        return found
+        attributes = _Status()
+        self._check(self._lib.nfs_fstat64(self._nfs, handle, ctypes.byref(attributes)), "stat a file")
+        return attributes
 
     def _at(self, key: str) -> bytes:
         return os.fsencode(f"{self._root}/{key}" if key else self._root or "/")
@@ -332,8 +332,8 @@ class _Connection:
     def _check(self, status: int, what: str, *, absent_is_fine: bool = False) -> int:
         if status >= 0 or (absent_is_fine and status in (-errno.ENOENT, -errno.ENOTDIR)):
             return int(status)
-        said = self._lib.nfs_get_error(self._nfs)
-        raise OSError(-status, f"cannot {what}: {os.fsdecode(said) if said else os.strerror(-status)}")
+        message = self._lib.nfs_get_error(self._nfs)
+        raise OSError(-status, f"cannot {what}: {os.fsdecode(message) if message else os.strerror(-status)}")
 
 
 class _Status(ctypes.Structure):

@@ -124,12 +124,12 @@ def explained(exc: BaseException, secrets: Iterable[str] = (), access: str = "")
         # The rest of S3's answer repeats the signed request.
         start = re.split(r"<\?xml|<Error", text, maxsplit=1)[0].rstrip(": ")
         text = ": ".join(part for part in (start, body[1], body[2]) if part)
-    said = f"{type(exc).__name__}: {' '.join(text.split())}" if text.strip() else type(exc).__name__
+    message = f"{type(exc).__name__}: {' '.join(text.split())}" if text.strip() else type(exc).__name__
     if type(exc).__module__.startswith("obstore"):
-        said += next((f". {hint}" for words, hint in _HINTS if any(word in full for word in words)), "")
+        message += next((f". {hint}" for words, hint in _HINTS if any(word in full for word in words)), "")
     if access and is_refusal(exc):
-        said += f". {access}"
-    return hide_secrets(said, secrets)
+        message += f". {access}"
+    return hide_secrets(message, secrets)
 
 
 _FIRST_PAUSE = 0.1
@@ -170,8 +170,8 @@ class Patience:
     def of(cls, storage_options: Mapping[str, Any] | None) -> tuple[Self, dict[str, Any]]:
         """Split storage options into the limits (``max_retries`` and ``timeout``) and the options of the store."""
         rest = dict(storage_options or {})
-        given = {name: rest.pop(name) for name in ("max_retries", "timeout") if name in rest}
-        return cls(**given), rest
+        limits = {name: rest.pop(name) for name in ("max_retries", "timeout") if name in rest}
+        return cls(**limits), rest
 
 
 class RetryingStore(Wrapper):
@@ -253,16 +253,16 @@ class RetryingStore(Wrapper):
             except (DatasetError, MemoryError):
                 raise
             except Exception as exc:
-                taken = time.monotonic() - started
-                last = attempt > self._patience.max_retries or taken >= 2 * self._patience.timeout
+                seconds = time.monotonic() - started
+                last = attempt > self._patience.max_retries or seconds >= 2 * self._patience.timeout
                 if last or not is_transient(exc):
                     silent = isinstance(exc, TimeoutError) and not str(exc)
                     answer = explained(exc, self._secrets, self._access)
-                    said = f"no answer within {self._limit:g} s" if silent else answer
-                    often = f"; tried {attempt} times in {taken:.1f} s" if attempt > 1 else ""
+                    reason = f"no answer within {self._limit:g} s" if silent else answer
+                    often = f"; tried {attempt} times in {seconds:.1f} s" if attempt > 1 else ""
                     # Not chained: a traceback would print the original message, which may contain secrets.
                     kind = AccessRefused if is_refusal(exc) else DatasetError
-                    raise kind(f"cannot {what} of {self._url}: {said}{often}", transient=is_transient(exc)) from None
+                    raise kind(f"cannot {what} of {self._url}: {reason}{often}", transient=is_transient(exc)) from None
             if self._on_retry is not None:
                 self._on_retry()
             await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)) * random.uniform(0.5, 1))
@@ -277,10 +277,10 @@ class RetryingStore(Wrapper):
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
         """Fetch several objects or ranges. If one fails, all are requested again."""
-        wanted = list(key_ranges)
-        what = f"fetch {wanted[0][0]}" + (f" to {wanted[-1][0]}" if len(wanted) > 1 else "")
-        answers = await self._insist(what, lambda: self._store.get_partial_values(prototype, wanted))
-        for (key, byte_range), answer in zip(wanted, answers, strict=True):
+        requests = list(key_ranges)
+        what = f"fetch {requests[0][0]}" + (f" to {requests[-1][0]}" if len(requests) > 1 else "")
+        answers = await self._insist(what, lambda: self._store.get_partial_values(prototype, requests))
+        for (key, byte_range), answer in zip(requests, answers, strict=True):
             self._check(key, byte_range, answer)
         return answers
 
@@ -288,16 +288,16 @@ class RetryingStore(Wrapper):
         if answer is None or byte_range is None:
             return
         if isinstance(byte_range, RangeByteRequest):
-            wanted = byte_range.end - byte_range.start
-            right = len(answer) == wanted
+            nbytes = byte_range.end - byte_range.start
+            right = len(answer) == nbytes
         elif isinstance(byte_range, SuffixByteRequest):
-            wanted = byte_range.suffix
-            right = len(answer) <= wanted
+            nbytes = byte_range.suffix
+            right = len(answer) <= nbytes
         else:
             return
         if not right:
             raise WrongRange(
-                f"a request for {wanted} bytes of {key} was answered with {len(answer)}; the object is truncated, or "
+                f"a request for {nbytes} bytes of {key} was answered with {len(answer)}; the object is truncated, or "
                 "the server answers range requests wrongly"
             )
 

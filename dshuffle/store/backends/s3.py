@@ -108,7 +108,7 @@ def _access(options: Mapping[str, Any]) -> str:
     if anonymous is None:
         anonymous = os.environ.get("AWS_SKIP_SIGNATURE", "")
     if str(anonymous).lower() in ("1", "true", "on", "yes", "y"):
-        tried = (
+        hint = (
             "Access was tried without credentials (anon, skip_signature). Give credentials in storage_options (key and "
             "secret), or requester_pays=True with them, if the bucket asks for that"
         )
@@ -118,11 +118,11 @@ def _access(options: Mapping[str, Any]) -> str:
             source = "in storage_options"
         elif os.environ.get("AWS_ACCESS_KEY_ID"):
             source = "in AWS_ACCESS_KEY_ID"
-        tried = (
+        hint = (
             f"Access was tried with the credentials {source}. They lack the permission, or the bucket is public and "
             "needs anon=True, or its readers pay and it needs requester_pays=True"
         )
-    return f"{tried}. {SAME_ANSWER}"
+    return f"{hint}. {SAME_ANSWER}"
 
 
 def _check_endpoint(endpoint: object) -> None:
@@ -143,7 +143,7 @@ def _known(storage_options: Mapping[str, Any]) -> dict[str, Any]:
     flat = dict(storage_options)
     for name, value in dict(flat.pop("client_kwargs", None) or {}).items():
         flat.setdefault(name, value)
-    known: dict[str, Any] = {}
+    translated: dict[str, Any] = {}
     for name, value in flat.items():
         own = _OTHER_NAMES.get(name, name)
         if own not in _OWN_NAMES:
@@ -152,9 +152,9 @@ def _known(storage_options: Mapping[str, Any]) -> dict[str, Any]:
                 f"{name!r} is unknown",
                 f"Known options are {', '.join(_OWN_NAMES)} (or s3fs's names for them), max_retries and timeout.",
             )
-        if own in known and known[own] != value:
+        if own in translated and translated[own] != value:
             raise InvalidParameter.because(
                 "storage_options", f"{own} is given twice with different values", "Give each option once."
             )
-        known[own] = value
-    return known
+        translated[own] = value
+    return translated

@@ -68,13 +68,13 @@ def standing_in(store: Store, url: str, path: str) -> Standing:
     if local and not os.path.isdir(url):
         return Standing("a file" if os.path.exists(url) else "")
     try:
-        found = sync(_node_in(store, path))
+        standing = sync(_node_in(store, path))
     except DatasetError:
         raise
     except Exception as exc:
         # Report any error of the file system to the user (no permission, no network, no such bucket).
         raise DatasetError(f"cannot access {url}: {type(exc).__name__}: {exc}") from exc
-    return Standing("an empty folder") if local and not found.kind else found
+    return Standing("an empty folder") if local and not standing.kind else standing
 
 
 async def _node_in(store: Store, path: str) -> Standing:

@@ -65,32 +65,32 @@ def read_sources(files: Sequence[str | os.PathLike[str]], names: Collection[str]
     """
     if isinstance(files, str | os.PathLike) or not files:
         raise InvalidParameter.of("files", files, "a list of at least one file")
-    wanted = None if names is None else set(names)
+    chosen = None if names is None else set(names)
     places = [canonical_url(file) for file in files]
     if len(set(places)) < len(places):
         raise InvalidParameter.of("files", places, "distinct files")
     tables = [place for place in places if place.endswith(PARQUET)]
-    found: dict[str, RowSource] = {}
-    known: set[str] = set()
+    sources: dict[str, RowSource] = {}
+    present: set[str] = set()
     for place in places:
         if place in tables[1:]:
             continue  # read with the first one
-        for name, source in _arrays_of(place, tables, wanted).items():
-            known.add(name)
-            if wanted is not None and name not in wanted:
+        for name, source in _arrays_of(place, tables, chosen).items():
+            present.add(name)
+            if chosen is not None and name not in chosen:
                 continue
-            if name in found:
+            if name in sources:
                 raise InvalidParameter.because(
                     "files",
-                    f"{found[name].origin} and {source.origin} both contain an array {name!r}",
+                    f"{sources[name].origin} and {source.origin} both contain an array {name!r}",
                     "Give each array a distinct name.",
                 )
-            found[name] = _checked(name, source)
-    if wanted is not None and wanted - set(found):
-        hint = f"They have {', '.join(sorted(known))}." if known else ""
-        raise InvalidParameter.of("names", sorted(wanted - set(found)), "names of arrays in the files", hint)
-    _same_length(found)
-    return found
+            sources[name] = _checked(name, source)
+    if chosen is not None and chosen - set(sources):
+        hint = f"They have {', '.join(sorted(present))}." if present else ""
+        raise InvalidParameter.of("names", sorted(chosen - set(sources)), "names of arrays in the files", hint)
+    _same_length(sources)
+    return sources
 
 
 def read_ratings(
@@ -116,14 +116,14 @@ def read_ratings(
     return ratings
 
 
-def _arrays_of(place: str, tables: list[str], wanted: set[str] | None) -> dict[str, RowSource]:
+def _arrays_of(place: str, tables: list[str], chosen: set[str] | None) -> dict[str, RowSource]:
     suffix = os.path.splitext(place)[1]
     if suffix in (".npy", ".npz", *PARQUET) and not is_local(place):
         raise InvalidParameter.of("files", place, "a local path", "Only Zarr is read from URLs.")
     if suffix in PARQUET:
         for table in tables:
             _must_exist(table)
-        columns: dict[str, RowSource] = _arrow_module("parquet").parquet_arrays(tables, wanted)
+        columns: dict[str, RowSource] = _arrow_module("parquet").parquet_arrays(tables, chosen)
         return columns
     if is_local(place):
         _must_exist(place)
@@ -170,8 +170,8 @@ def _checked(name: str, source: RowSource) -> RowSource:
 def _same_length(sources: dict[str, RowSource]) -> None:
     if not sources:
         raise InvalidParameter.because("files", "they do not contain any array", "Give files with at least one array.")
-    first, *others = sources.items()
-    for name, source in others:
+    first, *following = sources.items()
+    for name, source in following:
         if len(source) != len(first[1]):
             raise InvalidParameter.because(
                 "files",

@@ -128,12 +128,12 @@ def _refuse_time_zone(label: str, dtype: Any) -> None:
 
 def _of_arrow(table: Any) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = importlib.import_module("dshuffle.store.sources.parquet").table_arrays(table)
+        columns: dict[str, Any] = importlib.import_module("dshuffle.store.sources.parquet").table_arrays(table)
     except ImportError as exc:
         raise DatasetError(
             f"pyarrow is needed to read this table; install it with pip install 'dshuffle[parquet]' ({exc})"
         ) from exc
-    return found
+    return columns
 
 
 def _with_known_chunks(arrays: dict[str, Any]) -> dict[str, Any]:

@@ -126,29 +126,29 @@ class _Draw:
         left = self.counts.copy()
         for batch in _parsed(self.path, list(dict.fromkeys([USER, column]))):
             place = np.minimum(np.searchsorted(self.users, batch[USER]), len(self.users) - 1)
-            known = self.users[place] == batch[USER]
-            drawn = _draw(place, known, rng.random(len(place)), needed, left)
-            yield {name: values[drawn] for name, values in batch.items()}
+            is_user = self.users[place] == batch[USER]
+            selected = _draw(place, is_user, rng.random(len(place)), needed, left)
+            yield {name: values[selected] for name, values in batch.items()}
 
 
 @numba.njit(nogil=True, cache=True)
 def _draw(
     users: NDArray[np.int64],
-    known: NDArray[np.bool_],
+    is_user: NDArray[np.bool_],
     chances: NDArray[np.float64],
     needed: NDArray[np.int64],
     left: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
     """Selection sampling (Knuth, TAOCP 3.4.2, algorithm S) for all users in one pass."""
-    drawn = np.zeros(len(users), np.bool_)
+    selected = np.zeros(len(users), np.bool_)
     for i in range(len(users)):
-        if known[i]:
+        if is_user[i]:
             user = users[i]
             if chances[i] * left[user] < needed[user]:
-                drawn[i] = True
+                selected[i] = True
                 needed[user] -= 1
             left[user] -= 1
-    return drawn
+    return selected
 
 
 def _check_header(path: str) -> None:
@@ -159,9 +159,9 @@ def _check_header(path: str) -> None:
     except Exception as exc:
         raise unreadable(path, exc) from exc
     if not set(_TYPES) <= set(header):
-        found = ",".join(header)[:60] or "nothing"
+        start = ",".join(header)[:60] or "nothing"
         raise DatasetError(
-            f"{path} is not a MovieLens ratings.csv: its first line must name userId,movieId,rating, but is {found!r}"
+            f"{path} is not a MovieLens ratings.csv: its first line must name userId,movieId,rating, but is {start!r}"
         )
     if first is None:
         raise DatasetError(f"{path} has no ratings")

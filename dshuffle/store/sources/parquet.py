@@ -18,7 +18,7 @@ from dshuffle.store.sources.source import RowSource, StreamSource, block_rows, u
 _BUFFER_NBYTES = 1 << 20
 
 
-def parquet_arrays(paths: Sequence[str], wanted: set[str] | None) -> dict[str, RowSource]:
+def parquet_arrays(paths: Sequence[str], chosen: set[str] | None) -> dict[str, RowSource]:
     """Open the columns of Parquet files (or folders of them) that together form one table.
 
     Raises
@@ -31,7 +31,7 @@ def parquet_arrays(paths: Sequence[str], wanted: set[str] | None) -> dict[str, R
     """
     files = [file for path in paths for file in _files_of(path)]
     first, first_schema = files[0], _opened(files[0]).schema_arrow
-    names = [name for name in first_schema.names if wanted is None or name in wanted]
+    names = [name for name in first_schema.names if chosen is None or name in chosen]
     if len(set(names)) < len(names):
         raise InvalidParameter.of(f"{first}: columns", names, "distinct")
     n_rows = 0

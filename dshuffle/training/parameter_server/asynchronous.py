@@ -171,11 +171,11 @@ class MiniBatches:
     def take(self) -> Samples:
         """Return the next mini-batch, as positions in ``sample_ids``."""
         first = self._done % self._per_pass * self._size
-        taken = self._order[first : first + self._size]
+        batch = self._order[first : first + self._size]
         self._done += 1
         if self._done % self._per_pass == 0 and self._done != self._end:
             self._begin_pass()
-        return taken
+        return batch
 
     def _begin_pass(self) -> None:
         order = permutation(len(self._positions), *self._path, self._done // self._per_pass)

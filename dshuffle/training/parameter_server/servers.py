@@ -90,8 +90,8 @@ class Servers:
         deadline = time.monotonic() + PATIENCE
         while True:
             self._shuffler.look_up_members()
-            training, there = self._shuffler.addresses, cluster_info(self._shuffler.client)["workers"].keys()
-            places = sorted(there - set(training)) or [address for address in training if address in there]
+            training, connected = self._shuffler.addresses, cluster_info(self._shuffler.client)["workers"].keys()
+            places = sorted(connected - set(training)) or [address for address in training if address in connected]
             if places:
                 return places
             if time.monotonic() > deadline:

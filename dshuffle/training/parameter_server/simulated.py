@@ -77,8 +77,8 @@ def simulate_parameter_server(
     >>> history.weights.round(2) + 0
     array([1., 2., 0.])
     """
-    given, broadcast = (ranks.ranks, ranks.broadcast) if isinstance(ranks, Sharding) else (ranks, ())
-    checked = as_ranks("ranks", given, 2**31)
+    numbers, broadcast = (ranks.ranks, ranks.broadcast) if isinstance(ranks, Sharding) else (ranks, ())
+    checked = as_ranks("ranks", numbers, 2**31)
     n_workers = ranks.n_workers if isinstance(ranks, Sharding) else int(checked.max(initial=0)) + 1
     as_integer("epochs", epochs, 1)
     emulated = (1.0,) * n_workers if speeds is None else tuple(map(float, speeds))
@@ -87,8 +87,8 @@ def simulate_parameter_server(
     described = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
     checked_width(described, model.n_classes, features=features, target=target)
     for parameter, name in (("features", features), ("target", target)):
-        if (found := arrays[name].shape)[:1] != checked.shape:
-            allowed = f"an array of {len(checked)} samples, the length of ranks (its shape is {found})"
+        if (shape := arrays[name].shape)[:1] != checked.shape:
+            allowed = f"an array of {len(checked)} samples, the length of ranks (its shape is {shape})"
             raise InvalidParameter.of(parameter, name, allowed)
         check_finite(parameter, name, arrays[name], np.arange(len(checked)))
     rows, targets = as_rows(arrays[features]), arrays[target]

@@ -128,35 +128,35 @@ def fit_parameter_server(
     """
     as_integer("epochs", epochs, 1)
     as_integer("servers", servers, 1)
-    given = None if speeds is None else tuple(map(float, speeds))
+    rates = None if speeds is None else tuple(map(float, speeds))
     check_fixed_workers(shuffler, "fit_parameter_server")
-    sharing = Asynchrony(shuffler.n_workers, batch_size, step, pace, given, seed)
+    sharing = Asynchrony(shuffler.n_workers, batch_size, step, pace, rates, seed)
     sharing.warn_of_rounding()
     arrays = {"features": features, "target": target}
     described = {name: (array.dtype, tuple(array.shape)) for name, array in shuffler.dataset.arrays.items()}
     first = model.first(checked_width(described, model.n_classes, **arrays), seed)
     if servers > len(first):
         raise InvalidParameter.of("servers", servers, f"at most {len(first)}, the number of parameters")
-    recorder = Recorder(validate, early_stopping, on_epoch, speeds=WorkerSpeeds(emulated=given is not None))
+    recorder = Recorder(validate, early_stopping, on_epoch, speeds=WorkerSpeeds(emulated=rates is not None))
     pushes: list[list[int]] = [[] for _ in range(shuffler.n_workers)]
     parameters = recorder.begin(shuffler, "fit_parameter_server", first)
     n_samples = 0
-    with Servers(shuffler, parameters, servers, given) as actors:
+    with Servers(shuffler, parameters, servers, rates) as actors:
         for number, epoch in recorder.epochs(shuffler, epochs):
             if not n_samples:
-                found = actors.results(epoch.map(survey, model.n_classes, **arrays))
-                n_samples = without_copies(shuffler, sum(count for _, count in found))
+                surveys = actors.results(epoch.map(survey, model.n_classes, **arrays))
+                n_samples = without_copies(shuffler, sum(count for _, count in surveys))
                 if model.n_classes is not None:
-                    labels = np.unique(np.concatenate([values for values, _ in found]))
+                    labels = np.unique(np.concatenate([values for values, _ in surveys]))
                     check_labels(target, labels, shuffler.dataset.n_samples, model.n_classes)
             done = PerRank([len(own) for own in pushes])
             train = functools.partial(_train, actors, epoch, model, sharing, schedule(number), n_samples, done, arrays)
             worked, parameters = actors.attempt(parameters, train)
             n_samples = shuffler.dataset.n_samples  # the first epoch of a resumed session has fewer
-            for own, one in zip(pushes, worked, strict=True):
-                own += one.staleness
+            for own, work in zip(pushes, worked, strict=True):
+                own += work.staleness
             recorder.speeds.add(
-                [one.rate for one in worked] if given is None else given, seconds=max(one.seconds for one in worked)
+                [work.rate for work in worked] if rates is None else rates, seconds=max(work.seconds for work in worked)
             )
             if not np.isfinite(parameters).all():
                 raise diverged(step, number, remedy=REMEDY)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices
-from dshuffle.planning.cost import Cluster, Work, all_ways, compare_costs, predict, recommend
+from dshuffle.planning.cost import ClusterRates, Work, all_ways, compare_costs, predict, recommend
 
-SLOW = Cluster(8, 12.5e6, 12.5e6, storage=100e6)
+SLOW = ClusterRates(8, 12.5e6, 12.5e6, storage=100e6)
 WORK = Work(100_000, 1024, Choices(cache_fraction=0.4))
 
 
@@ -33,10 +33,10 @@ def test_ways_are_all_that_the_caches_allow():
     without = {way.way for way in all_ways(SLOW, WORK.with_choices(cache_fraction=None))}
     assert "global + leftover, unicast" in without
     assert not any(word in way for way in without for word in ("clique", "aligned", "ubershuffle"))
-    few = {way.way for way in all_ways(Cluster(100, 1e6, 1e6), WORK, server=False)}
+    few = {way.way for way in all_ways(ClusterRates(100, 1e6, 1e6), WORK, server=False)}
     moving = ("global", "partial:0.1", "chunks")
     assert few == {"local"} | {f"{assignment} + {name}" for assignment in moving for name in ("peer", "grid")}
-    assert not any("grid" in way.way for way in all_ways(Cluster(8, 1e6, 1e6), WORK))  # with few messages
+    assert not any("grid" in way.way for way in all_ways(ClusterRates(8, 1e6, 1e6), WORK))  # with few messages
     for way in all_ways(SLOW, WORK):
         predict(SLOW, way, precision="closed")
 
@@ -51,7 +51,7 @@ def test_slow_links_and_a_slower_store_are_for_peers():
 
 
 def test_a_fast_store_is_read_again():
-    fast = Cluster(8, 12.5e6, 12.5e6, storage=5e9, storage_over_links=False, read_rate=5e9)
+    fast = ClusterRates(8, 12.5e6, 12.5e6, storage=5e9, storage_over_links=False, read_rate=5e9)
     advice = advise(fast, dataclasses.replace(WORK, chunk_rows=1))
     assert advice.best.work.way == "global + storage"
     assert advice.verdict.startswith("Re-read from storage")
@@ -59,11 +59,11 @@ def test_a_fast_store_is_read_again():
 
 def test_a_gateway_without_peers_is_for_codes():
     """Where workers' egress is scarce, one transmission that reaches many wins."""
-    gateway = Cluster(8, link_up=1e6, link_down=1e9, server_up=12.5e6)
+    gateway = ClusterRates(8, link_up=1e6, link_down=1e9, server_up=12.5e6)
     assert advise(gateway, WORK.with_choices(cache_fraction=0.8)).best.work.choices.delivery == "server"
     scarce = dataclasses.replace(gateway, link_up=11e6, server_up=5e6)
     ways = [way for way in all_ways(scarce, WORK) if way.choices.delivery != "peer"]
-    assert recommend(scarce, ways, precision="closed").best.work.coded
+    assert recommend(scarce, ways, precision="closed").best.work.delivery.coded
 
 
 def test_it_can_say_no():
@@ -100,7 +100,7 @@ def test_whole_chunks_are_mentioned_where_they_are_faster():
     over_links=st.booleans(),
 )
 def test_the_best_is_the_fastest_and_changes_are_true(link, server, storage, chunk, alpha, over_links):
-    cluster = Cluster(8, 10**link, 10**link, 10**server, 10**storage, storage_over_links=over_links)
+    cluster = ClusterRates(8, 10**link, 10**link, 10**server, 10**storage, storage_over_links=over_links)
     work = Work(50_000, 1000, Choices(cache_fraction=alpha), chunk_rows=chunk)
     ways = all_ways(cluster, work)
     advice = recommend(cluster, ways, precision="closed")
@@ -129,7 +129,7 @@ def test_real_plans_and_formulas_agree_on_the_answer():
 
 
 def test_the_largest_job_is_advised_in_no_time():
-    cluster = Cluster(4096, 12.5e9, 12.5e9, storage=1e12)
+    cluster = ClusterRates(4096, 12.5e9, 12.5e9, storage=1e12)
     started = time.thread_time()
     advice = recommend(cluster, all_ways(cluster, Work(10**9, 4096, training_seconds=60)))
     assert time.thread_time() - started < 4

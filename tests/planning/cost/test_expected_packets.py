@@ -5,16 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from dshuffle.planning import Choices
+from dshuffle.planning import Choices, get_delivery
 from dshuffle.planning.bounds import coded_rate
-from dshuffle.planning.cost.expected_packets import HolderSets, expected_packets
 from dshuffle.planning.cost.job import Work
 from dshuffle.planning.packet_counts import survey
 
 
 def expected(delivery, q, n, alpha, needed, assignment="global", caching="uniform"):
     work = Work(q, 1, Choices(assignment=assignment, caching=caching, cache_fraction=alpha))
-    return expected_packets(delivery, HolderSets.of(work, n, needed))
+    return get_delivery(delivery).expected_packets(work.holder_sets(n, needed))
 
 
 def real(q, n, alpha, deliveries, assignment="global", caching="uniform", epochs=1):

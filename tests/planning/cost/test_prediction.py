@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices, EpochPlanner, ShuffleSpec, parse_assignment
-from dshuffle.planning.cost import Cluster, Work, predict
-from dshuffle.planning.cost.loads_expected import storage_loads
+from dshuffle.planning.cost import ClusterRates, Work, predict
+from dshuffle.planning.cost.loads_expected import expected_loads
 from dshuffle.planning.cost.prediction import loads_of, timed
 from dshuffle.planning.delivery.relay import route
 from dshuffle.planning.packets import SERVER
@@ -29,7 +29,7 @@ RATE = 12.5e6
 
 def network(n, **rates):
     """A cluster whose processors and headers cost nothing."""
-    return Cluster(
+    return ClusterRates(
         n, **{"link_up": RATE, "link_down": RATE, "wire_overhead": 0.0, **FAST, "read_rate": math.inf, **rates}
     )
 
@@ -38,7 +38,7 @@ def network(n, **rates):
 # that crosses costs these cores, with links emulated on them, follows from its times and idle shares (peer: 206 MB in
 # 3.1 s, 20 % idle; relay of 4 KiB rows: 412 MB in 8.58 s, 42 % idle, of which 1 s for messages): 22 s a GB, half for
 # each end.
-TESTBED = Cluster(
+TESTBED = ClusterRates(
     n_workers=8,
     link_up=RATE,
     link_down=RATE,
@@ -143,7 +143,7 @@ def test_no_code_beats_the_cut_set_bound(n, alpha, delivery, relay, assignment, 
     over_links=st.booleans(),
 )
 def test_more_of_anything_is_never_slower(delivery, name, factor, racks, over_links):
-    cluster = Cluster(
+    cluster = ClusterRates(
         *(8, 1e8, 1e8, 3e8, 2e8, 5e7),
         request_seconds=0.01,
         rack_workers=racks,
@@ -237,7 +237,7 @@ def test_few_chunks_are_as_unlucky_between_peers(n_chunks):
 
 def test_a_last_chunk_that_is_nearly_empty_leaves_the_others_nothing_and_no_less():
     work = Work(65, 1000, Choices(assignment="chunks", delivery="storage"), chunk_rows=64)
-    assert storage_loads(work, 2, np.zeros(2))["read"].min() >= 0
+    assert expected_loads(work, network(2)).read.min() >= 0
 
 
 @pytest.mark.parametrize(("rows", "chunk_rows"), [(r, 100) for r in (10, 30, 50, 70, 100, 101, 150, 250, 300)])
@@ -282,7 +282,7 @@ def test_a_large_job_is_scaled_from_a_small_plan():
 
 
 def test_the_largest_jobs_take_no_time():
-    cluster = Cluster(4096, link_up=12.5e9, link_down=12.5e9, storage=1e12)
+    cluster = ClusterRates(4096, link_up=12.5e9, link_down=12.5e9, storage=1e12)
     started = time.thread_time()
     for delivery in ("peer", "server", "storage", "clique"):
         predicted = predict(cluster, Work(10**9, 4096, Choices(delivery=delivery, cache_fraction=8 / 4096)))
@@ -320,7 +320,7 @@ def test_training_hides_the_exchange():
 
 
 def test_local_moves_nothing():
-    predicted = predict(Cluster(4, 1e6, 1e6, epoch_seconds=0.3), Work(10_000, 1000, Choices(assignment="local")))
+    predicted = predict(ClusterRates(4, 1e6, 1e6, epoch_seconds=0.3), Work(10_000, 1000, Choices(assignment="local")))
     assert (predicted.exchange_seconds, predicted.needed, predicted.bottleneck) == (0.0, 0.0, "")
 
 
@@ -351,7 +351,7 @@ def make_work(n_samples=1000, row_nbytes=8, chunk_rows=64, training_seconds=None
 def test_bad_input_is_named(cluster, work, told):
     with pytest.raises(InvalidParameter, match=told.replace("(", r"\(").replace("[", r"\[")):
         predict(
-            Cluster(**{"n_workers": 4, "link_up": 1e6, "link_down": 1e6, **cluster}),
+            ClusterRates(**{"n_workers": 4, "link_up": 1e6, "link_down": 1e6, **cluster}),
             make_work(**work),
         )
 

@@ -15,7 +15,7 @@ from dshuffle.planning import DELIVERIES, SERVER, STORE, Global, Partial, next_r
 from dshuffle.planning.assignment.initial import first_ranks
 from dshuffle.planning.caching import first_holders
 from dshuffle.planning.check_plan import check_plan
-from dshuffle.planning.delivery import plan_delivery
+from dshuffle.planning.delivery import Circumstances, plan_delivery, suitable_deliveries
 from dshuffle.planning.holders import holders_of
 
 LIMITS = {"coded": (64, 5), "ubershuffle": (64, 5), "leftover": (130, 1)}
@@ -209,3 +209,19 @@ def test_bad_input():
         plan_delivery("peer", [4, 1], [0, 0], 2)
     with pytest.raises(TypeError, match="nu"):
         plan_delivery("peer", [1], [0], 1, nu=2)
+
+
+@pytest.mark.parametrize(
+    ("circumstances", "names"),
+    [
+        (Circumstances(8, excess=False), "peer server storage leftover"),
+        (Circumstances(9, excess=False), "peer grid server storage leftover"),
+        (Circumstances(8, excess=True), "peer server storage clique ubershuffle coded"),
+        (Circumstances(65, excess=True), "peer grid server storage clique"),
+        (Circumstances(8, excess=True, server_holds_all=False), "peer server storage"),
+        (Circumstances(8, excess=True, has_server=False), "peer storage"),
+        (Circumstances(8, excess=False, has_server=False, has_storage=False), "peer"),
+    ],
+)
+def test_which_deliveries_suit(circumstances, names):
+    assert [delivery.name for delivery in suitable_deliveries(circumstances)] == names.split()

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Choices
-from dshuffle.planning.cost import Cluster, Work, predict
-from dshuffle.planning.cost.loads_expected import two_hop_loads
-from dshuffle.planning.delivery.grid import WorkerGrid
+from dshuffle.planning.cost import ClusterRates, Work, predict
+from dshuffle.planning.delivery.grid import WorkerGrid, loads_over_grid
 
 
 def walked(n_workers):
@@ -53,8 +52,8 @@ def test_messages_are_few(n_workers):
 
 @given(n_workers=st.integers(2, 40), in_rack=st.integers(1, 40))
 def test_loads_are_those_of_all_routes(n_workers, in_rack):
-    cluster = Cluster(n_workers, link_up=1.0, link_down=1.0, rack_workers=in_rack)
-    loads = two_hop_loads(cluster, np.full(n_workers, n_workers - 1.0))
+    cluster = ClusterRates(n_workers, link_up=1.0, link_down=1.0, rack_workers=in_rack)
+    loads = loads_over_grid(cluster.racks(), cluster.n_racks, np.full(n_workers, n_workers - 1.0))
     traffic, racks = walked(n_workers)[0], cluster.racks()
     crossing = traffic * (racks[:, None] != racks[None, :])
     np.testing.assert_allclose(loads["worker_out"], traffic.sum(axis=1))
@@ -72,7 +71,7 @@ def test_no_worker_carries_much_more_than_others(n_workers):
 
 @pytest.mark.parametrize("precision", ["closed", "auto"])
 def test_two_hops_are_predicted_to_pay_where_messages_are_short(precision):
-    cluster = Cluster(64, link_up=125e6, link_down=125e6)
+    cluster = ClusterRates(64, link_up=125e6, link_down=125e6)
 
     def seconds(share_nbytes):
         work = Work(64 * share_nbytes // 1024, 1024, Choices("global"))

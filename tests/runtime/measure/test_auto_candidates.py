@@ -7,13 +7,13 @@ import pytest
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.cost import Cluster
+from dshuffle.planning.cost import ClusterRates
 
 pytestmark = pytest.mark.slow  # real clusters
 
 LIKES = {
-    "peer": Cluster(5, link_up=1e10, link_down=1e10, storage=1e5, storage_over_links=False),
-    "storage": Cluster(5, link_up=1e4, link_down=1e4, storage=1e11, storage_over_links=False, read_rate=1e11),
+    "peer": ClusterRates(5, link_up=1e10, link_down=1e10, storage=1e5, storage_over_links=False),
+    "storage": ClusterRates(5, link_up=1e4, link_down=1e4, storage=1e11, storage_over_links=False, read_rate=1e11),
 }
 
 
@@ -52,7 +52,7 @@ def test_its_first_delivery_is_the_predicted_one(threads, dataset):
 
 def test_it_changes_its_mind_and_every_sample_is_still_trained_on_once(threads, dataset, monkeypatch):
     # A promise that no exchange can keep, so each of the two is tried.
-    cluster = Cluster(5, link_up=1e15, link_down=1e15, storage=1e14, storage_over_links=False, read_rate=1e14)
+    cluster = ClusterRates(5, link_up=1e15, link_down=1e15, storage=1e14, storage_over_links=False, read_rate=1e14)
     with Shuffler(threads, dataset, delivery="auto", cluster=cluster) as shuffler:
         for parts in trained_on(threads, shuffler, 6):
             ids = np.concatenate([ids for ids, _ in parts])
@@ -76,4 +76,4 @@ def test_refusals(threads, dataset):
     with pytest.raises(InvalidParameter, match=r"cluster=.* None with delivery='peer'"):
         Shuffler(threads, dataset, cluster=LIKES["peer"])
     with pytest.raises(InvalidParameter, match=r"cluster.n_workers=2 .* 5, the number of workers that train"):
-        Shuffler(threads, dataset, delivery="auto", cluster=Cluster(2, link_up=1.0, link_down=1.0))
+        Shuffler(threads, dataset, delivery="auto", cluster=ClusterRates(2, link_up=1.0, link_down=1.0))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from distributed import Client
 
-from dshuffle.planning.cost import Cluster, predict
+from dshuffle.planning.cost import ClusterRates, predict
 from dshuffle.planning.cost.explain import _why
 from dshuffle.planning.cost.job import Work
 from dshuffle.runtime.cluster_view import in_rank_order
@@ -29,7 +29,7 @@ def test_the_oversubscription_of_a_shared_link_is_measured(each, n_machines):
     # Links of their own: every worker receives at the rate of the link.
     assert shared.oversubscription(LINK, LINK / outside, limited=False) == 1
     # The model then finds what such an exchange takes: all rows that come from other machines, over their link.
-    cluster = Cluster(
+    cluster = ClusterRates(
         n, LINK, LINK, rack_workers=each, machine_workers=each, oversubscription=each, wire_overhead=0, cores=64
     )
     work = Work(1000 * n, 10_000)

@@ -20,6 +20,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from dshuffle.errors import DShuffleError, ExchangeError, MembershipChanged
+from dshuffle.records import Measures
+from dshuffle.runtime.messages import Answer, CommitReply, Counts, MemberState, Report, Vote
 from dshuffle.runtime.scheduler.instructions import (
     ATTEMPTS,
     Adopt,
@@ -36,6 +38,8 @@ from dshuffle.runtime.scheduler.instructions import (
 )
 from dshuffle.runtime.scheduler.session_machine import SessionMachine
 
+COMMITTED = CommitReply(report=Report(measures=Measures()))
+
 HEARTBEAT, TIMEOUT = 15.0, 300.0
 FAULTS = {"lose": 0.1, "fail": 0.05, "crash": 0.01, "stop": 0.02, "hang": 0.02}
 
@@ -51,7 +55,7 @@ class Member:
     last_run: int = 0
     run_id: int = 0
     run_epoch: int = -1
-    vote: dict | None = None
+    vote: Vote | None = None
     committed: int = -1
     crashed: bool = False
     stopped_until: float = 0.0
@@ -119,10 +123,10 @@ class World:
                 case AllReady(run):
                     ready = [m for m in self.members.values() if m.run_id == run.run_id and is_ready(m)]
                     assert len(ready) == len(self.members)
-                case Committed(run, replies):
+                case Committed(run, reports):
                     there = {who for who in self.members if who not in self.unsettled()}
                     assert {self.members[who].epoch for who in there} == {run.epoch}
-                    assert there <= replies.keys()
+                    assert there <= reports.keys()
                     self.answer = "committed"
                 case Replace(ranks):
                     for who in ranks:
@@ -205,7 +209,7 @@ class World:
         if self.members.get(member.who) is member:
             self.perform(self.machine.lost([member.who], "has left", self.now))
 
-    def carry_out(self, member: Member, tell: Tell, epoch: int) -> dict | DShuffleError:
+    def carry_out(self, member: Member, tell: Tell, epoch: int) -> Answer | DShuffleError:
         match tell.order:
             case "open":
                 member.opened = True
@@ -220,7 +224,7 @@ class World:
                 member.number = tell.turn
                 assert member.run_id == 0, "a run is under way"
             case "status":
-                return {"open": member.opened, "run_id": member.last_run, "vote": member.vote}
+                return MemberState(open=member.opened, run_id=member.last_run, vote=member.vote)
             case "begin":
                 if tell.run_id > member.last_run:
                     assert not self.machine.adopted or tell.turn < self.machine.turn, "an exchange without a worker"
@@ -235,26 +239,27 @@ class World:
                 member.aborted.add(tell.run_id)
             case "commit":
                 if member.committed == tell.run_id:
-                    return {"report": {}}
+                    return COMMITTED
                 if member.run_id != tell.run_id or not is_ready(member):
                     return ExchangeError(f"run {tell.run_id} is not ready here")
                 if member.hangs_until > self.now:
-                    return {"busy": "1 task still running"}
+                    return CommitReply(busy="1 task still running")
                 others = [self.members[who] for who in self.members.keys() - self.unsettled() - {tell.who}]
                 if self.members.get(tell.who) is member and tell.who not in self.unsettled():  # else it was given up
                     ready = all(m.committed == tell.run_id or is_ready(m) for m in others)
                     assert ready, "swapped before all were ready"
                 assert tell.run_id not in member.aborted
                 member.epoch, member.committed, member.run_id, member.vote = member.run_epoch, tell.run_id, 0, None
-        return {}
+                return COMMITTED
+        return None
 
     def finish(self, member: Member, run_id: int) -> None:
         """Everything has arrived at a member, or has not; its vote may be lost on the way."""
         if member.crashed or member.run_id != run_id:
             return
         reason = "it broke" if self.happens("fail") else None
-        counts = {"digest": 1, "expected": 0, "rows": 0}
-        member.vote = vote = {"reason": reason, "again": self.rng.random() < 0.7, "counts": counts}
+        counts = Counts(digest=1, expected=0, rows=0)
+        member.vote = vote = Vote(reason=reason, again=self.rng.random() < 0.7, counts=counts)
         if self.happens("lose"):
             return
         arrives = self.rng.expovariate(100)
@@ -306,7 +311,7 @@ class World:
 
 
 def is_ready(member: Member) -> bool:
-    return member.vote is not None and member.vote["reason"] is None
+    return member.vote is not None and member.vote.reason is None
 
 
 def simulate(seeds: range) -> Counter[str]:

@@ -7,6 +7,7 @@ import pytest
 
 from dshuffle.errors import CacheBudgetError, DatasetChanged, ExchangeError, MembershipChanged, WorkerLost
 from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.runtime.messages import CommitReply, Counts, MemberState, Vote
 from dshuffle.runtime.scheduler.instructions import (
     ATTEMPTS,
     Adopt,
@@ -22,7 +23,7 @@ from dshuffle.runtime.scheduler.instructions import (
 )
 from dshuffle.runtime.scheduler.session_machine import SessionMachine
 
-from .simulator import FAULTS, HEARTBEAT, TIMEOUT, simulate
+from .simulator import COMMITTED, FAULTS, HEARTBEAT, TIMEOUT, simulate
 
 
 def test_random_schedules() -> None:
@@ -42,7 +43,7 @@ def machine_of(n_members: int, phase: str = "idle") -> SessionMachine:
     )
     machine.open(0.0)
     for who in range(n_members):
-        machine.answered(now_telling(machine, "open", who, 0), {}, 0.0)
+        machine.answered(now_telling(machine, "open", who, 0), None, 0.0)
     return machine
 
 
@@ -55,8 +56,10 @@ def pass_time(machine: SessionMachine, start: float, end: float) -> list[object]
     return found
 
 
-def vote(digest: int = 1, rows: int = 0, reason: str | None = None, again: bool = True) -> dict:
-    return {"reason": reason, "again": again, "counts": {"digest": digest, "expected": 0, "rows": rows}}
+def vote(
+    reason: str | None = None, again: bool = True, digest: int = 1, rows: int = 0, **digests: SampleDigest
+) -> Vote:
+    return Vote(reason=reason, again=again, counts=Counts(digest=digest, expected=0, rows=rows, **digests))
 
 
 def test_a_vote_that_was_lost_is_asked_for() -> None:
@@ -65,23 +68,21 @@ def test_a_vote_that_was_lost_is_asked_for() -> None:
     machine.voted(1, 0, vote(), 0.1)
     assert pass_time(machine, 0.1, 4.5) == []
     assert pass_time(machine, 4.5, 6.0) == [Tell("status", 1, 1)]
-    ready = machine.answered(now_telling(machine, "status", 1, 1), {"open": True, "run_id": 1, "vote": vote()}, 6.1)
+    ready = machine.answered(now_telling(machine, "status", 1, 1), MemberState(open=True, run_id=1, vote=vote()), 6.1)
     assert ready[1:] == [Tell("commit", 0, 1), Tell("commit", 1, 1)]
 
 
 def test_an_order_that_was_lost_is_repeated() -> None:
     machine = machine_of(1)
     machine.advance(0.0)
-    assert machine.answered(now_telling(machine, "status", 0, 1), {"open": True, "run_id": 0, "vote": None}, 6.0) == [
-        Tell("begin", 0, 1)
-    ]
+    assert machine.answered(now_telling(machine, "status", 0, 1), MemberState(open=True), 6.0) == [Tell("begin", 0, 1)]
 
 
 def test_whom_a_session_waits_for_and_how_far_they_are() -> None:
     machine = machine_of(5)
     machine.advance(0.0)
     for who, arrived in ((1, 0.5), (2, 0.25), (4, 1.0)):
-        status = {"open": True, "run_id": 1, "arrived": arrived, "vote": None}
+        status = MemberState(open=True, run_id=1, arrived=arrived)
         assert machine.answered(now_telling(machine, "status", who, 1), status, 6.0) == []
     machine.voted(1, 3, vote(), 6.0)
     words = "waiting for the samples of epoch 0: rank 2 has 25%, rank 1 has 50%, rank 0 and 1 more"
@@ -103,18 +104,17 @@ def test_a_failed_run_is_repeated_and_the_last_failure_is_told() -> None:
     machine.advance(0.0)
     for attempt in range(1, ATTEMPTS):
         assert machine.voted(attempt, 0, vote(reason="noise"), 1.0) == [Tell("abort", 0, attempt)]
-        assert machine.answered(now_telling(machine, "abort", 0, attempt), {}, 1.0) == [Tell("begin", 0, attempt + 1)]
+        assert machine.answered(now_telling(machine, "abort", 0, attempt), None, 1.0) == [Tell("begin", 0, attempt + 1)]
     machine.voted(ATTEMPTS, 0, vote(reason="noise"), 1.0)
-    [failed] = machine.answered(now_telling(machine, "abort", 0, ATTEMPTS), {}, 1.0)
+    [failed] = machine.answered(now_telling(machine, "abort", 0, ATTEMPTS), None, 1.0)
     assert isinstance(failed.error, ExchangeError)
     assert "epoch 0 could not be exchanged: rank 0: noise" in str(failed.error)
     assert machine.advance(2.0) == [Tell("begin", 0, ATTEMPTS + 1)]
 
 
-def drawing(*samples: int) -> dict:
+def drawing(*samples: int) -> Vote:
     """A vote of a rank that draws samples although none are due."""
-    found, digest = vote(), SampleDigest.of(np.array(samples), 0).fields
-    return {**found, "counts": {**found["counts"], "drawn": digest, "due": SampleDigest().fields}}
+    return vote(drawn=SampleDigest.of(np.array(samples), 0), due=SampleDigest())
 
 
 def test_a_worker_that_takes_a_rank_is_told_what_the_one_before_drew() -> None:
@@ -122,12 +122,13 @@ def test_a_worker_that_takes_a_rank_is_told_what_the_one_before_drew() -> None:
     for epoch, now in ((0, 0.0), (1, 1.0)):
         machine.advance(now)
         for who in (0, 1):
-            counts = {"drawn": [epoch, who], "due": [epoch, who]}
-            machine.voted(epoch + 1, who, {**vote(), "counts": {**vote()["counts"], **counts}}, now)
-        assert machine.drawn == ({} if epoch == 0 else {0: [0, 0], 1: [0, 1]})  # of the epoch that it is on
+            digest = SampleDigest(epoch, who)
+            machine.voted(epoch + 1, who, vote(drawn=digest, due=digest), now)
+        before = {0: SampleDigest(0, 0), 1: SampleDigest(0, 1)}
+        assert machine.drawn == ({} if epoch == 0 else before)  # of the epoch that it is on
         for who in (0, 1):
-            machine.answered(now_telling(machine, "commit", who, epoch + 1), {"report": {}}, now)
-        assert machine.drawn == {0: [epoch, 0], 1: [epoch, 1]}
+            machine.answered(now_telling(machine, "commit", who, epoch + 1), COMMITTED, now)
+        assert machine.drawn == {0: SampleDigest(epoch, 0), 1: SampleDigest(epoch, 1)}
 
 
 @pytest.mark.parametrize(
@@ -138,8 +139,8 @@ def test_what_another_run_would_not_mend_is_not_repeated(wrong: dict) -> None:
     machine.advance(0.0)
     machine.voted(1, 0, vote(), 0.1)
     assert machine.voted(1, 1, wrong, 0.1) == [Tell("abort", 0, 1), Tell("abort", 1, 1)]
-    machine.answered(now_telling(machine, "abort", 0, 1), {}, 0.2)
-    [failed] = machine.answered(now_telling(machine, "abort", 1, 1), {}, 0.2)
+    machine.answered(now_telling(machine, "abort", 0, 1), None, 0.2)
+    [failed] = machine.answered(now_telling(machine, "abort", 1, 1), None, 0.2)
     assert isinstance(failed, EpochFailed)
 
 
@@ -147,7 +148,7 @@ def test_a_prefetch_that_failed_is_told_once() -> None:
     machine = machine_of(1)
     machine.begin(0.0)
     machine.voted(1, 0, vote(reason="no store", again=False), 0.1)
-    assert machine.answered(now_telling(machine, "abort", 0, 1), {}, 0.1) == []
+    assert machine.answered(now_telling(machine, "abort", 0, 1), None, 0.1) == []
     assert machine.begin(0.2) == []
     assert [type(one) for one in machine.advance(0.3)] == [EpochFailed]
     assert machine.advance(0.4) == [Tell("begin", 0, 2)]
@@ -159,17 +160,17 @@ def test_a_task_that_hangs_fails_the_epoch_after_the_timeout_and_not_the_session
     for who in (0, 1):
         instructions = machine.voted(1, who, vote(), 0.1)
     assert Tell("commit", 1, 1) in instructions
-    machine.answered(now_telling(machine, "commit", 0, 1), {"report": {}}, 0.2)
+    machine.answered(now_telling(machine, "commit", 0, 1), COMMITTED, 0.2)
     now = 0.2
     while now < TIMEOUT + 0.1:
-        machine.answered(now_telling(machine, "commit", 1, 1), {"busy": "1 task still running"}, now)
+        machine.answered(now_telling(machine, "commit", 1, 1), CommitReply(busy="1 task still running"), now)
         found = pass_time(machine, now, now + 5.5)
         now += 5.5
         assert Tell("commit", 1, 1) in found
     [failed] = [one for one in found if isinstance(one, EpochFailed)]
     assert "the epoch cannot end: waiting to end epoch -1: rank 1" in str(failed.error)
     assert machine.advance(now) == []
-    [committed] = machine.answered(now_telling(machine, "commit", 1, 1), {"report": {}}, now)
+    [committed] = machine.answered(now_telling(machine, "commit", 1, 1), COMMITTED, now)
     assert isinstance(committed, Committed)
     assert machine.epoch == 0
 
@@ -178,8 +179,8 @@ def test_votes_and_answers_that_are_out_of_date_change_nothing() -> None:
     machine = machine_of(1)
     machine.advance(0.0)
     assert machine.voted(0, 0, vote(), 0.1) == []
-    assert machine.answered(now_telling(machine, "commit", 0, 1), {}, 0.1) == []
-    assert machine.answered(now_telling(machine, "begin", 0, 1), {}, 0.1) == []
+    assert machine.answered(now_telling(machine, "commit", 0, 1), None, 0.1) == []
+    assert machine.answered(now_telling(machine, "begin", 0, 1), None, 0.1) == []
     assert machine.refused(now_telling(machine, "commit", 0, 1), ExchangeError("late"), 0.1) == []
     assert machine.phase is Phase.EXCHANGING
 
@@ -187,21 +188,21 @@ def test_votes_and_answers_that_are_out_of_date_change_nothing() -> None:
 def test_a_worker_that_has_forgotten_the_session_is_lost() -> None:
     machine = machine_of(1)
     machine.advance(0.0)
-    [ended] = machine.answered(now_telling(machine, "status", 0, 1), {"open": False}, 6.0)
+    [ended] = machine.answered(now_telling(machine, "status", 0, 1), MemberState(open=False), 6.0)
     assert isinstance(ended.error, WorkerLost)
     assert "rank 0 no longer has the session open" in str(ended.error)
     machine = replacing_machine(2)
     machine.advance(0.0)
-    assert machine.answered(now_telling(machine, "status", 1, 1), {"open": False}, 6.0) == [Tell("abort", 0, 1)]
-    assert machine.answered(now_telling(machine, "abort", 0, 1), {}, 6.1) == [Replace((1,))]
+    assert machine.answered(now_telling(machine, "status", 1, 1), MemberState(open=False), 6.0) == [Tell("abort", 0, 1)]
+    assert machine.answered(now_telling(machine, "abort", 0, 1), None, 6.1) == [Replace((1,))]
 
 
 def test_what_a_worker_said_before_it_had_opened_the_session_is_out_of_date() -> None:
     machine = SessionMachine([0], first_epoch=0, heartbeat=HEARTBEAT, timeout=TIMEOUT, who_is="rank {}".format)
     machine.open(0.0)
     asked = now_telling(machine, "status", 0, 0)
-    assert machine.answered(now_telling(machine, "open", 0, 0), {}, 7.0) == [Opened()]
-    assert machine.answered(asked, {"open": False}, 8.0) == []
+    assert machine.answered(now_telling(machine, "open", 0, 0), None, 7.0) == [Opened()]
+    assert machine.answered(asked, MemberState(open=False), 8.0) == []
     assert machine.phase is Phase.IDLE
 
 
@@ -219,7 +220,7 @@ def replacing_machine(n_members: int, optional: tuple[int, ...] = (), *, shrinks
     )
     machine.open(0.0)
     for who in range(n_members):
-        machine.answered(now_telling(machine, "open", who, 0), {}, 0.0)
+        machine.answered(now_telling(machine, "open", who, 0), None, 0.0)
     return machine
 
 
@@ -227,11 +228,11 @@ def test_a_rank_is_restored_before_the_others_go_on() -> None:
     machine = replacing_machine(2)
     machine.advance(0.0)
     assert machine.lost([1], "has left", 1.0) == [Tell("abort", 0, 1)]
-    assert machine.answered(now_telling(machine, "abort", 0, 1), {}, 1.1) == [Replace((1,))]
+    assert machine.answered(now_telling(machine, "abort", 0, 1), None, 1.1) == [Replace((1,))]
     assert machine.waiting_for() == "waiting for other workers to replace rank 1"
     assert machine.replaced(1, 2.0) == [Tell("restore", 1, 1)]
-    assert machine.answered(now_telling(machine, "restore", 1, 0), {}, 3.0) == [Tell("members", 0, 0)]
-    assert machine.answered(now_telling(machine, "members", 0, 0), {}, 3.1) == [
+    assert machine.answered(now_telling(machine, "restore", 1, 0), None, 3.0) == [Tell("members", 0, 0)]
+    assert machine.answered(now_telling(machine, "members", 0, 0), None, 3.1) == [
         Replaced((1,)),
         Tell("begin", 0, 2),
         Tell("begin", 1, 2),
@@ -244,7 +245,7 @@ def test_a_worker_that_is_lost_in_a_commit_does_not_stop_it() -> None:
     for who in (0, 1):
         machine.voted(1, who, vote(), 0.1)
     machine.lost([1], "has left", 0.2)
-    committed, replace = machine.answered(now_telling(machine, "commit", 0, 1), {"report": {}}, 0.3)
+    committed, replace = machine.answered(now_telling(machine, "commit", 0, 1), COMMITTED, 0.3)
     assert isinstance(committed, Committed)
     assert replace == Replace((1,))
     assert machine.epoch == 0
@@ -284,8 +285,8 @@ def test_why_another_worker_could_not_take_a_rank_is_forgotten_once_one_has() ->
     machine.lost([1], "has left", 0.0)
     machine.unfit(1, "worker 7 is still being set up")
     machine.replaced(1, 2.0)
-    machine.answered(now_telling(machine, "restore", 1, 0), {}, 3.0)
-    machine.answered(now_telling(machine, "members", 0, 0), {}, 3.1)
+    machine.answered(now_telling(machine, "restore", 1, 0), None, 3.0)
+    machine.answered(now_telling(machine, "members", 0, 0), None, 3.1)
     machine.lost([1], "has left again", 4.0)
     [ended] = machine.not_replaced([1], 5.0)
     assert str(ended.error).startswith("rank 1 has left again. No other worker")
@@ -295,7 +296,7 @@ def test_nobody_comes_for_a_participant_that_is_optional() -> None:
     machine = replacing_machine(2, optional=(1,))
     machine.advance(0.0)
     assert machine.lost([1], "has left", 1.0) == [Tell("abort", 0, 1)]
-    assert machine.answered(now_telling(machine, "abort", 0, 1), {}, 1.1) == [Replace((1,))]
+    assert machine.answered(now_telling(machine, "abort", 0, 1), None, 1.1) == [Replace((1,))]
     assert machine.not_replaced([1], 2.0) == [GoesOnWithout(1), Tell("begin", 0, 2)]
     assert machine.participants == (0,)
 
@@ -319,7 +320,7 @@ def committed_machine(n_members: int) -> SessionMachine:
     for who in range(n_members):
         machine.voted(1, who, vote(), 0.1)
     for who in range(n_members):
-        machine.answered(now_telling(machine, "commit", who, 1), {"report": {}}, 0.2)
+        machine.answered(now_telling(machine, "commit", who, 1), COMMITTED, 0.2)
     assert machine.epoch == 0
     return machine
 
@@ -329,14 +330,14 @@ def test_a_participant_adopts_a_rank_and_the_session_stays_on_its_epoch() -> Non
     machine.begin(1.0)
     machine.lost([2], "has left", 1.1)
     for who in (0, 1):
-        instructions = machine.answered(now_telling(machine, "abort", who, 2), {}, 1.2)
+        instructions = machine.answered(now_telling(machine, "abort", who, 2), None, 1.2)
     assert instructions == [Replace((2,))]
     assert machine.not_replaced([2], 2.0) == [Adopt((2,))]
     assert machine.replaced(2, 2.0, adopted=True) == [Tell("restore", 2, 2)]
-    machine.answered(now_telling(machine, "restore", 2, 2), {}, 3.0)
-    machine.answered(now_telling(machine, "members", 0, 0), {}, 3.1)
+    machine.answered(now_telling(machine, "restore", 2, 2), None, 3.0)
+    machine.answered(now_telling(machine, "members", 0, 0), None, 3.1)
     # The exchange that was stopped does not begin again.
-    assert machine.answered(now_telling(machine, "members", 1, 0), {}, 3.1) == [Replaced((2,))]
+    assert machine.answered(now_telling(machine, "members", 1, 0), None, 3.1) == [Replaced((2,))]
     assert machine.begin(4.0) == []
     [failed] = machine.advance(5.0)
     assert isinstance(failed.error, MembershipChanged)
@@ -351,11 +352,11 @@ def test_a_client_that_waits_for_an_epoch_is_told_that_a_rank_was_adopted() -> N
     machine = committed_machine(2)
     machine.advance(1.0)
     machine.lost([1], "has left", 1.1)
-    machine.answered(now_telling(machine, "abort", 0, 2), {}, 1.2)
+    machine.answered(now_telling(machine, "abort", 0, 2), None, 1.2)
     machine.not_replaced([1], 2.0)
     machine.replaced(1, 2.0, adopted=True)
-    machine.answered(now_telling(machine, "restore", 1, 2), {}, 3.0)
-    told, failed = machine.answered(now_telling(machine, "members", 0, 0), {}, 3.1)
+    machine.answered(now_telling(machine, "restore", 1, 2), None, 3.0)
+    told, failed = machine.answered(now_telling(machine, "members", 0, 0), None, 3.1)
     assert told == Replaced((1,))
     assert isinstance(failed.error, MembershipChanged)
 
@@ -384,12 +385,12 @@ def test_if_all_ranks_are_replaced_one_after_the_other_the_session_goes_on() -> 
     machine = replacing_machine(2)
     machine.advance(0.0)
     machine.lost([1], "has left", 0.1)
-    machine.answered(now_telling(machine, "abort", 0, 1), {}, 0.2)
+    machine.answered(now_telling(machine, "abort", 0, 1), None, 0.2)
     machine.replaced(1, 0.3)
     machine.lost([0], "has left", 0.4)
     assert machine.replaced(0, 0.5) == [Tell("restore", 0, 1), Tell("restore", 1, 1)]
-    machine.answered(now_telling(machine, "restore", 0, 0), {}, 0.6)
-    found = machine.answered(now_telling(machine, "restore", 1, 0), {}, 0.7)
+    machine.answered(now_telling(machine, "restore", 0, 0), None, 0.6)
+    found = machine.answered(now_telling(machine, "restore", 1, 0), None, 0.7)
     assert found == [Replaced((0, 1)), Tell("begin", 0, 2), Tell("begin", 1, 2)]
 
 

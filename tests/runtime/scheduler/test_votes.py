@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 
@@ -10,6 +11,7 @@ import pytest
 
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import Measures
+from dshuffle.runtime.messages import Counts
 from dshuffle.runtime.scheduler.votes import check_votes, next_rate, rate_of
 
 
@@ -39,25 +41,34 @@ def test_the_rate_falls_by_half_at_most(before, measured, rate):
     assert next_rate(before, measured) == rate
 
 
-def vote(drawn, due, **counts):
-    digests = {name: SampleDigest.of(np.array(ids), 0).fields for name, ids in (("drawn", drawn), ("due", due))}
-    return {"digest": 1, "expected": 3, "rows": 1, **digests, **counts}
+def counts(drawn, due, **others):
+    digests = {name: SampleDigest.of(np.array(ids), 0) for name, ids in (("drawn", drawn), ("due", due))}
+    return Counts(**{"digest": 1, "expected": 3, "rows": 1, **digests, **others})
 
 
-SERVED = {"digest": 1, "expected": 3, "rows": 1}  # of a server that does not train
+SERVED = Counts(digest=1, expected=3, rows=1)  # of a server that does not train
 
 
 @pytest.mark.parametrize(
     ("votes", "wrong"),
     [
-        ([vote([0, 3], [0, 1]), vote([1, 2], [2, 3]), SERVED], None),
-        ([vote([0, 3], [0, 1], digest=2), vote([1, 2], [2, 3]), SERVED], "the workers made different plans. Install"),
-        ([vote([0, 3], [0, 1]), vote([1, 3], [2, 3]), SERVED], r"as many samples as are due \(4\), but not the same"),
-        ([vote([1, 2], [0, 1]), vote([0, 3, 3], [2, 3]), SERVED], "drew 5 samples, but 4 are due"),
-        ([vote([1, 2], [0, 1]), vote([3], [2, 3]), SERVED], "drew 3 samples, but 4 are due. .* the same build of dshu"),
-        ([vote([0, 3], [0, 1]), vote([1, 2], [2, 3]), {**SERVED, "rows": 0}], "2 rows arrived, but 3 were expected"),
+        ([counts([0, 3], [0, 1]), counts([1, 2], [2, 3]), SERVED], None),
+        ([counts([0, 3], [0, 1], digest=2), counts([1, 2], [2, 3]), SERVED], "the workers made different plans. Inst"),
         (
-            [vote([0], [0], leaving=2, arriving=1, expected=1), vote([1], [1], leaving=0, arriving=0, expected=1)],
+            [counts([0, 3], [0, 1]), counts([1, 3], [2, 3]), SERVED],
+            r"as many samples as are due \(4\), but not the same",
+        ),
+        ([counts([1, 2], [0, 1]), counts([0, 3, 3], [2, 3]), SERVED], "drew 5 samples, but 4 are due"),
+        (
+            [counts([1, 2], [0, 1]), counts([3], [2, 3]), SERVED],
+            "drew 3 samples, but 4 are due. .* the same build of d",
+        ),
+        (
+            [counts([0, 3], [0, 1]), counts([1, 2], [2, 3]), dataclasses.replace(SERVED, rows=0)],
+            "2 rows arrived, but 3 were expected",
+        ),
+        (
+            [counts([0], [0], leaving=2, arriving=1, expected=1), counts([1], [1], leaving=0, arriving=0, expected=1)],
             "planned to send 2 rows and to receive 1",
         ),
     ],

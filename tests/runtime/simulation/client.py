@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -124,8 +125,15 @@ class SimulatedClient(Client):
             self.scheduler_comm.send(message)
 
     def _add_callback(self, callback: Callable[..., Any], *args: Any) -> None:
+        """As Tornado does, run what a coroutine function returns."""
+
+        def call() -> None:
+            result = callback(*args)
+            if inspect.iscoroutine(result):
+                self.process.spawn(result)
+
         if not self.simulation.loop.is_closed():
-            self.simulation.loop.call_soon(callback, *args)
+            self.simulation.loop.call_soon(call)
 
 
 class SchedulerRpc(Rpc):

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.exchange.messages import MIB
+from dshuffle.exchange.row_transport import UNACKNOWLEDGED_BYTES
 from dshuffle.planning import SERVER, Choices, EpochPlanner, Global, ShuffleSpec
-from dshuffle.planning.cost import Cluster, Work
+from dshuffle.planning.cost import ClusterRates, Work
 from dshuffle.planning.cost.prediction import loads_of, message_count
 from dshuffle.planning.pacing import Pacing
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.settings import Settings
-from dshuffle.runtime.worker.member_exchange import UNACKNOWLEDGED_BYTES, MemberExchange
+from dshuffle.runtime.worker.member_exchange import MemberExchange
 
 
 def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,), rate=1e12, **options):
@@ -24,7 +25,7 @@ def planned(n_samples, n_workers, row_nbytes, settings, delivery="peer", who=(0,
     planner = EpochPlanner(spec, checks=False)
     planner.load()
     layout = RowLayout.of({"x": (np.dtype("u1"), (row_nbytes,))})
-    return MemberExchange.make(planner, 1, who, layout, settings, delivery).with_messages(layout, settings, rate)
+    return MemberExchange.make(planner, 1, who, layout, settings, delivery).with_messages(rate)
 
 
 def longest(flows):
@@ -45,19 +46,19 @@ def test_rows_under_way_fit_the_window(n_workers, per_worker, row_nbytes, messag
     pacing = Pacing.of(rate, message_bytes=message_bytes, window_bytes=message_bytes * times)
     nbytes = longest(made.incoming(0)) * row_nbytes
     assert nbytes <= max(pacing.message_nbytes, row_nbytes)
-    assert made.messages.asked == pacing.asked(nbytes)
-    nbytes, answered = longest(made.outgoing(0)) * row_nbytes, made.answered_by(0, settings)
+    assert made.transport.messages.asked == pacing.asked(nbytes)
+    nbytes, answered = longest(made.outgoing(0)) * row_nbytes, made.transport.answered_by(0)
     assert answered == 1 or answered * nbytes <= settings.window_bytes
     assert (answered + 1) * nbytes > settings.window_bytes, "there is room for one more"
-    total = sum(len(items) for items, _ in made.messages.sends.values()) * row_nbytes
-    assert made.messages.acknowledged == (nbytes > UNACKNOWLEDGED_BYTES or total > settings.window_bytes)
+    total = sum(len(items) for items, _ in made.transport.messages.sends.values()) * row_nbytes
+    assert made.transport.messages.acknowledged == (nbytes > UNACKNOWLEDGED_BYTES or total > settings.window_bytes)
 
 
 @pytest.mark.parametrize(("n_samples", "asked"), [(80_000, {5, 6}), (25_000, {9, 10, 11}), (400, {32})])
 def test_all_senders_are_asked_if_their_messages_fit(n_samples, asked):
     """Shorter flows leave room in the window for more of them."""
     made = planned(n_samples, 8, 8192, Settings(message_bytes=8 * MIB, window_bytes=32 * MIB))
-    assert made.messages.asked in asked
+    assert made.transport.messages.asked in asked
 
 
 def test_both_ends_cut_rows_into_the_same_messages():
@@ -72,8 +73,8 @@ def test_both_ends_cut_rows_into_the_same_messages():
 
 def test_a_server_of_packets_answers_few_at_once():
     settings = Settings(message_bytes=1000, window_bytes=3000)
-    assert planned(400, 8, 10, settings, "clique", [SERVER]).answered_by(SERVER, settings) == 3
-    assert planned(400, 8, 10, settings, "server", [SERVER]).answered_by(SERVER, settings) > 3
+    assert planned(400, 8, 10, settings, "clique", [SERVER]).transport.answered_by(SERVER) == 3
+    assert planned(400, 8, 10, settings, "server", [SERVER]).transport.answered_by(SERVER) > 3
 
 
 @pytest.mark.parametrize("n_workers", [3, 8])
@@ -96,7 +97,7 @@ def test_the_cost_model_knows_how_many_messages_there_are(n_workers, n_samples, 
         tolerance = 0.5  # of so few packets some rounds have none, which the model does not know
     way = {"cache_fraction": 0.5, "relay": relay}
     made = planned(n_samples, n_workers, row_nbytes, Settings(), delivery, range(n_workers), **way)
-    count = sum(flow.n_messages for _, flows in made.messages.receives.values() for flow in flows.values())
-    cluster = Cluster(n_workers, 1e6, 1e6, server_up=1e6)
+    count = sum(flow.n_messages for _, flows in made.transport.messages.receives.values() for flow in flows.values())
+    cluster = ClusterRates(n_workers, 1e6, 1e6, server_up=1e6)
     work = Work(n_samples, row_nbytes, Choices(delivery=delivery, **way))
-    assert message_count(work, n_workers, loads_of(cluster, work)) == pytest.approx(count, rel=tolerance)
+    assert message_count(work, loads_of(cluster, work)) == pytest.approx(count, rel=tolerance)

@@ -15,7 +15,7 @@ def dataset(tmp_path):
 
 
 def run(dataset, *arguments):
-    return CliRunner().invoke(main, ["shard", dataset.url, *map(str, arguments)])
+    return CliRunner().invoke(main, ["dataset", "shard", dataset.url, *map(str, arguments)])
 
 
 @pytest.mark.parametrize("by", ["random", "contiguous", "round-robin", "stratified", "distribution-aware"])

@@ -1,45 +1,24 @@
-"""Deliveries without coding.
-
-- ``storage``: every worker reads the samples that it lacks from the store.
-- ``server``: one worker that can read every sample sends each needed sample to its worker.
-- ``peer``: one of the holders of a needed sample sends it directly to its worker.
-"""
+"""``peer``: one of the holders of a needed sample sends it directly to its worker."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numba
 import numpy as np
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning.delivery.definition import Delivery, Source
+from dshuffle.planning.delivery.definition import Delivery, PartsByWorker
+from dshuffle.planning.delivery.demand import Demand
+from dshuffle.planning.delivery.link_loads import across_racks, loads_of_hops, messages_of_rows
+from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.epoch_plan import split_by_worker
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
-from dshuffle.planning.packets import SERVER, STORE, Packets, missing_samples
+from dshuffle.planning.packets import Packets, missing_samples
 from dshuffle.planning.randomness import below, next_word, random_words
-from dshuffle.planning.types import Holders, Ranks
-
-
-def plan_storage(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
-    """Plan one packet from the store for every needed sample, by ascending sample.
-
-    A worker receives the samples of one chunk one after the other, so it fetches the chunk once.
-    """
-    samples = missing_samples(holders, destinations)
-    return Packets.uncoded(samples, destinations[samples], np.full(len(samples), STORE))
-
-
-def plan_server(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
-    """Plan one packet from the server for every needed sample, by ascending sample.
-
-    In this order, a server whose memory is smaller than the dataset streams through the store once.
-
-    References
-    ----------
-    The uncoded baseline of Chung et al. (2017) and Attia and Tandon (2016); see docs/papers.md.
-    """
-    samples = missing_samples(holders, destinations)
-    return Packets.uncoded(samples, destinations[samples], np.full(len(samples), SERVER))
+from dshuffle.planning.types import Holders, Ranks, Samples
 
 
 def plan_peer(
@@ -106,6 +85,55 @@ def _pick_senders(holders, needed, ranks, scarce_first, hosts, state, senders): 
         loads[near, best] += 1
 
 
-STORAGE = Delivery("storage", plan_storage, Source.STORE)
-SERVER_ROWS = Delivery("server", plan_server, Source.SERVER)
-PEER = Delivery("peer", plan_peer, Source.PEERS, knows_hosts=True)
+class RowsFromPeers(Delivery):
+    """Deliveries of single rows that one worker sends to another. A subclass plans who sends."""
+
+    plans_own_parts: ClassVar[bool] = True
+
+    def own_part(
+        self, arriving: Samples, senders: Ranks, leaving: Samples, receivers: Ranks, n_workers: int
+    ) -> tuple[PartsByWorker, PartsByWorker]:
+        """Receive each sample from the worker that has it, and send in the same way."""
+        return split_by_worker(arriving, senders, n_workers), split_by_worker(leaving, receivers, n_workers)
+
+    def expected_loads(self, demand: Demand) -> Loads:
+        """Every worker sends as many rows as it receives."""
+        nbytes = demand.shares * demand.wire_nbytes
+        links: dict[str, Any] = {"worker_in": nbytes, "worker_out": nbytes}
+        links |= across_racks(demand.rack_sizes, float(nbytes[0]))
+        return dataclasses.replace(demand.no_loads(exact=False, packets=demand.needed), **links)
+
+    def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
+        """Every packet takes one hop."""
+        growth = demand.growth(n_planned)
+        links = loads_of_hops(demand, plan.senders, plan.destinations, demand.wire_nbytes * growth)
+        return dataclasses.replace(demand.no_loads(exact=True, packets=plan.n_packets * growth), **links)
+
+    def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
+        """Every worker sends to every other one."""
+        n = len(loads.worker_in)
+        return messages_of_rows(loads, row_nbytes, n * (n - 1), rate)
+
+
+class Peer(RowsFromPeers):
+    """The least loaded holder of a sample sends it."""
+
+    name = "peer"
+    planner = staticmethod(plan_peer)
+
+    def plan(
+        self,
+        holders: Holders,
+        destinations: Ranks,
+        n_workers: int,
+        *,
+        seed: int,
+        start: Packets | None = None,
+        hosts: Sequence[int] = (),
+        **options: Any,
+    ) -> Packets:
+        """Plan one packet for every needed sample from its least loaded holder."""
+        return plan_peer(holders, destinations, n_workers, seed=seed, hosts=hosts, **options)
+
+
+PEER = Peer()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
-from dshuffle.planning.cost.cluster import Amounts
+from dshuffle.planning.types import Amounts
 
 CHECKSUM_NBYTES = 4
 """Size in bytes of the checksum that is sent with each row."""
@@ -60,16 +61,12 @@ class Loads:
         """Bytes read from the storage per byte needed; 1 if none are needed."""
         return float(self.read.sum()) / self.wanted if self.wanted else 1.0
 
+    @classmethod
+    def none(cls, n_workers: int, n_racks: int, *, exact: bool, needed: float = 0.0, packets: float = 0.0) -> Self:
+        """No bytes at all, of an exchange that delivers ``needed`` samples."""
+        workers, racks = np.zeros(n_workers), np.zeros(n_racks)
+        return cls(exact, needed, packets, 0.0, 0.0, workers, workers, workers, workers, workers, racks, racks)
 
-def nothing(n_workers: int, n_racks: int, *, exact: bool) -> dict[str, object]:
-    """Return arguments for :class:`Loads` that are all zero, to be updated."""
-    zeros = np.zeros(n_workers)
-    return {
-        "exact": exact,
-        "needed": 0.0,
-        "packets": 0.0,
-        "server_out": 0.0,
-        "encoded": 0.0,
-        **dict.fromkeys(("worker_out", "worker_in", "decoded", "read", "requests"), zeros),
-        **dict.fromkeys(("rack_out", "rack_in"), np.zeros(n_racks)),
-    }
+    def rows_received(self, row_nbytes: int) -> float:
+        """Number of rows that workers receive from other participants."""
+        return float(self.worker_in.sum()) / (row_nbytes + CHECKSUM_NBYTES)

@@ -1,11 +1,13 @@
-"""`dshuffle simulate`: predictions for clusters that one does not have."""
+"""`dshuffle advise` for clusters that its options describe."""
 
 import json
 import tomllib
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import dshuffle
 from dshuffle.cli import main
 from dshuffle.cli.profiles import shipped
 
@@ -13,7 +15,7 @@ JOB = ("--workers", "8", "--samples", "20000", "--cache-fraction", "0.5")
 
 
 def run(*arguments):
-    return CliRunner().invoke(main, ["simulate", *arguments])
+    return CliRunner().invoke(main, ["advise", *arguments])
 
 
 def test_an_assignment_that_these_caches_do_not_allow_is_told_of():
@@ -87,7 +89,8 @@ def test_a_profile_gives_the_rates_and_options_go_before(profiles):
     assert storage["resources"]["storage requests"] == pytest.approx(max(waiting, storage["requests"] / 500), rel=0.05)
     other = run(*JOB, "--profile", f"{profiles}#good", "--bandwidth", "1GB/s", "--json")
     assert json.loads(other.stdout)["cluster"]["link_up"] == pytest.approx(1e9 / 1.046)
-    assert run(*JOB, "--profile", f"{profiles}#good").stdout.startswith(f"{profiles}#good: in a book")
+    shown = run(*JOB, "--profile", f"{profiles}#good").stdout
+    assert " ".join(shown.split()).startswith(f"{profiles}#good: in a book")
 
 
 @pytest.mark.skipif(not shipped().exists(), reason="storage/profiles.toml is not here")
@@ -96,6 +99,53 @@ def test_all_profiles_that_come_along_can_be_used():
         ran = run("--workers", "16", "--samples", "1000000", "--profile", name, "--precision", "closed", "--json")
         assert ran.exit_code == 0, ran.output
         assert json.loads(ran.stdout)["recommendation"]["way"]
+
+
+@pytest.mark.skipif(not shipped().exists(), reason="storage/profiles.toml is not here")
+def test_all_profiles_are_listed():
+    ran = CliRunner().invoke(main, ["advise", "--list-profiles"])
+    assert ran.exit_code == 0, ran.output
+    profiles = tomllib.loads(shipped().read_text())
+    names = [line.split()[0] for line in ran.stdout.splitlines() if not line.startswith(" ")]
+    assert names == list(profiles)
+    shown = " ".join(ran.stdout.split())
+    for profile in profiles.values():
+        assert profile["description"] in shown
+    assert max(map(len, ran.stdout.splitlines())) <= 80
+
+
+def test_a_dataset_says_how_many_samples_there_are_and_how_long(tmp_path):
+    dshuffle.create_dataset(tmp_path / "d.zarr", {"x": np.zeros((500, 32)), "y": np.zeros(500)}, chunk_rows=20)
+    cluster = ("--workers", "4", "--bandwidth", "1gbit", "--storage-bandwidth", "1gbit", "--json")
+    counted = CliRunner().invoke(
+        main, ["advise", "--samples", "500", "--row-bytes", str(33 * 8), "--chunk-rows", "20", *cluster]
+    )
+    opened = CliRunner().invoke(main, ["advise", str(tmp_path / "d.zarr"), *cluster])
+    assert opened.exit_code == 0, opened.output
+    assert json.loads(opened.stdout) == json.loads(counted.stdout)
+    refused = CliRunner().invoke(main, ["advise", str(tmp_path / "d.zarr"), *cluster, "--row-bytes", "8"])
+    assert refused.exit_code == 2
+    assert "--row-bytes cannot be used with DATASET" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--samples", "9"), "Name a cluster to measure with --scheduler, or describe one with --workers"),
+        (("--samples", "9", "--bandwidth", "1gbit"), "describe one with --workers"),
+        (("--workers", "4", "--bandwidth", "1gbit"), "DATASET or --samples is required."),
+        (
+            ("--samples", "9", "--scheduler", "tcp://x:1", "--profile", "s3"),
+            "--profile cannot be used with --scheduler",
+        ),
+        (("--samples", "9", "--scheduler", "tcp://x:1", "--cores", "1"), "--cores cannot be used with --scheduler"),
+        (("--samples", "9", "--workers", "4", "--profile", "s3", "--seconds", "3"), "--seconds needs --scheduler"),
+    ],
+)
+def test_options_that_do_not_belong_together(arguments, message):
+    ran = CliRunner().invoke(main, ["advise", *arguments])
+    assert ran.exit_code == 2
+    assert message in ran.stderr
 
 
 def test_a_job_of_any_size():
@@ -117,7 +167,7 @@ def test_what_is_asked_for_is_weighed_against_a_global_shuffle():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "--bandwidth or --profile is required"),
+        ((), "either --bandwidth or --profile"),
         (("--bandwidth", "fast"), "bandwidth='fast'"),
         (("--bandwidth", "0"), "bandwidth='0'"),
         (("--bandwidth", "1MB", "--cache-fraction", "2"), "--cache-fraction=2.0"),

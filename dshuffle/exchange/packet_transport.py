@@ -1,0 +1,117 @@
+"""The transport ``packets``: packets that combine rows, from a server through relays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.endpoints import RowSink, RowSource
+from dshuffle.exchange.messages import rows_per_message
+from dshuffle.exchange.packet_flows import CodedPart, PacketDecoder, PacketStore
+from dshuffle.exchange.row_transport import RowTransport
+from dshuffle.exchange.transport import Flows, ProcessPlan, ReadFormer, ReadStore, ServerHolder, Transport
+from dshuffle.planning import SERVER, EpochPlan
+from dshuffle.planning.delivery.relay import Hops, packets_per_batch, route
+
+CODED_ROW_NBYTES = 8, 12, 9
+"""Packets are coded in the widest words that divide a row: of 8, 4 or 1 bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacketTransport(Transport):
+    """Packets. Their messages follow from the plan alone.
+
+    Parameters
+    ----------
+    epoch_plan
+        The plan of the epoch.
+    hops
+        The routes of its packets.
+    """
+
+    name: ClassVar[str] = "packets"
+    encodes: ClassVar[bool] = True
+    readable: ClassVar[bool] = False
+
+    epoch_plan: EpochPlan
+    hops: Hops
+
+    @classmethod
+    def of(cls, plan: ProcessPlan) -> Transport:
+        """Route the packets, and cut their hops into messages. Without packets of several rows, rows travel alone."""
+        assert plan.epoch_plan is not None
+        packets, limits, n_workers = plan.epoch_plan.packets, plan.limits, plan.spec.n_workers
+        if not packets.coded:
+            return RowTransport(plan)
+        fitting = rows_per_message(plan.layout.nbytes, limits.window_bytes)
+        at_most = packets_per_batch(
+            packets.n_packets,
+            n_workers,
+            plan.layout.nbytes,
+            message_bytes=limits.message_bytes,
+            window_bytes=limits.window_bytes,
+        )
+        # At any time at least one message is requested from every other participant (see Inbox), or a few if they fit
+        # the window.
+        asked = max(n_workers, min(fitting // at_most, 3 * n_workers))
+        answered = max(limits.window, min(asked, 2 * n_workers))  # a relay answers two per worker
+        hops = route(plan.spec.choices.relay, packets, n_workers, at_most)
+        coded = {participant: CodedPart.of(packets, hops, participant, at_most=at_most) for participant in plan.parts}
+        sends = {participant: (part.leaving, part.outgoing) for participant, part in coded.items()}
+        receives = {participant: (part.arriving, part.incoming) for participant, part in coded.items()}
+        flows = Flows(sends, receives, at_most, asked, answered)
+        return cls(plan, flows, epoch_plan=plan.epoch_plan, hops=hops)
+
+    def with_messages(self, rate: float | None) -> Transport:
+        """The same exchange."""
+        return self
+
+    def answered_by(self, participant: int) -> int:
+        """Number of messages that a participant sends at once.
+
+        A server answers only a few requests at a time, in the order of arrival. If it answered all at once, workers
+        with fast connections would be done early, and the packets that the others relay would be late.
+        """
+        return self.plan.limits.window if participant == SERVER else self.messages.answered
+
+    def source(self, rank: int, cache: CachePartition) -> RowSource:
+        """Packets that the rank passes on."""
+        return PacketStore(cache.layout, self.messages.sends[rank][0])
+
+    def served(self, server: ServerHolder) -> RowSource:
+        """Packets that the server encodes."""
+        return server.encoded(self.epoch_plan.packets, self.messages.sends[SERVER][0])
+
+    def sink(
+        self,
+        rank: int,
+        cache: CachePartition,
+        source: RowSource,
+        read_store: ReadStore,
+        read_former: ReadFormer | None = None,
+    ) -> RowSink:
+        """Packets that are decoded into free slots of the cache, and passed on."""
+        assert isinstance(source, PacketStore)
+        arriving, packets = self.messages.receives[rank][0], self.epoch_plan.packets
+        samples = packets.samples[arriving]
+        is_kept = self.epoch_plan.ranks[samples] == rank
+        return PacketDecoder(
+            cache, packets, self.hops.packets, arriving, is_kept, cache.reserve(samples[is_kept]), source
+        )
+
+    @classmethod
+    def coded_lengths(cls, row_nbytes: int | None) -> tuple[int, ...]:
+        """One length for each width of words."""
+        return CODED_ROW_NBYTES if row_nbytes is None else (like(row_nbytes),)
+
+
+def like(row_nbytes: int) -> int:
+    """Length of the short rows that use the same kernels.
+
+    Examples
+    --------
+    >>> like(800), like(404), like(7)
+    (8, 12, 9)
+    """
+    return next(nbytes for word, nbytes in zip((8, 4, 1), CODED_ROW_NBYTES, strict=True) if row_nbytes % word == 0)

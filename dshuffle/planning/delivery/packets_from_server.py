@@ -1,0 +1,189 @@
+"""What coded deliveries have in common: packets of several samples from a server that holds all rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import numpy as np
+
+from dshuffle.planning.delivery.definition import Excess
+from dshuffle.planning.delivery.demand import Demand
+from dshuffle.planning.delivery.holder_sets import HolderSets
+from dshuffle.planning.delivery.link_loads import loads_from_server, loads_of_hops
+from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.packet_models import PacketModel
+from dshuffle.planning.delivery.relay import RELAYS, batch_sizes, packets_per_batch, route
+from dshuffle.planning.delivery.server import RowsFromServer
+from dshuffle.planning.delivery.storage import STORAGE
+from dshuffle.planning.packets import SERVER, Packets
+
+BATCH = 8192
+"""Packets that a relay forwards together where loads are counted. The number hardly affects what each worker sends."""
+
+RING_WAITS = 1.6
+"""Time of a ring relative to links that are never idle; it is longer because rounds wait for each other.
+
+Fitted to measurements with 8 workers: 1.3 and 1.4 at cache fractions of 0.2 and 0.35, 1.9 at 0.5, and 1.6 at 0.5 with
+more samples.
+"""
+
+
+class PacketsFromServer(RowsFromServer):
+    """Deliveries whose packets combine several samples. A relay brings each packet to all of its destinations.
+
+    Attributes
+    ----------
+    packet_model
+        How many packets there are, without making a plan.
+    """
+
+    transport: ClassVar[str] = "packets"
+    coded: ClassVar[bool] = True
+    server_holds_all: ClassVar[bool] = True
+    excess: ClassVar[Excess] = Excess.USED
+    provides: ClassVar[int] = 3
+    passes_on: ClassVar[str] = "packets"
+    packet_model: ClassVar[PacketModel]
+
+    @property
+    def last_resort(self) -> str:
+        """The store: a packet that cannot be decoded spoils the rows that depend on it."""
+        return STORAGE.name
+
+    def gains_by(self, *, needs_holders: bool, in_chunks: bool, excess: bool) -> bool:
+        """Chunks leave nothing to combine. Without excess, an assignment cannot be drawn for packets."""
+        return not in_chunks and (excess or not needs_holders)
+
+    def passed_on(self, n_workers: int, *, relay: str, in_chunks: bool, most_incoming: int) -> int:
+        """A worker only relays packets from which it decodes a sample."""
+        return 0 if relay == "unicast" else most_incoming
+
+    def expected_loads(self, demand: Demand) -> Loads:
+        """The server sends every packet once, and workers relay it; or the server sends it to every destination."""
+        rows = demand.needed
+        packets = self.expected_packets(demand.sets_of(rows))
+        links = loads_from_server(demand, rows if demand.relay == "unicast" else packets)
+        return dataclasses.replace(
+            demand.no_loads(exact=False, packets=packets),
+            **links,
+            encoded=rows * demand.row_nbytes,
+            decoded=demand.shares * demand.row_nbytes * max(1.0, rows / packets),
+            passed_on=self._passed_on_in_a_ring(demand, rows, packets) * demand.wire_nbytes,
+        )
+
+    def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
+        """Count the hops of a relay. A larger job has fewer packets for each sample."""
+        growth, rows = demand.growth(n_planned), float(plan.n_components)
+        hops = route(demand.relay, plan, demand.n_workers, BATCH)
+        packets = float(plan.n_packets) * self._fewer(demand, n_planned)
+        sent = float(np.count_nonzero(hops.senders == SERVER))
+        if demand.relay != "unicast":
+            sent *= packets / plan.n_packets
+        row = demand.wire_nbytes * growth
+        links = loads_of_hops(demand, hops.senders, plan.destinations, row, sent=sent)
+        degrees = np.diff(plan.offsets)[hops.packets]
+        read_rows = np.bincount(plan.destinations, degrees, minlength=demand.n_workers) * (plan.n_packets / packets)
+        links["decoded"] = read_rows * growth * demand.row_nbytes
+        return dataclasses.replace(
+            demand.no_loads(exact=True, packets=packets * growth),
+            **links,
+            encoded=rows * growth * demand.row_nbytes,
+            passed_on=self._passed_on_in_a_ring(demand, rows, packets) * row,
+        )
+
+    def expected_packets(self, sets: HolderSets) -> float:
+        """Expected number of packets.
+
+        ``coded``, ``leftover`` and all deliveries for caches without excess are computed. For caches with excess, no
+        formula is known for ``clique``, for ``ubershuffle``, or for any delivery of an ``aligned`` assignment. These
+        are fitted to real plans; see :class:`~dshuffle.planning.delivery.packet_models.PacketModel`.
+
+        References
+        ----------
+        Chung et al. (2017), Algorithms 1 and 2 (``coded``: the packets of a set are the longest column of its table);
+        Attia and Tandon (2016), Theorem 1 (``leftover``).
+
+        Examples
+        --------
+        >>> from dshuffle.planning.delivery import get_delivery
+        >>> sets = HolderSets.of(20, 80_000.0, held=4.0, excess=0.158, even=False, aligned=False)
+        >>> round(get_delivery("coded").expected_packets(sets), -2)  # a real plan: 54,386
+        54400.0
+        """
+        if sets.needed <= 0 or sets.n_workers == 1:
+            return max(0.0, sets.needed)
+        return self.packet_model.packets(sets)
+
+    def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
+        """Packets are sent in batches. A relay forwards each batch in one message to each of the other workers.
+
+        In a ring, a worker sends one message to each of the others in every round but the last.
+        """
+        n, rows, packets = len(loads.worker_in), loads.rows_received(row_nbytes), round(loads.packets)
+        if relay == "pipelined":
+            return min(rows, _in_batches(packets, n, row_nbytes, rows)[0])
+        batches = rows / packets_per_batch(packets, n, row_nbytes)
+        if relay == "unicast":
+            return max(float(min(n, rows)), batches)
+        rounds = float(loads.worker_in.sum()) / loads.server_out - 1
+        return min(rows, n * (1 + (n - 1) * rounds) + batches)
+
+    def last_fraction(self, loads: Loads, row_nbytes: int, relay: str) -> float:
+        """The last batch of a pipelined relay: much of all, if there are few packets."""
+        if relay != "pipelined" or loads.packets < 1:
+            return 0.0
+        return _in_batches(round(loads.packets), len(loads.worker_in), row_nbytes, loads.rows_received(row_nbytes))[1]
+
+    @property
+    def relays(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(RELAYS)
+
+    def label(self, relay: str) -> str:
+        """Its name and the relay."""
+        return f"{self.name}, {relay}"
+
+    @property
+    def family(self) -> str:
+        """The fastest code is enough."""
+        return "any coded delivery"
+
+    def _fewer(self, demand: Demand, n_planned: int) -> float:
+        """Packets per sample in the whole job, divided by packets per sample in the job that was planned."""
+        if n_planned == demand.n_samples:
+            return 1.0
+        needed = demand.needed
+        small = needed * n_planned / demand.n_samples
+        if not small:
+            return 1.0
+        per_sample = self.expected_packets(demand.sets_of(needed)) / needed
+        per_sample_here = self.expected_packets(demand.sets_of(small)) / small
+        return per_sample / per_sample_here
+
+    @staticmethod
+    def _passed_on_in_a_ring(demand: Demand, components: float, packets: float) -> float:
+        """Duration of a ring's second stage on a link, in rows; 0 for other relays.
+
+        It is ``(U - P) / n`` if the rings of all groups keep all links busy, and ``P (m - 1) / m`` if one group follows
+        the other. Measured durations are between the two.
+
+        References
+        ----------
+        Chung et al. (2017), Theorem 4; see docs/papers.md. Scatter then ring takes ``P (2 m - 1) / m`` for a single
+        group of m workers, and scattering takes P of it.
+        """
+        if demand.relay != "ring" or not components:
+            return 0.0
+        return min(RING_WAITS * (components - packets) / demand.n_workers, packets * (1 - packets / components))
+
+
+@functools.lru_cache(maxsize=256)  # called again for every scaled cluster
+def _in_batches(packets: int, n_workers: int, row_nbytes: int, rows: float) -> tuple[float, float]:
+    """Return the messages of a pipelined relay, and the fraction of its packets in the last batch."""
+    n, sizes = n_workers, np.array(batch_sizes(packets, n_workers, row_nbytes))
+    # Probability that another worker needs a packet. A batch without one is not sent to it.
+    wanted = min(1.0, (rows / packets - 1) / max(1, n - 1))
+    handed_on = n * (n - 1) * float((1 - (1 - wanted) ** sizes).sum())
+    return n * len(sizes) + handed_on, float(sizes[-1] / sizes.sum())

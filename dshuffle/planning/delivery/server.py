@@ -1,0 +1,63 @@
+"""``server``: one worker that can read every sample sends each needed sample to its worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from dshuffle.planning.delivery.definition import Delivery
+from dshuffle.planning.delivery.demand import Demand
+from dshuffle.planning.delivery.link_loads import loads_from_server, loads_of_hops, messages_of_rows
+from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.delivery.peer import PEER
+from dshuffle.planning.packets import SERVER, Packets, missing_samples
+from dshuffle.planning.types import Holders, Ranks
+
+
+def plan_server(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int) -> Packets:
+    """Plan one packet from the server for every needed sample, by ascending sample.
+
+    In this order, a server whose memory is smaller than the dataset streams through the store once.
+
+    References
+    ----------
+    The uncoded baseline of Chung et al. (2017) and Attia and Tandon (2016); see docs/papers.md.
+    """
+    samples = missing_samples(holders, destinations)
+    return Packets.uncoded(samples, destinations[samples], np.full(len(samples), SERVER))
+
+
+class RowsFromServer(Delivery):
+    """Deliveries of single rows that one worker sends to all others."""
+
+    name = "server"
+    planner = staticmethod(plan_server)
+    needs_server: ClassVar[bool] = True
+    provides: ClassVar[int] = 2
+    shows_link_rates: ClassVar[bool] = False
+
+    @property
+    def without_server(self) -> str:
+        """Peers, which need nothing but the workers that train."""
+        return PEER.name
+
+    def expected_loads(self, demand: Demand) -> Loads:
+        """The server sends every row."""
+        links = loads_from_server(demand, demand.needed)
+        return dataclasses.replace(demand.no_loads(exact=False, packets=demand.needed), **links)
+
+    def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
+        """Every packet takes one hop."""
+        growth = demand.growth(n_planned)
+        links = loads_of_hops(demand, plan.senders, plan.destinations, demand.wire_nbytes * growth)
+        return dataclasses.replace(demand.no_loads(exact=True, packets=plan.n_packets * growth), **links)
+
+    def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
+        """The server sends full messages to every worker."""
+        return messages_of_rows(loads, row_nbytes, len(loads.worker_in), math.inf)
+
+
+SERVER_ROWS = RowsFromServer()

@@ -1,0 +1,154 @@
+"""Build what a session has on one worker: its cache partition, the ends of its exchanges, its plans."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from distributed import Worker
+
+from dshuffle.exchange.buffers import BufferPool
+from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.exchange.comms import DaskNetwork
+from dshuffle.exchange.forwarder import Forwarder
+from dshuffle.exchange.inbox import Inbox
+from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.messages import rows_per_message
+from dshuffle.exchange.outbox import Outbox
+from dshuffle.exchange.receiver import Receiver
+from dshuffle.exchange.row_file import RowFile
+from dshuffle.exchange.sender import Sender
+from dshuffle.exchange.transports import transport_of
+from dshuffle.planning import SERVER, STORE, get_delivery
+from dshuffle.planning.packets import FORWARDER, forwarder_of
+from dshuffle.runtime.memory import for_partition, partition_nbytes
+from dshuffle.runtime.session_spec import SessionSpec
+from dshuffle.runtime.worker.epoch_lock import EpochLock
+from dshuffle.runtime.worker.former_partitions import FormerPartitions, RowsHere
+from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
+from dshuffle.runtime.worker.plans import Plans
+from dshuffle.runtime.worker.server_rows import ServerRows
+from dshuffle.store import Dataset
+
+Report = Callable[[int, str | None, bool], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Carriers:
+    """What carries the messages of one session, and runs its jobs.
+
+    Each session has threads of its own, so that none waits for the reads of another one.
+    """
+
+    network: DaskNetwork
+    jobs: JobQueue
+    reading: JobQueue
+
+    async def finish_jobs(self) -> None:
+        """Wait for the jobs that run, and end the threads."""
+        await self.jobs.close()
+        await self.reading.close()
+
+
+def build_parts(
+    worker: Worker,
+    spec: SessionSpec,
+    dataset: Dataset,
+    rank: int | None,
+    carriers: Carriers,
+    report: Report,
+    file: RowFile | None,
+    rows_here: RowsHere | None,
+) -> MemberParts:
+    """Build the parts of a session on one worker.
+
+    Parameters
+    ----------
+    worker, spec, dataset, rank, rows_here
+        As for :class:`~dshuffle.runtime.worker.session.WorkerSession`.
+    carriers
+        Network and threads of the session.
+    report
+        Called when a run has received all rows, or has failed.
+    file
+        The file for the rows; ``None`` to keep them in memory.
+    """
+    layout, settings = dataset.layout, spec.settings
+    senders: dict[int, Sender] = {}
+
+    def add_sender(participant: int) -> Sender:
+        full = rows_per_message(layout.nbytes, settings.message_bytes)
+        buffers = BufferPool(layout, full, settings.window)
+        outbox = Outbox(participant, window=settings.window)
+        senders[participant] = Sender(outbox, buffers, carriers.network, carriers.jobs)
+        return senders[participant]
+
+    budget = for_partition(spec.shuffle, spec.options.memory_limit)
+    training: TrainingState | None = None
+    if rank is not None:
+        own = add_sender(rank)
+        forwarder = None
+        if any(transport_of(delivery).forwards for delivery in spec.deliveries):
+            me = forwarder_of(rank)
+            forwarder = Forwarder(me, add_sender(me), carriers.network, carriers.jobs, timeout=settings.timeout)
+        training = _training_state(spec, dataset, rank, carriers, report, own, forwarder, file, budget)
+    server_rows = None
+    if spec.addresses.get(SERVER) == worker.address:
+        if budget is not None and training is not None:  # training and serving share the budget
+            budget -= partition_nbytes(spec.shuffle, layout, on_disk=spec.options.on_disk)
+        try:
+            server_rows = _server_rows(spec, dataset, budget)
+        except BaseException:
+            if training is not None:
+                training.lock.close()
+                training.cache.close()
+            raise
+        add_sender(SERVER)
+    former = None
+    if spec.former is not None and rows_here is not None:
+        former = FormerPartitions(worker, spec.former, dataset, settings, carriers.jobs, rows_here)
+    plans = Plans(spec, layout, rank, [participant for participant in senders if participant > FORWARDER])
+    return MemberParts(spec, dataset, plans, senders, training, server_rows, former)
+
+
+def _training_state(
+    spec: SessionSpec,
+    dataset: Dataset,
+    rank: int,
+    carriers: Carriers,
+    report: Report,
+    sender: Sender,
+    forwarder: Forwarder | None,
+    file: RowFile | None,
+    budget: int | None,
+) -> TrainingState:
+    cache = CachePartition(
+        dataset.layout,
+        capacity=spec.shuffle.capacity,
+        incoming=spec.shuffle.max_incoming,
+        budget=budget,
+        file=file,
+    )
+    receiver = Receiver(
+        Inbox(rank, window=spec.settings.window),
+        carriers.network,
+        carriers.jobs,
+        carriers.reading,
+        store=STORE,
+        report=report,
+        timeout=spec.settings.timeout,
+        open_gate=sender.open_gate,
+    )
+    loop = asyncio.get_running_loop()
+    lock = EpochLock(dataset.layout, cache.rows, rank, spec.shuffle.choices.seed, loop, cache.file)
+    return TrainingState(rank, cache, receiver, lock, forwarder)
+
+
+def _server_rows(spec: SessionSpec, dataset: Dataset, budget: int | None) -> ServerRows:
+    return ServerRows(
+        dataset,
+        budget=budget,
+        window_bytes=spec.settings.window_bytes * spec.shuffle.n_workers,
+        whole=get_delivery(spec.shuffle.choices.delivery).server_holds_all,
+    )

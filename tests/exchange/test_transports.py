@@ -1,0 +1,29 @@
+"""The registry of transports, and which of them an exchange gets."""
+
+from __future__ import annotations
+
+import pytest
+
+from dshuffle.exchange.transports import TRANSPORTS, transport_of
+from dshuffle.planning import DELIVERIES
+
+
+def test_every_delivery_names_a_transport():
+    assert {delivery.transport for delivery in DELIVERIES.values()} == set(TRANSPORTS)
+    assert all(transport_of(name).name == delivery.transport for name, delivery in DELIVERIES.items())
+
+
+def test_those_that_pass_rows_on_have_forwarders():
+    """The memory that planning sets aside, and the forwarders of the exchange, belong together."""
+    for name, delivery in DELIVERIES.items():
+        kept = delivery.passed_on(9, relay="unicast", in_chunks=False, most_incoming=100)
+        assert (kept > 0) == transport_of(name).forwards, name
+
+
+@pytest.mark.parametrize("row_nbytes", [1, 2, 4, 12, 40, 64])
+def test_kernels_of_coding_are_those_of_the_widest_words(row_nbytes):
+    [length] = TRANSPORTS["packets"].coded_lengths(row_nbytes)
+    assert length <= 12
+    assert [row_nbytes % width == 0 for width in (4, 8)] == [length % width == 0 for width in (4, 8)]
+    assert length in TRANSPORTS["packets"].coded_lengths(None)
+    assert TRANSPORTS["rows"].coded_lengths(row_nbytes) == TRANSPORTS["bundles"].coded_lengths(None) == ()

@@ -1,0 +1,108 @@
+"""Messages are the same when they arrive, or are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from distributed.protocol import dumps, loads
+
+from dshuffle.errors import ClusterError
+from dshuffle.planning import WorkerHistory
+from dshuffle.planning.sample_digest import SampleDigest
+from dshuffle.records import Measures
+from dshuffle.runtime.message_fields import from_fields, to_fields
+from dshuffle.runtime.messages import (
+    CommitReply,
+    Counts,
+    EpochExchange,
+    Membership,
+    MemberState,
+    Opened,
+    Report,
+    Trained,
+    UnfinishedTask,
+    Vote,
+)
+from dshuffle.runtime.scheduler.snapshot import LinkFigures, Participant, SessionSnapshot
+
+DIGEST = SampleDigest(5, 2**63, 2**64 - 1, 0)
+
+COUNTS = Counts(digest=2**32 - 1, expected=3, leaving=1, arriving=2, rows=3, drawn=DIGEST, due=DIGEST)
+
+MESSAGES = [
+    DIGEST,
+    Vote(counts=COUNTS),
+    Vote(reason="no store", again=True),
+    MemberState(open=False),
+    MemberState(open=True, run_id=3, arrived=0.5, vote=Vote(counts=COUNTS)),
+    CommitReply(busy="1 task still running"),
+    CommitReply(
+        report=Report(
+            measures=Measures(wire_sent_bytes=(7,), wire_received_bytes=(9,), cpu_idle=0.25),
+            training_seconds=1.5,
+            links={1: (2**40, 0.5), -1: (0, 0.0)},
+            held=10,
+        )
+    ),
+    Opened(
+        addresses={0: "tcp://a:1", -1: "tcp://b:1"},
+        server="dedicated",
+        left_out=("tcp://c:1",),
+        history=WorkerHistory(3).changed([0, 2], epoch=5, carried=4),
+    ),
+    EpochExchange(
+        epoch=3,
+        run_id=4,
+        delivery="peer",
+        needed=10,
+        packets=9,
+        components=10,
+        exchange_seconds=0.5,
+        waited_seconds=0.0,
+        measures=Measures(wire_sent_bytes=(1, 2), wire_received_bytes=(2, 1)),
+        addresses={0: "tcp://a:1", 1: "tcp://b:1"},
+        training_seconds_before=(1.0, 2.0),
+    ),
+    Membership(joined=("tcp://d:1",), leaving=(), there=3, adopted=(2,)),
+    Trained(epoch=3, counts=(5, 0), digest=DIGEST),
+    UnfinishedTask(2, 1, "cancelled"),
+    SessionSnapshot(
+        session_id="s",
+        way="global + peer",
+        n_samples=10,
+        row_nbytes=8,
+        epoch=3,
+        phase="idle",
+        waiting_for="",
+        participants=(Participant(name="rank 0", address="tcp://a:1", state="ready", held=None),),
+        epochs=(),
+        links=(LinkFigures(receiver="rank 0", sender="rank 1", nbytes=5, seconds=0.5),),
+    ),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_that_dask_carries_is_the_same(message: Any) -> None:
+    arrived = loads(dumps({"op": "dshuffle_report", "vote": to_fields(message)}))["vote"]
+    assert from_fields(type(message), arrived, "rank 0") == message
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (None, "Expected `object`, got `null`"),
+        ([1], "Expected `object`, got `array`"),
+        ({"reason": 5}, "Expected `str | null`, got `int` - at `$.reason`"),
+        ({"again": "yes"}, "Expected `bool`, got `str` - at `$.again`"),
+        ({"counts": {"digest": 1, "expected": 3}}, "Object missing required field `rows` - at `$.counts`"),
+        ({"counts": {"digest": "1", "expected": 3, "rows": 3}}, "Expected `int`, got `str` - at `$.counts.digest`"),
+        ({"counts": {"digest": 1, "expected": 3, "rows": 2.5}}, "Expected `int`, got `float` - at `$.counts.rows`"),
+    ],
+)
+def test_what_is_not_a_message_is_refused(fields: object, reason: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        from_fields(Vote, fields, "rank 3 (tcp://10.0.0.3:40000)")
+    text = f"rank 3 (tcp://10.0.0.3:40000) sent what is not a message of the type Vote ({reason}). Install the same"
+    assert str(caught.value).startswith(text)
+    assert not caught.value.transient
