@@ -8,7 +8,9 @@ ports.
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -66,6 +68,20 @@ def job_key(place: Place, ports: Sequence[int]) -> str:
     return hashlib.sha256(f"{place.job}; ports {list(ports)}".encode()).hexdigest()
 
 
+def is_free(host: str, port: int) -> bool:
+    """Whether a port can be listened on. Dask does not say why a scheduler does not start, and leaves a socket open."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Dask's sockets have it
+        try:
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+    return True
+
+
 async def find_scheduler(place: Place, ports: Sequence[int], protocol: str, security: Security, seconds: float) -> str:
     """The address of the scheduler of a job.
 
@@ -113,6 +129,6 @@ async def _ask(address: str, place: Place, ports: Sequence[int], security: Secur
 
     try:
         answer = await within(ANSWER_WITHIN, ask())
-    except OSError:  # also if the other program speaks another language
+    except (OSError, MemoryError, ValueError):  # another program answers in another language
         return None
     return answer if isinstance(answer, dict) and answer.get("status") in ("OK", "error") else None

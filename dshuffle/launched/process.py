@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import threading
 from collections.abc import Coroutine, Sequence
@@ -24,7 +23,7 @@ from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.launched.job import FAILED, LEFT, POST, STAY, Job
 from dshuffle.launched.launcher import Place
 from dshuffle.launched.mailbox import MAILBOXES, Mailbox
-from dshuffle.launched.ports import find_scheduler
+from dshuffle.launched.ports import find_scheduler, is_free
 
 T = TypeVar("T")
 
@@ -199,32 +198,26 @@ class RankProcess:
                 raise self.job.failure
 
     async def _start_scheduler(self, ports: Sequence[int]) -> None:
-        place, error = self.place, None
-        for port in ports if place.world_size > 1 else [0]:
-            scheduler = Scheduler(
-                host=place.address if place.on_one_host else None,
-                interface=None if place.on_one_host else self._interface,
-                port=port,
-                protocol=self._protocol,
-                security=self._security,
-                dashboard=False,
-                dashboard_address=f"{place.address}:0" if place.on_one_host else ":0",
+        place = self.place
+        host = place.address if place.on_one_host else ""
+        free = [0] if place.world_size == 1 else [port for port in ports if is_free(host, port)][:1]
+        if not free:
+            raise ClusterError(
+                f"rank 0 cannot listen on {host or 'this host'}: these ports are in use: {', '.join(map(str, ports))}. "
+                "Give a free one with port="
             )
-            job = Job(scheduler, place, ports)  # before it listens, because other ranks ask at once
-            try:
-                await scheduler
-            except OSError as failure:
-                if failure.errno != errno.EADDRINUSE:
-                    raise
-                error = failure
-                continue
-            self._scheduler, self.job = scheduler, job
-            self.address = f"{self._protocol}://{place.address}:{scheduler.port}"
-            return
-        raise ClusterError(
-            f"rank 0 cannot listen on {place.address}: these ports are in use: {', '.join(map(str, ports))} ({error}). "
-            "Give a free one with port=",
-        ) from error
+        self._scheduler = Scheduler(
+            host=host or None,
+            interface=None if host else self._interface,
+            port=free[0],
+            protocol=self._protocol,
+            security=self._security,
+            dashboard=False,
+            dashboard_address=f"{host}:0",
+        )
+        self.job = Job(self._scheduler, place, ports)  # before it listens, because other ranks ask at once
+        await self._scheduler
+        self.address = f"{self._protocol}://{place.address}:{self._scheduler.port}"
 
     async def _stay_in_job(self, worker: Worker) -> None:
         """Hold a connection to rank 0 open, because a worker takes seconds to notice that the scheduler is gone."""

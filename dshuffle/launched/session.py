@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 from distributed import Client, Future, Security
+from distributed.client import ClosedClientError
 
 from dshuffle.errors import ClusterError
 from dshuffle.launched.mailbox import Terms, hold_partition, mark_batches
@@ -101,7 +102,7 @@ class JobSession:
 
     def cancel(self) -> None:
         """Cancel the tasks of the current epoch, so that nobody waits for those of a rank that is gone."""
-        with contextlib.suppress(CancelledError, OSError):  # the client may be closed meanwhile
+        with contextlib.suppress(CancelledError, OSError, ClosedClientError):  # the client may be closed meanwhile
             self._client.cancel(self._futures)
 
     def end_epoch(self) -> None:

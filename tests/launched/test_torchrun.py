@@ -68,14 +68,19 @@ def counts(folder, epoch):
 
 @pytest.mark.parametrize("kill", ["no", "kill"])
 def test_a_script_under_torchrun(torch, tmp_path, store, kill):
-    """With `kill`, rank 1 is killed in epoch 1, torchrun starts all ranks again, and they resume in this epoch."""
+    """With `kill`, rank 1 is killed in epoch 1, torchrun starts all ranks again, and they resume in this epoch.
+
+    Ranks that PyTorch has started again sometimes fail to connect to each other, so there are more restarts than one.
+    """
     folder = tmp_path / "out"
     folder.mkdir()
-    options = ("--nproc-per-node", "2", "--max-restarts", "1")
+    options = ("--nproc-per-node", "2", "--max-restarts", "4")
     ran = torchrun(tmp_path, SCRIPT, store, folder, 3, kill, options=options)
     assert ran.returncode == 0, ran.stderr
-    attempt = "1" if kill == "kill" else "0"
-    assert sorted(path.name for path in folder.glob("done-*")) == [f"done-{attempt}-0", f"done-{attempt}-1"]
+    attempts, ranks = zip(*(path.name.split("-")[1:] for path in sorted(folder.glob("done-*"))), strict=True)
+    assert ranks == ("0", "1")
+    assert len(set(attempts)) == 1
+    assert (attempts[0] == "0") == (kill == "no")
     for epoch in range(3):
         assert counts(folder, epoch) == Counter(range(103))
 
