@@ -70,7 +70,8 @@ def counts(folder, epoch):
 def test_a_script_under_torchrun(torch, tmp_path, store, kill):
     """With `kill`, rank 1 is killed in epoch 1, torchrun starts all ranks again, and they resume in this epoch.
 
-    Ranks that PyTorch has started again sometimes wait for each other until the time limit, so there are more restarts than one.
+    Ranks that PyTorch has started again sometimes wait for each other until the time limit. So there may be several
+    restarts.
     """
     folder = tmp_path / "out"
     folder.mkdir()
