@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the table below, for type checkers; a test compares them
     from dshuffle.errors import DShuffleError as DShuffleError
     from dshuffle.errors import ExchangeError as ExchangeError
     from dshuffle.errors import InvalidParameter as InvalidParameter
-    from dshuffle.launched.loader import spmd as spmd
+    from dshuffle.launched.spmd import spmd as spmd
     from dshuffle.pipeline import Pipeline as Pipeline
     from dshuffle.pipeline import Training as Training
     from dshuffle.planning import Aligned as Aligned
@@ -56,7 +56,7 @@ _MODULES = {
         "ExchangeError",
         "InvalidParameter",
     ),
-    "dshuffle.launched.loader": ("spmd",),
+    "dshuffle.launched.spmd": ("spmd",),
     "dshuffle.pipeline": ("Pipeline", "Training"),
     "dshuffle.planning": (
         "Aligned",
