@@ -37,7 +37,7 @@ class Detour(RowsFromPeers):
     name = "detour"
     planner = staticmethod(plan_peer)
     transport = "detours"
-    provides = 1
+    demands = 1
 
     def passed_on(self, n_workers, *, relay, in_chunks, most_incoming):
         return 2 * most_incoming

@@ -106,7 +106,7 @@ def compare(
         _make_folder(output)
         check_dataset(data, features, target)
         chosen_step = modest_step(data, features=features, target=target) if step is None else check_step(step)
-        # All that can be known is checked before hours have gone into the first way.
+        # Check everything possible before the long run.
         ways = _possible(ways, chosen, data, workers if scheduler is None else _count_workers(scheduler))
         training = Training(fit_linear_regression, epochs=epochs, step=chosen_step, features=features, target=target)
         pipeline = Pipeline(data, training, ways, cluster, report=str(output))

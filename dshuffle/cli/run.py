@@ -109,16 +109,16 @@ def keywords(arguments: tuple[str, ...]) -> dict[str, Any]:
     >>> keywords(("epochs=3", "url=data.zarr", "step=0.1"))
     {'epochs': 3, 'url': 'data.zarr', 'step': 0.1}
     """
-    keywords_of: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if not equals or not name.isidentifier():
             raise InvalidParameter.of("argument", argument, "of the form NAME=VALUE")
         try:
-            keywords_of[name] = json.loads(text)
+            values[name] = json.loads(text)
         except ValueError:
-            keywords_of[name] = text
-    return keywords_of
+            values[name] = text
+    return values
 
 
 def lines_of(result: PipelineResult) -> list[str]:

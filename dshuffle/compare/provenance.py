@@ -67,6 +67,6 @@ def describe_versions() -> dict[str, str]:
 
 
 def _range(values: Iterable[Any], name: Callable[[Any], Any] = lambda value: value) -> Any:
-    names = sorted(values)
-    least, greatest = name(names[0]), name(names[-1])
+    ordered = sorted(values)
+    least, greatest = name(ordered[0]), name(ordered[-1])
     return least if least == greatest else f"{least} to {greatest}"

@@ -203,9 +203,9 @@ def header_rows(n_destinations: int, row_nbytes: int) -> int:
 
 def forwarded(receives: Mapping[int, Numbers], routes: Routes, rank: int) -> dict[int, Numbers]:
     """Sort the samples that a rank receives by forwarder: ``forwarder -> samples``, by sender."""
-    flows = {}
+    samples_through = {}
     for forwarder in routes.forwarders_to(rank):
         samples = [receives[sender] for sender in routes.senders_through(forwarder).tolist() if sender in receives]
         if samples:
-            flows[forwarder_of(forwarder)] = np.concatenate(samples)
-    return flows
+            samples_through[forwarder_of(forwarder)] = np.concatenate(samples)
+    return samples_through

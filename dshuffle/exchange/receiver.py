@@ -266,7 +266,7 @@ class Receiver:
                 self._count_towards_gate(message)
                 self._perform(self._inbox.arrived(message))
         finally:
-            # This frame may outlive the session: tracebacks keep it, and so does a connection that Dask has given up.
+            # This frame may outlive the session: tracebacks keep it, and so does a connection that Dask has abandoned.
             future = sink = None
 
     def _failed(self, message: MessageId, reason: str, *, again: bool) -> None:

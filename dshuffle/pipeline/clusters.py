@@ -63,6 +63,14 @@ class ClusterSource(Protocol):
         ...
 
 
+def _rate(name: str, text: object) -> float | None:
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise InvalidParameter.of(name, text, 'None, or text such as "1gbit"')
+    return parse_rate(name, text)
+
+
 @dataclass(frozen=True, slots=True)
 class LocalWorkers:
     """Worker processes on this machine, and one more that serves the delivery ``server`` and coded deliveries.
@@ -102,11 +110,7 @@ class LocalWorkers:
     @property
     def rates(self) -> EmulatedRates:
         """Rates that are emulated."""
-        links, store = (
-            None if text is None else parse_rate(name, text)
-            for name, text in (("links", self.links), ("store", self.store))
-        )
-        return EmulatedRates(links, store)
+        return EmulatedRates(_rate("links", self.links), _rate("store", self.store))
 
     @property
     def worker_memory(self) -> int | None:

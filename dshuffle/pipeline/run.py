@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import sys
 import threading
@@ -32,6 +31,9 @@ from dshuffle.training import History
 
 MEASURING_SECONDS = 3.0
 """Time in which a cluster is measured for the predictions of a report."""
+
+WARM_UP_EPOCHS = 2
+"""The first epoch is loaded, and the second one exchanged."""
 
 
 class Runnable(Protocol):
@@ -144,14 +146,20 @@ class PipelineResult:
 
 def execute(pipeline: Runnable, advance: Advance, check: Callable[[], None]) -> PipelineResult:
     """Run :func:`train`, and write the report, if one is wanted."""
-    result = train(pipeline, advance, check)
-    if pipeline.report is None or result.comparison is None:
-        return result
-    return dataclasses.replace(result, report=report.write_report(result.comparison, pipeline.report))
+
+    def write(comparison: Comparison) -> Path:
+        return report.write_report(comparison, str(pipeline.report))
+
+    return train(pipeline, advance, check, write)
 
 
-def train(pipeline: Runnable, advance: Advance, check: Callable[[], None]) -> PipelineResult:
-    """Check a pipeline, start its cluster, and train with each of its ways. If a report is wanted, it is not written.
+def train(
+    pipeline: Runnable,
+    advance: Advance,
+    check: Callable[[], None],
+    write: Callable[[Comparison], Path] | None = None,
+) -> PipelineResult:
+    """Check a pipeline, start its cluster, and train with each of its ways.
 
     Parameters
     ----------
@@ -159,6 +167,8 @@ def train(pipeline: Runnable, advance: Advance, check: Callable[[], None]) -> Pi
         Called with the number of epochs that are done, the number of all, and what is going on.
     check
         Called between epochs. It raises an error to end the run.
+    write
+        Writes the report, if one is wanted, before the cluster is closed; None to leave that to the caller.
     """
     dataset = pipeline.checked()
     total, done = len(pipeline.ways) * pipeline.training.epochs, 0
@@ -193,7 +203,7 @@ def train(pipeline: Runnable, advance: Advance, check: Callable[[], None]) -> Pi
             value, shuffler = _train(pipeline, client, way.dataset(dataset), way, on_epoch)
             results.append(TrainedWay(way.label, value, tuple(shuffler.records), shuffler.n_workers))
             shufflers.append(shuffler)
-        comparison = None
+        comparison, page = None, None
         if pipeline.report is not None:
             target = pipeline.training.arrays.get("target")
             quality = QualityOfWays(dataset, target)
@@ -205,7 +215,8 @@ def train(pipeline: Runnable, advance: Advance, check: Callable[[], None]) -> Pi
             comparison = comparison_of(
                 client, dataset, compared, quality=quality, settings=pipeline.training.facts, command=_command()
             )
-    return PipelineResult(tuple(results), None, comparison)
+            page = None if write is None else write(comparison)
+    return PipelineResult(tuple(results), page, comparison)
 
 
 def _train(
@@ -233,13 +244,18 @@ def _train(
 
 
 def _warm_up(pipeline: Runnable, client: Client, dataset: Dataset) -> None:
-    """Run two epochs without training, so that the first way does not pay for loading code and opening connections.
+    """Run two epochs, so that the first way does not pay for loading code and opening connections.
 
-    The workers also import the function that trains.
+    A trainer of dshuffle trains in them. A function of the user, which may do other things as well, is only sent to the
+    workers.
     """
+    training = pipeline.training
     with Shuffler(client, dataset, **pipeline.ways[-1].choices.keywords(), **pipeline.options.keywords()) as shuffler:
-        for epoch in shuffler.epochs(2):
-            gathered(epoch.map(_only_load, fit=pipeline.training.fit))
+        if training.is_trainer:
+            training.with_epochs(WARM_UP_EPOCHS).run(shuffler, lambda _: None)
+            return
+        for epoch in shuffler.epochs(WARM_UP_EPOCHS):
+            gathered(epoch.map(_only_load, fit=training.fit))
 
 
 def _only_load(partition: Partition, fit: Callable[..., Any]) -> None:

@@ -89,6 +89,16 @@ class Training:
         return str(getattr(self.fit, "__name__", self.fit))
 
     @property
+    def is_trainer(self) -> bool:
+        """Whether the function is a trainer of dshuffle, which does nothing but train."""
+        return str(getattr(self.fit, "__module__", "")).startswith("dshuffle.training.")
+
+    def with_epochs(self, epochs: int) -> Training:
+        """The same training for another number of epochs, of which nobody is told."""
+        options = {name: value for name, value in self.options.items() if name != "on_epoch"}
+        return Training(self.fit, epochs, **options)
+
+    @property
     def reports_epochs(self) -> bool:
         """Whether the function says when an epoch has ended."""
         return "on_epoch" in inspect.signature(self.fit).parameters

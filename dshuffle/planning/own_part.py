@@ -162,9 +162,9 @@ class OwnPlanner:
     def _moves_of_slots(self, slots: Slots, epoch: int) -> Moves:
         rank, before = self.rank, self._samples_in(slots, epoch - 1)
         exchange, rounds = slots.exchange(epoch), np.arange(slots.last.count)
-        own_rank = np.full(len(rounds), rank)
-        emptied = exchange.emptied(own_rank, rounds)
-        sources, destinations = exchange.sources(own_rank, rounds), exchange.destinations(own_rank, rounds)
+        own_ranks = np.full(len(rounds), rank)
+        emptied = exchange.emptied(own_ranks, rounds)
+        sources, destinations = exchange.sources(own_ranks, rounds), exchange.destinations(own_ranks, rounds)
         arriving = slots.samples_at(sources, exchange.emptied(sources, rounds), epoch - 1)
         leaving, after = before[emptied], before.copy()
         after[emptied] = arriving

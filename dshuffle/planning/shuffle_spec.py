@@ -151,11 +151,13 @@ class ShuffleSpec:
             return self
         sharding, balance = self.choices.sharding, self.choices.balance
         assert isinstance(sharding, GivenSharding)
-        unsharded = sharding.others()
+        not_broadcast = sharding.others()
         choices = dataclasses.replace(
-            self.choices, sharding=sharding.of_others(), balance=None if balance is None else balance.only(unsharded)
+            self.choices,
+            sharding=sharding.of_others(),
+            balance=None if balance is None else balance.only(not_broadcast),
         )
-        return ShuffleSpec(len(unsharded), self.n_workers, choices, first_epoch=self.first_epoch, hosts=self.hosts)
+        return ShuffleSpec(len(not_broadcast), self.n_workers, choices, first_epoch=self.first_epoch, hosts=self.hosts)
 
     @property
     def chunk_rows(self) -> int:

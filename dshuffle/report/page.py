@@ -78,10 +78,10 @@ def chart_page(title: str, text: str, sections: Iterable[tuple[str, Sequence[Any
             plot.update(sizing_mode="stretch_width", toolbar_location=None)
             plot.update(background_fill_color=None, border_fill_color=None, outline_line_color=None)
     script, divisions = components([plot for _, figures in page_parts for plot in figures])
-    division = iter(divisions)
+    remaining = iter(divisions)
     parts = []
     for heading, figures in page_parts:
-        inner = "".join(f"<figure>{next(division)}</figure>" for _ in figures)
+        inner = "".join(f"<figure>{next(remaining)}</figure>" for _ in figures)
         name = f"<h2>{escape(heading)}</h2>" if heading else ""
         parts.append(f"{name}<section class='charts'>{inner}</section>" if len(figures) > 1 else f"{name}{inner}")
     head = f"<header><p class='name'>dshuffle</p><h1>{escape(title)}</h1><p class='verdict'>{escape(text)}</p></header>"

@@ -147,7 +147,7 @@ def choose_members(
             f"none of the {len(workers)} workers can train: all have the resource {SERVER_RESOURCE!r}. Add a worker "
             "without it"
         )
-    most = max(map(get_delivery, order.deliveries), key=lambda delivery: delivery.provides)
+    most = max(map(get_delivery, order.deliveries), key=lambda delivery: delivery.demands)
     choices = dataclasses.replace(order.choices, delivery=most.name)
     plan = ShuffleSpec(order.dataset.n_samples, len(training), choices, first_epoch=order.start.epoch)
     ranks, carried = [worker.address for worker in training], order.carried

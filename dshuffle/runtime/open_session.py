@@ -133,7 +133,7 @@ class OpenSession:
         return Carried(self.history, epoch, {address: who for who, address in self.addresses.items() if who != SERVER})
 
     def close(self) -> None:
-        """Free the partitions on all workers. If the scheduler does not answer, the log says so: nothing is lost."""
+        """Free the partitions on all workers. A scheduler that does not answer is no error: no result is lost."""
         if self.calls.connected:
             try:
                 self.calls.tell("close")
@@ -141,7 +141,7 @@ class OpenSession:
                 if not self.calls.silence.seconds:
                     raise
                 self.calls.close_soon()  # a scheduler that is only slow closes it later
-                logger.warning("dshuffle: the session is closed once the scheduler answers again: %s", error)
+                logger.warning("dshuffle: the session may stay open until this client leaves: %s", error)
 
 
 def new_id() -> str:

@@ -230,7 +230,7 @@ class SessionSpec:
     deliveries
         Deliveries that epochs may use.
     options, settings
-        Those of the request. The memory limit is that of the worker, on a worker.
+        Those of the request.
     start
         The first epoch, and what earlier sessions have trained on in it.
     addresses
@@ -241,6 +241,9 @@ class SessionSpec:
         What partitions are of, if they outlive the session (a digest); otherwise None.
     former
         Partitions from which the first partitions are read, as far as they have the samples.
+    memory_limit
+        Bytes that one worker has for its partition or the rows of its server, once it has reserved them; None for any
+        number.
     """
 
     session_id: str
@@ -254,6 +257,7 @@ class SessionSpec:
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     kept_as: str | None = None
     former: Former | None = None
+    memory_limit: int | None = None
 
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""
@@ -264,8 +268,8 @@ class SessionSpec:
         return dataclasses.replace(self, former=former)
 
     def with_memory_limit(self, memory_limit: int) -> SessionSpec:
-        """The same session with another byte budget (derived from the worker's own limit if the user gave none)."""
-        return dataclasses.replace(self, options=dataclasses.replace(self.options, memory_limit=memory_limit))
+        """The same session on a worker that has reserved so many bytes for it."""
+        return dataclasses.replace(self, memory_limit=memory_limit)
 
 
 @dataclass(frozen=True, slots=True)

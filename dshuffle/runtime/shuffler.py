@@ -505,8 +505,8 @@ class Shuffler:
         Raises
         ------
         ClusterError
-            If the scheduler does not say for 5 s how the tasks ended; for 20 s while ``close`` waits for them. If it
-            has said so, and does not answer any more, the log says it.
+            If the scheduler does not report within 5 s how the tasks ended (20 s while ``close`` waits for them). If it
+            stops answering after that, this is only logged.
         """
         try:
             self._close()

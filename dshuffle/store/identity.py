@@ -44,13 +44,13 @@ def identity_of(store: Store, group: zarr.Group, chosen: SampleArrays, choice: A
     meaning = _meaning(chosen, choice)
     if mark is not None:
         if mark.uuid is not None:
-            choices = "" if choice == ArrayChoice() else repr(choice)
+            choices = _in_words(choice)
             if not choices and not meaning:
                 return mark.uuid
             return hashlib.sha256(f"{mark.uuid}{choices}{meaning}".encode()).hexdigest()[:32]
         if not mark.complete:
             return "incomplete"
-    digest = hashlib.sha256(b"" if choice == ArrayChoice() else repr(choice).encode())
+    digest = hashlib.sha256(_in_words(choice).encode())
     digest.update(meaning.encode())
     for name, array in sorted(chosen.arrays.items()):
         metadata = {key: value for key, value in array.metadata.to_dict().items() if key != "attributes"}
@@ -58,6 +58,13 @@ def identity_of(store: Store, group: zarr.Group, chosen: SampleArrays, choice: A
         for end in sync(_sampled_chunks(store, array)):
             digest.update(end)
     return digest.hexdigest()[:32]
+
+
+def _in_words(choice: ArrayChoice) -> str:
+    """The choice as part of an identity, which must never change: checkpoints have it. Empty for the default."""
+    if choice == ArrayChoice():
+        return ""
+    return f"Wanted(arrays={choice.arrays!r}, sample_dim={choice.sample_dim!r}, decode={choice.decode!r})"
 
 
 def _meaning(chosen: SampleArrays, choice: ArrayChoice) -> str:

@@ -40,22 +40,22 @@ class Windows:
         InvalidParameter
             If an array does not exist, or offsets are not distinct integers.
         """
-        arrays = sorted(names)
+        array_names = sorted(names)
         if not isinstance(offsets, Mapping):
-            offsets = dict.fromkeys(arrays, tuple(offsets) if isinstance(offsets, Iterable) else offsets)
-        if unknown := [name for name in offsets if name not in arrays]:
-            raise InvalidParameter.of("offsets", unknown[0], f"one of the arrays {', '.join(arrays)}")
-        return cls(tuple((name, _checked(name, offsets.get(name, 0))) for name in arrays))
+            offsets = dict.fromkeys(array_names, tuple(offsets) if isinstance(offsets, Iterable) else offsets)
+        if unknown := [name for name in offsets if name not in array_names]:
+            raise InvalidParameter.of("offsets", unknown[0], f"one of the arrays {', '.join(array_names)}")
+        return cls(tuple((name, _checked(name, offsets.get(name, 0))) for name in array_names))
 
     def of_array(self, name: str) -> tuple[int, ...]:
         """Offsets of the rows of an array."""
-        steps = dict(self.offsets)[name]
-        return (steps,) if isinstance(steps, int) else steps
+        own_offsets = dict(self.offsets)[name]
+        return (own_offsets,) if isinstance(own_offsets, int) else own_offsets
 
     def info(self, name: str, row: ArrayInfo) -> ArrayInfo:
         """An array whose samples are windows, from the array whose samples are rows."""
-        steps = dict(self.offsets)[name]
-        return row if isinstance(steps, int) else dataclasses.replace(row, shape=(len(steps), *row.shape))
+        own_offsets = dict(self.offsets)[name]
+        return row if isinstance(own_offsets, int) else dataclasses.replace(row, shape=(len(own_offsets), *row.shape))
 
     @property
     def before(self) -> int:
@@ -98,7 +98,7 @@ def _checked(name: str, offsets: Offsets) -> int | tuple[int, ...]:
     label = f"offsets[{name!r}]"
     if not isinstance(offsets, Iterable) or getattr(offsets, "ndim", 1) == 0:
         return as_integer(label, offsets)
-    steps = tuple(as_integer(label, offset) for offset in offsets)
-    if not steps or len(set(steps)) < len(steps):
+    own_offsets = tuple(as_integer(label, offset) for offset in offsets)
+    if not own_offsets or len(set(own_offsets)) < len(own_offsets):
         raise InvalidParameter.of(label, offsets, "an integer, or distinct integers")
-    return steps
+    return own_offsets

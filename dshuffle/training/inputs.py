@@ -67,7 +67,7 @@ EVALUATION_ROWS = 1024
 """Rows per batch of an evaluation, so that a network's activations fit in memory. Results do not depend on it."""
 
 
-def check_names(names: Iterable[str], /, *, hint: str = "", **names_of: str) -> None:
+def check_names(names: Iterable[str], /, *, hint: str = "", **chosen: str) -> None:
     """Check that arrays exist.
 
     Parameters
@@ -76,7 +76,7 @@ def check_names(names: Iterable[str], /, *, hint: str = "", **names_of: str) -> 
         Names of the dataset's arrays.
     hint
         Advice for the error message.
-    names_of
+    chosen
         Mapping from parameter to the array name that was given for it.
 
     Raises
@@ -90,10 +90,10 @@ def check_names(names: Iterable[str], /, *, hint: str = "", **names_of: str) -> 
     Traceback (most recent call last):
     dshuffle.errors.InvalidParameter: target='y' is not allowed; it must be one of the dataset's arrays: label, x
     """
-    arrays = sorted(names)
-    for parameter, name in names_of.items():
-        if name not in arrays:
-            raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(arrays)}", hint)
+    array_names = sorted(names)
+    for parameter, name in chosen.items():
+        if name not in array_names:
+            raise InvalidParameter.of(parameter, name, f"one of the dataset's arrays: {', '.join(array_names)}", hint)
 
 
 def check_encryption(address: str, plain_tcp: bool) -> None:

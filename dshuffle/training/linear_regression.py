@@ -107,7 +107,7 @@ def fit_linear_regression(
         size = step * factor(number)
         passes = epoch.map(timed, local_pass, weights, size, features=features, target=target)
         local, counts = zip(*recorder.speeds.collect(passes), strict=True)
-        if not all(np.isfinite(weight).all() for weight in local):
+        if not all(np.isfinite(weights_of_rank).all() for weights_of_rank in local):
             raise diverged(size, number, what="weights", remedy=REMEDY)
         # The mean can overflow near the largest float. The residual is then not finite.
         with np.errstate(over="ignore", invalid="ignore"):

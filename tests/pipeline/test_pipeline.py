@@ -262,6 +262,7 @@ def test_a_running_cluster_is_used_and_left_running():
         (lambda: Pipeline(URL, LINEAR, shuffle=["local", "global"], checkpoint="x"), "None with several ways"),
         (lambda: LocalWorkers(0), "n_workers=0 is not allowed"),
         (lambda: LocalWorkers(2, links="fast"), "links='fast' is not allowed; it must be a rate"),
+        (lambda: LocalWorkers(2, store=25e6), "store=25000000.0 is not allowed; it must be None, or text such as"),
         (lambda: LocalWorkers(2, store=""), "store='' is not allowed; it must be a rate"),
         (lambda: LocalWorkers(2, processes=False, store="1gbit"), "processes=False is not allowed; it must be True"),
         (lambda: RunningScheduler("tcp://x", patience="soon"), "patience='soon' is not allowed"),

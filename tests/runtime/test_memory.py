@@ -16,7 +16,11 @@ from distributed import Client, LocalCluster
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import CacheBudgetError, CorruptChunk, ExchangeError, WorkerLost
 from dshuffle.exchange.cache_partition import CachePartition
+from dshuffle.planning import Choices, Remainder, ShuffleSpec
 from dshuffle.runtime.memory import WorkerMemory
+from dshuffle.runtime.session_options import SessionOptions
+from dshuffle.runtime.session_spec import DatasetReference, SessionSpec
+from dshuffle.runtime.settings import Settings
 
 from .conftest import HTTP, address_of
 
@@ -31,6 +35,24 @@ def test_the_room_for_a_partition_is_what_dask_process_and_messages_leave():
     assert room == int(0.8 * 2**30) - 300 * 2**20 - 2**26
     assert WorkerMemory(None, 0.8, 1, {}).room(2**26) is None
     assert WorkerMemory(2**30, None, 1, {}).room(2**26) is None
+
+
+def test_a_worker_that_only_serves_may_have_no_room(tmp_path):
+    """Its budget is 0 then, and the server says how much it needs. No parameter of the user is wrong."""
+    dataset = create_dataset(tmp_path / "d.zarr", {"x": np.arange(40.0)})
+    spec = SessionSpec(
+        session_id="a",
+        dataset=DatasetReference.of(dataset),
+        shuffle=ShuffleSpec(40, 2, Choices(delivery="server")),
+        deliveries=("server",),
+        options=SessionOptions(),
+        settings=Settings.from_config(),
+        start=Remainder(0, ()),
+    )
+    memory = WorkerMemory(limit=2**30, pause_fraction=0.8, process_nbytes=2**30, reserved={})
+    reserved, nbytes = memory.reserve(spec, trains=False)
+    assert (reserved.memory_limit, nbytes) == (0, 0)
+    assert reserved.options == spec.options
 
 
 @pytest.mark.slow

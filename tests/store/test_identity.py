@@ -12,6 +12,8 @@ import zarr
 from dshuffle.errors import DatasetChanged, DatasetError
 from dshuffle.runtime.session_spec import DatasetReference
 from dshuffle.store import create_dataset, open_dataset, read_sources, write_sharding
+from dshuffle.store.identity import _in_words
+from dshuffle.store.sample_arrays import ArrayChoice
 
 X = np.random.default_rng(0).random((200, 3))
 
@@ -32,6 +34,13 @@ def test_copies_are_the_same_dataset(tmp_path, make):
     assert open_dataset(tmp_path / "b.zarr").identity == dataset.identity
     assert pickle.loads(pickle.dumps(dataset)).identity == dataset.identity
     dataset.check_unchanged()
+
+
+def test_what_was_chosen_is_in_an_identity_as_in_earlier_releases():
+    """Checkpoints have identities. The name of a class in them was Wanted."""
+    assert _in_words(ArrayChoice()) == ""
+    chosen = ArrayChoice(arrays=["x"], sample_dim=0, decode=False)
+    assert _in_words(chosen) == "Wanted(arrays=('x',), sample_dim=0, decode=False)"
 
 
 def test_the_same_rows_written_again_are_another_dataset(tmp_path):

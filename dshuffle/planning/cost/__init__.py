@@ -1,8 +1,8 @@
 """Cost model: predict the seconds and bytes of an epoch on a cluster, before anything runs.
 
-``job.py`` describes the samples and the way of shuffling them, ``cluster.py`` the rates of the cluster. Loads
-(``loads.py``) are bytes on every part of the cluster. They are counted in a real plan (``loads_counted.py``) or
-computed from formulas (``loads_expected.py``, ``expected_packets.py``). ``prediction.py`` converts loads to times.
+``job.py`` describes the samples and the way of shuffling them, ``cluster.py`` the rates of the cluster. Loads are bytes
+on every part of the cluster. The deliveries count them in a real plan (``loads_counted.py``) or compute them from
+formulas (``loads_expected.py``). ``prediction.py`` converts loads to times.
 ``advice.py`` compares ways and recommends one, and ``explain.py`` puts the reasons into words.
 """
 

@@ -95,7 +95,7 @@ class Delivery(ABC):
         Delivery that ``auto`` prefers unless this one is clearly faster; None if there is none.
     plans_own_parts
         Whether a worker can plan its own part without those of others, where the assignment allows it.
-    provides
+    demands
         How much a session must set aside for it: 0 for nothing, 1 for room for rows of others, 2 for a server, 3 for a
         server with all rows. A session that chooses among deliveries sets aside what the most demanding one needs.
     shows_link_rates
@@ -118,7 +118,7 @@ class Delivery(ABC):
     proposed_from: ClassVar[int] = 1
     simpler: ClassVar[str | None] = None
     plans_own_parts: ClassVar[bool] = False
-    provides: ClassVar[int] = 0
+    demands: ClassVar[int] = 0
     shows_link_rates: ClassVar[bool] = True
     passes_on: ClassVar[str] = "rows"
 

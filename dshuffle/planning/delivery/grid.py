@@ -132,7 +132,7 @@ class Grid(RowsFromPeers):
     """From here on there are half the messages of ``peer``."""
     simpler: ClassVar[str | None] = PEER.name
     """Two hops take memory for another share, and only short messages gain by them."""
-    provides: ClassVar[int] = 1
+    demands: ClassVar[int] = 1
 
     def passed_on(self, n_workers: int, *, relay: str, in_chunks: bool, most_incoming: int) -> int:
         """How many rows a worker forwards is up to chance."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ from dshuffle.planning.delivery.demand import Demand
 from dshuffle.planning.delivery.loads import Loads
 from dshuffle.planning.delivery.relay import MESSAGE_BYTES, WINDOW_BYTES
 from dshuffle.planning.pacing import Pacing
-from dshuffle.planning.packets import SERVER
+from dshuffle.planning.packets import SERVER, Packets
 from dshuffle.planning.types import Amounts, Ranks
 
 
@@ -71,6 +72,13 @@ def loads_of_hops(
         "worker_out": away * (factor * row),
         **crossing,
     }
+
+
+def loads_of_one_hop(demand: Demand, plan: Packets, n_planned: int) -> Loads:
+    """Count the loads of a plan whose packets go from their senders to their destinations."""
+    growth = demand.growth(n_planned)
+    links = loads_of_hops(demand, plan.senders, plan.destinations, demand.wire_nbytes * growth)
+    return dataclasses.replace(demand.no_loads(exact=True, packets=plan.n_packets * growth), **links)
 
 
 def messages_of_rows(loads: Loads, row_nbytes: int, n_flows: int, rate: float) -> float:

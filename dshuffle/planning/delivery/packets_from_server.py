@@ -43,7 +43,7 @@ class PacketsFromServer(RowsFromServer):
     coded: ClassVar[bool] = True
     server_holds_all: ClassVar[bool] = True
     excess: ClassVar[Excess] = Excess.USED
-    provides: ClassVar[int] = 3
+    demands: ClassVar[int] = 3
     passes_on: ClassVar[str] = "packets"
     packet_model: ClassVar[PacketModel]
 

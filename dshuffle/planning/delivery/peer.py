@@ -12,7 +12,7 @@ import numpy as np
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.definition import Delivery, PartsByWorker
 from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.link_loads import across_racks, loads_of_hops, messages_of_rows
+from dshuffle.planning.delivery.link_loads import across_racks, loads_of_one_hop, messages_of_rows
 from dshuffle.planning.delivery.loads import Loads
 from dshuffle.planning.epoch_plan import split_by_worker
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
@@ -105,9 +105,7 @@ class RowsFromPeers(Delivery):
 
     def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
         """Every packet takes one hop."""
-        growth = demand.growth(n_planned)
-        links = loads_of_hops(demand, plan.senders, plan.destinations, demand.wire_nbytes * growth)
-        return dataclasses.replace(demand.no_loads(exact=True, packets=plan.n_packets * growth), **links)
+        return loads_of_one_hop(demand, plan, n_planned)
 
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
         """Every worker sends to every other one."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from dshuffle.planning.delivery.definition import Delivery
 from dshuffle.planning.delivery.demand import Demand
-from dshuffle.planning.delivery.link_loads import loads_from_server, loads_of_hops, messages_of_rows
+from dshuffle.planning.delivery.link_loads import loads_from_server, loads_of_one_hop, messages_of_rows
 from dshuffle.planning.delivery.loads import Loads
 from dshuffle.planning.delivery.peer import PEER
 from dshuffle.planning.packets import SERVER, Packets, missing_samples
@@ -36,7 +36,7 @@ class RowsFromServer(Delivery):
     name = "server"
     planner = staticmethod(plan_server)
     needs_server: ClassVar[bool] = True
-    provides: ClassVar[int] = 2
+    demands: ClassVar[int] = 2
     shows_link_rates: ClassVar[bool] = False
 
     @property
@@ -51,9 +51,7 @@ class RowsFromServer(Delivery):
 
     def counted_loads(self, demand: Demand, plan: Packets, n_planned: int) -> Loads:
         """Every packet takes one hop."""
-        growth = demand.growth(n_planned)
-        links = loads_of_hops(demand, plan.senders, plan.destinations, demand.wire_nbytes * growth)
-        return dataclasses.replace(demand.no_loads(exact=True, packets=plan.n_packets * growth), **links)
+        return loads_of_one_hop(demand, plan, n_planned)
 
     def message_count(self, loads: Loads, row_nbytes: int, relay: str, rate: float) -> float:
         """The server sends full messages to every worker."""

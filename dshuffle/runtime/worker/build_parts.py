@@ -84,7 +84,7 @@ def build_parts(
         senders[participant] = Sender(outbox, buffers, carriers.network, carriers.jobs)
         return senders[participant]
 
-    budget = for_partition(spec.shuffle, spec.options.memory_limit)
+    budget = for_partition(spec.shuffle, spec.memory_limit)
     training: TrainingState | None = None
     if rank is not None:
         own = add_sender(rank)

@@ -77,8 +77,8 @@ def simulate_parameter_server(
     >>> history.weights.round(2) + 0
     array([1., 2., 0.])
     """
-    numbers, broadcast = (ranks.ranks, ranks.broadcast) if isinstance(ranks, Sharding) else (ranks, ())
-    checked = as_ranks("ranks", numbers, 2**31)
+    given_ranks, broadcast = (ranks.ranks, ranks.broadcast) if isinstance(ranks, Sharding) else (ranks, ())
+    checked = as_ranks("ranks", given_ranks, 2**31)
     n_workers = ranks.n_workers if isinstance(ranks, Sharding) else int(checked.max(initial=0)) + 1
     as_integer("epochs", epochs, 1)
     emulated = (1.0,) * n_workers if speeds is None else tuple(map(float, speeds))

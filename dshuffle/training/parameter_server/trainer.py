@@ -153,10 +153,11 @@ def fit_parameter_server(
             train = functools.partial(_train, actors, epoch, model, sharing, schedule(number), n_samples, done, arrays)
             worked, parameters = actors.attempt(parameters, train)
             n_samples = shuffler.dataset.n_samples  # the first epoch of a resumed session has fewer
-            for own, work in zip(pushes, worked, strict=True):
-                own += work.staleness
+            for own, result in zip(pushes, worked, strict=True):
+                own += result.staleness
             recorder.speeds.add(
-                [work.rate for work in worked] if rates is None else rates, seconds=max(work.seconds for work in worked)
+                [result.rate for result in worked] if rates is None else rates,
+                seconds=max(result.seconds for result in worked),
             )
             if not np.isfinite(parameters).all():
                 raise diverged(step, number, remedy=REMEDY)
