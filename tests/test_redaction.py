@@ -67,7 +67,7 @@ def test_representations_and_reports_are_clean(dataset) -> None:
 
 
 def test_commands_print_none(dataset, capsys) -> None:
-    shard = ["shard", URL, "--workers", "2", "--labels", "y", "--name", "planned", "--write"]
+    shard = ["dataset", "shard", URL, "--workers", "2", "--labels", "y", "--name", "planned", "--write"]
     for command in (["dataset", "info", URL], ["dataset", "info", "--json", URL], shard):
         main(command, standalone_mode=False)
         printed = capsys.readouterr()

@@ -12,8 +12,8 @@ import pytest
 
 from dshuffle import Shuffler
 from dshuffle.errors import DatasetError, ExchangeError
+from dshuffle.exchange import row_transport
 from dshuffle.runtime import session_client
-from dshuffle.runtime.worker import member_exchange
 from dshuffle.store import Dataset
 
 PIECES = 5
@@ -23,7 +23,7 @@ PIECES = 5
 @pytest.fixture
 def pieces(small, monkeypatch):
     """Cut what a worker reads into five pieces."""
-    monkeypatch.setattr(member_exchange, "STORE_BYTES", 200 // PIECES * small.row_nbytes)
+    monkeypatch.setattr(row_transport, "STORE_BYTES", 200 // PIECES * small.row_nbytes)
 
 
 @pytest.fixture

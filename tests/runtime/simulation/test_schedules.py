@@ -15,7 +15,7 @@ import pytest
 
 import dshuffle.runtime.scheduler.session_machine
 from dshuffle.runtime.epoch_tasks import EpochTasks
-from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
+from dshuffle.runtime.worker.worker_plugin import OPERATIONS, DShuffleWorker
 
 from .coverage import Coverage, possible
 from .datasets import N_SAMPLES, Store
@@ -72,7 +72,7 @@ def test_a_schedule_that_fails_is_named_and_made_smaller(monkeypatch: pytest.Mon
     async def close(plugin: DShuffleWorker, session_id: str, number: int) -> None:
         pass
 
-    monkeypatch.setattr(DShuffleWorker, "close", close)
+    monkeypatch.setitem(OPERATIONS, "close", close)
     smallest = r"Schedule\(seed=\d+, way=\d+, n_workers=2, epochs=1, faults=frozenset\(\), .*\)"
     with pytest.raises(AssertionError, match=rf"Schedule\(seed=.*, or {smallest}: .*: a session is left on tcp://"):
         simulate(range(15))
