@@ -17,6 +17,9 @@ import dshuffle
 PAGE = Path(__file__).parents[2] / "docs" / "launchers.md"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PAGE.exists(), reason="the docs are not here")]
 
+PYTORCH_ABORT = "terminate called without an active exception"
+"""What a process of PyTorch sometimes says at its end on a busy machine, also without dshuffle."""
+
 
 @pytest.mark.parametrize("sign", ["-", "+"])
 def test_the_script_runs_before_and_after(torch, tmp_path, sign):
@@ -31,7 +34,10 @@ def test_the_script_runs_before_and_after(torch, tmp_path, sign):
         dshuffle.create_dataset(str(tmp_path / "train.zarr"), {"x": x, "y": y})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, cwd=tmp_path)
+    for _ in range(3):
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, cwd=tmp_path)
+        if PYTORCH_ABORT not in ran.stderr:
+            break
     assert ran.returncode == 0, ran.stderr
     if sign == "+":
         state = json.loads((tmp_path / "run.json").read_text())["state"]
