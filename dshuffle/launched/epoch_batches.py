@@ -67,8 +67,8 @@ def batching_of(partition: Partition, batch_size: int, mode: str, *, is_rest: bo
         size = -(-largest // n_batches)
         if size > batch_size and partition.rank == 0:
             logger.warning(
-                "dshuffle: batches of the rest of epoch %d have up to %d samples, although batch_size=%d: one rank has %d "
-                "samples left and another %d, and no batch may be empty. A job with fewer ranks makes smaller batches",
+                "dshuffle: batches of the rest of epoch %d have up to %d samples, although batch_size=%d: one rank has "
+                "%d samples left and another %d, and no batch may be empty. A job with fewer ranks makes smaller ones",
                 *(partition.epoch, size, batch_size, largest, smallest),
             )
         return Batching(n_own, largest, largest, size, mode)

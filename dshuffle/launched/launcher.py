@@ -228,13 +228,13 @@ def _address(launcher: Launcher | None, variables: Mapping[str, str], address: s
     if address is not None:
         if not isinstance(address, str) or not address or "://" in address:
             raise InvalidParameter.of("address", address, "the name or IP address of the host of rank 0")
-        return LOOPBACK if _is_loopback(address) else address
+        return LOOPBACK if is_loopback(address) else address
     if alone or launcher is None:
         return LOOPBACK
     for name in launcher.address:
         if text := variables.get(name):
             host = first_host(text)
-            return LOOPBACK if _is_loopback(host) else host
+            return LOOPBACK if is_loopback(host) else host
     hint = "Give address=, or set MASTER_ADDR: the name or IP address of the host of rank 0."
     raise InvalidParameter.because("address", f"{launcher.name} does not say on which host rank 0 is", hint)
 
@@ -252,7 +252,8 @@ def first_host(text: str) -> str:
     return "".join(part or "" for part in match.groups())
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this one under an address that other hosts cannot use. Names are not resolved."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

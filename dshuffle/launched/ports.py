@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distributed import Security
+from distributed.comm.addressing import unparse_host_port
 from distributed.comm.core import connect
 
 from dshuffle.checks import as_integer
@@ -94,7 +95,7 @@ async def find_scheduler(place: Place, ports: Sequence[int], protocol: str, secu
     """
     end = time.monotonic() + seconds
     while True:
-        addresses = [f"{protocol}://{place.address}:{port}" for port in ports]
+        addresses = [f"{protocol}://{unparse_host_port(place.address, port)}" for port in ports]
         answers = await asyncio.gather(*(_ask(address, place, ports, security) for address in addresses))
         for address, answer in zip(addresses, answers, strict=True):
             if answer is not None and message_in(answer, bool, "the scheduler of rank 0"):
