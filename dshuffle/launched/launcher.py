@@ -166,6 +166,11 @@ def place_of(
     return Place(rank, world_size, local_size or (world_size if place == LOOPBACK else 1), place, job)
 
 
+def is_launched(variables: Mapping[str, str]) -> bool:
+    """Whether a launcher has started this process."""
+    return _launcher(variables) is not None
+
+
 def _launcher(variables: Mapping[str, str]) -> Launcher | None:
     """The launcher of this process. One with both variables counts before one with a part of them.
 

@@ -1,6 +1,6 @@
 """On which port the ranks of a job find rank 0's scheduler, with nothing but the variables of their launcher.
 
-All ranks draw the same ports from the name of their job. Rank 0 listens on the first one that is free, and the others
+All ranks derive the same ports from the name of their job. Rank 0 listens on the first one that is free, and the others
 ask on all of them whether the scheduler of their job is there. So other programs and other jobs may have some of these
 ports.
 """
@@ -25,10 +25,10 @@ from dshuffle.launched.launcher import Place
 from dshuffle.runtime.replies import message_in, within
 
 N_PORTS = 8
-"""How many ports a job draws."""
+"""How many ports a job has."""
 
 FIRST_PORT, LAST_PORT = 20_000, 32_000
-"""Ports are drawn from here: below those that Linux gives to connections."""
+"""Ports are in this range: below those that Linux gives to connections."""
 
 ANSWER_WITHIN = 3.0
 """Seconds that a port has for an answer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.launched.launcher import Place, first_host, place_of
 from dshuffle.launched.ports import job_key, ports_of
@@ -109,6 +110,16 @@ def test_what_is_wrong_is_named(variables, explicit, words):
 )
 def test_first_host(text, host):
     assert first_host(text) == host
+
+
+@pytest.mark.parametrize(("variables", "is_warned"), [({}, True), ({"RANK": "0", "WORLD_SIZE": "1"}, False)])
+def test_only_a_process_without_a_launcher_is_warned(variables, is_warned, store, caplog, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with dshuffle.spmd(store, batch_size=8):
+        assert ("the only rank" in caplog.text) == is_warned
 
 
 def test_a_launcher_of_another_number_of_ranks_does_not_say_where_all_are():
