@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from dshuffle.errors import StaleEpoch
+from dshuffle.errors import InvalidParameter, StaleEpoch
 from dshuffle.integrations.position import Position
 from dshuffle.launched.mailbox import Mailbox
 from dshuffle.planning.batching import DROP, UNEVEN, Batching
 from dshuffle.planning.types import Samples
 from dshuffle.runtime import Partition
+
+logger = logging.getLogger(__name__)
 
 Arrays: TypeAlias = tuple[NDArray[Any], ...]
 
@@ -42,21 +45,33 @@ def batching_of(partition: Partition, batch_size: int, mode: str, *, is_rest: bo
     ----------
     is_rest
         Whether the epoch was begun by another job, so that few samples may be left. A batch is then allowed to be
-        larger than the smallest share.
+        larger than the smallest share. A warning says if a batch may be larger than ``batch_size``.
 
     Raises
     ------
     InvalidParameter
-        If a whole share is smaller than a batch, or the mode is unknown.
+        If a whole share is smaller than a batch, the mode is unknown, or nothing is left for a rank, although the other
+        ranks have samples that must be trained on.
     """
     n_own, (smallest, largest) = len(partition), partition.shares
     if not is_rest or (batch_size <= smallest and (mode != UNEVEN or -(-largest // batch_size) <= smallest)):
         return Batching(n_own, smallest, largest, batch_size, mode)
-    if mode == DROP:
+    if mode == DROP or largest == 0:
         return NoBatches()
+    if smallest == 0:
+        reason = f"few samples of epoch {partition.epoch} are left: {largest} for one rank, and none for another"
+        hint = "Finish this epoch with fewer ranks. A job of one rank can always do it, and the next one may have more."
+        raise InvalidParameter.because("world_size", reason, f"{hint} mode='drop' leaves these samples out.")
     if mode == UNEVEN:
         n_batches = min(-(-largest // batch_size), smallest)
-        return Batching(n_own, largest, largest, -(-largest // n_batches), mode)
+        size = -(-largest // n_batches)
+        if size > batch_size and partition.rank == 0:
+            logger.warning(
+                "dshuffle: batches of the rest of epoch %d have up to %d samples, although batch_size=%d: one rank has "
+                "%d samples left and another %d, and no batch may be empty. A job with fewer ranks makes smaller ones",
+                *(partition.epoch, size, batch_size, largest, smallest),
+            )
+        return Batching(n_own, largest, largest, size, mode)
     return Batching(n_own, batch_size, max(batch_size, largest), batch_size, mode)  # filled up
 
 

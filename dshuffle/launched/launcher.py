@@ -12,6 +12,9 @@ from dshuffle.errors import InvalidParameter
 
 LOOPBACK = "127.0.0.1"
 
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+"""How often this agent of torchrun has restarted its processes. The agents of other hosts may have other numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
@@ -29,7 +32,7 @@ class Launcher:
     address
         Variables with the address of rank 0's host, or of a list of hosts that begins with it.
     job
-        Variables that together tell the jobs of a host apart, and the restarts of a job.
+        Variables that together tell the jobs of a host apart, and the restarts of a job where all ranks know them.
     """
 
     name: str
@@ -46,7 +49,7 @@ TORCHRUN = Launcher(
     "WORLD_SIZE",
     ("LOCAL_WORLD_SIZE",),
     ("MASTER_ADDR",),
-    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+    ("TORCHELASTIC_RUN_ID", RESTART_COUNT, "MASTER_ADDR", "MASTER_PORT"),
 )
 OPEN_MPI = Launcher(
     "mpirun of Open MPI",
@@ -93,8 +96,7 @@ class Place:
     address
         Address of the host of rank 0, for the other ranks.
     job
-        What all processes of the job have in common, and no other job, nor another start of this one; empty if that is
-        not known.
+        What all processes of the job have in common, and no other job of the host; empty if that is not known.
     """
 
     rank: int
@@ -143,7 +145,7 @@ def place_of(
     >>> place_of({}).world_size
     1
     """
-    launcher = next((launcher for launcher in LAUNCHERS if _has_started(launcher, variables)), None)
+    launcher = _launcher(variables)
     if (rank is None) != (world_size is None):
         name, missing = ("rank", "world_size") if world_size is None else ("world_size", "rank")
         raise InvalidParameter.because(name, f"{missing} is not given", f"Give both {name} and {missing}, or neither.")
@@ -156,9 +158,27 @@ def place_of(
     if as_integer("rank", rank, 0) >= world_size:
         raise InvalidParameter.of("rank", rank, f"below world_size={world_size}")
     local_size = _local_size(launcher, variables)
-    place = _address(launcher, variables, address, alone=local_size == world_size or world_size == 1)
-    job = "" if launcher is None else _job(launcher, variables, world_size)
+    # With another number of ranks, the launcher has started a part of the job, and its variables describe this part.
+    is_whole = launcher is not None and variables.get(launcher.world_size) == str(world_size)
+    alone = is_whole and local_size == world_size
+    place = _address(launcher, variables, address, alone=alone or world_size == 1)
+    job = _job(launcher, variables, world_size, alone=alone) if launcher is not None and is_whole else ""
     return Place(rank, world_size, local_size or (world_size if place == LOOPBACK else 1), place, job)
+
+
+def is_launched(variables: Mapping[str, str]) -> bool:
+    """Whether a launcher has started this process."""
+    return _launcher(variables) is not None
+
+
+def _launcher(variables: Mapping[str, str]) -> Launcher | None:
+    """The launcher of this process. One with both variables counts before one with a part of them.
+
+    A job script may export ``WORLD_SIZE`` for the processes that srun starts.
+    """
+    launchers = [launcher for launcher in LAUNCHERS if _has_started(launcher, variables)]
+    complete = [launcher for launcher in launchers if {launcher.rank, launcher.world_size} <= variables.keys()]
+    return next(iter(complete + launchers), None)
 
 
 def _has_started(launcher: Launcher, variables: Mapping[str, str]) -> bool:
@@ -213,13 +233,13 @@ def _address(launcher: Launcher | None, variables: Mapping[str, str], address: s
     if address is not None:
         if not isinstance(address, str) or not address or "://" in address:
             raise InvalidParameter.of("address", address, "the name or IP address of the host of rank 0")
-        return LOOPBACK if _is_loopback(address) else address
+        return LOOPBACK if is_loopback(address) else address
     if alone or launcher is None:
         return LOOPBACK
     for name in launcher.address:
         if text := variables.get(name):
             host = first_host(text)
-            return LOOPBACK if _is_loopback(host) else host
+            return LOOPBACK if is_loopback(host) else host
     hint = "Give address=, or set MASTER_ADDR: the name or IP address of the host of rank 0."
     raise InvalidParameter.because("address", f"{launcher.name} does not say on which host rank 0 is", hint)
 
@@ -237,13 +257,16 @@ def first_host(text: str) -> str:
     return "".join(part or "" for part in match.groups())
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this one under an address that other hosts cannot use. Names are not resolved."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _job(launcher: Launcher, variables: Mapping[str, str], world_size: int) -> str:
-    parts = [f"{name}={variables[name]}" for name in launcher.job if name in variables]
+def _job(launcher: Launcher, variables: Mapping[str, str], world_size: int, *, alone: bool) -> str:
+    """What tells the job from others; on several hosts without the restarts, which each agent of torchrun counts."""
+    names = [name for name in launcher.job if alone or name != RESTART_COUNT]
+    parts = [f"{name}={variables[name]}" for name in names if name in variables]
     return "" if not parts else "; ".join([launcher.name, *parts, f"{world_size} ranks"])

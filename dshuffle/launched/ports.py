@@ -1,6 +1,6 @@
 """On which port the ranks of a job find rank 0's scheduler, with nothing but the variables of their launcher.
 
-All ranks draw the same ports from the name of their job. Rank 0 listens on the first one that is free, and the others
+All ranks derive the same ports from the name of their job. Rank 0 listens on the first one that is free, and the others
 ask on all of them whether the scheduler of their job is there. So other programs and other jobs may have some of these
 ports.
 """
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distributed import Security
+from distributed.comm.addressing import unparse_host_port
 from distributed.comm.core import connect
 
 from dshuffle.checks import as_integer
@@ -24,10 +25,10 @@ from dshuffle.launched.launcher import Place
 from dshuffle.runtime.replies import message_in, within
 
 N_PORTS = 8
-"""How many ports a job draws."""
+"""How many ports a job has."""
 
 FIRST_PORT, LAST_PORT = 20_000, 32_000
-"""Ports are drawn from here: below those that Linux gives to connections."""
+"""Ports are in this range: below those that Linux gives to connections."""
 
 ANSWER_WITHIN = 3.0
 """Seconds that a port has for an answer."""
@@ -94,7 +95,7 @@ async def find_scheduler(place: Place, ports: Sequence[int], protocol: str, secu
     """
     end = time.monotonic() + seconds
     while True:
-        addresses = [f"{protocol}://{place.address}:{port}" for port in ports]
+        addresses = [f"{protocol}://{unparse_host_port(place.address, port)}" for port in ports]
         answers = await asyncio.gather(*(_ask(address, place, ports, security) for address in addresses))
         for address, answer in zip(addresses, answers, strict=True):
             if answer is not None and message_in(answer, bool, "the scheduler of rank 0"):

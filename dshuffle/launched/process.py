@@ -11,17 +11,18 @@ from typing import Any, TypeVar
 
 import dask
 from distributed import Scheduler, Security, Worker
+from distributed.comm.addressing import unparse_host_port
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.system import MEMORY_LIMIT
-from distributed.utils import silence_logging_cmgr
+from distributed.utils import get_ip, silence_logging_cmgr
 
 # Imported here, in the thread of the script: an import in the event loop would hold up all that the worker does.
 import dshuffle.runtime.scheduler.scheduler_plugin
 import dshuffle.runtime.worker.worker_plugin  # noqa: F401
 from dshuffle.errors import ClusterError, WorkerLost
 from dshuffle.launched.job import FAILED, LEFT, POST, STAY, Job
-from dshuffle.launched.launcher import Place
+from dshuffle.launched.launcher import Place, is_loopback
 from dshuffle.launched.mailbox import MAILBOXES, Mailbox
 from dshuffle.launched.ports import find_scheduler, is_free
 
@@ -29,6 +30,9 @@ T = TypeVar("T")
 
 CLOSE_WITHIN, FAIL_WITHIN = 5.0, 1.0
 """Seconds that a worker or a scheduler has to close, and what is left of them after a failure."""
+
+HTTP_ADDRESS = "127.0.0.1:0"
+"""Where the HTTP servers of worker and scheduler listen. Dask starts them without a dashboard, too, and without TLS."""
 
 NO_PAUSES = {
     "distributed.worker.memory.target": False,
@@ -108,7 +112,8 @@ class RankProcess:
         """Address of the scheduler."""
         self._mailbox = mailbox
         self._interface, self._security, self._timeout = interface, security, timeout
-        self._protocol = "tls" if security.require_encryption else "tcp"
+        is_tls = security.require_encryption or dask.config.get("distributed.comm.default-scheme") == "tls"
+        self._protocol = "tls" if is_tls else "tcp"
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         self._stay: asyncio.Task[None] | None = None
@@ -178,12 +183,12 @@ class RankProcess:
                 self.address,
                 nthreads=1,
                 name=str(place.rank),
-                host=place.address if place.on_one_host else None,
+                host=place.address if place.on_one_host else self._reachable_host(),
                 interface=None if place.on_one_host else self._interface,
                 protocol=self._protocol,
                 security=self._security,
                 dashboard=False,
-                dashboard_address=f"{place.address}:0" if place.on_one_host else None,
+                dashboard_address=HTTP_ADDRESS,
                 memory_limit=MEMORY_LIMIT // max(1, place.local_size),
                 death_timeout=self._timeout,
                 plugins=(ConnectionWatch(self._mailbox),),
@@ -213,11 +218,28 @@ class RankProcess:
             protocol=self._protocol,
             security=self._security,
             dashboard=False,
-            dashboard_address=f"{host}:0",
+            dashboard_address=HTTP_ADDRESS,
         )
         self.job = Job(self._scheduler, place, ports)  # before it listens, because other ranks ask at once
         await self._scheduler
-        self.address = f"{self._protocol}://{place.address}:{self._scheduler.port}"
+        self.address = f"{self._protocol}://{unparse_host_port(place.address, self._scheduler.port)}"
+
+    def _reachable_host(self) -> str | None:
+        """The address on which the worker must listen so that other hosts reach it; None if Dask finds it itself.
+
+        Dask takes the address that leads to the scheduler. On rank 0's host that can be a loopback address, because
+        many systems resolve their own name to 127.0.1.1.
+        """
+        if self._interface is not None or not is_loopback(get_ip(self.place.address)):
+            return None
+        host: str = get_ip()  # the one that leads to other networks
+        if is_loopback(host):
+            raise ClusterError(
+                f"rank {self.place.rank} finds no address at which other hosts reach it: here, {self.place.address} is "
+                "a loopback address. Give interface=, or address='127.0.0.1' if all ranks are on this host",
+                transient=False,
+            )
+        return host
 
     async def _stay_in_job(self, worker: Worker) -> None:
         """Hold a connection to rank 0 open, because a worker takes seconds to notice that the scheduler is gone."""

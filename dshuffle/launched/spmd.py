@@ -14,7 +14,7 @@ from distributed import Security
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.launched.epoch_batches import Convert
-from dshuffle.launched.launcher import place_of
+from dshuffle.launched.launcher import is_launched, place_of
 from dshuffle.launched.loader import SpmdLoader
 from dshuffle.launched.mailbox import Mailbox, Terms
 from dshuffle.launched.ports import ports_of
@@ -66,9 +66,9 @@ def spmd(
     batch_size
         Number of samples in a batch of one rank.
     mode
-        How all ranks get the same number of batches. ``"uneven"``: every sample is in one batch, and the batches of a
-        rank differ by one sample. ``"drop"``: all batches are full, and samples that do not fill one are left out.
-        ``"pad"``: all batches are full, and the last ones repeat samples.
+        How all ranks get the same number of batches. ``"uneven"``: every sample is in one batch, and the sizes of
+        a rank's batches differ by at most one. ``"drop"``: all batches are full, and samples that do not fill one are
+        left out. ``"pad"``: all batches are full, and the last ones repeat samples.
     arrays
         Names of the arrays of a batch, in this order; by default all arrays, in alphabetical order.
     device
@@ -84,8 +84,8 @@ def spmd(
     address
         Name or IP address of the host of rank 0, for the other ranks; by default from the launcher.
     port
-        Port on which rank 0 listens. By default all ranks draw some ports from the launcher's name of the job, and rank
-        0 takes the first one that is free.
+        Port on which rank 0 listens. By default all ranks derive some ports from the launcher's name of the job, and
+        rank 0 takes the first one that is free. It is needed if no launcher says to which job a rank belongs.
     interface
         Network interface on which the ranks listen, if they are on several hosts. The ``address`` must be that of rank
         0's host on it.
@@ -137,8 +137,8 @@ def spmd(
         convert = importlib.import_module("dshuffle.integrations.device").to_device(device)
     opened = as_dataset(dataset)
     names = _names(opened, arrays)
-    if place.world_size == 1 and rank is None:
-        logger.warning("dshuffle: this process is the only rank of its job, because no launcher has set another one")
+    if place.world_size == 1 and rank is None and not is_launched(os.environ):
+        logger.warning("dshuffle: this process is the only rank of its job, because no launcher has started it")
     mailbox = Mailbox(place.rank, Terms(batch_size, mode))
     process = RankProcess(place, ports, mailbox, interface=interface, security=security, timeout=seconds)
     return SpmdLoader(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.launched.launcher import Place, first_host, place_of
-from dshuffle.launched.ports import ports_of
+from dshuffle.launched.ports import job_key, ports_of
 
 # Variables as the launchers set them (torchrun 2.13; Open MPI 5; MPICH 4; Slurm 23).
 TORCHRUN = {
@@ -62,6 +63,8 @@ def place(variables, **explicit):
         # mpirun starts its processes through srun, and torchrun is started by it.
         ({**SRUN, **OPEN_MPI}, (1, 4, 4, "127.0.0.1")),
         ({**SRUN, **TORCHRUN}, (3, 4, 2, "node7")),
+        # A job script exports these for torch.distributed.
+        ({**SRUN, "WORLD_SIZE": "6", "MASTER_ADDR": "10.1.0.3", "MASTER_PORT": "1"}, (4, 6, 2, "10.1.0.3")),
     ],
 )
 def test_places(variables, expected):
@@ -109,15 +112,51 @@ def test_first_host(text, host):
     assert first_host(text) == host
 
 
+@pytest.mark.parametrize(("variables", "is_warned"), [({}, True), ({"RANK": "0", "WORLD_SIZE": "1"}, False)])
+def test_only_a_process_without_a_launcher_is_warned(variables, is_warned, store, caplog, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with dshuffle.spmd(store, batch_size=8):
+        assert ("the only rank" in caplog.text) == is_warned
+
+
+def test_a_launcher_of_another_number_of_ranks_does_not_say_where_all_are():
+    """Two hosts of two processes, and a job of two of them, which are on different hosts."""
+    assert place(TORCHRUN, rank=1, world_size=2) == (1, 2, 2, "node7")
+
+
 def ports(**changes):
     return ports_of(place_of({**TORCHRUN, **changes}), None)
 
 
-def test_ranks_of_a_job_draw_the_same_ports_and_other_jobs_others():
+def test_ranks_of_a_job_derive_the_same_ports_and_other_jobs_others():
     assert ports() == ports(RANK="0", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-    for change in ("MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"):
+    for change in ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"):
         assert not set(ports()) & set(ports(**{change: "9"})), change
     assert all(20_000 <= port < 32_000 for port in ports())
+
+
+def test_restarts_count_only_if_all_ranks_have_the_same_agent():
+    def keys(restart, local_size):
+        changes = {"TORCHELASTIC_RESTART_COUNT": restart, "LOCAL_WORLD_SIZE": local_size}
+        place = place_of({**TORCHRUN, **changes})
+        return job_key(place, ports_of(place, None)), job_key(place, [4000])
+
+    assert keys("0", "2") == keys("3", "2")
+    assert not set(keys("0", "4")) & set(keys("3", "4"))
+
+
+def test_ranks_that_are_job_steps_of_their_own_have_the_same_key():
+    """Each of them is started by a call of srun, so that the launcher's job is that of one rank."""
+    step = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    places = [
+        place_of({**step, "SLURM_STEP_ID": str(rank)}, rank=rank, world_size=2, address="n3") for rank in range(2)
+    ]
+    assert job_key(places[0], [4000]) == job_key(places[1], [4000])
+    with pytest.raises(InvalidParameter, match="port=None"):
+        ports_of(places[0], None)
 
 
 def test_a_port_that_is_given_wins():

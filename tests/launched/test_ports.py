@@ -7,6 +7,7 @@ import socket
 import socketserver
 import threading
 
+import dask
 import psutil
 import pytest
 from distributed import Scheduler, Security
@@ -78,6 +79,39 @@ def test_tls(in_threads):
     assert sorted(in_threads(2, loop, security=Security.temporary())) == [51, 52]
 
 
+def test_tls_of_the_configuration_of_dask(in_threads, tmp_path):
+    """Certificates and the default scheme, without require-encryption."""
+    pytest.importorskip("cryptography", reason="Dask needs it to make certificates")
+    certificates = Security.temporary()
+    settings = {"distributed.comm.default-scheme": "tls"}
+    for name, role in (("ca-file", "ca_file"), ("worker.cert", "worker_cert"), ("worker.key", "worker_key")):
+        path = tmp_path / name
+        path.write_text(getattr(certificates, f"tls_{role}"))
+        settings[f"distributed.comm.tls.{name}"] = str(path)
+    for role in ("scheduler", "client"):
+        for part in ("cert", "key"):
+            settings[f"distributed.comm.tls.{role}.{part}"] = settings[f"distributed.comm.tls.worker.{part}"]
+
+    def loop(loader):
+        worker = loader._process._worker
+        return worker.address.partition(":")[0], sum(len(ids) for ids, _ in next(loader.epochs(1)))
+
+    with dask.config.set(settings):
+        assert sorted(in_threads(2, loop)) == [("tls", 51), ("tls", 52)]
+
+
+@gen_test()
+async def test_an_ipv6_address(free_port):
+    try:
+        scheduler = await Scheduler(host="[::1]", port=free_port, dashboard_address=":0")
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    async with scheduler:
+        Job(scheduler, Place(0, 2, 2, "::1", "run 17"), [free_port])
+        place = Place(1, 2, 2, "::1", "run 17")
+        assert await find_scheduler(place, [free_port], "tcp", Security(), 5) == f"tcp://[::1]:{free_port}"
+
+
 def test_a_port_that_is_in_use_is_named(store, free_port):
     words = f"these ports are in use: {free_port}. Give a free one with port="
     with (
@@ -87,22 +121,54 @@ def test_a_port_that_is_in_use_is_named(store, free_port):
         dshuffle.spmd(store, batch_size=8, rank=0, world_size=2, port=free_port)
 
 
-@pytest.mark.parametrize("with_interface", [False, True])
-def test_an_address_that_is_not_loopback(in_threads, with_interface):
-    """As on several hosts: the ranks listen on all interfaces, or on one."""
-    addresses = {
+def outer_addresses():
+    """The IPv4 addresses of this host that other hosts may reach, and their interfaces."""
+    return {
         address.address: name
         for name, listed in psutil.net_if_addrs().items()
         for address in listed
         if address.family == socket.AF_INET and not address.address.startswith("127.")
     }
+
+
+def http_addresses(loader):
+    servers = loader._process._worker, loader._process._scheduler
+    return {server.http_server.address for server in servers if server is not None}
+
+
+@pytest.mark.parametrize("with_interface", [False, True])
+def test_an_address_that_is_not_loopback(in_threads, with_interface):
+    """As on several hosts: the ranks listen on all interfaces, or on one. HTTP is for this host only."""
+    addresses = outer_addresses()
     if not addresses:
         pytest.skip("this host has no other address")
     host, interface = next(iter(addresses.items()))
 
     def loop(loader):
         worker = loader._process._worker.address
-        return worker.partition("://")[2].rpartition(":")[0], sum(len(ids) for ids, _ in next(loader.epochs(1)))
+        http = http_addresses(loader)
+        return worker.partition("://")[2].rpartition(":")[0], http, sum(len(ids) for ids, _ in next(loader.epochs(1)))
 
     ranks = in_threads(2, loop, address=host, interface=interface if with_interface else None)
-    assert sorted(ranks) == [(host, 51), (host, 52)]
+    assert sorted(ranks) == [(host, {"127.0.0.1"}, 51), (host, {"127.0.0.1"}, 52)]
+
+
+def test_a_name_that_this_host_resolves_to_loopback(in_threads):
+    """Debian resolves the name of a host to 127.0.1.1 there. Workers must have an address for other hosts all the same.
+
+    The resolver takes 127.1 for 127.0.0.1, although it is not written as an IP address.
+    """
+    if not outer_addresses():
+        pytest.skip("this host has no other address")
+
+    def loop(loader):
+        return loader._process._worker.address.partition("://")[2].rpartition(":")[0]
+
+    hosts = in_threads(2, loop, address="127.1")
+    assert set(hosts) <= outer_addresses().keys()
+
+
+def test_without_an_address_for_other_hosts_an_interface_is_asked_for(in_threads, monkeypatch):
+    monkeypatch.setattr("dshuffle.launched.process.get_ip", lambda host="": "127.0.1.1")
+    errors = in_threads(2, len, address="node-of-rank-0", timeout=2)
+    assert "rank 0 finds no address at which other hosts reach it: here, node-of-rank-0" in str(errors[0])

@@ -91,6 +91,7 @@ def test_without_restarts_the_loss_ends_the_job(torch, tmp_path, store):
     folder.mkdir()
     ran = torchrun(tmp_path, SCRIPT, store, folder, 3, "kill")
     assert ran.returncode == 1
+    assert {path.name for path in folder.glob("0-*.npy")} == {"0-0.npy", "0-1.npy"}, "the ranks trained in epoch 0"
     assert not list(folder.glob("done-*"))
 
 
