@@ -16,7 +16,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.launched.attached import AttachedObjects, pickled, unpickled
 from dshuffle.launched.epoch_batches import Convert, EpochBatches, batching_of
-from dshuffle.launched.job import rank_failed
+from dshuffle.launched.job import Progress, rank_failed
 from dshuffle.launched.mailbox import SAY_AFTER, Mailbox, Terms
 from dshuffle.launched.process import RankProcess
 from dshuffle.launched.session import JobSession
@@ -60,6 +60,7 @@ class SpmdLoader:
         self._rest: int | None = None  # an epoch of which another job has trained on a part
         self._length: int | None = None
         self._epoch: EpochBatches | None = None
+        self._progress = Progress()
         self._waits = False  # whether the epoch has begun before the loop asked for it
         self._closed = False
 
@@ -220,9 +221,7 @@ class SpmdLoader:
         if self._next_epoch is None:
             if self._process.job is not None:
                 self._open(self._process)
-            self._mailbox.wait(lambda: self._mailbox.opened is not None, "for rank 0 to open the session")
-            opened = self._mailbox.opened
-            assert opened is not None
+            opened = self._mailbox.wait_opened()
             self._next_epoch, self._rest = opened.next_epoch, opened.next_epoch if opened.is_rest else None
             self._states = unpickled(opened.attached)
         return self._next_epoch
@@ -251,24 +250,26 @@ class SpmdLoader:
         if missing := set(self._states or ()) - self._attached.names:
             names = ", ".join(sorted(missing))
             logger.warning("dshuffle: the state that this job continues has %s, which was not attached", names)
-        while self.next_epoch < total:
+        while (number := self.next_epoch) < total:
+            if self._session is not None:
+                self._process.tell_job("begin", number)
             if self._waits:
                 self._waits = False
             else:
-                self._begin(total - self.next_epoch)
+                self._begin(total - number)
+            self._progress = Progress(number, is_complete=False, is_ended=False)
             assert self._epoch is not None
             yield self._epoch
-        self._end_epoch()
+        if not self._waits:
+            self._end_epoch()
 
     def _begin(self, count: int) -> None:
         """Begin the next epoch, of a number of epochs that are to come."""
         number = self._opened()
         self._give_back()
         if self._session is not None:
-            self._process.tell_job("begin", number)
             with self._job_errors():
                 self._session.begin_epoch(count, self._fail_for)
-            self._process.tell_job("begun")
         partition = self._mailbox.take(number)
         batching = batching_of(partition, self._batch_size, self._mode, is_rest=number == self._rest)
         self._epoch = EpochBatches(partition, batching, self._names, self._mailbox, self._convert)
@@ -280,9 +281,10 @@ class SpmdLoader:
         if self._epoch is None:
             return
         self._give_back()
-        self._epoch = None
+        number, self._epoch = self._epoch.number, None
+        self._progress = Progress(number)
         if self._session is not None:
-            self._process.tell_job("end_epoch")
+            self._process.tell_job("end_epoch", number)
             with self._job_errors():
                 self._session.end_epoch()
 
@@ -330,13 +332,16 @@ class SpmdLoader:
 
     def _leave(self) -> None:
         """Wait until all ranks have left their loops, and close the session on rank 0."""
-        process, mailbox, session, epoch = self._process, self._mailbox, self._session, self._epoch
+        process, mailbox, session = self._process, self._mailbox, self._session
+        epoch = None if self._waits else self._epoch  # the loop did not get an epoch that waits
         mailbox.check()
-        process.say_left()
+        if epoch is not None and epoch.is_complete:
+            self._progress = Progress(epoch.number, is_complete=True, is_ended=False)
+        process.say_left(self._progress)
         if process.job is None:
             mailbox.wait(lambda: mailbox.ended, "for all ranks to leave their loops")
             return
-        process.tell_job("leave", -1 if self._next_epoch is None else self._next_epoch - 1)
+        process.tell_job("leave", -1 if self._next_epoch is None else self._next_epoch - 1, self._progress)
         pause = SAY_AFTER
         while not process.run(process.job.wait_until_left(pause)):
             ranks = ", ".join(map(str, process.job.present[:8]))
@@ -346,10 +351,10 @@ class SpmdLoader:
         if session is not None:
             if epoch is not None and epoch.is_complete:
                 self._end_epoch()
-            elif epoch is not None:
-                if self._checkpoint is not None:
+            elif self._epoch is not None:
+                if epoch is not None and self._checkpoint is not None:
                     session.save(self._state_dict(session))
-                self._process.tell_job("end_epoch")
+                process.tell_job("release")
                 mailbox.give_back()
             with self._job_errors():
                 session.close()

@@ -1,0 +1,100 @@
+"""Loops that end at different places: an error on every rank, and no lost sample."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+
+import pytest
+
+from dshuffle.errors import ClusterError, PeerFailed
+
+SAME_EPOCHS = "All ranks must go through the same epochs"
+
+
+def ids_of(batches):
+    return [int(sample) for ids, _ in batches for sample in ids]
+
+
+def epochs(loader, total):
+    return {epoch.number: ids_of(epoch) for epoch in loader.epochs(total)}
+
+
+def test_a_rank_that_leaves_an_epoch_earlier_and_then_works(in_threads, tmp_path):
+    """The message of its loop's end comes when rank 0 has begun the next epoch."""
+    begun = threading.Event()
+
+    def loop(loader):
+        if loader.rank == 1:
+            epochs(loader, 1)
+            assert begun.wait(60)
+        else:
+            for epoch in loader.epochs(2):
+                if epoch.number == 1:
+                    begun.set()
+                ids_of(epoch)
+
+    results = in_threads(2, loop, checkpoint=tmp_path / "run.json")
+    for error in results:
+        assert isinstance(error, PeerFailed)
+        assert "rank 1 of 2 has left its loop" in str(error)
+        assert SAME_EPOCHS in str(error)
+    assert json.loads((tmp_path / "run.json").read_text())["state"]["epoch"] == 1
+
+
+@pytest.mark.parametrize("ends_loop", [False, True])
+def test_an_epoch_that_rank_0_ends_and_another_rank_does_not(in_threads, tmp_path, ends_loop):
+    def loop(loader):
+        for epoch in loader.epochs(1):
+            ids_of(itertools.islice(epoch, len(epoch) - 2 * loader.rank))
+            if loader.rank or not ends_loop:
+                break
+
+    for error in in_threads(2, loop, checkpoint=tmp_path / "run.json"):
+        assert isinstance(error, PeerFailed)
+        assert "rank 1 of 2 has left its loop in the middle of epoch 0, and rank 0 has ended it" in str(error)
+    assert json.loads((tmp_path / "run.json").read_text())["state"]["epoch"] == 0
+
+
+def test_an_epoch_that_another_rank_ends_and_rank_0_does_not(in_threads, tmp_path):
+    def loop(loader):
+        for epoch in loader.epochs(1):
+            ids_of(itertools.islice(epoch, 3 if loader.rank == 0 else None))
+            if loader.rank == 0:
+                break
+
+    for error in in_threads(2, loop, checkpoint=tmp_path / "run.json"):
+        assert isinstance(error, PeerFailed)
+        assert "rank 0 of 2 has left its loop in the middle of epoch 0, and rank 1 has ended it" in str(error)
+
+
+def test_the_length_in_a_job_that_is_done_skips_nothing(in_threads, tmp_path):
+    checkpoint = tmp_path / "run.json"
+
+    def loop(total, ranks_with_length=()):
+        def run(loader):
+            if loader.rank in ranks_with_length:
+                len(loader)
+            return epochs(loader, total)
+
+        return run
+
+    assert [sorted(seen) for seen in in_threads(2, loop(1), checkpoint=checkpoint)] == [[0], [0]]
+    assert in_threads(2, loop(1, [0, 1]), checkpoint=checkpoint) == [{}, {}]
+    assert in_threads(2, loop(1, [0]), checkpoint=checkpoint) == [{}, {}]
+    assert json.loads(checkpoint.read_text())["state"]["epoch"] == 1
+    results = in_threads(2, loop(2), checkpoint=checkpoint)
+    assert [sorted(seen) for seen in results] == [[1], [1]]
+    assert sorted(results[0][1] + results[1][1]) == list(range(103))
+
+
+def test_rank_0_leaves_before_the_session_opens(in_threads):
+    def loop(loader):
+        if loader.rank:
+            epochs(loader, 1)
+
+    results = in_threads(2, loop)
+    assert isinstance(results[1], ClusterError)
+    assert "rank 1 waits for rank 0 to open the session, and rank 0 has left its loop" in str(results[1])
+    assert isinstance(results[0], PeerFailed)
