@@ -53,6 +53,7 @@ class SpmdLoader:
         self._batch_size, self._mode, self._names, self._convert = batch_size, mode, tuple(names), convert
         self._checkpoint, self._security, self._options = checkpoint, security, options
         self._state: Mapping[str, Any] | None = None  # to continue
+        self._continues = checkpoint is not None  # whether there may be a state to continue, on any rank
         self._session: JobSession | None = None  # on rank 0
         self._states: Mapping[str, Any] | None = None  # of the attached objects of the job that this one continues
         self._attached = AttachedObjects()
@@ -137,15 +138,15 @@ class SpmdLoader:
         CheckpointError
             If the state that the job continues has no object of this name.
         """
-        if self._checkpoint is not None or self._state is not None:
+        if self._continues:
             self._opened()
         self._attached.attach(objects, self._states)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the attached states, on rank 0. It can be written as JSON.
 
-        The position is the number of batches that the loop of rank 0 was given. The other ranks must have got as many:
-        call it after a step in which all ranks take part, or after a barrier.
+        The position is the number of batches that the loop of rank 0 was given. The other ranks must have received at
+        least as many: call it after a step in which all ranks take part, or after a barrier.
 
         Raises
         ------
@@ -163,19 +164,26 @@ class SpmdLoader:
         n_batches, is_complete = (0, False) if epoch is None else (epoch.n_given, epoch.is_complete)
         return session.state_dict(self._attached.states(), n_batches, is_complete=is_complete)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, with any number of ranks. Call it on all ranks, before everything else.
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from a state, with any number of ranks. Call it on all ranks, before :meth:`attach`.
 
-        Rank 0 needs the state. The others may have any value.
+        Parameters
+        ----------
+        state
+            What :meth:`state_dict` returned, on rank 0. The other ranks may have any value, such as None.
 
         Raises
         ------
+        InvalidParameter
+            If rank 0 has no state.
         ClusterError
-            If the session is open already.
+            If the session is open already, or an object is attached.
         """
-        if self._next_epoch is not None:
+        if self.rank == 0 and not isinstance(state, Mapping):
+            raise InvalidParameter.of("state", state, "what state_dict() returned on rank 0")
+        if self._next_epoch is not None or self._attached.names:
             raise ClusterError("the loader is in use already: load its state before", transient=False)
-        self._state = state
+        self._state, self._continues = state, True
 
     def save(self) -> None:
         """Write the position and the attached states to the checkpoint, as :meth:`state_dict` returns them.
@@ -224,6 +232,12 @@ class SpmdLoader:
             opened = self._mailbox.wait_opened()
             self._next_epoch, self._rest = opened.next_epoch, opened.next_epoch if opened.is_rest else None
             self._states = unpickled(opened.attached)
+            if self._states is not None and self._attached.names:
+                raise ClusterError(
+                    f"rank {self.rank} has attached objects that did not get the states of the job that this one "
+                    "continues. Call load_state_dict on all ranks, before attach",
+                    transient=False,
+                )
         return self._next_epoch
 
     def _open(self, process: RankProcess) -> None:
@@ -291,7 +305,9 @@ class SpmdLoader:
     def _give_back(self) -> None:
         """Give the partition of the current epoch back. The states of attached objects are those of its end."""
         self._mailbox.check()
-        if self._session is not None and self._epoch is not None and self._attached.names:
+        if self._epoch is None:
+            return  # a partition that is there belongs to the first epoch, which this rank has not begun
+        if self._session is not None and self._attached.names:
             self._session.shuffler.attach(self._attached.states())
         self._mailbox.give_back()
 

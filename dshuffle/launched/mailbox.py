@@ -185,6 +185,11 @@ class Mailbox:
                     f"{self._last_epoch}. All ranks must go through the same epochs",
                     transient=False,
                 )
+            if self._partition.epoch != epoch:
+                raise ClusterError(
+                    f"rank {self.rank} waits for epoch {epoch}, and rank 0 has begun epoch {self._partition.epoch}",
+                    transient=False,
+                )
             return self._partition
 
     def set_mark(self, mark: Callable[[int], bool]) -> None:

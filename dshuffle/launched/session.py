@@ -16,8 +16,8 @@ from dshuffle.errors import ClusterError
 from dshuffle.launched.mailbox import Terms, hold_partition, mark_batches
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.checkpoints import find_checkpoint, write_checkpoint
-from dshuffle.runtime.retries import new_or_resumed
-from dshuffle.runtime.session_state import CHOOSING
+from dshuffle.runtime.retries import check_alike, new_or_resumed
+from dshuffle.runtime.session_state import CHOOSING, SessionState
 from dshuffle.store import Dataset
 
 CLOSE_WITHIN = 5.0
@@ -73,6 +73,8 @@ class JobSession:
         options: Mapping[str, Any],
     ) -> Shuffler:
         if state is not None:
+            choices = SessionState.from_dict(state, self.dataset).choices
+            check_alike(choices, self.dataset, options, "state", "Ask for the same")
             others = {name: value for name, value in options.items() if name not in CHOOSING}
             return Shuffler.resume(self._client, self.dataset, state, checkpoint=checkpoint, **others)
         if checkpoint is not None:
@@ -130,7 +132,7 @@ class JobSession:
         shuffler = self.shuffler
         if states:
             shuffler.attach(dict(states))
-        if shuffler.epoch is not None:
+        if shuffler.epoch is not None and n_batches:
             answers = self._client.run(mark_batches, shuffler.epoch, n_batches, workers=list(shuffler.addresses))
             for error in filter(None, answers.values()):
                 raise ClusterError(error, transient=False)

@@ -98,3 +98,17 @@ def test_rank_0_leaves_before_the_session_opens(in_threads):
     assert isinstance(results[1], ClusterError)
     assert "rank 1 waits for rank 0 to open the session, and rank 0 has left its loop" in str(results[1])
     assert isinstance(results[0], PeerFailed)
+
+
+def test_a_rank_that_begins_later_has_all_epochs(in_threads):
+    """Its task of the first epoch has begun before its loop."""
+
+    def loop(loader):
+        if loader.rank:
+            mailbox = loader._mailbox
+            mailbox.wait(lambda: mailbox._partition is not None, "for its first task")
+        return epochs(loader, 2)
+
+    results = in_threads(2, loop)
+    for number in range(2):
+        assert sorted(results[0][number] + results[1][number]) == list(range(103))
