@@ -146,6 +146,14 @@ class Job(SchedulerPlugin):
         """A rank has failed."""
         self.fail(rank_failed(rank, self.world_size, reason))
 
+    def task_failed(self, worker: str, reason: str) -> None:
+        """The task of a worker has failed. The session has an order of its own of the workers, so an address says which
+        rank it is. If the worker is gone, the job has failed already.
+        """
+        for rank, address in list(self._addresses.items()):
+            if address == worker:
+                self.rank_failed(rank, reason)
+
     def _rank_left(self, rank: int, epoch: int, is_complete: bool, is_ended: bool, worker: str = "") -> None:
         self._left[rank] = Progress(epoch, is_complete, is_ended)
         self._check_left()

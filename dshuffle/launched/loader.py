@@ -96,7 +96,8 @@ class SpmdLoader:
         on all ranks.
 
         The loop may leave an epoch early; it counts as trained on once the loop asks for the next one. If it does not,
-        the checkpoint has the position in the middle.
+        the checkpoint has the position in the middle. A batch counts as trained on once the loop was given it, so train
+        on it before the loop ends.
 
         Parameters
         ----------
@@ -242,6 +243,7 @@ class SpmdLoader:
 
     def _open(self, process: RankProcess) -> None:
         assert process.job is not None
+        self._check_job()  # a session would wait for the workers of ranks that are gone
         terms = Terms(self._batch_size, self._mode)
         with self._job_errors():
             self._session = JobSession(
@@ -311,9 +313,9 @@ class SpmdLoader:
             self._session.shuffler.attach(self._attached.states())
         self._mailbox.give_back()
 
-    def _fail_for(self, rank: int, reason: str) -> None:
-        """Let the job fail because of a rank, unless it has failed or ended already. In any thread."""
-        self._process.tell_job("rank_failed", rank, reason)
+    def _fail_for(self, worker: str, reason: str) -> None:
+        """Let the job fail because of a worker's task, unless it has failed or ended already. In any thread."""
+        self._process.tell_job("task_failed", worker, reason)
 
     @contextlib.contextmanager
     def _job_errors(self) -> Iterator[None]:

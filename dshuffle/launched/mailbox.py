@@ -125,8 +125,12 @@ class Mailbox:
             for name in ("batch_size", "mode"):
                 own, other = getattr(self._terms, name), getattr(terms, name)
                 if own != other:
-                    hint = "All ranks must have equally many batches, so call dshuffle.spmd alike on all ranks."
-                    self.fail(InvalidParameter.of(name, own, f"{other!r} on rank {self.rank}, as on rank 0", hint))
+                    self.fail(
+                        InvalidParameter(
+                            f"rank {self.rank} has {name}={own!r}, and rank 0 has {other!r}. All ranks must have "
+                            "equally many batches: call dshuffle.spmd alike on all ranks"
+                        )
+                    )
             self.check()
             if self._is_released:
                 return

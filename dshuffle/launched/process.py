@@ -121,7 +121,9 @@ class RankProcess:
         self._thread.start()
         try:
             self.run(self._start(ports))
-        except BaseException:
+        except BaseException as error:
+            if self.job is None or self.job.failure is None:
+                self.say_failed(f"{type(error).__name__}: {error}")
             self.close(failed=True)
             raise
 

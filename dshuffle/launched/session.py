@@ -87,7 +87,7 @@ class JobSession:
         """Whether another session has trained on a part of the first epoch. Call it before that begins."""
         return bool(self.shuffler.state_dict()["trained"])
 
-    def begin_epoch(self, count: int, on_failure: Callable[[int, str], None]) -> None:
+    def begin_epoch(self, count: int, on_failure: Callable[[str, str], None]) -> None:
         """Wait until all ranks have given their partitions back, and hand out those of the next epoch.
 
         Parameters
@@ -95,12 +95,12 @@ class JobSession:
         count
             Number of epochs that are to come. The exchange of the one after the next begins if there is one.
         on_failure
-            Called in another thread with a rank and the reason if its task does not finish.
+            Called in another thread with the address of a worker and the reason if its task does not finish.
         """
         epoch = next(self.shuffler.epochs(count))
         self._futures = epoch.map(hold_partition, self._terms)
-        for rank, future in enumerate(self._futures):
-            future.add_done_callback(functools.partial(_call_if_failed, on_failure, rank))
+        for address, future in zip(self.shuffler.addresses, self._futures, strict=True):
+            future.add_done_callback(functools.partial(_call_if_failed, on_failure, address))
 
     def cancel(self) -> None:
         """Cancel the tasks of the current epoch, so that nobody waits for those of a rank that is gone."""
@@ -162,8 +162,8 @@ class JobSession:
             self._client.close(timeout=CLOSE_WITHIN)
 
 
-def _call_if_failed(on_failure: Callable[[int, str], None], rank: int, future: Future[Any]) -> None:
+def _call_if_failed(on_failure: Callable[[str, str], None], address: str, future: Future[Any]) -> None:
     if future.status == "error":
-        on_failure(rank, repr(future.exception()))
+        on_failure(address, repr(future.exception()))
     elif future.status != "finished":
-        on_failure(rank, f"its task was {future.status}")
+        on_failure(address, f"its task was {future.status}")

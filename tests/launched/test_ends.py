@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+import dshuffle
 from dshuffle.errors import ClusterError, PeerFailed
+from dshuffle.launched.job import Job
+from dshuffle.launched.launcher import place_of
 
 SAME_EPOCHS = "All ranks must go through the same epochs"
 
@@ -112,3 +116,51 @@ def test_a_rank_that_begins_later_has_all_epochs(in_threads):
     results = in_threads(2, loop)
     for number in range(2):
         assert sorted(results[0][number] + results[1][number]) == list(range(103))
+
+
+def test_a_rank_that_fails_before_the_session_opens(in_threads):
+    """The session would wait for its worker."""
+
+    def loop(loader):
+        if loader.rank:
+            raise ValueError("a bug")
+        with pytest.raises(PeerFailed):
+            loader._mailbox.wait(lambda: False, "for the failure of rank 1")
+        epochs(loader, 1)
+
+    results = in_threads(2, loop)
+    assert isinstance(results[0], PeerFailed)
+    assert "rank 1 of 2 has failed: ValueError: a bug" in str(results[0])
+
+
+def test_the_rank_of_a_failed_task_is_that_of_its_worker():
+    """Workers come in another order than their ranks."""
+    workers = {"tcp://a:1": SimpleNamespace(name="1"), "tcp://b:1": SimpleNamespace(name="0")}
+    scheduler = SimpleNamespace(
+        handlers={}, stream_handlers={}, workers=workers, stream_comms={}, add_plugin=lambda plugin, name: None
+    )
+    job = Job(scheduler, place_of({}, rank=0, world_size=2), [1])
+    for worker in workers:
+        job.add_worker(scheduler, worker)
+    job.task_failed("tcp://b:1", "a bug")
+    assert str(job.failure) == "rank 0 of 2 has failed: a bug"
+
+
+@pytest.mark.slow
+def test_ranks_that_came_are_told_which_one_did_not(store, free_port):
+    errors = {}
+
+    def rank_of(rank):
+        try:
+            with dshuffle.spmd(store, batch_size=8, rank=rank, world_size=3, port=free_port, timeout=8) as loader:
+                epochs(loader, 1)
+        except ClusterError as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=rank_of, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert "1 of 3 ranks have not come within 8 s: 2" in str(errors[0])
+    assert "rank 0 of 3 has failed: ClusterError: 1 of 3 ranks have not come within 8 s: 2" in str(errors[1])
