@@ -122,8 +122,7 @@ class RankProcess:
         try:
             self.run(self._start(ports))
         except BaseException as error:
-            if self.job is None or self.job.failure is None:
-                self.say_failed(f"{type(error).__name__}: {error}")
+            self.say_failed(f"{type(error).__name__}: {error}")
             self.close(failed=True)
             raise
 
