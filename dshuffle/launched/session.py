@@ -58,6 +58,9 @@ class JobSession:
     ) -> None:
         self.dataset, self._terms, self._checkpoint = dataset, terms, checkpoint
         self._futures: list[Future[Any]] = []
+        if state is not None:
+            choices = SessionState.from_dict(state, dataset).choices
+            check_alike(choices, dataset, options, "state", "Ask for the same")
         self._client = Client(address, security=security, set_as_default=False)
         try:
             options = {**options, "on_loss": "raise", "min_workers": world_size}
@@ -73,8 +76,6 @@ class JobSession:
         options: Mapping[str, Any],
     ) -> Shuffler:
         if state is not None:
-            choices = SessionState.from_dict(state, self.dataset).choices
-            check_alike(choices, self.dataset, options, "state", "Ask for the same")
             others = {name: value for name, value in options.items() if name not in CHOOSING}
             return Shuffler.resume(self._client, self.dataset, state, checkpoint=checkpoint, **others)
         if checkpoint is not None:
