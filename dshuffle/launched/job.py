@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from distributed import Scheduler
@@ -25,6 +26,46 @@ STAY = "dshuffle_stay"
 """Request of a worker to the scheduler that is answered when the job has ended."""
 
 NAME = "dshuffle-job"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the loop of a rank has come.
+
+    Parameters
+    ----------
+    epoch
+        The last epoch that the loop got; -1 before the first one.
+    is_complete
+        Whether the epoch counts as trained on: the loop was given all of its batches, or has ended it.
+    is_ended
+        Whether the loop has asked for the next epoch after it.
+    """
+
+    epoch: int = -1
+    is_complete: bool = True
+    is_ended: bool = True
+
+    def is_behind(self, other: Progress) -> bool:
+        """Whether another rank counts an epoch as trained on, or has begun one, that this rank does not.
+
+        Examples
+        --------
+        >>> Progress(0, is_complete=True, is_ended=True).is_behind(Progress(1, is_complete=False, is_ended=False))
+        True
+        >>> Progress(1, is_complete=True, is_ended=False).is_behind(Progress(1, is_complete=True, is_ended=True))
+        False
+        """
+        return (self.epoch, self.is_complete) < (other.epoch, other.is_complete)
+
+    def has_ended_more_than(self, other: Progress) -> bool:
+        """Whether this rank got a later epoch than another rank, or has ended an epoch that the other has not."""
+        return self.epoch > other.epoch or (self.epoch == other.epoch and self.is_ended and not other.is_complete)
+
+    def __str__(self) -> str:
+        if self.epoch < 0:
+            return "before the first epoch"
+        return f"after epoch {self.epoch}" if self.is_complete else f"in the middle of epoch {self.epoch}"
 
 
 def rank_failed(rank: int, world_size: int, reason: str) -> PeerFailed:
@@ -57,9 +98,9 @@ class Job(SchedulerPlugin):
         self._addresses: dict[int, str] = {}  # of the ranks that are there
         self._all_joined, self._all_left = asyncio.Event(), asyncio.Event()
         self._failed, self._ended = asyncio.Event(), asyncio.Event()
-        self._left: set[int] = set()
-        self._next_epoch: int | None = None  # rank 0 waits to begin it
-        self._is_ending_epoch = False
+        self._left: dict[int, Progress] = {}
+        self._progress = Progress()  # of rank 0
+        self._rank_0_left = self._is_released = False
         scheduler.handlers |= {HELLO: replying(HELLO, self._hello), STAY: self._ended.wait}
         scheduler.stream_handlers |= {FAILED: self.rank_failed, LEFT: self._rank_left}
         scheduler.add_plugin(self, name=NAME)
@@ -105,10 +146,18 @@ class Job(SchedulerPlugin):
         """A rank has failed."""
         self.fail(rank_failed(rank, self.world_size, reason))
 
-    def _rank_left(self, rank: int, worker: str = "") -> None:
-        self._left.add(rank)
-        self._check_next(rank)
-        if self._is_ending_epoch:
+    def task_failed(self, worker: str, reason: str) -> None:
+        """The task of a worker has failed. The session has an order of its own of the workers, so an address says which
+        rank it is. If the worker is gone, the job has failed already.
+        """
+        for rank, address in list(self._addresses.items()):
+            if address == worker:
+                self.rank_failed(rank, reason)
+
+    def _rank_left(self, rank: int, epoch: int, is_complete: bool, is_ended: bool, worker: str = "") -> None:
+        self._left[rank] = Progress(epoch, is_complete, is_ended)
+        self._check_left()
+        if self._is_released and self.failure is None:
             self._post([self._addresses[rank]], "post_release")
         if len(self._left) == self.world_size:
             self._all_left.set()
@@ -140,29 +189,33 @@ class Job(SchedulerPlugin):
     @property
     def present(self) -> list[int]:
         """Ranks that have not left their loops."""
-        return sorted(set(range(self.world_size)) - self._left)
+        return sorted(set(range(self.world_size)) - self._left.keys())
 
     def begin(self, epoch: int) -> None:
-        """Rank 0 waits to begin an epoch, in which all ranks must take part."""
-        self._next_epoch, self._is_ending_epoch = epoch, False
-        for rank in sorted(self._left):
-            self._check_next(rank)
+        """The loop of rank 0 gets an epoch, in which all ranks must take part."""
+        self._progress, self._is_released = Progress(epoch, is_complete=False, is_ended=False), False
+        self._check_left()
 
-    def begun(self) -> None:
-        """The epoch has begun. Ranks may leave when they have trained on it."""
-        self._next_epoch = None
+    def end_epoch(self, epoch: int) -> None:
+        """Rank 0 ends its last epoch, which counts as trained on."""
+        self._progress = Progress(epoch)
+        self._check_left()
+        self.release()
 
-    def end_epoch(self) -> None:
-        """Rank 0 ends its last epoch. Ranks that have left give their partitions back."""
-        self._is_ending_epoch = True
-        self._post([self._addresses[rank] for rank in self._left if rank in self._addresses], "post_release")
+    def release(self) -> None:
+        """Let ranks that have left give their partitions back."""
+        if self.failure is None:
+            self._is_released = True
+            self._post([self._addresses[rank] for rank in self._left if rank in self._addresses], "post_release")
 
     def open(self, next_epoch: int, is_rest: bool, attached: bytes) -> None:
         """The session is open."""
         self._post(self._addresses.values(), "post_opened", next_epoch, is_rest, attached)
 
-    def leave(self, last_epoch: int) -> None:
+    def leave(self, last_epoch: int, progress: Progress) -> None:
         """Rank 0 begins no other epoch."""
+        self._progress, self._rank_0_left = progress, True
+        self._check_left()
         self._post(self._addresses.values(), "post_rank_0_left", last_epoch)
 
     def end(self) -> None:
@@ -179,15 +232,25 @@ class Job(SchedulerPlugin):
                 asyncio.get_running_loop().run_in_executor(None, self.on_failure)
             self._post(self._addresses.values(), "post_failure", ToPickle(failure))
 
-    def _check_next(self, rank: int) -> None:
-        if self._next_epoch is not None:
-            self.fail(
-                PeerFailed(
-                    f"rank {rank} of {self.world_size} has left its loop, and rank 0 begins epoch {self._next_epoch}. "
-                    "All ranks must go through the same epochs",
-                    transient=False,
-                )
+    def _check_left(self) -> None:
+        """Let the job fail if a rank has left its loop before another one that trains on."""
+        own = self._progress
+        for rank, left in sorted(self._left.items()):
+            if left.is_behind(own):
+                does = f"has ended {'it' if left.epoch == own.epoch else f'epoch {own.epoch}'}"
+                self._fail_apart(rank, left, 0, does if own.is_complete else f"trains on epoch {own.epoch}")
+            elif self._rank_0_left and left.has_ended_more_than(own):
+                does = f"has ended {'it' if left.epoch == own.epoch else f'epoch {left.epoch}'}"
+                self._fail_apart(0, own, rank, does if left.is_complete else f"has trained on epoch {left.epoch}")
+
+    def _fail_apart(self, rank: int, left: Progress, other: int, does: str) -> None:
+        self.fail(
+            PeerFailed(
+                f"rank {rank} of {self.world_size} has left its loop {left}, and rank {other} {does}. "
+                "All ranks must go through the same epochs, and leave them at the same batch",
+                transient=False,
             )
+        )
 
     def _post(self, addresses: Any, method: str, *arguments: Any) -> None:
         for address in list(addresses):

@@ -16,7 +16,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.launched.attached import AttachedObjects, pickled, unpickled
 from dshuffle.launched.epoch_batches import Convert, EpochBatches, batching_of
-from dshuffle.launched.job import rank_failed
+from dshuffle.launched.job import Progress, rank_failed
 from dshuffle.launched.mailbox import SAY_AFTER, Mailbox, Terms
 from dshuffle.launched.process import RankProcess
 from dshuffle.launched.session import JobSession
@@ -53,6 +53,7 @@ class SpmdLoader:
         self._batch_size, self._mode, self._names, self._convert = batch_size, mode, tuple(names), convert
         self._checkpoint, self._security, self._options = checkpoint, security, options
         self._state: Mapping[str, Any] | None = None  # to continue
+        self._continues = checkpoint is not None  # whether there may be a state to continue, on any rank
         self._session: JobSession | None = None  # on rank 0
         self._states: Mapping[str, Any] | None = None  # of the attached objects of the job that this one continues
         self._attached = AttachedObjects()
@@ -60,6 +61,7 @@ class SpmdLoader:
         self._rest: int | None = None  # an epoch of which another job has trained on a part
         self._length: int | None = None
         self._epoch: EpochBatches | None = None
+        self._progress = Progress()
         self._waits = False  # whether the epoch has begun before the loop asked for it
         self._closed = False
 
@@ -94,7 +96,8 @@ class SpmdLoader:
         on all ranks.
 
         The loop may leave an epoch early; it counts as trained on once the loop asks for the next one. If it does not,
-        the checkpoint has the position in the middle.
+        the checkpoint has the position in the middle. A batch counts as trained on once the loop was given it, so train
+        on it before the loop ends.
 
         Parameters
         ----------
@@ -136,15 +139,15 @@ class SpmdLoader:
         CheckpointError
             If the state that the job continues has no object of this name.
         """
-        if self._checkpoint is not None or self._state is not None:
+        if self._continues:
             self._opened()
         self._attached.attach(objects, self._states)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the attached states, on rank 0. It can be written as JSON.
 
-        The position is the number of batches that the loop of rank 0 was given. The other ranks must have got as many:
-        call it after a step in which all ranks take part, or after a barrier.
+        The position is the number of batches that the loop of rank 0 was given. The other ranks must have received at
+        least as many: call it after a step in which all ranks take part, or after a barrier.
 
         Raises
         ------
@@ -162,19 +165,26 @@ class SpmdLoader:
         n_batches, is_complete = (0, False) if epoch is None else (epoch.n_given, epoch.is_complete)
         return session.state_dict(self._attached.states(), n_batches, is_complete=is_complete)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, with any number of ranks. Call it on all ranks, before everything else.
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Continue from a state, with any number of ranks. Call it on all ranks, before :meth:`attach`.
 
-        Rank 0 needs the state. The others may have any value.
+        Parameters
+        ----------
+        state
+            What :meth:`state_dict` returned, on rank 0. The other ranks may have any value, such as None.
 
         Raises
         ------
+        InvalidParameter
+            If rank 0 has no state.
         ClusterError
-            If the session is open already.
+            If the session is open already, or an object is attached.
         """
-        if self._next_epoch is not None:
+        if self.rank == 0 and not isinstance(state, Mapping):
+            raise InvalidParameter.of("state", state, "what state_dict() returned on rank 0")
+        if self._next_epoch is not None or self._attached.names:
             raise ClusterError("the loader is in use already: load its state before", transient=False)
-        self._state = state
+        self._state, self._continues = state, True
 
     def save(self) -> None:
         """Write the position and the attached states to the checkpoint, as :meth:`state_dict` returns them.
@@ -220,15 +230,20 @@ class SpmdLoader:
         if self._next_epoch is None:
             if self._process.job is not None:
                 self._open(self._process)
-            self._mailbox.wait(lambda: self._mailbox.opened is not None, "for rank 0 to open the session")
-            opened = self._mailbox.opened
-            assert opened is not None
+            opened = self._mailbox.wait_opened()
             self._next_epoch, self._rest = opened.next_epoch, opened.next_epoch if opened.is_rest else None
             self._states = unpickled(opened.attached)
+            if self._states is not None and self._attached.names:
+                raise ClusterError(
+                    f"rank {self.rank} has attached objects that did not get the states of the job that this one "
+                    "continues. Call load_state_dict on all ranks, before attach",
+                    transient=False,
+                )
         return self._next_epoch
 
     def _open(self, process: RankProcess) -> None:
         assert process.job is not None
+        self._check_job()  # a session would wait for the workers of ranks that are gone
         terms = Terms(self._batch_size, self._mode)
         with self._job_errors():
             self._session = JobSession(
@@ -251,24 +266,26 @@ class SpmdLoader:
         if missing := set(self._states or ()) - self._attached.names:
             names = ", ".join(sorted(missing))
             logger.warning("dshuffle: the state that this job continues has %s, which was not attached", names)
-        while self.next_epoch < total:
+        while (number := self.next_epoch) < total:
+            if self._session is not None:
+                self._process.tell_job("begin", number)
             if self._waits:
                 self._waits = False
             else:
-                self._begin(total - self.next_epoch)
+                self._begin(total - number)
+            self._progress = Progress(number, is_complete=False, is_ended=False)
             assert self._epoch is not None
             yield self._epoch
-        self._end_epoch()
+        if not self._waits:
+            self._end_epoch()
 
     def _begin(self, count: int) -> None:
         """Begin the next epoch, of a number of epochs that are to come."""
         number = self._opened()
         self._give_back()
         if self._session is not None:
-            self._process.tell_job("begin", number)
             with self._job_errors():
                 self._session.begin_epoch(count, self._fail_for)
-            self._process.tell_job("begun")
         partition = self._mailbox.take(number)
         batching = batching_of(partition, self._batch_size, self._mode, is_rest=number == self._rest)
         self._epoch = EpochBatches(partition, batching, self._names, self._mailbox, self._convert)
@@ -280,22 +297,25 @@ class SpmdLoader:
         if self._epoch is None:
             return
         self._give_back()
-        self._epoch = None
+        number, self._epoch = self._epoch.number, None
+        self._progress = Progress(number)
         if self._session is not None:
-            self._process.tell_job("end_epoch")
+            self._process.tell_job("end_epoch", number)
             with self._job_errors():
                 self._session.end_epoch()
 
     def _give_back(self) -> None:
         """Give the partition of the current epoch back. The states of attached objects are those of its end."""
         self._mailbox.check()
-        if self._session is not None and self._epoch is not None and self._attached.names:
+        if self._epoch is None:
+            return  # a partition that is there belongs to the first epoch, which this rank has not begun
+        if self._session is not None and self._attached.names:
             self._session.shuffler.attach(self._attached.states())
         self._mailbox.give_back()
 
-    def _fail_for(self, rank: int, reason: str) -> None:
-        """Let the job fail because of a rank, unless it has failed or ended already. In any thread."""
-        self._process.tell_job("rank_failed", rank, reason)
+    def _fail_for(self, worker: str, reason: str) -> None:
+        """Let the job fail because of a worker's task, unless it has failed or ended already. In any thread."""
+        self._process.tell_job("task_failed", worker, reason)
 
     @contextlib.contextmanager
     def _job_errors(self) -> Iterator[None]:
@@ -330,13 +350,16 @@ class SpmdLoader:
 
     def _leave(self) -> None:
         """Wait until all ranks have left their loops, and close the session on rank 0."""
-        process, mailbox, session, epoch = self._process, self._mailbox, self._session, self._epoch
+        process, mailbox, session = self._process, self._mailbox, self._session
+        epoch = None if self._waits else self._epoch  # the loop did not get an epoch that waits
         mailbox.check()
-        process.say_left()
+        if epoch is not None and epoch.is_complete:
+            self._progress = Progress(epoch.number, is_complete=True, is_ended=False)
+        process.say_left(self._progress)
         if process.job is None:
             mailbox.wait(lambda: mailbox.ended, "for all ranks to leave their loops")
             return
-        process.tell_job("leave", -1 if self._next_epoch is None else self._next_epoch - 1)
+        process.tell_job("leave", -1 if self._next_epoch is None else self._next_epoch - 1, self._progress)
         pause = SAY_AFTER
         while not process.run(process.job.wait_until_left(pause)):
             ranks = ", ".join(map(str, process.job.present[:8]))
@@ -346,10 +369,10 @@ class SpmdLoader:
         if session is not None:
             if epoch is not None and epoch.is_complete:
                 self._end_epoch()
-            elif epoch is not None:
-                if self._checkpoint is not None:
+            elif self._epoch is not None:
+                if epoch is not None and self._checkpoint is not None:
                     session.save(self._state_dict(session))
-                self._process.tell_job("end_epoch")
+                process.tell_job("release")
                 mailbox.give_back()
             with self._job_errors():
                 session.close()

@@ -61,13 +61,13 @@ class Mailbox:
     def __init__(self, rank: int, terms: Terms) -> None:
         self.rank = rank
         self.opened: Opened | None = None
-        self.released = False  # whether the job has released the last partition
         self.ended = False
         self.failure: DShuffleError | None = None
         self.job_knows = False  # that it has failed
         self._terms = terms
         self._changed = threading.Condition()
         self._partition: Partition | None = None
+        self._is_released = False  # this rank has left, and the task of its last epoch need not wait
         self._mark: Callable[[int], bool] | None = None
         self._last_epoch: int | None = None  # rank 0 has left after this epoch
 
@@ -100,7 +100,7 @@ class Mailbox:
     def post_release(self) -> None:
         """The last epoch ends, although this rank has not said so."""
         with self._changed:
-            self.released, self._partition, self._mark = True, None, None
+            self._is_released, self._partition, self._mark = True, None, None
             self._changed.notify_all()
 
     def post_end(self) -> None:
@@ -125,9 +125,15 @@ class Mailbox:
             for name in ("batch_size", "mode"):
                 own, other = getattr(self._terms, name), getattr(terms, name)
                 if own != other:
-                    hint = "All ranks must have equally many batches, so call dshuffle.spmd alike on all ranks."
-                    self.fail(InvalidParameter.of(name, own, f"{other!r} on rank {self.rank}, as on rank 0", hint))
+                    self.fail(
+                        InvalidParameter(
+                            f"rank {self.rank} has {name}={own!r}, and rank 0 has {other!r}. All ranks must have "
+                            "equally many batches: call dshuffle.spmd alike on all ranks"
+                        )
+                    )
             self.check()
+            if self._is_released:
+                return
             self._partition = partition
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._partition is not partition or self.failure is not None)
@@ -136,6 +142,25 @@ class Mailbox:
                 self.check()
 
     # The rank's own thread
+
+    def wait_opened(self) -> Opened:
+        """Wait until rank 0 has opened the session.
+
+        Raises
+        ------
+        DShuffleError
+            If the job has failed.
+        ClusterError
+            If rank 0 has left its loop, and does not open it.
+        """
+        self.wait(lambda: self.opened is not None or self._last_epoch is not None, "for rank 0 to open the session")
+        if self.opened is None:
+            raise ClusterError(
+                f"rank {self.rank} waits for rank 0 to open the session, and rank 0 has left its loop. All ranks must "
+                "go through the same epochs",
+                transient=False,
+            )
+        return self.opened
 
     def take(self, epoch: int) -> Partition:
         """Wait for the partition of an epoch.
@@ -162,6 +187,11 @@ class Mailbox:
                 raise ClusterError(
                     f"rank {self.rank} waits for epoch {epoch}, and rank 0 has left its loop after epoch "
                     f"{self._last_epoch}. All ranks must go through the same epochs",
+                    transient=False,
+                )
+            if self._partition.epoch != epoch:
+                raise ClusterError(
+                    f"rank {self.rank} waits for epoch {epoch}, and rank 0 has begun epoch {self._partition.epoch}",
                     transient=False,
                 )
             return self._partition

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Coroutine, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import dask
@@ -21,7 +22,7 @@ from distributed.utils import get_ip, silence_logging_cmgr
 import dshuffle.runtime.scheduler.scheduler_plugin
 import dshuffle.runtime.worker.worker_plugin  # noqa: F401
 from dshuffle.errors import ClusterError, WorkerLost
-from dshuffle.launched.job import FAILED, LEFT, POST, STAY, Job
+from dshuffle.launched.job import FAILED, LEFT, POST, STAY, Job, Progress
 from dshuffle.launched.launcher import Place, is_loopback
 from dshuffle.launched.mailbox import MAILBOXES, Mailbox
 from dshuffle.launched.ports import find_scheduler, is_free
@@ -125,7 +126,8 @@ class RankProcess:
         self._thread.start()
         try:
             self.run(self._start(ports))
-        except BaseException:
+        except BaseException as error:
+            self.say_failed(f"{type(error).__name__}: {error}")
             self.close(failed=True)
             raise
 
@@ -148,9 +150,9 @@ class RankProcess:
         assert self.job is not None
         self.call(getattr(self.job, method), *arguments)
 
-    def say_left(self) -> None:
-        """Say that this rank has left its loop."""
-        self.call(self._send, {"op": LEFT, "rank": self.place.rank})
+    def say_left(self, progress: Progress) -> None:
+        """Say how far this rank had come when it left its loop."""
+        self.call(self._send, {"op": LEFT, "rank": self.place.rank, **asdict(progress)})
 
     def say_failed(self, reason: str) -> None:
         """Say that this rank has failed, before it closes."""

@@ -16,8 +16,8 @@ from dshuffle.errors import ClusterError
 from dshuffle.launched.mailbox import Terms, hold_partition, mark_batches
 from dshuffle.runtime import Shuffler
 from dshuffle.runtime.checkpoints import find_checkpoint, write_checkpoint
-from dshuffle.runtime.retries import new_or_resumed
-from dshuffle.runtime.session_state import CHOOSING
+from dshuffle.runtime.retries import check_alike, new_or_resumed
+from dshuffle.runtime.session_state import CHOOSING, SessionState
 from dshuffle.store import Dataset
 
 CLOSE_WITHIN = 5.0
@@ -58,6 +58,9 @@ class JobSession:
     ) -> None:
         self.dataset, self._terms, self._checkpoint = dataset, terms, checkpoint
         self._futures: list[Future[Any]] = []
+        if state is not None:
+            choices = SessionState.from_dict(state, dataset).choices
+            check_alike(choices, dataset, options, "state", "Ask for the same")
         self._client = Client(address, security=security, set_as_default=False)
         try:
             options = {**options, "on_loss": "raise", "min_workers": world_size}
@@ -85,7 +88,7 @@ class JobSession:
         """Whether another session has trained on a part of the first epoch. Call it before that begins."""
         return bool(self.shuffler.state_dict()["trained"])
 
-    def begin_epoch(self, count: int, on_failure: Callable[[int, str], None]) -> None:
+    def begin_epoch(self, count: int, on_failure: Callable[[str, str], None]) -> None:
         """Wait until all ranks have given their partitions back, and hand out those of the next epoch.
 
         Parameters
@@ -93,12 +96,12 @@ class JobSession:
         count
             Number of epochs that are to come. The exchange of the one after the next begins if there is one.
         on_failure
-            Called in another thread with a rank and the reason if its task does not finish.
+            Called in another thread with the address of a worker and the reason if its task does not finish.
         """
         epoch = next(self.shuffler.epochs(count))
         self._futures = epoch.map(hold_partition, self._terms)
-        for rank, future in enumerate(self._futures):
-            future.add_done_callback(functools.partial(_call_if_failed, on_failure, rank))
+        for address, future in zip(self.shuffler.addresses, self._futures, strict=True):
+            future.add_done_callback(functools.partial(_call_if_failed, on_failure, address))
 
     def cancel(self) -> None:
         """Cancel the tasks of the current epoch, so that nobody waits for those of a rank that is gone."""
@@ -130,7 +133,7 @@ class JobSession:
         shuffler = self.shuffler
         if states:
             shuffler.attach(dict(states))
-        if shuffler.epoch is not None:
+        if shuffler.epoch is not None and n_batches:
             answers = self._client.run(mark_batches, shuffler.epoch, n_batches, workers=list(shuffler.addresses))
             for error in filter(None, answers.values()):
                 raise ClusterError(error, transient=False)
@@ -160,8 +163,8 @@ class JobSession:
             self._client.close(timeout=CLOSE_WITHIN)
 
 
-def _call_if_failed(on_failure: Callable[[int, str], None], rank: int, future: Future[Any]) -> None:
+def _call_if_failed(on_failure: Callable[[str, str], None], address: str, future: Future[Any]) -> None:
     if future.status == "error":
-        on_failure(rank, repr(future.exception()))
+        on_failure(address, repr(future.exception()))
     elif future.status != "finished":
-        on_failure(rank, f"its task was {future.status}")
+        on_failure(address, f"its task was {future.status}")

@@ -195,21 +195,37 @@ def new_or_resumed(
     """
     if state is None:
         return Shuffler(client, dataset, checkpoint=checkpoint, **options)
-    _check_alike(SessionState.from_dict(state, dataset).choices, dataset, options, checkpoint)
+    choices = SessionState.from_dict(state, dataset).choices
+    hint = "Ask for the same, or remove the checkpoint to begin again"
+    check_alike(choices, dataset, options, f"checkpoint {checkpoint}", hint)
     others = {name: value for name, value in options.items() if name not in CHOOSING}
     return Shuffler.resume(client, dataset, checkpoint, **others)
 
 
-def _check_alike(
-    choices: Choices, dataset: Dataset, options: Mapping[str, Any], checkpoint: str | os.PathLike[str]
-) -> None:
-    """Refuse to go on with another way of shuffling than the one that is asked for."""
+def check_alike(choices: Choices, dataset: Dataset, options: Mapping[str, Any], origin: str, hint: str) -> None:
+    """Refuse to go on with another way of shuffling than the one that is asked for.
+
+    Parameters
+    ----------
+    choices
+        The way of shuffling to go on with.
+    dataset, options
+        The dataset, and the parameters that are asked for.
+    origin
+        What has the choices: "state", or "checkpoint" with its name.
+    hint
+        What to do about a difference.
+
+    Raises
+    ------
+    CheckpointError
+        If they differ.
+    """
     names = {field.name for field in dataclasses.fields(Choices)} & CHOOSING & options.keys()
     asked = resolved(dataset, Choices(**{name: options[name] for name in names})).to_dict()
     found = choices.to_dict()
     for name in sorted(names):
         if asked[name] != found[name]:
             raise CheckpointError(
-                f"the checkpoint {checkpoint} has {name}={found[name]!r}, and {name}={asked[name]!r} is asked for. Ask "
-                "for the same, or remove the checkpoint to begin again"
+                f"the {origin} has {name}={found[name]!r}, and {name}={asked[name]!r} is asked for. {hint}"
             )
