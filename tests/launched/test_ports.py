@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import socket
 import socketserver
@@ -11,7 +13,6 @@ import dask
 import psutil
 import pytest
 from distributed import Scheduler, Security
-from distributed.utils_test import gen_test
 
 import dshuffle
 from dshuffle.errors import ClusterError, InvalidParameter
@@ -20,6 +21,16 @@ from dshuffle.launched.launcher import Place, place_of
 from dshuffle.launched.ports import find_scheduler, ports_of
 
 PLACE = Place(1, 2, 2, "127.0.0.1", "run 17")
+
+
+def in_event_loop(test):
+    """Run a test that is a coroutine. (Dask's gen_test would reset the configuration for all tests that follow.)"""
+
+    @functools.wraps(test)
+    def run(*fixtures, **named_fixtures):
+        asyncio.run(asyncio.wait_for(test(*fixtures, **named_fixtures), 60))
+
+    return run
 
 
 class Web(socketserver.StreamRequestHandler):
@@ -46,7 +57,7 @@ def test_other_programs_may_have_the_ports(in_threads, monkeypatch):
     assert sorted(ranks) == [51, 52]
 
 
-@gen_test()
+@in_event_loop
 async def test_the_scheduler_of_another_job_is_not_joined(free_port):
     async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0") as scheduler:
         Job(scheduler, Place(0, 2, 2, "127.0.0.1", "run 17; restart 1"), [free_port])
@@ -54,7 +65,7 @@ async def test_the_scheduler_of_another_job_is_not_joined(free_port):
             await find_scheduler(PLACE, [free_port], "tcp", Security(), 0.5)
 
 
-@gen_test()
+@in_event_loop
 async def test_a_rank_of_another_world_size_is_refused(free_port):
     async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0") as scheduler:
         Job(scheduler, Place(0, 3, 3, "127.0.0.1", "run 17"), [free_port])
@@ -62,7 +73,7 @@ async def test_a_rank_of_another_world_size_is_refused(free_port):
             await find_scheduler(PLACE, [free_port], "tcp", Security(), 5)
 
 
-@gen_test()
+@in_event_loop
 async def test_a_scheduler_without_a_job_is_not_joined(free_port):
     async with Scheduler(host="127.0.0.1", port=free_port, dashboard_address=":0"):
         with pytest.raises(ClusterError, match="rank 1 did not find rank 0"):
@@ -100,7 +111,7 @@ def test_tls_of_the_configuration_of_dask(in_threads, tmp_path):
         assert sorted(in_threads(2, loop)) == [("tls", 51), ("tls", 52)]
 
 
-@gen_test()
+@in_event_loop
 async def test_an_ipv6_address(free_port):
     try:
         scheduler = await Scheduler(host="[::1]", port=free_port, dashboard_address=":0")
