@@ -21,7 +21,7 @@ SAY_AFTER = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class SessionStart:
     """What rank 0 says about the session that it has opened.
 
     Parameters
@@ -60,7 +60,7 @@ class Mailbox:
 
     def __init__(self, rank: int, terms: Terms) -> None:
         self.rank = rank
-        self.opened: Opened | None = None
+        self.opened: SessionStart | None = None
         self.ended = False
         self.failure: DShuffleError | None = None
         self.job_knows = False  # that it has failed
@@ -76,7 +76,7 @@ class Mailbox:
     def post_opened(self, next_epoch: int, is_rest: bool, attached: bytes) -> None:
         """Rank 0 has opened the session."""
         with self._changed:
-            self.opened = Opened(next_epoch, is_rest, attached)
+            self.opened = SessionStart(next_epoch, is_rest, attached)
             self._changed.notify_all()
 
     def post_failure(self, failure: DShuffleError) -> None:
@@ -143,7 +143,7 @@ class Mailbox:
 
     # The rank's own thread
 
-    def wait_opened(self) -> Opened:
+    def wait_opened(self) -> SessionStart:
         """Wait until rank 0 has opened the session.
 
         Raises

@@ -268,8 +268,8 @@ class RankProcess:
         if self._scheduler is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._scheduler.close(), seconds)
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
-        if others:
-            await asyncio.wait(others, timeout=seconds)
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)

@@ -309,15 +309,15 @@ def _options_of(session: SessionOptions | Mapping[str, Any]) -> SessionOptions:
     return session if isinstance(session, SessionOptions) else SessionOptions(**session)
 
 
-def as_way(given: Choices | Way | str) -> Way:
+def as_way(way: Choices | Way | str) -> Way:
     """A way of shuffling, from choices or the name of an assignment."""
-    if isinstance(given, str):
-        given = Choices(parse_assignment(given))
-    if isinstance(given, Choices):
-        return Way(given.label, given)
-    if not isinstance(given, Way):
-        raise InvalidParameter.of("shuffle", given, "a Choices, or the name of an assignment")
-    return given
+    if isinstance(way, str):
+        way = Choices(parse_assignment(way))
+    if isinstance(way, Choices):
+        return Way(way.label, way)
+    if not isinstance(way, Way):
+        raise InvalidParameter.of("shuffle", way, "a Choices, or the name of an assignment")
+    return way
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ class Membership:
         self._min_workers = session.request.options.min_workers
         self._following: OpenSession | None = None
         self._exchanging = False  # whether the current session exchanges for the next epoch
-        self._refused: messages.Membership | None = None  # workers with which no session could be opened
+        self._refused: messages.MemberChanges | None = None  # workers with which no session could be opened
 
     def prefetch(self, epoch: int) -> None:
         """Start the exchange for the next epoch, on the workers that will train in it."""
@@ -87,7 +87,7 @@ class Membership:
 
     def _follow(self, epoch: int) -> None:
         """Open the session of an epoch, if the workers have changed and there is memory for it."""
-        members = self.current.calls.ask(messages.Membership, "membership")
+        members = self.current.calls.ask(messages.MemberChanges, "membership")
         changed = members.leaving or (members.joined and not self._exchanging)
         follows = members.adopted or (changed and self.current.request.options.elastic)
         if not follows or members.there < self._min_workers or members == self._refused:

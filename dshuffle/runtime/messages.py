@@ -116,7 +116,7 @@ Answer = MemberState | CommitReply | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedSession:
     """A session that has been opened for a client.
 
     Parameters
@@ -171,7 +171,7 @@ class EpochExchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
+class MemberChanges:
     """How the workers of a cluster differ from the members of a session.
 
     Parameters
@@ -193,7 +193,7 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainedSamples:
     """How many samples of the current epoch each rank has trained on, and the digest of all of these."""
 
     epoch: int

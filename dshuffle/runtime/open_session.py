@@ -13,7 +13,7 @@ from distributed.protocol.serialize import ToPickle
 from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost
 from dshuffle.planning import SERVER, Remainder
 from dshuffle.runtime.cluster_view import cluster_info
-from dshuffle.runtime.messages import Opened
+from dshuffle.runtime.messages import OpenedSession
 from dshuffle.runtime.session_client import SessionClient, Silence
 from dshuffle.runtime.session_spec import Carried, SessionRequest
 from dshuffle.runtime.waiting import wait_for_workers
@@ -60,7 +60,7 @@ class OpenSession:
         self.addresses, self.history, self._server_role = opened.addresses, opened.history, opened.server
         self.n_workers = self.history.n_workers
 
-    def _opened(self) -> Opened:
+    def _opened(self) -> OpenedSession:
         """Open the session; again, with the workers that come back, if one is lost meanwhile.
 
         A session that follows another one is opened again by its :class:`~dshuffle.runtime.membership.Membership`.
@@ -89,9 +89,9 @@ class OpenSession:
         self.request = dataclasses.replace(self.request, session_id=new_id(), **changes)
         self.calls = SessionClient(self.calls.client, self.request.session_id, self.calls.silence)
 
-    def _open(self) -> Opened:
+    def _open(self) -> OpenedSession:
         try:
-            return self.calls.ask(Opened, "open", order=ToPickle(self.request))
+            return self.calls.ask(OpenedSession, "open", order=ToPickle(self.request))
         except BaseException:  # the scheduler does not notice Ctrl-C or a lost answer, and would keep the session
             self.calls.close_soon()
             raise

@@ -30,7 +30,7 @@ from dshuffle.runtime.epoch import Epoch, submit_to_all
 from dshuffle.runtime.epoch_recorder import EpochRecorder
 from dshuffle.runtime.epoch_tasks import EpochTasks
 from dshuffle.runtime.membership import Membership
-from dshuffle.runtime.messages import Trained
+from dshuffle.runtime.messages import TrainedSamples
 from dshuffle.runtime.open_session import OpenSession
 from dshuffle.runtime.session_client import SessionClient, install_plugin
 from dshuffle.runtime.session_options import SessionOptions
@@ -328,7 +328,7 @@ class Shuffler:
         counts: tuple[int, ...] = ()
         digest = SampleDigest()
         if self.epoch is not None and not self._position.ended:
-            trained = self._calls.ask(Trained, "trained")
+            trained = self._calls.ask(TrainedSamples, "trained")
             if trained.epoch == self.epoch:
                 counts, digest = trained.counts, trained.digest
         return self._position.state(counts, digest)

@@ -16,11 +16,11 @@ from dshuffle.runtime.messages import (
     CommitReply,
     Counts,
     EpochExchange,
-    Membership,
+    MemberChanges,
     MemberState,
-    Opened,
+    OpenedSession,
     Report,
-    Trained,
+    TrainedSamples,
     UnfinishedTask,
     Vote,
 )
@@ -45,7 +45,7 @@ MESSAGES = [
             held=10,
         )
     ),
-    Opened(
+    OpenedSession(
         addresses={0: "tcp://a:1", -1: "tcp://b:1"},
         server="dedicated",
         left_out=("tcp://c:1",),
@@ -64,8 +64,8 @@ MESSAGES = [
         addresses={0: "tcp://a:1", 1: "tcp://b:1"},
         training_seconds_before=(1.0, 2.0),
     ),
-    Membership(joined=("tcp://d:1",), leaving=(), there=3, adopted=(2,)),
-    Trained(epoch=3, counts=(5, 0), digest=DIGEST),
+    MemberChanges(joined=("tcp://d:1",), leaving=(), there=3, adopted=(2,)),
+    TrainedSamples(epoch=3, counts=(5, 0), digest=DIGEST),
     UnfinishedTask(2, 1, "cancelled"),
     SessionSnapshot(
         session_id="s",

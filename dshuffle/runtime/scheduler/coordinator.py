@@ -21,10 +21,10 @@ from dshuffle.runtime.messages import (
     Answer,
     CommitReply,
     EpochExchange,
-    Membership,
+    MemberChanges,
     MemberState,
     Report,
-    Trained,
+    TrainedSamples,
     UnfinishedTask,
     Vote,
 )
@@ -284,7 +284,7 @@ class Coordinator:
 
         return await asyncio.gather(*map(of, self._ranks))
 
-    async def trained(self) -> Trained:
+    async def trained(self) -> TrainedSamples:
         """The current epoch, how many of its samples each rank has trained on, and the digest of all of these.
 
         Raises
@@ -296,7 +296,9 @@ class Coordinator:
         epoch = self.epoch
         digests = await asyncio.gather(*(self._trained(rank, epoch) for rank in self._ranks))
         counts = tuple(digest.count for digest in digests)
-        return Trained(epoch=epoch, counts=counts, digest=SampleDigest.summed(digest.fields for digest in digests))
+        return TrainedSamples(
+            epoch=epoch, counts=counts, digest=SampleDigest.summed(digest.fields for digest in digests)
+        )
 
     async def _trained(self, rank: int, epoch: int) -> SampleDigest:
         """Digest of the samples that a rank has trained on; of none if its worker is lost, as its task runs again.
@@ -333,7 +335,7 @@ class Coordinator:
         """Address of every rank, and of the server."""
         return dict(self.addresses)
 
-    def membership(self) -> Membership:
+    def membership(self) -> MemberChanges:
         """How the workers of the cluster differ from the members."""
         self.check()
         return membership(self._scheduler, self.addresses, self.machine.adopted)

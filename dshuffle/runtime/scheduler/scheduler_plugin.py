@@ -25,7 +25,7 @@ from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import AutoDelivery
 from dshuffle.runtime.cluster_view import choose_members
 from dshuffle.runtime.kept_choice import Found
-from dshuffle.runtime.messages import Opened
+from dshuffle.runtime.messages import OpenedSession
 from dshuffle.runtime.replies import message_in, replying, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
@@ -136,7 +136,7 @@ class DShuffleScheduler(SchedulerPlugin):
                 "restarted. Make a new Shuffler"
             ) from None
 
-    async def open(self, session_id: str, order: SessionRequest) -> Opened:
+    async def open(self, session_id: str, order: SessionRequest) -> OpenedSession:
         """Assign ranks and open the session on all participants, or on none if that fails."""
         assert self._scheduler is not None
         self._opening.add(session_id)
@@ -163,7 +163,7 @@ class DShuffleScheduler(SchedulerPlugin):
             self._opening.discard(order.session_id)
         there = self._scheduler.workers
         left_out = sorted(where for where in there if where not in ready and there[where].status == Status.paused)
-        return Opened(
+        return OpenedSession(
             addresses=members.spec.addresses,
             server=members.server_role,
             left_out=tuple(left_out),

@@ -8,13 +8,13 @@ from distributed import Scheduler, Status
 
 from dshuffle.planning import SERVER
 from dshuffle.runtime.cluster_view import only_serves
-from dshuffle.runtime.messages import Membership
+from dshuffle.runtime.messages import MemberChanges
 
 LEAVING = (Status.closing, Status.closing_gracefully, Status.closed)
 """States of workers that Dask retires or closes."""
 
 
-def membership(scheduler: Scheduler, addresses: Mapping[int, str], adopted: Iterable[int]) -> Membership:
+def membership(scheduler: Scheduler, addresses: Mapping[int, str], adopted: Iterable[int]) -> MemberChanges:
     """Compare the workers that could train with the members of a session.
 
     Parameters
@@ -32,7 +32,7 @@ def membership(scheduler: Scheduler, addresses: Mapping[int, str], adopted: Iter
     }
     ranks = {address for who, address in addresses.items() if who != SERVER}
     left = {address for address in ranks if address not in workers or workers[address].status in LEAVING}
-    return Membership(
+    return MemberChanges(
         joined=tuple(sorted(training - set(addresses.values()))),
         leaving=tuple(sorted(left)),
         there=len(training),
