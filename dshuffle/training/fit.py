@@ -58,8 +58,9 @@ class History(Generic[Model]):
     ----------
     points
         One point per epoch: epoch, seconds since the start of the fit, error after the epoch, validation metrics.
-    weights
-        Fitted model: ``(n_features,)`` weights of a linear regression; for other trainers see their documentation.
+    model
+        Fitted model: ``(n_features,)`` weights of a linear regression; for other trainers see their documentation. A
+        model that was passed to the fit is not modified.
     stopped_early
         Whether early stopping ended the fit.
     worker_rates
@@ -74,7 +75,7 @@ class History(Generic[Model]):
     """
 
     points: tuple[TrainingPoint, ...]
-    weights: Model
+    model: Model
     stopped_early: bool = False
     worker_rates: tuple[float, ...] = ()
     breakdown: tuple[EpochBreakdown, ...] = ()
@@ -272,7 +273,7 @@ class Recorder(Generic[Model]):
         self.speeds.warn()
         return History(
             points=tuple(self.points),
-            weights=model,
+            model=model,
             stopped_early=self.stopped_early,
             worker_rates=self.speeds.rates(),
             breakdown=breakdown,

@@ -130,8 +130,8 @@ def fit_matrix_completion(
     Returns
     -------
     History
-        ``weights`` are the :class:`Factors`. A point's ``error`` is ``sum (X - M)^2 / sum M^2`` over all entries, each
-        measured just before its own update. ``worker_rates`` are the entries per second of a worker's own rounds.
+        ``model`` is the fitted :class:`Factors`. A point's ``error`` is ``sum (X - M)^2 / sum M^2`` over all entries,
+        each measured just before its own update. ``worker_rates`` are the entries per second of a worker's own rounds.
 
     Raises
     ------

@@ -71,7 +71,7 @@ def fit_synchronous_sgd(
     Returns
     -------
     History
-        ``weights`` is the :class:`TrainedNetwork`. A point's ``error`` is the fraction of wrong labels over the whole
+        ``model`` is the :class:`TrainedNetwork`. A point's ``error`` is the fraction of wrong labels over the whole
         dataset after the epoch, predicted with the running statistics. ``breakdown`` is the time spent in each phase.
 
     Raises

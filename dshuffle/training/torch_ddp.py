@@ -107,7 +107,7 @@ def fit_torch_ddp(
     Returns
     -------
     History
-        ``weights`` is the module, in evaluation mode. A point's ``error`` is that of the whole dataset after the epoch
+        ``model`` is the module, in evaluation mode. A point's ``error`` is that of the whole dataset after the epoch
         (see ``metric``). ``breakdown`` is the time spent in each phase. PyTorch averages gradients while it still
         computes others, so ``gradient_exchange`` counts only the averaging after the last gradient, and the optimizer's
         step.

@@ -99,7 +99,7 @@ def fit_parameter_server(
     Returns
     -------
     History
-        ``weights`` are the parameters. A point's ``error`` is the model's mean loss over the whole dataset, which the
+        ``model`` is the vector of parameters. A point's ``error`` is the mean loss over the whole dataset, which the
         workers evaluate between epochs. ``staleness`` counts every push. With ``speeds``, ``worker_rates`` are samples
         per unit of virtual time.
 
