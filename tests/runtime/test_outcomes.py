@@ -117,7 +117,7 @@ def test_closing_says_in_the_log_what_did_not_finish(threads, small, sessions_le
     next(shuffler.epochs(1)).map(fail_on_rank(4))
     shuffler.close()
     shuffler.close()
-    [message] = [record.getMessage() for record in caplog.records if record.name == "dshuffle.runtime.shuffler"]
+    [message] = [record.getMessage() for record in caplog.records if record.name == "dshuffle.runtime.client.shuffler"]
     assert "ZeroDivisionError: thirteen by nought" in message
     assert "Tasks of epoch 0: 1 failed (rank 4)" in message
     assert sessions_left(threads) == (0, 0)

@@ -19,7 +19,7 @@ from dshuffle import Shuffler
 from dshuffle.errors import CheckpointError, ClusterError, DShuffleError, InvalidParameter
 from dshuffle.planning import NEW, Choices, ShuffleSpec, WorkerHistory
 from dshuffle.planning.remainder import training_orders
-from dshuffle.runtime.session_state import SessionState
+from dshuffle.runtime.client.session_state import SessionState
 from dshuffle.sharding import Sharding
 
 from .conftest import OPTIONS

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from dshuffle.errors import DShuffleError, ExchangeError, WorkerLost
 from dshuffle.planning import WorkerHistory
 from dshuffle.runtime import Shuffler
-from dshuffle.runtime.epoch import Epoch
+from dshuffle.runtime.client.epoch import Epoch
+from dshuffle.runtime.client.session_state import SessionState
 from dshuffle.runtime.partition import Partition
-from dshuffle.runtime.session_state import SessionState
 
 from .datasets import N_SAMPLES
 from .schedule import MISTAKES, WAYS, Workload

@@ -12,8 +12,8 @@ from typing import Any
 from dshuffle.errors import DShuffleError
 from dshuffle.notebook import html_summary, html_table
 from dshuffle.planning.cost.cluster import as_number
+from dshuffle.runtime.client.shuffler import Shuffler
 from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, SessionSnapshot
-from dshuffle.runtime.shuffler import Shuffler
 from dshuffle.units import human_bytes, human_count, human_rate, human_seconds
 
 SHOWN_EPOCHS = 10

@@ -18,9 +18,9 @@ from dshuffle.errors import (
     WorkerLost,
 )
 from dshuffle.runtime import messages
+from dshuffle.runtime.client.open_session import OpenSession
+from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.runtime.messages import EpochExchange
-from dshuffle.runtime.open_session import OpenSession
-from dshuffle.runtime.waiting import wait_for_workers
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from dshuffle.planning import Choices, GivenSharding
 from dshuffle.records import EpochRecord
+from dshuffle.runtime.client.open_session import OpenSession
 from dshuffle.runtime.messages import EpochExchange
-from dshuffle.runtime.open_session import OpenSession
 from dshuffle.store import Dataset
 
 

@@ -21,25 +21,25 @@ from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_ass
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import EpochRecord
-from dshuffle.runtime.checkpoint_lock import checkpoint_lock
-from dshuffle.runtime.checkpoints import check_no_checkpoint, checkpoint_place, read_checkpoint, write_checkpoint
+from dshuffle.runtime.client.checkpoint_lock import checkpoint_lock
+from dshuffle.runtime.client.checkpoints import check_no_checkpoint, checkpoint_place, read_checkpoint, write_checkpoint
+from dshuffle.runtime.client.epoch import Epoch, submit_to_all
+from dshuffle.runtime.client.epoch_recorder import EpochRecorder
+from dshuffle.runtime.client.epoch_tasks import EpochTasks
+from dshuffle.runtime.client.membership import Membership
+from dshuffle.runtime.client.open_session import OpenSession
+from dshuffle.runtime.client.session_client import SessionClient, install_plugin
+from dshuffle.runtime.client.session_position import SessionPosition
+from dshuffle.runtime.client.session_request import session_request
+from dshuffle.runtime.client.session_state import SessionState
+from dshuffle.runtime.client.shuffler_summary import ShufflerSummary
+from dshuffle.runtime.client.waiting import said, wait_for_workers
 from dshuffle.runtime.cluster_view import check_client, keep_nannies
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_classes
-from dshuffle.runtime.epoch import Epoch, submit_to_all
-from dshuffle.runtime.epoch_recorder import EpochRecorder
-from dshuffle.runtime.epoch_tasks import EpochTasks
-from dshuffle.runtime.membership import Membership
 from dshuffle.runtime.messages import TrainedSamples
-from dshuffle.runtime.open_session import OpenSession
-from dshuffle.runtime.session_client import SessionClient, install_plugin
 from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.session_position import SessionPosition
-from dshuffle.runtime.session_request import session_request
 from dshuffle.runtime.session_spec import Carried
-from dshuffle.runtime.session_state import SessionState
-from dshuffle.runtime.shuffler_summary import ShufflerSummary
-from dshuffle.runtime.waiting import said, wait_for_workers
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, Place, as_dataset
 

@@ -16,9 +16,9 @@ import dask
 from distributed import Client, Future, as_completed, wait
 
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.runtime.client.epoch_tasks import EpochTasks
+from dshuffle.runtime.client.session_client import PATIENCE, SessionClient
 from dshuffle.runtime.collective import CollectiveId, run_together
-from dshuffle.runtime.epoch_tasks import EpochTasks
-from dshuffle.runtime.session_client import PATIENCE, SessionClient
 from dshuffle.runtime.session_spec import PerRank
 from dshuffle.runtime.task_keys import rank_of_key, task_key, task_name
 from dshuffle.runtime.worker.partition_task import run_on_partition

@@ -13,8 +13,8 @@ from distributed import Future, wait
 
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.planning import name_of
+from dshuffle.runtime.client.session_client import PATIENCE, SessionClient
 from dshuffle.runtime.messages import UnfinishedTask
-from dshuffle.runtime.session_client import PATIENCE, SessionClient
 
 logger = logging.getLogger(__name__)
 

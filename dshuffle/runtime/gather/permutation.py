@@ -9,8 +9,8 @@ import dask.array
 from distributed import Client
 
 from dshuffle.checks import as_integer
-from dshuffle.runtime.row_gather import Source, checked_array, even_chunks, gather, workers_of
-from dshuffle.runtime.row_pieces import ARRAY, destinations
+from dshuffle.runtime.gather.row_gather import Source, checked_array, even_chunks, gather, workers_of
+from dshuffle.runtime.gather.row_pieces import ARRAY, destinations
 from dshuffle.store import Dataset
 
 

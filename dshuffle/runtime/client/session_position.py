@@ -8,9 +8,9 @@ from typing import Any
 
 from dshuffle.planning import Choices, Remainder, WorkerHistory
 from dshuffle.planning.sample_digest import SampleDigest
-from dshuffle.runtime.checkpoints import PATIENCE, write_checkpoint
-from dshuffle.runtime.epoch_tasks import EpochTasks
-from dshuffle.runtime.session_state import SessionState, pickled, unpickled
+from dshuffle.runtime.client.checkpoints import PATIENCE, write_checkpoint
+from dshuffle.runtime.client.epoch_tasks import EpochTasks
+from dshuffle.runtime.client.session_state import SessionState, pickled, unpickled
 from dshuffle.store import Dataset
 
 NOTHING = SampleDigest()

@@ -17,12 +17,12 @@ from distributed.comm.core import CommClosedError
 from dshuffle.checks import as_integer
 from dshuffle.errors import CheckpointError, DShuffleError
 from dshuffle.planning import Choices
-from dshuffle.runtime.checkpoints import find_checkpoint
+from dshuffle.runtime.client.checkpoints import find_checkpoint
+from dshuffle.runtime.client.session_state import CHOOSING, SessionState
+from dshuffle.runtime.client.shuffler import Shuffler
+from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.quantities import as_seconds
-from dshuffle.runtime.session_state import CHOOSING, SessionState
-from dshuffle.runtime.shuffler import Shuffler
-from dshuffle.runtime.waiting import wait_for_workers
 from dshuffle.store import Dataset, Place, as_dataset
 
 logger = logging.getLogger(__name__)

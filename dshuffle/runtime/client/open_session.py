@@ -12,11 +12,11 @@ from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost
 from dshuffle.planning import SERVER, Remainder
+from dshuffle.runtime.client.session_client import SessionClient, Silence
+from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.runtime.cluster_view import cluster_info
 from dshuffle.runtime.messages import OpenedSession
-from dshuffle.runtime.session_client import SessionClient, Silence
 from dshuffle.runtime.session_spec import Carried, SessionRequest
-from dshuffle.runtime.waiting import wait_for_workers
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class OpenSession:
     def _opened(self) -> OpenedSession:
         """Open the session; again, with the workers that come back, if one is lost meanwhile.
 
-        A session that follows another one is opened again by its :class:`~dshuffle.runtime.membership.Membership`.
+        :class:`~dshuffle.runtime.client.membership.Membership` opens a session again that follows another one.
         """
         client = self.calls.client
         n_workers = len(cluster_info(client)["workers"])

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.runtime.row_gather import Source, checked_array, even_chunks, gather, workers_of
-from dshuffle.runtime.row_pieces import ARRAY, requested
+from dshuffle.runtime.gather.row_gather import Source, checked_array, even_chunks, gather, workers_of
+from dshuffle.runtime.gather.row_pieces import ARRAY, requested
 from dshuffle.store import Dataset
 
 MOST_ROWS = 2**32

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from dshuffle.errors import CheckpointError
 from dshuffle.private_files import check_replaceable, open_private_file
-from dshuffle.runtime.checkpoints import may_pass
+from dshuffle.runtime.client.checkpoints import may_pass
 from dshuffle.store.backends.urls import is_local
 
 logger = logging.getLogger(__name__)
