@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster, Status
 from dshuffle import Dataset, PerRank, Shuffler, create_dataset
 from dshuffle.errors import ClusterError, InvalidParameter, WorkerLost
 from dshuffle.planning import Choices, ShuffleSpec
-from dshuffle.runtime.cluster_view import starts_no_more
+from dshuffle.runtime.client.cluster_view import starts_no_more
 from dshuffle.runtime.memory import member_nbytes
 from dshuffle.runtime.scheduler import participants
 from dshuffle.runtime.session_spec import SAMPLED_ROWS

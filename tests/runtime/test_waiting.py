@@ -10,8 +10,8 @@ import pytest
 from distributed.comm.core import CommClosedError
 
 from dshuffle.errors import ClusterError
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.client.waiting import said
-from dshuffle.runtime.cluster_view import cluster_info
 
 
 def test_a_long_wait_is_said_less_and_less_often(caplog):

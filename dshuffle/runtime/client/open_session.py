@@ -12,9 +12,9 @@ from distributed.protocol.serialize import ToPickle
 
 from dshuffle.errors import CacheBudgetError, ClusterError, WorkerLost
 from dshuffle.planning import SERVER, Remainder
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.client.session_client import SessionClient, Silence
 from dshuffle.runtime.client.waiting import wait_for_workers
-from dshuffle.runtime.cluster_view import cluster_info
 from dshuffle.runtime.messages import OpenedSession
 from dshuffle.runtime.session_spec import Carried, SessionRequest
 

@@ -9,9 +9,9 @@ from distributed import Client
 
 from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.planning import Choices, Classes, Remainder
+from dshuffle.runtime.client.cluster_view import is_adaptive, starts_no_more
 from dshuffle.runtime.client.open_session import new_id
 from dshuffle.runtime.client.session_state import shuffle_digest
-from dshuffle.runtime.cluster_view import is_adaptive, starts_no_more
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.session_options import SessionOptions

@@ -23,6 +23,7 @@ from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import EpochRecord
 from dshuffle.runtime.client.checkpoint_lock import checkpoint_lock
 from dshuffle.runtime.client.checkpoints import check_no_checkpoint, checkpoint_place, read_checkpoint, write_checkpoint
+from dshuffle.runtime.client.cluster_view import check_client, keep_nannies
 from dshuffle.runtime.client.epoch import Epoch, submit_to_all
 from dshuffle.runtime.client.epoch_recorder import EpochRecorder
 from dshuffle.runtime.client.epoch_tasks import EpochTasks
@@ -34,7 +35,6 @@ from dshuffle.runtime.client.session_request import session_request
 from dshuffle.runtime.client.session_state import SessionState
 from dshuffle.runtime.client.shuffler_summary import ShufflerSummary
 from dshuffle.runtime.client.waiting import said, wait_for_workers
-from dshuffle.runtime.cluster_view import check_client, keep_nannies
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_classes
 from dshuffle.runtime.messages import TrainedSamples

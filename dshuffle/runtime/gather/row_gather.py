@@ -23,7 +23,7 @@ from distributed import Client, Future, futures_of, wait
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.rows import RowLayout
-from dshuffle.runtime.cluster_view import check_client, cluster_info
+from dshuffle.runtime.client.cluster_view import check_client, cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.gather.row_pieces import ARRAY, Ranges, Wanted, column_of, merge_pieces, split_rows
 from dshuffle.store import Dataset

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from distributed import Client, Worker
 
-from dshuffle.runtime.cluster_view import cluster_info, only_serves
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.measure.diagnosis_of_use import (
     EXTRAS,
     file_system,
@@ -25,6 +25,7 @@ from dshuffle.runtime.measure.diagnosis_of_use import (
     versions,
 )
 from dshuffle.runtime.measure.finding import Finding, Level, some
+from dshuffle.runtime.server_resource import only_serves
 from dshuffle.runtime.session_spec import DatasetReference
 from dshuffle.store import Dataset
 from dshuffle.units import human_bytes, human_seconds

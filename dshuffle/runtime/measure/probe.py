@@ -17,11 +17,12 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
-from dshuffle.runtime.cluster_view import SERVER_RESOURCE, cluster_info, only_serves
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure import probe_tasks
 from dshuffle.runtime.measure.probe_tasks import Kernels, Machine, Traffic
 from dshuffle.runtime.measure.shared_links import SharedLinks, pairs_between_machines
+from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 

@@ -23,7 +23,7 @@ from dshuffle.exchange.shared_memory import may_share
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.rows import RowLayout, checksum_rows, gather_rows, scatter_verified
 from dshuffle.runtime.dataset_inputs import unit_rows
-from dshuffle.runtime.measure.processors import ProcessorTimes
+from dshuffle.runtime.processors import ProcessorTimes
 from dshuffle.runtime.replies import Reply
 from dshuffle.store import Dataset
 

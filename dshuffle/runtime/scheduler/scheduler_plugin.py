@@ -23,13 +23,13 @@ from distributed.scheduler import WorkerState
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import AutoDelivery
-from dshuffle.runtime.cluster_view import choose_members
-from dshuffle.runtime.kept_choice import Found
 from dshuffle.runtime.messages import OpenedSession
 from dshuffle.runtime.replies import message_in, replying, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
+from dshuffle.runtime.scheduler.kept_choice import Found
 from dshuffle.runtime.scheduler.lost_results import LostResults
+from dshuffle.runtime.scheduler.member_choice import choose_members
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
 from dshuffle.runtime.scheduler.training_workers import LEAVING
