@@ -119,7 +119,7 @@ def test_a_checkpoint_is_read_once_nobody_else_writes_it(
         with checkpoint_lock(*args, **keywords):
             yield
 
-    monkeypatch.setattr("dshuffle.runtime.client.shuffler.checkpoint_lock", locked)
+    monkeypatch.setattr("dshuffle.runtime.client.checkpoint_file.checkpoint_lock", locked)
     if how == "resume":
         with Shuffler.resume(client, dataset, place) as shuffler:
             assert shuffler.next_epoch == 2
@@ -144,7 +144,7 @@ def test_a_session_that_does_not_open_leaves_its_checkpoint_to_others(
         raise MixingWarning("no")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dshuffle.runtime.client.shuffler.install_plugin", refuse)
+        patch.setattr("dshuffle.runtime.client.opening.install_plugin", refuse)
         with pytest.raises(MixingWarning, match="no") as caught:
             Shuffler(client, dataset, checkpoint=place)
     with pytest.raises(MixingWarning):

@@ -287,12 +287,13 @@ def test_a_rank_is_taken_after_all_if_the_session_that_follows_is_gone(labelled,
         client.gather(next(epochs).map(checked))
         cluster.scale(4)
         client.wait_for_workers(4)
-        while shuffler._membership._following is None:  # an exchange may have begun without the worker that joined
+        membership = shuffler._sequence.membership
+        while membership._following is None:  # an exchange may have begun without the worker that joined
             epoch = next(epochs)
             client.gather(epoch.map(checked))
         assert shuffler.n_workers == 3
         client.retire_workers([shuffler.addresses[2]])
-        shuffler._membership._following.close()
+        membership._following.close()
         eventually(lambda: "is replaced by" in caplog.text)
         samples = within(30, lambda: client.gather(epoch.map(checked)))
         assert np.array_equal(np.sort(np.concatenate(samples)), np.arange(1000))

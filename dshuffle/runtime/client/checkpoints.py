@@ -214,6 +214,6 @@ def _checksum(state: Mapping[str, Any]) -> int:
 
 def _options(url: str | os.PathLike[str], dataset: Dataset) -> Mapping[str, Any] | None:
     """Options of the dataset's store, if the URL is one of the same host. They may be credentials."""
-    place, there = urlsplit(checkpoint_place(url)), urlsplit(dataset.url)
-    alike = place.scheme == there.scheme and (place.netloc == there.netloc or place.scheme in BUCKETS)
-    return dataset.storage_options if alike and place.scheme else None
+    checkpoint, store = urlsplit(checkpoint_place(url)), urlsplit(dataset.url)
+    alike = checkpoint.scheme == store.scheme and (checkpoint.netloc == store.netloc or checkpoint.scheme in BUCKETS)
+    return dataset.storage_options if alike and checkpoint.scheme else None

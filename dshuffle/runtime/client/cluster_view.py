@@ -8,6 +8,7 @@ import dask
 from distributed import Client, LocalCluster, Nanny
 
 from dshuffle.errors import ClusterError, InvalidParameter
+from dshuffle.runtime.client.answers import answer
 from dshuffle.runtime.server_resource import only_serves
 
 
@@ -21,20 +22,26 @@ def check_client(client: Any) -> None:
         raise ClusterError(f"the Dask client is {client.status}; make a new one")
 
 
-def cluster_info(client: Client) -> dict[str, Any]:
+def cluster_info(client: Client, seconds: float | None = None) -> dict[str, Any]:
     """Ask the scheduler for its information, with all workers by address under ``"workers"``.
 
     ``Client.scheduler_info`` is not reliable for this: it returns an attribute that the client refreshes every few
     seconds without the workers, so sometimes there seem to be none.
 
+    Parameters
+    ----------
+    seconds
+        How long to wait for the answer. By default ``dshuffle.timeout``.
+
     Raises
     ------
     ClusterError
-        If the scheduler cannot be reached.
+        If the scheduler cannot be reached, or does not answer.
     """
-    assert client.scheduler is not None
+    scheduler: Any = client.scheduler
+    name = f"the scheduler at {getattr(scheduler, 'address', 'an unknown address')}"
     try:
-        return dict(client.sync(client.scheduler.identity, n_workers=-1))
+        return dict(answer(client, lambda: scheduler.identity(n_workers=-1), name, seconds))
     except OSError as error:
         raise ClusterError(f"the scheduler cannot be reached: {error}. Make a new Client and a new Shuffler") from error
 

@@ -108,8 +108,8 @@ class OpenSession:
 
     def look_up_members(self) -> bool:
         """Ask the scheduler for the addresses; whether ranks have other workers than at the last look."""
-        known, self.addresses = self.addresses, self.calls.ask(dict[int, str], "members")
-        return known != self.addresses
+        before, self.addresses = self.addresses, self.calls.ask(dict[int, str], "members")
+        return before != self.addresses
 
     def succeeded_by(self, epoch: int) -> OpenSession:
         """Open a session that goes on with an epoch, on the workers that the cluster has now.
@@ -130,7 +130,9 @@ class OpenSession:
 
     def _carried(self, epoch: int) -> Carried:
         """The workers of this session as they are known here, with the epoch that they have trained on."""
-        return Carried(self.history, epoch, {address: who for who, address in self.addresses.items() if who != SERVER})
+        return Carried(
+            self.history, epoch, {address: rank for rank, address in self.addresses.items() if rank != SERVER}
+        )
 
     def close(self) -> None:
         """Free the partitions on all workers. A scheduler that does not answer is no error: no result is lost."""

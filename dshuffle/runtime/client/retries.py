@@ -198,8 +198,8 @@ def new_or_resumed(
     choices = SessionState.from_dict(state, dataset).choices
     hint = "Ask for the same, or remove the checkpoint to begin again"
     check_alike(choices, dataset, options, f"checkpoint {checkpoint}", hint)
-    others = {name: value for name, value in options.items() if name not in CHOOSING}
-    return Shuffler.resume(client, dataset, checkpoint, **others)
+    keywords = {name: value for name, value in options.items() if name not in CHOOSING}
+    return Shuffler.resume(client, dataset, checkpoint, **keywords)
 
 
 def check_alike(choices: Choices, dataset: Dataset, options: Mapping[str, Any], origin: str, hint: str) -> None:
@@ -223,9 +223,9 @@ def check_alike(choices: Choices, dataset: Dataset, options: Mapping[str, Any], 
     """
     names = {field.name for field in dataclasses.fields(Choices)} & CHOOSING & options.keys()
     asked = resolved(dataset, Choices(**{name: options[name] for name in names})).to_dict()
-    found = choices.to_dict()
+    saved = choices.to_dict()
     for name in sorted(names):
-        if asked[name] != found[name]:
+        if asked[name] != saved[name]:
             raise CheckpointError(
-                f"the {origin} has {name}={found[name]!r}, and {name}={asked[name]!r} is asked for. {hint}"
+                f"the {origin} has {name}={saved[name]!r}, and {name}={asked[name]!r} is asked for. {hint}"
             )

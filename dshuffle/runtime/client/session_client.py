@@ -15,6 +15,7 @@ from dshuffle.errors import ClusterError, DShuffleError
 from dshuffle.runtime.collective import CollectiveId
 from dshuffle.runtime.replies import message_in, retrieve, within
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
+from dshuffle.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -78,13 +79,19 @@ def install_plugin(client: Client) -> None:
         If that fails, because the scheduler does not answer, or because dshuffle is not installed there. After a lost
         connection it is tried twice.
     """
+    timeout = Settings.from_config().timeout
     for attempt in (1, 2):
         try:
             client.sync(_answer, client)
         except OSError as error:
             raise ClusterError(_is_gone(client, error)) from error
         try:
-            client.register_plugin(DShuffleScheduler())
+            client.sync(_register, client, timeout)
+        except TimeoutError as error:
+            raise ClusterError(
+                f"the scheduler at {_address(client)} did not set up all workers within {timeout:g} s. End workers "
+                "that hang, or wait longer (dshuffle.timeout)"
+            ) from error
         except OSError as error:  # a worker or a connection was lost
             if attempt == 2:
                 raise ClusterError(_is_gone(client, error)) from error
@@ -102,6 +109,11 @@ async def _answer(client: Client) -> None:
     """Wait for any answer of the scheduler."""
     scheduler: Any = client.scheduler
     await within(RECONNECT, scheduler.identity(n_workers=0))
+
+
+async def _register(client: Client, seconds: float) -> None:
+    plugin = DShuffleScheduler()
+    await within(seconds, client._register_scheduler_plugin(plugin, plugin.name, plugin.idempotent))
 
 
 def _address(client: Client) -> str:

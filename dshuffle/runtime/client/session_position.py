@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 from dshuffle.planning import Choices, Remainder, WorkerHistory
 from dshuffle.planning.sample_digest import SampleDigest
-from dshuffle.runtime.client.checkpoints import PATIENCE, write_checkpoint
 from dshuffle.runtime.client.epoch_tasks import EpochTasks
 from dshuffle.runtime.client.session_state import SessionState, pickled, unpickled
 from dshuffle.store import Dataset
@@ -48,7 +46,6 @@ class SessionPosition:
         self.next_epoch = start.epoch
         self._pickled = None if resumed is None else resumed.attached
         self._attached: Any = None
-        self._written = False  # whether a checkpoint was written in this session
 
     def begin(self, tasks: EpochTasks) -> None:
         """Make an epoch the current one."""
@@ -81,13 +78,6 @@ class SessionPosition:
         return SessionState.of(
             self._dataset, self._choices, self._history(), self._remainder(counts, digest), text
         ).to_dict()
-
-    def write(self, checkpoint: str | os.PathLike[str] | None) -> None:
-        """Write a checkpoint, if one is wanted. Nothing was trained on since the last epoch began or ended."""
-        if checkpoint is not None:
-            patience = PATIENCE if self._written else 0.0
-            write_checkpoint(checkpoint, self.state(), self._dataset, patience=patience, was_written=self._written)
-            self._written = True
 
     def _remainder(self, counts: tuple[int, ...], digest: SampleDigest) -> Remainder:
         """The current epoch, and what was trained on in it; or the next epoch, if the current one has ended."""

@@ -18,7 +18,7 @@ from dshuffle.planning import Choices, GivenSharding, Remainder, WorkerHistory
 from dshuffle.planning.bijection import DRAW_VERSION
 from dshuffle.planning.holders import largest_share
 from dshuffle.planning.sample_digest import SampleDigest
-from dshuffle.runtime.dataset_inputs import wanted_sharding
+from dshuffle.runtime.dataset_inputs import checked_sharding
 from dshuffle.store import Dataset
 
 FORMAT = 2
@@ -49,8 +49,8 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 def shuffle_digest(dataset: Dataset, choices: Choices) -> str:
     """Digest of the layout of rows, and of what decides who trains on what, except the workers."""
     state = SessionState.of(dataset, choices, WorkerHistory(1), Remainder(0, ())).to_dict()
-    others = {name: value for name, value in state["choices"].items() if name not in CARRYING}
-    text = json.dumps([{**state, "choices": others}, repr(dataset.layout)], sort_keys=True)
+    choosing = {name: value for name, value in state["choices"].items() if name not in CARRYING}
+    text = json.dumps([{**state, "choices": choosing}, repr(dataset.layout)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -163,7 +163,7 @@ class SessionState:
                 history = history.trained_in(remainder.epoch, ranks) if history.changes else WorkerHistory(ranks)
         except (InvalidParameter, TypeError, ValueError, KeyError) as error:
             raise CheckpointError(f"the state is damaged: {error}") from error
-        found = cls(
+        loaded = cls(
             dataset.identity,
             dataset.n_samples,
             choices,
@@ -173,13 +173,13 @@ class SessionState:
             remainder,
             state["attached"],
         )
-        if not 0 <= found.n_broadcast <= dataset.n_samples:
-            raise CheckpointError(f"the state is damaged: n_broadcast={found.n_broadcast} is not allowed")
-        if remainder.epoch < 0 or remainder.total > found.n_trained_in_an_epoch:
+        if not 0 <= loaded.n_broadcast <= dataset.n_samples:
+            raise CheckpointError(f"the state is damaged: n_broadcast={loaded.n_broadcast} is not allowed")
+        if remainder.epoch < 0 or remainder.total > loaded.n_trained_in_an_epoch:
             raise CheckpointError(
                 f"the state is damaged: {remainder.total} samples were trained on in epoch {remainder.epoch}"
             )
-        found._check_shares()
+        loaded._check_shares()
         if remainder.digest is not None and remainder.digest.count != remainder.total:
             raise CheckpointError(
                 f"trained={state['trained']} of the state are {remainder.total} samples, and its trained_digest is "
@@ -191,7 +191,7 @@ class SessionState:
             raise CheckpointError(
                 f"the state is damaged: n_workers={history.n_workers}, but {len(remainder.trained[-1])} ranks trained"
             )
-        return found
+        return loaded
 
     def _check_shares(self) -> None:
         """Refuse counts of more samples than a rank can have."""
@@ -236,7 +236,7 @@ class SessionState:
         keywords |= options
         if self.sharding_checksum is not None or "sharding" in options:
             try:
-                sharding = wanted_sharding(dataset, keywords["sharding"])
+                sharding = checked_sharding(dataset, keywords["sharding"])
             except InvalidParameter as error:
                 raise CheckpointError(f"the sharding of the earlier session must be given again: {error}") from error
             checksum = sharding.checksum if isinstance(sharding, GivenSharding) else None

@@ -118,7 +118,8 @@ def session_html(session: SessionSnapshot) -> str:
         facts["waiting"] = session.waiting_for
     headings = ("participant", "address", "state", "samples held")
     rows = [
-        (one.name, one.address, one.state, "" if one.held is None else f"{one.held:,}") for one in session.participants
+        (member.name, member.address, member.state, "" if member.held is None else f"{member.held:,}")
+        for member in session.participants
     ]
     return html_summary(session.way, facts, headings, rows) + _epochs(session.epochs) + _links(session.links)
 
@@ -126,14 +127,14 @@ def session_html(session: SessionSnapshot) -> str:
 def _epochs(epochs: Sequence[EpochFigures]) -> str:
     """Bars of the seconds that epochs trained and waited."""
     shown = epochs[-SHOWN_EPOCHS:]
-    longest = max(((one.training_seconds or 0.0) + one.waited_seconds for one in shown), default=0.0)
+    longest = max(((epoch.training_seconds or 0.0) + epoch.waited_seconds for epoch in shown), default=0.0)
     rows = []
-    for one in shown:
-        parts = ((TRAINING, one.training_seconds or 0.0), (WAITING, one.waited_seconds))
+    for epoch in shown:
+        parts = ((TRAINING, epoch.training_seconds or 0.0), (WAITING, epoch.waited_seconds))
         bars = "".join(_bar(colour, part / longest) for colour, part in parts if longest)
-        times = f"training {human_seconds(one.training_seconds)}, waiting {human_seconds(one.waited_seconds)}, "
-        text = escape(f"{times}exchange {human_seconds(one.exchange_seconds)} ({one.delivery})")
-        rows.append(f"<tr><td>{one.epoch}</td><td>{bars}</td><td>{text}</td></tr>")
+        times = f"training {human_seconds(epoch.training_seconds)}, waiting {human_seconds(epoch.waited_seconds)}, "
+        text = escape(f"{times}exchange {human_seconds(epoch.exchange_seconds)} ({epoch.delivery})")
+        rows.append(f"<tr><td>{epoch.epoch}</td><td>{bars}</td><td>{text}</td></tr>")
     return f"<table>{''.join(rows)}</table>" if rows else ""
 
 
@@ -143,11 +144,11 @@ def _bar(colour: str, part: float) -> str:
 
 def _links(links: Sequence[LinkFigures]) -> str:
     """What every participant received from every other one in the last exchange."""
-    senders = list(dict.fromkeys(one.sender for one in sorted(links, key=lambda one: _order(one.sender))))
-    found: dict[str, dict[str, Any]] = {}
-    for one in links:
-        found.setdefault(one.receiver, {})[one.sender] = f"{human_bytes(one.nbytes)} ({human_rate(one.rate)})"
-    rows = [(receiver, *(by.get(sender, "") for sender in senders)) for receiver, by in found.items()]
+    senders = list(dict.fromkeys(link.sender for link in sorted(links, key=lambda link: _order(link.sender))))
+    cells: dict[str, dict[str, Any]] = {}
+    for link in links:
+        cells.setdefault(link.receiver, {})[link.sender] = f"{human_bytes(link.nbytes)} ({human_rate(link.rate)})"
+    rows = [(receiver, *(row.get(sender, "") for sender in senders)) for receiver, row in cells.items()]
     return html_table(("received by, from", *senders), rows) if rows else ""
 
 

@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
-import logging
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from distributed import Client, Future
+from distributed import Client
 from numpy.typing import ArrayLike
 
 from dshuffle.checks import as_integer
-from dshuffle.errors import ClusterError, DShuffleError, MixingWarning
-from dshuffle.planning import Assignment, Choices, Classes, Remainder, parse_assignment
+from dshuffle.planning import Assignment, Choices, Classes, parse_assignment
 from dshuffle.planning.cost import ClusterRates
-from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.records import EpochRecord
-from dshuffle.runtime.client.checkpoint_lock import checkpoint_lock
-from dshuffle.runtime.client.checkpoints import check_no_checkpoint, checkpoint_place, read_checkpoint, write_checkpoint
-from dshuffle.runtime.client.cluster_view import check_client, keep_nannies
-from dshuffle.runtime.client.epoch import Epoch, submit_to_all
-from dshuffle.runtime.client.epoch_recorder import EpochRecorder
-from dshuffle.runtime.client.epoch_tasks import EpochTasks
-from dshuffle.runtime.client.membership import Membership
-from dshuffle.runtime.client.open_session import OpenSession
-from dshuffle.runtime.client.session_client import SessionClient, install_plugin
-from dshuffle.runtime.client.session_position import SessionPosition
-from dshuffle.runtime.client.session_request import session_request
-from dshuffle.runtime.client.session_state import SessionState
-from dshuffle.runtime.client.shuffler_summary import ShufflerSummary
-from dshuffle.runtime.client.waiting import said, wait_for_workers
-from dshuffle.runtime.collective import CollectiveId
-from dshuffle.runtime.dataset_inputs import wanted_sharding, warn_of_small_classes
-from dshuffle.runtime.messages import TrainedSamples
+from dshuffle.runtime.client.checkpoints import write_checkpoint
+from dshuffle.runtime.client.cluster_view import check_client
+from dshuffle.runtime.client.epoch import Epoch
+from dshuffle.runtime.client.opening import open_sequence
+from dshuffle.runtime.client.resuming import Resumption, resumption
+from dshuffle.runtime.client.session_client import SessionClient
+from dshuffle.runtime.dataset_inputs import checked_sharding
 from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.session_spec import Carried
 from dshuffle.sharding import Sharding
 from dshuffle.store import Dataset, Place, as_dataset
-
-logger = logging.getLogger(__name__)
 
 
 class Shuffler:
@@ -188,8 +169,7 @@ class Shuffler:
         cluster: ClusterRates | None = None,
         elastic: bool = False,
         min_workers: int = 1,
-        _resumed: SessionState | None = None,
-        _locks: contextlib.ExitStack | None = None,
+        _resumed: Resumption | None = None,
     ) -> None:
         check_client(client)
         keywords: dict[str, Any] = {
@@ -212,44 +192,17 @@ class Shuffler:
             balance=None if balance is None else Classes(balance),
             seed=seed,
         )
-        self._closed = True  # until the session is open
-        self._client = client
         self.dataset = as_dataset(dataset)
-        choices = dataclasses.replace(choices, sharding=wanted_sharding(self.dataset, sharding))
-        start, carried = Remainder(as_integer("first_epoch", first_epoch, 0), ()), None
-        if _resumed is not None:
-            start, carried = _resumed.next, Carried.of(_resumed.history, _resumed.next)
-        request, classes = session_request(client, self.dataset, choices, options, start=start, carried=carried)
-        self._checkpoint = checkpoint
-        self._locks = contextlib.ExitStack() if _locks is None else _locks.pop_all()
-        try:
-            if checkpoint is not None and _locks is None:
-                self._locks.enter_context(checkpoint_lock(checkpoint_place(checkpoint)))
-                if _resumed is None:
-                    check_no_checkpoint(checkpoint, self.dataset)
-            self._handed_out = True  # whether the current epoch has been yielded
-            self._collectives = itertools.count(1)
-            with said("the scheduler and the workers are being set up"):
-                install_plugin(client)
-            keep_nannies(client)
-            if options.min_workers > 1:
-                wait_for_workers(client, options.min_workers, request.settings.timeout, limit="dshuffle.timeout")
-            with said("a session is being opened: workers are set up, and open the dataset"):
-                self._membership = membership = Membership(OpenSession(client, request))
-            self._position = SessionPosition(
-                self.dataset, request.choices, start, lambda: membership.current.history, _resumed
-            )
-            self._closed = False
-            self._recorder = EpochRecorder(self.dataset, self.choices)
-            if advice := self.choices.assignment.warning(self.n_workers):
-                warnings.warn(advice, MixingWarning, stacklevel=2)
-            if classes is not None:
-                warn_of_small_classes(classes, self.n_workers)
-            self._position.write(checkpoint)  # one that cannot be written is refused now
-        except BaseException:  # also if warnings are turned into errors
-            self.close()
-            self._locks.close()
-            raise
+        choices = dataclasses.replace(choices, sharding=checked_sharding(self.dataset, sharding))
+        self._sequence = open_sequence(
+            client,
+            self.dataset,
+            choices,
+            options,
+            first_epoch=as_integer("first_epoch", first_epoch, 0),
+            checkpoint=checkpoint,
+            resumed=_resumed,
+        )
 
     @classmethod
     def resume(
@@ -295,18 +248,8 @@ class Shuffler:
         [[3, 3], [5, 5]]
         """
         dataset = as_dataset(dataset)
-        with contextlib.ExitStack() as locks:
-            locked = None
-            if not isinstance(state, Mapping):
-                options = {"checkpoint": state, **options}
-                place, target = checkpoint_place(state), options["checkpoint"]
-                if target is not None and checkpoint_place(target) == place:
-                    # Before it is read: a session that is still open may be about to write it.
-                    locks.enter_context(checkpoint_lock(place, new=False))
-                    locked = locks
-                state = read_checkpoint(state, dataset)
-            resumed = SessionState.from_dict(state, dataset)
-            return cls(client, dataset, **resumed.keywords(dataset, options), _resumed=resumed, _locks=locked)
+        with resumption(dataset, state, options) as resumed:
+            return cls(client, dataset, **resumed.keywords, _resumed=resumed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this session, for :meth:`resume`. It can be written as JSON.
@@ -323,15 +266,7 @@ class Shuffler:
         ClusterError
             If the session has ended, or a worker does not answer.
         """
-        if self._closed:
-            raise ClusterError("this Shuffler is closed. Take its state before", transient=False)
-        counts: tuple[int, ...] = ()
-        digest = SampleDigest()
-        if self.epoch is not None and not self._position.ended:
-            trained = self._calls.ask(TrainedSamples, "trained")
-            if trained.epoch == self.epoch:
-                counts, digest = trained.counts, trained.digest
-        return self._position.state(counts, digest)
+        return self._sequence.state()
 
     def save(self, url: str | os.PathLike[str]) -> None:
         """Write the state of this session to a checkpoint.
@@ -352,12 +287,12 @@ class Shuffler:
             Any object that can be pickled. It replaces the value that was attached before. It is pickled whenever a
             state is taken or a checkpoint written, so it may be changed in place.
         """
-        self._position.attached = value
+        self._sequence.position.attached = value
 
     @property
     def checkpoint(self) -> str | os.PathLike[str] | None:
         """Where a checkpoint is written in every epoch, if anywhere."""
-        return self._checkpoint
+        return None if self._sequence.checkpoint is None else self._sequence.checkpoint.url
 
     @property
     def attached(self) -> Any:
@@ -365,68 +300,58 @@ class Shuffler:
 
         It was pickled. So continue only states and checkpoints that you trust.
         """
-        return self._position.attached
+        return self._sequence.position.attached
 
     @property
     def client(self) -> Client:
         """The Dask client, for trainers that need more than :meth:`Epoch.map`."""
-        return self._client
+        return self._sequence.client
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses of the workers that train, in rank order."""
-        return self._membership.current.ranks
+        return self._sequence.membership.current.ranks
 
     @property
     def n_workers(self) -> int:
         """Number of workers that train in the current epoch. It changes if the session is elastic."""
-        return self._membership.current.n_workers
+        return self._sequence.membership.current.n_workers
 
     def __repr__(self) -> str:
-        return self._summary().in_words()
+        return repr(self._sequence)
 
     def _repr_html_(self) -> str:
-        return self._summary().in_html()
-
-    def _summary(self) -> ShufflerSummary:
-        return ShufflerSummary(
-            choices=self.choices,
-            dataset=self.dataset,
-            closed=self.closed,
-            n_workers=self.n_workers,
-            epoch=self.epoch,
-            records=self.records,
-        )
+        return self._sequence.summary().in_html()
 
     @property
     def closed(self) -> bool:
         """Whether :meth:`close` was called."""
-        return self._closed
+        return self._sequence.closed
 
     @property
     def epoch(self) -> int | None:
         """Number of the current epoch; None before the first one."""
-        return None if self._position.tasks is None else self._position.tasks.epoch
+        return self._sequence.epoch
 
     @property
     def next_epoch(self) -> int:
         """Number of the epoch that comes next. For a session that continues another one, it counts all epochs."""
-        return self._position.next_epoch
+        return self._sequence.position.next_epoch
 
     @property
     def elastic(self) -> bool:
         """Whether the number of workers may change, with ``elastic=True`` or ``on_loss="shrink"``."""
-        return self._membership.may_change
+        return self._sequence.membership.may_change
 
     @property
     def records(self) -> list[EpochRecord]:
         """Measurements of the epochs that have ended."""
-        return self._recorder.records
+        return self._sequence.recorder.records
 
     @property
     def choices(self) -> Choices:
         """The way of shuffling."""
-        return self._membership.current.request.choices
+        return self._sequence.choices
 
     def __enter__(self) -> Self:
         return self
@@ -434,33 +359,13 @@ class Shuffler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._calls.forked:
-            return  # the session belongs to another process, and this error is more important
         if error is None:
-            self._close()
-            return
-        # After an error or Ctrl-C, do not wait for the tasks of this epoch, or raise another error.
-        if (tasks := self._position.tasks) is not None:
-            if self._calls.connected:
-                self._client.cancel(tasks.futures)
-            tasks.clear()
-        try:
-            self._close()
-        except DShuffleError as second:
-            logger.warning("dshuffle: after %s, closing failed: %s", type(error).__name__, second)
-
-    def __del__(self) -> None:
-        if not getattr(self, "_closed", True) and self._calls.connected:
-            self._closed = True
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
-            self._membership.close_soon()
+            self._sequence.close()
+        else:
+            self._sequence.close_after(error)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{self!r} cannot be copied or pickled: it owns an open session, and the connections of a Dask client in "
-            "this process. Pass the object itself to other functions. In another process, make a new one, or use "
-            "Epoch.map to run functions on the workers"
-        )
+        self._sequence.__reduce__()
 
     def epochs(self, count: int) -> Iterator[Epoch]:
         """Iterate over the next ``count`` epochs.
@@ -487,15 +392,13 @@ class Shuffler:
         ClusterError
             If tasks of the current epoch were cancelled. The error of a task that failed is raised as it is.
         """
-        if self._closed:
-            raise ClusterError("this Shuffler is closed. Make a new one", transient=False)
-        self._calls.check_process()
-        return self._epochs(as_integer("count", count, 0))
+        sequence = self._sequence
+        return (Epoch(sequence, tasks) for tasks in sequence.epochs(as_integer("count", count, 0)))
 
     def accept(self) -> None:
         """Let the current epoch end although tasks did not finish. See :meth:`Epoch.accept`."""
-        if self._position.tasks is not None:
-            self._position.tasks.accept(None)
+        if self._sequence.position.tasks is not None:
+            self._sequence.position.tasks.accept(None)
 
     def close(self) -> None:
         """Free the cache partitions on all workers. Idempotent. The dataset is not changed.
@@ -508,94 +411,12 @@ class Shuffler:
             If the scheduler does not report within 5 s how the tasks ended (20 s while ``close`` waits for them). If it
             stops answering after that, this is only logged.
         """
-        try:
-            self._close()
-        except Exception as error:
-            tasks = self._position.tasks
-            if tasks is None or tasks.error is not error:
-                raise
-            notes = "; ".join(getattr(error, "__notes__", []))
-            logger.warning("dshuffle: %s: %s (%s)", type(error).__name__, error, notes)
-
-    def _close(self) -> None:
-        if self._closed:
-            return
-        self._calls.check_process()
-        self._calls.silence.leaving = True
-        try:
-            tasks = self._position.tasks
-            if tasks is not None and tasks.error is None:  # else it was raised before
-                self._finish_epoch()
-        finally:
-            self._closed = True
-            with self._locks:
-                self._membership.close()
-
-    def _epochs(self, count: int) -> Iterator[Epoch]:
-        position = self._position
-        for left in reversed(range(count)):
-            if self._handed_out:
-                self._end_tasks()
-                position.ended = True
-                exchange = self._membership.advance(position.next_epoch)
-                position.next_epoch += 1
-                position.begin(EpochTasks(exchange.epoch))
-                self._handed_out = False  # at once: Ctrl-C must not skip the epoch
-                self._recorder.end(exchange.training_seconds_before)
-                self._recorder.begin(exchange, self._membership.current)
-            assert position.tasks is not None
-            if left:
-                self._membership.prefetch(position.next_epoch)
-            position.write(self._checkpoint)
-            self._handed_out = True  # not before: Ctrl-C in a call must not lose the epoch
-            yield Epoch(self, position.tasks)
-        self._finish_epoch()
-        if position.tasks is not None and position.tasks.begun:
-            position.ended = True
-        # else the epoch is still to be trained on: ``epoch = list(shuffler.epochs(1))[0]``
-        position.write(self._checkpoint)
-
-    @property
-    def _calls(self) -> SessionClient:
-        """Calls of the session that trains."""
-        return self._membership.current.calls
-
-    def _finish_epoch(self) -> None:
-        """Wait for the current epoch's tasks and record it."""
-        try:
-            self._end_tasks()
-        finally:
-            if self._recorder.pending:
-                try:
-                    training_seconds = self._calls.ask(tuple[float, ...], "training")
-                except DShuffleError as error:
-                    # The session has ended, and says so itself.
-                    logger.info("dshuffle: epoch %d could not be recorded: %s", self.epoch, error)
-                    self._recorder.end(None)
-                else:
-                    self._recorder.end(training_seconds)
-
-    def _end_tasks(self) -> None:
-        """Wait for the tasks of the current epoch, and raise an error if some did not finish."""
-        if self._position.tasks is not None:
-            self._calls.check_process()
-            self._position.tasks.end(self._calls)
-
-    def _submit(
-        self, epoch: Epoch, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[Future[Any]]:
-        if self._closed or epoch._tasks is not self._position.tasks:
-            now = "closed" if self._closed else f"on epoch {self.epoch}"
-            raise ClusterError(f"epoch {epoch.number} has ended; its shuffler is {now}", transient=False)
-        self._calls.check_process()
-        session_id, call = self._calls.session_id, epoch._tasks.next_call()
-        futures = submit_to_all(self._client, self.addresses, session_id, epoch.number, call, fn, args, kwargs)
-        epoch._tasks.calls[call] = futures
-        return list(futures)
+        self._sequence.close_and_log()
 
     def look_up_members(self) -> bool:
         """Ask the scheduler for :attr:`addresses`; whether ranks have other workers than at the last look."""
-        return self._membership.current.look_up_members()
+        return self._sequence.membership.current.look_up_members()
 
-    def _new_collective(self) -> CollectiveId:
-        return CollectiveId(self._calls.session_id, next(self._collectives), self.n_workers, self.addresses[0])
+    @property
+    def _calls(self) -> SessionClient:
+        return self._sequence.calls

@@ -12,23 +12,24 @@ from distributed import Client
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError
+from dshuffle.runtime.client.answers import LOG_AFTER
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.quantities import as_seconds
 
 logger = logging.getLogger(__name__)
 
 STEP = 2.0
+"""Seconds after which a wait for workers reports how many there are, and between two reports."""
+
+PAUSE = 0.1
 """Seconds between two looks at the cluster."""
 
-SAY_AFTER = 3.0
-"""Seconds after which :func:`said` says something for the first time."""
-
-LEAST = 0.01
-"""Seconds of the last look. Dask takes 0 for no limit."""
+ANSWER_WITHIN = 15.0
+"""Seconds in which the scheduler must say which workers there are, even if there is less time to wait for them."""
 
 
 @contextlib.contextmanager
-def said(what: str, after: float = SAY_AFTER) -> Iterator[None]:
+def log_if_slow(what: str, after: float = LOG_AFTER) -> Iterator[None]:
     """Log what is being done while the body runs, if it takes long, and then less and less often."""
     done = threading.Event()
 
@@ -38,7 +39,7 @@ def said(what: str, after: float = SAY_AFTER) -> Iterator[None]:
             logger.warning("dshuffle: %s", what)
             pause *= 2
 
-    thread = threading.Thread(target=say, name="dshuffle-said", daemon=True)
+    thread = threading.Thread(target=say, name="dshuffle-log-if-slow", daemon=True)
     thread.start()
     try:
         yield
@@ -68,30 +69,30 @@ def wait_for_workers(
     Raises
     ------
     ClusterError
-        If there are not enough in time.
+        If there are not enough in time, or the scheduler does not answer.
     """
     as_integer("min_workers", min_workers, 1)
     seconds = as_seconds("patience", patience)
-    started, said = time.monotonic(), STEP
+    began, report_after, log_after = time.monotonic(), STEP, STEP
     while True:
-        waited = time.monotonic() - started
-        try:
-            client.wait_for_workers(min_workers, timeout=min(STEP, max(LEAST, seconds - waited)))
-        except TimeoutError as error:
-            information, waited = cluster_info(client), time.monotonic() - started
-            there, address = len(information["workers"]), information["address"]
-            if waited >= seconds:
-                raise ClusterError(
-                    f"only {there} of min_workers={min_workers} workers are there after {seconds:g} s. Start more, or "
-                    f"wait longer ({limit}). If workers or their jobs run, look at their logs: they must reach the "
-                    f"scheduler at {address}"
-                ) from error
-            if waiting is not None:
-                waiting(there)
-            elif waited >= said:
-                said = 2 * waited
-                logger.warning("dshuffle: %d of %d workers have connected after %.0f s", there, min_workers, waited)
-        except OSError as error:
-            raise ClusterError(f"the scheduler cannot be reached: {error}") from error
-        else:
+        left = began + seconds - time.monotonic()
+        information = cluster_info(client, max(ANSWER_WITHIN, left))
+        # Those that Dask has paused may not take part.
+        n_running = sum(worker["status"] == "running" for worker in information["workers"].values())
+        if n_running >= min_workers:
             return
+        waited = time.monotonic() - began
+        if waited >= seconds:
+            raise ClusterError(
+                f"only {n_running} of min_workers={min_workers} workers are there after {seconds:g} s. Start more, or "
+                f"wait longer ({limit}). If workers or their jobs run, look at their logs: they must reach the "
+                f"scheduler at {information['address']}"
+            )
+        if waited >= report_after:
+            report_after = waited + STEP
+            if waiting is not None:
+                waiting(n_running)
+            elif waited >= log_after:
+                log_after = 2 * waited
+                logger.warning("dshuffle: %d of %d workers have connected after %.0f s", n_running, min_workers, waited)
+        time.sleep(min(PAUSE, STEP, seconds - waited))

@@ -25,7 +25,7 @@ from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.rows import RowLayout
 from dshuffle.runtime.client.cluster_view import check_client, cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
-from dshuffle.runtime.gather.row_pieces import ARRAY, Ranges, Wanted, column_of, merge_pieces, split_rows
+from dshuffle.runtime.gather.row_pieces import ARRAY, OutputRows, Ranges, column_of, merge_pieces, split_rows
 from dshuffle.store import Dataset
 
 GROUP_BYTES = 64 * 2**20
@@ -170,7 +170,7 @@ def gather(
     source: Source,
     chunk_rows: Sequence[int],
     name: str,
-    draw: Callable[..., list[Wanted]],
+    draw: Callable[..., list[OutputRows]],
     *arguments: Any,
 ) -> dict[str, dask.array.Array]:
     """Start the tasks, each on the worker that holds its input or output.

@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     rows: ByteMatrix
 
 
-class Wanted(NamedTuple):
+class OutputRows(NamedTuple):
     """What the output has of one part of the input.
 
     ``positions`` are rows of the output, and ``sources`` the rows of the part that they get, in ascending order.
@@ -48,19 +48,19 @@ class Wanted(NamedTuple):
     sources: NDArray[np.uint32] | None = None
 
 
-def destinations(seed: int, parts: list[Ranges]) -> list[Wanted]:
+def destinations(seed: int, parts: list[Ranges]) -> list[OutputRows]:
     """For each part, the output row of each of its rows."""
     n_rows = max(last for ranges in parts for _, last in ranges)
     destinations = np.empty(n_rows, dtype=np.uint32)
     destinations[row_permutation(n_rows, seed)] = np.arange(n_rows, dtype=np.uint32)
-    return [Wanted(np.concatenate([destinations[first:last] for first, last in ranges])) for ranges in parts]
+    return [OutputRows(np.concatenate([destinations[first:last] for first, last in ranges])) for ranges in parts]
 
 
-def requested(parts: list[Ranges], indices: NDArray[np.int64]) -> list[Wanted]:
+def requested(parts: list[Ranges], indices: NDArray[np.int64]) -> list[OutputRows]:
     """For each part, the rows of the output that it has, and which of its rows they are."""
     n_rows = max(last for ranges in parts for _, last in ranges)
     positions, offsets = group_by(indices, n_rows)
-    found = []
+    outputs = []
     for ranges in parts:
         begins = itertools.accumulate((last - first for first, last in ranges), initial=0)
         sources = [
@@ -68,12 +68,12 @@ def requested(parts: list[Ranges], indices: NDArray[np.int64]) -> list[Wanted]:
             for begin, (first, last) in zip(begins, ranges, strict=False)
         ]
         own = [positions[offsets[first] : offsets[last]] for first, last in ranges]
-        found.append(Wanted(np.concatenate(own).astype(np.uint32), np.concatenate(sources).astype(np.uint32)))
-    return found
+        outputs.append(OutputRows(np.concatenate(own).astype(np.uint32), np.concatenate(sources).astype(np.uint32)))
+    return outputs
 
 
 def split_rows(
-    wanted: Wanted,
+    output: OutputRows,
     source: list[NDArray[Any]] | Dataset,
     *,
     ranges: Ranges,
@@ -86,21 +86,21 @@ def split_rows(
         chunks = [_as_rows(chunk, layout) for chunk in source]
     else:
         [(first, last)] = ranges
-        ids, wanted = _only_wanted(wanted, last - first)
+        ids, output = _used_rows(output, last - first)
         chunks = [layout.empty(len(ids))]
         source.read_into(chunks[0], np.arange(len(ids)), first + ids)
     bounds = list(itertools.accumulate((len(chunk) for chunk in chunks), initial=0))
-    targets = np.searchsorted(starts, wanted.positions, side="right") - 1
+    targets = np.searchsorted(starts, output.positions, side="right") - 1
     # Ascending within each target, so that rows from the same chunk are contiguous.
     order, offsets = group_by(targets, len(starts) - 1)
     pieces = []
     for first, last in itertools.pairwise(cuts):
         own = offsets[first : last + 1] - offsets[first]
         chosen = order[offsets[first] : offsets[last]]
-        places = wanted.positions[chosen] - np.repeat(starts[first:last], np.diff(own)).astype(np.uint32)
+        places = output.positions[chosen] - np.repeat(starts[first:last], np.diff(own)).astype(np.uint32)
         rows = layout.empty(len(chosen))
-        if wanted.sources is not None:
-            chosen = wanted.sources[chosen].astype(np.int64)
+        if output.sources is not None:
+            chosen = output.sources[chosen].astype(np.int64)
         for begin, end in itertools.pairwise(own.tolist()):
             within = np.searchsorted(chosen[begin:end], bounds) + begin
             for chunk, start, (low, high) in zip(chunks, bounds, itertools.pairwise(within.tolist()), strict=False):
@@ -109,14 +109,14 @@ def split_rows(
     return pieces
 
 
-def _only_wanted(wanted: Wanted, n_rows: int) -> tuple[NDArray[np.int64], Wanted]:
+def _used_rows(output: OutputRows, n_rows: int) -> tuple[NDArray[np.int64], OutputRows]:
     """The rows of a part that the output has at all, and what the output has of them."""
-    if wanted.sources is None:
-        return np.arange(n_rows), wanted
+    if output.sources is None:
+        return np.arange(n_rows), output
     flags = np.zeros(n_rows, np.bool_)
-    flags[wanted.sources] = True
+    flags[output.sources] = True
     numbers = (np.cumsum(flags) - 1).astype(np.uint32)
-    return np.flatnonzero(flags), Wanted(wanted.positions, numbers[wanted.sources])
+    return np.flatnonzero(flags), OutputRows(output.positions, numbers[output.sources])
 
 
 def _as_rows(chunk: NDArray[Any], layout: RowLayout) -> ByteMatrix:

@@ -81,19 +81,19 @@ def take(client: Client, data: dask.array.Array | Dataset, indices: ArrayLike, a
     array = dask.array.moveaxis(array, axis, 0)
     chosen = _checked_indices(client, indices, len(array))
     if len(chosen) * array.size == 0:
-        taken = dask.array.zeros((len(chosen), *array.shape[1:]), dtype=array.dtype, chunks=-1)
-        return client.persist(dask.array.moveaxis(taken, 0, axis))
+        result = dask.array.zeros((len(chosen), *array.shape[1:]), dtype=array.dtype, chunks=-1)
+        return client.persist(dask.array.moveaxis(result, 0, axis))
     rows = max(array.chunks[0])
     chunk_rows = tuple(min(rows, len(chosen) - first) for first in range(0, len(chosen), rows))
     [scattered] = client.scatter([chosen], hash=False)
-    taken = gather(client, Source.of(client, array), chunk_rows, "take", requested, scattered)[ARRAY]
-    return taken if axis == 0 else client.persist(dask.array.moveaxis(taken, 0, axis))
+    result = gather(client, Source.of(client, array), chunk_rows, "take", requested, scattered)[ARRAY]
+    return result if axis == 0 else client.persist(dask.array.moveaxis(result, 0, axis))
 
 
 def _checked_indices(client: Client, indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:
     """Return the indices as integers from 0."""
-    given = client.compute(indices, sync=True) if isinstance(indices, dask.array.Array) else indices
-    array = np.asarray(given)
+    values = client.compute(indices, sync=True) if isinstance(indices, dask.array.Array) else indices
+    array = np.asarray(values)
     if array.ndim != 1:
         raise InvalidParameter.of("indices.shape", array.shape, "(m,)", "Ravel them first.")
     if not array.size:

@@ -12,7 +12,7 @@ from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import SERVER, ShuffleSpec, get_delivery
-from dshuffle.runtime.scheduler.kept_choice import Found, choose_kept
+from dshuffle.runtime.scheduler.kept_choice import KeptPartitions, choose_kept
 from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
 from dshuffle.runtime.session_spec import Former, SessionRequest, SessionSpec
 
@@ -33,7 +33,7 @@ def choose_members(
     order: SessionRequest,
     ready: Collection[str],
     former: Former | None = None,
-    kept: Found = MappingProxyType({}),
+    kept: KeptPartitions = MappingProxyType({}),
 ) -> Members:
     """Assign ranks in the order of worker names, so that the same cluster always gets the same ranks.
 
@@ -94,15 +94,15 @@ def choose_members(
     return Members(spec, role)
 
 
-def _find_server(workers: list[WorkerState], wanted: str | None) -> WorkerState | None:
-    if wanted is None:
+def _find_server(workers: list[WorkerState], server: str | None) -> WorkerState | None:
+    if server is None:
         marked = [worker for worker in workers if only_serves(worker.resources)]
         return marked[0] if marked else None
     for worker in workers:
-        if wanted in (worker.address, str(worker.name)):
+        if server in (worker.address, str(worker.name)):
             return worker
     names = ", ".join(f"{worker.name} ({worker.address})" for worker in workers)
-    raise InvalidParameter.of("server", wanted, f"the name or address of one of these workers: {names}")
+    raise InvalidParameter.of("server", server, f"the name or address of one of these workers: {names}")
 
 
 def in_rank_order(workers: Iterable[WorkerState]) -> list[WorkerState]:

@@ -24,8 +24,8 @@ from distributed import Future, Status
 import dshuffle.exchange.jobs
 import dshuffle.runtime.client.epoch
 import dshuffle.runtime.client.open_session
+import dshuffle.runtime.client.opening
 import dshuffle.runtime.client.session_client
-import dshuffle.runtime.client.shuffler
 import dshuffle.runtime.client.waiting
 import dshuffle.runtime.worker.plans
 import dshuffle.runtime.worker.server_rows
@@ -187,7 +187,8 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         # Kernels are loaded once in a process.
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_exchange_kernels", LOADED_FOR_EXCHANGES)
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_session_kernels", LOADED_FOR_SESSIONS)
-        patch.setattr(dshuffle.runtime.client.shuffler, "said", lambda _: contextlib.nullcontext())  # it has a thread
+        without_thread = lambda _: contextlib.nullcontext()  # noqa: E731
+        patch.setattr(dshuffle.runtime.client.opening, "log_if_slow", without_thread)
         patch.setattr(Candidates, "may_come", may_come)
         patch.setattr(time, "perf_counter", loop.time)  # measured rates decide how long messages are
         patch.setattr(OwnPlanner, "plan", plan_of_build)

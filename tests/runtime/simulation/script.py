@@ -139,7 +139,7 @@ class Script:
     def abandon(self) -> None:
         """Let nobody close the session: something is wrong, and the world ends."""
         if self.shuffler is not None:
-            self.shuffler._closed = True
+            self.shuffler._sequence.closed = True
 
     def _open(self) -> Shuffler | None:
         try:
@@ -193,7 +193,7 @@ class Script:
                 assert epoch.number == number, f"epoch {epoch.number} comes in place of {number}"
                 self._moved_on()
                 self.epoch, self.ranks = epoch, range(shuffler.n_workers)
-                self.history = shuffler._membership.current.history
+                self.history = shuffler._sequence.membership.current.history
                 return epoch
         raise WorkerLost("the client gave up")
 
