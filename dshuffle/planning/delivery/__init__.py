@@ -15,6 +15,7 @@ from dshuffle.planning.delivery.definition import Circumstances, Delivery, Exces
 from dshuffle.planning.delivery.grid import GRID
 from dshuffle.planning.delivery.leftover import LEFTOVER, shuffle_matrix
 from dshuffle.planning.delivery.peer import PEER
+from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.delivery.server import SERVER_ROWS
 from dshuffle.planning.delivery.storage import STORAGE
 from dshuffle.planning.delivery.ubershuffle import UBERSHUFFLE
@@ -143,4 +144,4 @@ def plan_delivery(
     ranks = as_ranks("destinations", destinations, n_workers)
     if len(masks) != len(ranks):
         raise InvalidParameter.of("destinations.shape", ranks.shape, f"({len(masks)},), to match holders")
-    return DELIVERIES[name].plan(masks, ranks, n_workers, seed=seed, start=start, hosts=hosts, **options)
+    return DELIVERIES[name].plan(PlanInput(masks, ranks, n_workers, seed, start, hosts), **options)

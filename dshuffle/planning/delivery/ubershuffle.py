@@ -18,12 +18,12 @@ from dshuffle.planning.delivery.clique_packing import CLIQUE_PACKETS
 from dshuffle.planning.delivery.encoding_tables import MOST_WORKERS, Tables
 from dshuffle.planning.delivery.packet_models import PacketModel, packets_of_tables
 from dshuffle.planning.delivery.packets_from_server import PacketsFromServer
+from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.grouping import group_by, lowest_bit, popcount
 from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Holders, Ranks
 
 
-def plan_ubershuffle(holders: Holders, destinations: Ranks, n_workers: int, *, seed: int, depth: int = 2) -> Packets:
+def plan_ubershuffle(plan_input: PlanInput, depth: int = 2) -> Packets:
     """Plan the packets of ``coded`` after moving samples to tables of subsets with shorter columns.
 
     Parameters
@@ -39,13 +39,14 @@ def plan_ubershuffle(holders: Holders, destinations: Ranks, n_workers: int, *, s
         If the depth is not an integer >= 1.
     """
     depth = as_integer("depth", depth, 1, "Use the delivery 'coded' to move no samples.")
-    tables = Tables.of(holders, destinations, n_workers)
+    n_workers = plan_input.n_workers
+    tables = Tables.of(plan_input.holders, plan_input.destinations, n_workers)
     by_size, layers = group_by(_sizes(tables.masks), n_workers + 1)
     packet_of = np.empty(len(tables.samples), dtype=np.int64)
     n_packets = _carpool(
         tables.masks, tables.columns, tables.starts, tables.workers, by_size, layers, min(depth, n_workers), packet_of
     )
-    return tables.plan(packet_of, n_packets, destinations)
+    return tables.plan(packet_of, n_packets, plan_input.destinations)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -182,7 +183,7 @@ class UberShuffle(PacketsFromServer):
     """The packets of ``coded``, with gaps filled from the tables of larger sets."""
 
     name = "ubershuffle"
-    planner = staticmethod(plan_ubershuffle)
+    plan = staticmethod(plan_ubershuffle)
     most_workers = MOST_WORKERS
     packet_model = PacketModel(
         packets_of_tables,
