@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -40,15 +40,6 @@ class Rotate(Assignment):
 
     name: ClassVar[str] = "rotate"
     forms: ClassVar[str] = "'rotate'"
-
-    def __str__(self) -> str:
-        return self.name
-
-    @classmethod
-    def parse(cls, parameter: str | None) -> Self:
-        if parameter is not None:
-            raise ValueError(parameter)
-        return cls()
 
     def draw(self, draw):
         return EpochDraw((draw.previous + 1) % np.int32(draw.n_workers))

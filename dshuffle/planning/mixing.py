@@ -188,11 +188,11 @@ def shuffle_quality(
 
 
 def _as_classes(classes: ArrayLike) -> Samples:
-    known = np.asarray(classes)
-    if known.ndim != 1 or not np.issubdtype(known.dtype, np.integer) or (known < 0).any():
+    labels = np.asarray(classes)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or (labels < 0).any():
         hint = "Pass a one-dimensional array of integers >= 0."
-        raise InvalidParameter.because("classes", f"it has dtype {known.dtype} and shape {known.shape}", hint)
-    return known.astype(np.int64)
+        raise InvalidParameter.because("classes", f"it has dtype {labels.dtype} and shape {labels.shape}", hint)
+    return labels.astype(np.int64)
 
 
 def _pairs_together(

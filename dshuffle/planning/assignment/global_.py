@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from dshuffle.planning.assignment.balance import draw_classes
 from dshuffle.planning.assignment.blocks import Blocks
@@ -16,16 +16,6 @@ class Global(Assignment):
 
     name: ClassVar[str] = "global"
     forms: ClassVar[str] = "'global'"
-
-    def __str__(self) -> str:
-        return self.name
-
-    @classmethod
-    def parse(cls, parameter: str | None) -> Self:
-        """See :class:`Assignment`."""
-        if parameter is not None:
-            raise ValueError(parameter)
-        return cls()
 
     def draw(self, draw: Draw) -> EpochDraw:
         """See :class:`Assignment`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from dshuffle.planning.assignment.blocks import Blocks
 from dshuffle.planning.assignment.rule import Assignment, Draw, EpochDraw
@@ -19,16 +19,6 @@ class Local(Assignment):
     name: ClassVar[str] = "local"
     forms: ClassVar[str] = "'local'"
     moves: ClassVar[bool] = False
-
-    def __str__(self) -> str:
-        return self.name
-
-    @classmethod
-    def parse(cls, parameter: str | None) -> Self:
-        """See :class:`Assignment`."""
-        if parameter is not None:
-            raise ValueError(parameter)
-        return cls()
 
     def draw(self, draw: Draw) -> EpochDraw:
         """See :class:`Assignment`."""

@@ -218,11 +218,11 @@ def _emit(  # type: ignore[no-untyped-def]
     p, e = 0, 0
     for i in range(n):
         for j in range(i):
-            there, back = i * n + j, j * n + i
-            while heads[there] < offsets[there + 1] and heads[back] < offsets[back + 1]:
-                samples[e], workers[e] = arcs[heads[there]], j
+            forward, back = i * n + j, j * n + i
+            while heads[forward] < offsets[forward + 1] and heads[back] < offsets[back + 1]:
+                samples[e], workers[e] = arcs[heads[forward]], j
                 samples[e + 1], workers[e + 1] = arcs[heads[back]], i
-                heads[there] += 1
+                heads[forward] += 1
                 heads[back] += 1
                 p, e = p + 1, e + 2
                 packets[p] = e

@@ -97,7 +97,7 @@ def storage_loads(demand: Demand, share: Amounts) -> dict[str, Any]:
     return {
         "requests": hit,
         "read": hit * c * demand.row_nbytes,
-        "wanted": float(share.sum()) * demand.row_nbytes,
+        "needed_nbytes": float(share.sum()) * demand.row_nbytes,
     }
 
 

@@ -67,12 +67,12 @@ def _carpool(  # type: ignore[no-untyped-def]
     # The remaining samples of a column begin at its head.
     heads = starts[:-1].copy()
     # Workers that have a column in each table, even if no samples of it remain.
-    wanted = np.zeros(masks.size, dtype=np.uint64)
+    destinations = np.zeros(masks.size, dtype=np.uint64)
     for table in range(masks.size):
         for column in range(columns[table], columns[table + 1]):
-            wanted[table] |= np.uint64(1) << np.uint64(workers[column])
+            destinations[table] |= np.uint64(1) << np.uint64(workers[column])
     lengths = np.zeros(n_workers, dtype=np.int64)
-    others = np.empty(n_workers, dtype=np.uint64)
+    absent = np.empty(n_workers, dtype=np.uint64)
     chosen = np.empty(n_workers + 1, dtype=np.int64)
     n_packets = 0
     for table in by_size:
@@ -85,24 +85,24 @@ def _carpool(  # type: ignore[no-untyped-def]
             lengths[workers[column]] = starts[column + 1] - heads[column]
             longest = max(longest, lengths[workers[column]])
         short = np.uint64(0)
-        n_others = 0
+        n_absent = 0
         for worker in range(n_workers):
             bit = np.uint64(1) << np.uint64(worker)
             if mask & bit == 0:
-                others[n_others] = bit
-                n_others += 1
+                absent[n_absent] = bit
+                n_absent += 1
             elif lengths[worker] < longest:
                 short |= bit
-        size = n_workers - n_others
+        size = n_workers - n_absent
         n_supersets = 1.0
-        for extra in range(1, min(depth, n_others) + 1):
-            n_supersets *= (n_others + 1 - extra) / extra
+        for extra in range(1, min(depth, n_absent) + 1):
+            n_supersets *= (n_absent + 1 - extra) / extra
             place, end = layers[size + extra], layers[size + extra + 1]
             # A lookup costs about as much as skipping eight tables.
             by_scan = end - place < 8 * n_supersets
             for k in range(extra):
                 chosen[k] = k
-            chosen[extra] = n_others
+            chosen[extra] = n_absent
             while short != 0 and place < end:
                 if by_scan:
                     giver = by_size[place]
@@ -112,18 +112,18 @@ def _carpool(  # type: ignore[no-untyped-def]
                 else:
                     superset = mask
                     for i in range(extra):
-                        superset |= others[chosen[i]]
+                        superset |= absent[chosen[i]]
                     giver = _find(slots, masks, superset)
                     if not _advance(chosen, extra):
                         place = end
                     if giver < 0:
                         continue
-                gives = wanted[giver] & short
+                gives = destinations[giver] & short
                 while gives != 0:
                     worker = lowest_bit(gives)
                     bit = np.uint64(1) << np.uint64(worker)
                     gives ^= bit
-                    column = columns[giver] + popcount(wanted[giver] & (bit - np.uint64(1)))
+                    column = columns[giver] + popcount(destinations[giver] & (bit - np.uint64(1)))
                     count = min(longest - lengths[worker], starts[column + 1] - heads[column])
                     for i in range(count):
                         packet_of[heads[column] + i] = n_packets + lengths[worker] + i

@@ -129,7 +129,7 @@ class Location:
         except NotImplementedError as error:
             raise InvalidParameter.because("url", f"{kind} has no read-only copy", "Open it read-only.") from error
         try:
-            pickle.Pickler(_Nowhere()).dump(store)
+            pickle.Pickler(_NullFile()).dump(store)
         except Exception as error:  # whatever its class raises
             raise InvalidParameter.because(
                 "url",
@@ -140,7 +140,7 @@ class Location:
             ) from error
 
 
-class _Nowhere:
+class _NullFile:
     """A file that keeps nothing."""
 
     def write(self, data: bytes) -> int:
