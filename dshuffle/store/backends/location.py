@@ -74,7 +74,7 @@ class Location:
     @property
     def is_remote(self) -> bool:
         """Whether its store may be one that does not say which objects do not exist."""
-        return self.store is not None or not (is_local(self.url) or is_memory(self.url) or self.url.startswith("nfs:"))
+        return self.store is not None or not (is_local(self.url) or is_memory(self.url))
 
     def child(self, path: str) -> str:
         """How to open a group below, as Python code."""
