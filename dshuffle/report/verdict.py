@@ -40,8 +40,6 @@ def verdict_sentences(comparison: Comparison) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredWay:
-    """A way and its figures."""
-
     way: WayResult
     figures: Figures
 

@@ -18,11 +18,9 @@ class Global(Assignment):
     forms: ClassVar[str] = "'global'"
 
     def draw(self, draw: Draw) -> EpochDraw:
-        """See :class:`Assignment`."""
         if draw.classes is not None:
             return EpochDraw(draw_classes(draw.classes, draw.n_workers, "global", draw.seed, draw.epoch))
         return EpochDraw(self.blocks(len(draw.previous), draw.n_workers, draw.seed, draw.epoch).all_ranks())
 
     def blocks(self, n_samples: int, n_workers: int, seed: int, epoch: int) -> Blocks:
-        """See :class:`Assignment`."""
         return Blocks.drawn(n_samples, n_workers, 1, "global", seed, epoch)

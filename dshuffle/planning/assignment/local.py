@@ -21,11 +21,9 @@ class Local(Assignment):
     moves: ClassVar[bool] = False
 
     def draw(self, draw: Draw) -> EpochDraw:
-        """See :class:`Assignment`."""
         return EpochDraw(draw.previous.copy())
 
     def slots(self, first: Blocks, seed: int, changes: Sequence[WorkerChange] = ()) -> Slots:
-        """See :class:`Assignment`."""
         return Slots.of(first, changes, lambda n_workers: 0, fixed_points=False, seed=seed)
 
     @property
@@ -34,5 +32,4 @@ class Local(Assignment):
         return 0.0
 
     def most_incoming(self, n_samples: int, n_workers: int, largest_share: int) -> int:
-        """See :class:`Assignment`."""
         return 0
