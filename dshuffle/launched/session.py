@@ -76,11 +76,11 @@ class JobSession:
         options: Mapping[str, Any],
     ) -> Shuffler:
         if state is not None:
-            others = {name: value for name, value in options.items() if name not in CHOOSING}
-            return Shuffler.resume(self._client, self.dataset, state, checkpoint=checkpoint, **others)
+            remaining = {name: value for name, value in options.items() if name not in CHOOSING}
+            return Shuffler.resume(self._client, self.dataset, state, checkpoint=checkpoint, **remaining)
         if checkpoint is not None:
-            there = find_checkpoint(checkpoint, self.dataset)
-            return new_or_resumed(self._client, self.dataset, checkpoint, there, options)
+            saved_state = find_checkpoint(checkpoint, self.dataset)
+            return new_or_resumed(self._client, self.dataset, checkpoint, saved_state, options)
         return Shuffler(self._client, self.dataset, **options)
 
     @property

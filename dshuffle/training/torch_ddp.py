@@ -20,7 +20,7 @@ from dshuffle.training.torch_rank import (
     Fit,
     MakeModel,
     MakeOptimizer,
-    NoModelYet,
+    MissingModel,
     end,
     load_state,
     state_of,
@@ -203,7 +203,7 @@ def _train_epoch(
         try:
             done = epoch.together(train, fit, factor)
             state: bytes = epoch.map(state_of, fit.name, with_optimizer)[0].result() if fetched else b""
-        except NoModelYet as error:
+        except MissingModel as error:
             if attempt == ATTEMPTS:
                 raise
             logger.warning("dshuffle: the epoch starts again on all ranks: %s", error)

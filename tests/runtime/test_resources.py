@@ -25,7 +25,7 @@ from .conftest import OPTIONS, address_of
 
 pytestmark = pytest.mark.slow  # real processes
 
-SHARED_BY_ALL = ("dshuffle-files", "dshuffle-nfs", "dshuffle-plugin")
+SHARED_BY_ALL = ("dshuffle-files", "dshuffle-plugin")
 """Beginnings of the names of threads that serve all sessions of a process."""
 
 Census = dict[str, Any]
