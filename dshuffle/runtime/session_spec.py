@@ -22,7 +22,7 @@ from dshuffle.store import Dataset
 PLUGIN = "dshuffle"
 """Name of the scheduler plugin and of the worker plugin, and prefix of all handlers."""
 
-PROTOCOL = 25
+PROTOCOL = 26
 """Protocol version. Increment it whenever messages between processes change; other versions are refused."""
 
 
@@ -109,7 +109,7 @@ def is_adopted_by(session_id: str, other: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
+class PartitionSources:
     """Partitions that a worker can read its first partition from, instead of from the dataset.
 
     Parameters
@@ -133,7 +133,7 @@ class Former:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class EarlierWorkers:
     """The workers of an earlier session, whose samples stay where they are as far as possible.
 
     Parameters
@@ -158,7 +158,7 @@ class Carried:
         before = epoch if remainder.trained or history.epoch == epoch > 0 else epoch - 1
         return None if before < 0 else cls(history, before)
 
-    def placed(self, kept: Former, addresses: Sequence[str]) -> Carried:
+    def placed(self, kept: PartitionSources, addresses: Sequence[str]) -> EarlierWorkers:
         """The same, with the ranks of the partitions that fewer workers have kept; the others get the ranks left."""
         if kept.shuffle is None or kept.shuffle.history != self.history or len(addresses) >= self.history.n_workers:
             return self
@@ -215,7 +215,7 @@ class SessionRequest:
     kept_as: str | None = None
     reads_kept: bool = True
     former: str | None = None
-    carried: Carried | None = None
+    carried: EarlierWorkers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +256,14 @@ class SessionSpec:
     addresses: dict[int, str] = field(default_factory=dict)
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     kept_as: str | None = None
-    former: Former | None = None
+    former: PartitionSources | None = None
     memory_limit: int | None = None
 
     def with_shuffle(self, shuffle: ShuffleSpec) -> SessionSpec:
         """The same session with another plan specification."""
         return dataclasses.replace(self, shuffle=shuffle)
 
-    def with_former(self, former: Former) -> SessionSpec:
+    def with_former(self, former: PartitionSources) -> SessionSpec:
         """The same session with partitions from which the first partition is read."""
         return dataclasses.replace(self, former=former)
 

@@ -16,7 +16,7 @@ from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.client.session_client import SessionClient, Silence
 from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.runtime.messages import OpenedSession
-from dshuffle.runtime.session_spec import Carried, SessionRequest
+from dshuffle.runtime.session_spec import EarlierWorkers, SessionRequest
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +128,9 @@ class OpenSession:
         )
         return OpenSession(self.calls.client, request, self.calls.silence)
 
-    def _carried(self, epoch: int) -> Carried:
+    def _carried(self, epoch: int) -> EarlierWorkers:
         """The workers of this session as they are known here, with the epoch that they have trained on."""
-        return Carried(
+        return EarlierWorkers(
             self.history, epoch, {address: rank for rank, address in self.addresses.items() if rank != SERVER}
         )
 

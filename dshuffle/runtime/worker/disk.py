@@ -29,7 +29,7 @@ from dshuffle.exchange.kept_partition import (
 from dshuffle.exchange.row_file import RowFile, does_not_fit
 from dshuffle.runtime.replies import Reply
 from dshuffle.runtime.session_options import LOCAL
-from dshuffle.runtime.session_spec import Former, SessionSpec
+from dshuffle.runtime.session_spec import PartitionSources, SessionSpec
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
 
 logger = logging.getLogger(__name__)
@@ -207,5 +207,5 @@ def kept_here(worker: Worker, spec: SessionSpec, rank: int, epoch: int) -> Sessi
     wanted = spec.kept_as, spec.shuffle.history, rank, epoch
     for one in Listed.all_in(spec.options.cache_directory, spec.dataset.identity):
         if (one.label.shuffle, one.label.history, one.label.rank, one.label.epoch) == wanted:
-            return spec.with_former(Former(epoch, {rank: (worker.address, one.name)}, kept=True))
+            return spec.with_former(PartitionSources(epoch, {rank: (worker.address, one.name)}, kept=True))
     return spec
