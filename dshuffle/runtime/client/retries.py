@@ -157,7 +157,7 @@ class _Checkpoint:
 
 
 def _client(made: Client | AbstractContextManager[Client]) -> AbstractContextManager[Client]:
-    """A context manager that leaves a client open, and closes anything else."""
+    # The user's client stays open.
     return contextlib.nullcontext(made) if isinstance(made, Client) else made
 
 
@@ -169,7 +169,6 @@ def _shuffler(
     min_workers: int,
     patience: str | float,
 ) -> Iterator[Shuffler]:
-    """A new session, or one that goes on from the checkpoint."""
     wait_for_workers(client, min_workers, patience)
     state = checkpoint.state()
     options = {**options, "min_workers": min_workers}

@@ -109,7 +109,6 @@ def measure_cluster(
 
 
 def _members(client: Client) -> tuple[list[str], str | None]:
-    """Addresses of the workers that train, and of the server."""
     info = cluster_info(client)["workers"]
     servers = [address for address, worker in info.items() if only_serves(worker.get("resources"))]
     workers = [address for address in info if address not in servers]
@@ -168,8 +167,6 @@ class _Reads:
 
 
 class _Probe:
-    """One measurement of one cluster."""
-
     def __init__(
         self, client: Client, dataset: Dataset | None, row_nbytes: int, workers: list[str], server: str | None
     ) -> None:
