@@ -19,7 +19,8 @@ PACKAGE = Path(dshuffle.__file__).parent
 ROWS = [
     {"redaction"},
     {"errors"},
-    {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "times", "units", "unnamed_file"},
+    {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "process_state", "times"}
+    | {"units", "unnamed_file"},
     {"encodings"},
     {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from distributed import Worker
@@ -19,12 +20,12 @@ from dshuffle.coding import decode, encode
 from dshuffle.exchange.buffers import Buffer, BufferPool
 from dshuffle.exchange.comms import probe, sent
 from dshuffle.exchange.messages import MIB, MessageId
+from dshuffle.exchange.replies import RowsReply
 from dshuffle.exchange.shared_memory import may_share
 from dshuffle.exchange.warmup import warm_up
 from dshuffle.rows import RowLayout, checksum_rows, gather_rows, scatter_verified
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.processors import ProcessorTimes
-from dshuffle.runtime.replies import Reply
 from dshuffle.store import Dataset
 
 HANDLER = "dshuffle_probe"
@@ -98,13 +99,11 @@ async def install(dask_worker: Worker) -> None:
     layout = RowLayout.of({"x": (np.dtype("u1"), (MESSAGE_BYTES,))})
     message = MessageId(0, 0, 0, 0)
 
-    async def give(nbytes: int, host: str) -> Reply:
+    async def give(nbytes: int, host: str) -> dict[str, Any]:
         await _through_a_thread(time.perf_counter)  # real messages are packed in a thread, too
         payload = mapped if may_share(host) else copied
-        reply: Reply = {"rows": payload.rows[:, :nbytes], "checksums": payload.checksums}
-        if payload.place is not None:
-            reply["place"] = payload.place._replace(row_nbytes=nbytes)
-        return await sent(dask_worker, reply)
+        place = None if payload.place is None else payload.place._replace(row_nbytes=nbytes)
+        return await sent(dask_worker, RowsReply(payload.rows[:, :nbytes], payload.checksums, place=place))
 
     pool = BufferPool(layout, 1, 1)
     mapped, copied = pool.take(message, 1, shared=True), Buffer.new(layout, 1)
