@@ -120,7 +120,7 @@ class PartitionSources:
         Address of the worker that holds the partition of a rank, and the id of the session that it belongs to. Ranks
         whose workers are lost are missing.
     shuffle
-        What tells which rank has a sample; None if all samples are in one partition.
+        Says which rank has which sample. None if all samples are in one partition.
     kept
         Whether the partitions are kept on disks, from sessions that have ended. Instead of the id of a session, each
         has the name of its folder.

@@ -89,7 +89,7 @@ class Membership:
         members = self.current.calls.ask(messages.MemberChanges, "membership")
         changed = members.leaving or (members.joined and not self._exchanging)  # an exchange is not made twice
         follows = members.adopted or (changed and self.current.request.options.elastic)
-        if not follows or members.there < self._min_workers or members == self._refused:
+        if not follows or members.n_available < self._min_workers or members == self._refused:
             return
         try:
             self._following = self.current.successor(epoch)

@@ -32,8 +32,8 @@ T = TypeVar("T")
 LOSSES = (CommClosedError, KilledWorker, CancelledError)
 """Dask's errors after which another session may succeed. Those of dshuffle say it themselves."""
 
-IN_ALL = 10
-"""Attempts that may fail in all, for each of ``attempts``."""
+TOTAL_ATTEMPTS = 10
+"""Limit for all failed attempts together, as a multiple of ``attempts``."""
 
 
 def retrying(
@@ -124,7 +124,7 @@ def retrying(
                 raise
             failed, before, reached = failed + 1, reached, max(reached, checkpoint_file.reached(options))
             in_a_row = 0 if reached > before else in_a_row + 1
-            if in_a_row >= attempts or failed >= IN_ALL * attempts:
+            if in_a_row >= attempts or failed >= TOTAL_ATTEMPTS * attempts:
                 raise
             reason = str(error).partition(". ")[0]  # what to do about it comes after this
             logger.warning(
