@@ -17,7 +17,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
-from dshuffle.runtime.client.answers import WORKERS, answer, run_on_workers
+from dshuffle.runtime.client.bounded_calls import WORKERS, answer, run_on_workers
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure import probe_tasks
