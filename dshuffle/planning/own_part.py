@@ -139,11 +139,6 @@ class OwnPlanner:
         return slots.samples_of(self.rank, epoch) if samples is None else samples
 
 
-def plan_own_part(spec: ShuffleSpec, rank: int, epoch: int, delivery: str) -> OwnPart:
-    """Plan the part of one worker in one epoch, as :class:`OwnPlanner` does."""
-    return OwnPlanner(spec, rank).plan(epoch, delivery)
-
-
 def _ascending(samples: Samples, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Indices of the chosen samples, in ascending order of the samples."""
     indices = np.flatnonzero(chosen)
