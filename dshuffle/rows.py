@@ -28,6 +28,7 @@ from dshuffle.kernels import KERNEL, prefetch_row
 _LONG_ROW, _AHEAD = 512, 4
 
 ByteMatrix = NDArray[np.uint8]
+Checksums = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)

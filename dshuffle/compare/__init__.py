@@ -8,7 +8,7 @@ from dshuffle.compare.logical_workers import fit_logical_workers
 from dshuffle.compare.stored_order import StoredOrder
 from dshuffle.compare.variance import VarianceRatio, variance_ratio
 from dshuffle.compare.ways import Way, default_ways, product_of_ways
-from dshuffle.runtime.cluster_view import count_training_workers
+from dshuffle.runtime.client.cluster_view import count_training_workers
 
 __all__ = [
     "AS_THEY_ARE",

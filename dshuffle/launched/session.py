@@ -15,9 +15,9 @@ from distributed.client import ClosedClientError
 from dshuffle.errors import ClusterError
 from dshuffle.launched.mailbox import Terms, hold_partition, mark_batches
 from dshuffle.runtime import Shuffler
-from dshuffle.runtime.checkpoints import find_checkpoint, write_checkpoint
-from dshuffle.runtime.retries import check_alike, new_or_resumed
-from dshuffle.runtime.session_state import CHOOSING, SessionState
+from dshuffle.runtime.client.checkpoints import find_checkpoint, write_checkpoint
+from dshuffle.runtime.client.retries import check_alike, new_or_resumed
+from dshuffle.runtime.client.session_state import CHOOSING, SessionState
 from dshuffle.store import Dataset
 
 CLOSE_WITHIN = 5.0

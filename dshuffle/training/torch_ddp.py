@@ -11,7 +11,7 @@ from typing import Any
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, DShuffleError, InvalidParameter
 from dshuffle.runtime import Epoch, Shuffler, gathered
-from dshuffle.runtime.cluster_view import cluster_info
+from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.training.fit import EarlyStopping, History, OnEpoch, Recorder, SavedFit, Validate, raises_once
 from dshuffle.training.inputs import check_encryption, check_fixed_workers
 from dshuffle.training.monitoring import EpochBreakdown, PhaseSeconds, with_records

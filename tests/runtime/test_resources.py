@@ -221,7 +221,7 @@ def test_the_client_is_gone(client, dataset, folder, unchanged, eventually) -> N
             shuffler = Shuffler(other, dataset, cache_directory=folder)
             for epoch in shuffler.epochs(2):
                 other.gather(epoch.map(ids))
-        shuffler._closed = True  # else its end would warn that it was not closed
+        shuffler._sequence.closed = True  # else its end would warn that it was not closed
 
         def sessions(dask_worker: Any) -> int:
             return len(dask_worker.plugins["dshuffle"].sessions)
