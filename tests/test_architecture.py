@@ -89,6 +89,38 @@ def test_imports_go_up_the_rows(module):
             assert ROW[other] < ROW[own], f"{module} imports {target}, which is in row {ROW[other] + 1}"
 
 
+# The folders of `runtime` say where code runs. Its files are for all participants, and import none of the folders.
+SIDES: dict[str, set[str]] = {
+    "": set(),
+    "worker": {""},
+    "scheduler": {"", "worker"},  # the scheduler plugin sends the workers theirs
+    "client": {"", "worker", "scheduler", "measure"},
+    "measure": {"", "client"},
+    "gather": {"", "client"},
+}
+
+
+def side(module: str) -> str | None:
+    """The folder of `runtime` in which a module is; empty for its files."""
+    pieces = module.split(".")
+    if pieces[:2] != ["dshuffle", "runtime"] or len(pieces) == 2:
+        return None
+    return pieces[2] if pieces[2] in SIDES else ""
+
+
+@pytest.mark.parametrize("module", sorted(module for module in MODULES if side(module) is not None))
+def test_sides_of_a_session_import_what_they_may(module):
+    own = side(module)
+    assert own is not None
+    sides = {side(target) for target, _ in imports(MODULES[module])} - {None, own}
+    assert sides <= SIDES[own]
+
+
+def test_every_folder_of_the_runtime_is_a_side():
+    folders = {path.parent.name for path in (PACKAGE / "runtime").glob("*/__init__.py")}
+    assert folders == set(SIDES) - {""}
+
+
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_no_import_hides_in_a_function(module):
     hidden = [(name, where.name) for name, where in imports(MODULES[module]) if where is not None]

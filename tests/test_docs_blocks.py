@@ -1,4 +1,4 @@
-"""The Python blocks of the pages on datasets, resuming and pipelines run, one after the other, on small data.
+"""The Python blocks of the pages on files, datasets, resuming and pipelines run, one after the other, on small data.
 
 Blocks of other pages are run elsewhere: docs/training.md and docs/iterators.md by the tests of training and of the
 integrations, and docs/clusters.md needs a Slurm (tests/benchmarks/slurm.py).
@@ -20,6 +20,7 @@ import pytest
 import xarray as xr
 import zarr
 from distributed import Client, LocalCluster
+from PIL import Image
 
 import dshuffle
 from dshuffle.errors import RunCancelled
@@ -78,7 +79,7 @@ def test_the_blocks_on_datasets(tmp_path, monkeypatch):
     exec(opened, names)
     assert set(names["dataset"].arrays) == {"X", "obs/kind/codes", "obsm/X_pca"}
 
-    arrays = {"patient": y // 4, "age": np.arange(40), "x": x}
+    arrays = {"patient": y // 4, "label": y % 4, "age": np.arange(40), "x": x}
     names["dataset"] = dshuffle.create_dataset(None, arrays, chunk_rows=4)
     exec(split, names)
     assert names["adults"].n_samples == 22
@@ -99,6 +100,40 @@ def test_the_blocks_on_datasets(tmp_path, monkeypatch):
     session = SimpleNamespace(store=store)  # as icechunk has it, which only the newest Python has
     names |= {"zarr": zarr, "store": store, "repository": SimpleNamespace(readonly_session=lambda branch: session)}
     exec(stores, names)
+
+
+def test_the_blocks_on_files(two_workers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name, light in (("cats", 60), ("dogs", 180)):
+        Path("pictures", name).mkdir(parents=True)
+        for number in range(10):
+            pixels = rng.integers(light - 20, light + 20, (70, 90, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(f"pictures/{name}/{number}.png")
+    fields = {name: (("time", "lat"), rng.random((50, 8))) for name in ("t2m", "precipitation")}
+    ds = xr.Dataset(fields, coords={"time": pd.date_range("2000-01-01", periods=50)})
+    packed = {"dtype": "int16", "scale_factor": np.float32(1e-4), "_FillValue": -1}
+    ds.to_zarr("era5.zarr", consolidated=False, encoding={"t2m": packed})
+
+    created, split, sums, normalized, opened, windows = blocks("from-your-files.md")
+    with two_workers() as client:
+        names = {"dshuffle": dshuffle, "np": np, "client": client}
+        for block in (created, split, sums, normalized):
+            exec(block, names)
+    assert names["images"].classes == ("cats", "dogs")
+    train, test = (part.read_rows(np.arange(part.n_samples)) for part in (names["train"], names["test"]))
+    assert np.bincount(test["y"]).tolist() == [2, 2]
+    batch = names["normalized"](train)
+    assert batch.dtype == np.float32
+    np.testing.assert_allclose(batch.mean(axis=(0, 1, 2)), 0, atol=1e-4)
+    np.testing.assert_allclose(batch.std(axis=(0, 1, 2)), 1, atol=1e-4)
+
+    exec(opened, names)
+    assert names["era5"].arrays["t2m"].dtype == xr.open_zarr("era5.zarr", consolidated=False)["t2m"].dtype == np.float64
+    exec(windows, names)
+    past, future = (part.read_rows(np.arange(part.n_samples)) for part in (names["past"], names["future"]))
+    assert past["t2m"].shape[1:] == (3, 8)
+    assert past["time"].max() < future["time"].min()
 
 
 def test_the_blocks_on_resuming(two_workers, tmp_path, capsys):

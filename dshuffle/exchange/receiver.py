@@ -180,8 +180,8 @@ class Receiver:
         """Abort the run; returns when none of its tasks can access the cache partition any more."""
         self._inbox.abort()
         self._stop_looking()
-        while self._touching:
-            await asyncio.wait(self._touching)
+        while touching := [future for future in self._touching if not future.done()]:
+            await asyncio.wait(touching)
         for task in self._tasks:  # a task may wait long for the network, for instance for a worker that has left
             task.cancel()
         self._flows, self._sink, self._mend = {}, None, nothing_to_mend

@@ -7,7 +7,7 @@ import time
 from dshuffle.planning import SERVER
 from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.records import Measures
-from dshuffle.runtime.measure.processors import ProcessorTimes
+from dshuffle.runtime.processors import ProcessorTimes
 from dshuffle.runtime.worker.member_exchange import MemberExchange
 from dshuffle.runtime.worker.member_parts import MemberParts
 
