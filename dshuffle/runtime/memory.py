@@ -83,8 +83,8 @@ class WorkerMemory:
         allowed = int(self.limit * self.pause_fraction)
         return max(0, allowed - self.process_nbytes - messages_nbytes)
 
-    def reserve(self, spec: SessionSpec, *, trains: bool) -> tuple[SessionSpec, int]:
-        """Check that a session fits, and return it with its byte limit, and the bytes of its partition.
+    def reserve(self, spec: SessionSpec, *, trains: bool) -> tuple[int | None, int]:
+        """Check that a session fits, and return its byte limit, if it has one, and the bytes of its partition.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class WorkerMemory:
                 )
         if room is not None:
             limit = room if limit is None else min(limit, room)
-        return (spec if limit is None else spec.with_memory_limit(limit)), needed
+        return limit, needed
 
     def _others(self) -> str:
         if not self.reserved:
