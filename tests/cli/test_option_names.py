@@ -49,7 +49,9 @@ def test_arrays_that_the_files_have_are_listed(tmp_path):
 def test_what_draws_nothing_does_not_load_bokeh():
     """Half a second of the start of a command, or of a worker."""
     modules = ["dshuffle.cli.dataset", "dshuffle.cli.plan", "dshuffle.training", "dshuffle.pipeline"]
-    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name), print('bokeh' in sys.modules)"
+    code = (
+        "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name), print('bokeh' in sys.modules)"
+    )
     ran = subprocess.run([sys.executable, "-c", code, *modules], capture_output=True, text=True, check=False)
     assert ran.stdout.splitlines() == ["False"] * len(modules), ran.stderr
 

@@ -6,12 +6,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import CacheBudgetError, ChecksumMismatch, ExchangeError
 from dshuffle.exchange.cache_partition import SLOT_OVERHEAD, CachePartition
 from dshuffle.rows import RowLayout, checksum_rows
+
+from ..conftest import at_most
 
 
 def layout_of(nbytes: int) -> RowLayout:
@@ -52,7 +54,7 @@ def loaded(nbytes: int = 12, capacity: int = 6, incoming: int = 3) -> tuple[Cach
     return cache, truth
 
 
-@settings(max_examples=60)
+@at_most(60)
 @given(nbytes=st.sampled_from([1, 3, 8, 20, 33, 100_000]), seed=st.integers(0, 2**32), n_epochs=st.integers(1, 12))
 def test_many_epochs_against_a_set(nbytes: int, seed: int, n_epochs: int) -> None:
     rng = np.random.default_rng(seed)

@@ -6,12 +6,14 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Aligned, Choices, Chunks, EpochPlanner, GivenSharding, Global, Local, Partial, ShuffleSpec
 from dshuffle.planning.mixing import ShuffleQuality, mean_deviation, planned_quality, shuffle_quality, training_orders
+
+from ..conftest import at_most
 
 
 @st.composite
@@ -68,7 +70,7 @@ def brute_force(epochs, chunk_rows, batch_rows, classes):
     )
 
 
-@settings(max_examples=150)
+@at_most(150)
 @given(histories())
 def test_figures_are_those_of_brute_force(history):
     epochs, chunk_rows, batch_rows, classes = history

@@ -7,13 +7,15 @@ import pickle
 import numpy as np
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.store import open_dataset, read_array, stored_shardings, write_sharding
 from dshuffle.store.selection import split_samples
+
+from ..conftest import at_most
 
 N = 200
 ARRAYS = {"x": np.arange(N * 3.0).reshape(N, 3), "group": np.arange(N) // 7 % 11}
@@ -25,7 +27,7 @@ def dataset():
 
 
 @given(mask=st.lists(st.booleans(), min_size=N, max_size=N), again=st.data())
-@settings(max_examples=50, deadline=None)
+@at_most(50)
 def test_a_part_reads_as_the_array_does(mask, again):
     whole = open_dataset("memory://test-selection")
     if not any(mask):

@@ -21,7 +21,7 @@ from dshuffle.store import open_dataset
 
 xarray = pytest.importorskip("xarray", minversion="2025.9", reason="older releases decode durations in another way")
 
-EXAMPLES = int(os.environ.get("DSHUFFLE_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("DSHUFFLE_EXAMPLES", 3 * settings.default.max_examples))
 SIZE, CHUNK = 7, 3
 IDS = np.arange(SIZE)
 

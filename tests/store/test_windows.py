@@ -9,12 +9,14 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.store import dataset_of, describe, open_dataset, read_array, stored_shardings, write_sharding
+
+from ..conftest import at_most
 
 N = 120
 ARRAYS = {"x": np.arange(N * 3.0).reshape(N, 3), "y": np.arange(N), "year": np.arange(N) // 30}
@@ -49,7 +51,7 @@ offsets_of_one = st.one_of(st.integers(-9, 9), st.lists(st.integers(-9, 9), min_
 
 
 @given(offsets=st.dictionaries(st.sampled_from(sorted(ARRAYS)), offsets_of_one, max_size=3), data=st.data())
-@settings(max_examples=60, deadline=None)
+@at_most(60)
 def test_windows_read_as_slices_do(dataset, offsets, data):
     lowest = min([0, *(np.min(one) for one in offsets.values())])
     highest = max([0, *(np.max(one) for one in offsets.values())])
