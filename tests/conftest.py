@@ -1,5 +1,6 @@
 """What concerns all tests: how many examples hypothesis draws, worker processes that start in no time, and PyTorch."""
 
+import gc
 import importlib
 import os
 import sys
@@ -80,6 +81,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
+    # What thousands of tests consist of stays until the end: no collection need look at it again.
+    gc.collect()
+    gc.freeze()
     if is_quick(config) or config.getoption("collectonly"):
         return
     if len(session.items) >= MANY:

@@ -40,7 +40,7 @@ def differently(monkeypatch):
     return differently
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(
     ("way", "epochs"),
     [

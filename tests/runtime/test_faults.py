@@ -161,17 +161,24 @@ def test_an_exchange_that_fails_once_is_repeated_and_keeps_what_has_arrived(thre
 # -- tasks ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_that_hangs_is_named_and_the_session_goes_on_when_it_ends(threads, small, orders, within, eventually):
+def test_a_task_that_hangs_is_named_and_the_session_goes_on_when_it_ends(
+    threads, small, orders, within, eventually, tmp_path
+):
+    def wait_for_file(partition, path):
+        while partition.rank == 3 and not os.path.exists(path):
+            time.sleep(0.02)
+
     with dask.config.set({"dshuffle.timeout": "4s", "dshuffle.heartbeat": "3s"}), Shuffler(threads, small) as shuffler:
         epochs = shuffler.epochs(2)
         epoch = next(epochs)
-        futures = epoch.map(lambda partition: time.sleep(6 if partition.rank == 3 else 0))
+        futures = epoch.map(wait_for_file, str(tmp_path / "go on"))
         epoch.accept(futures)
         eventually(lambda: any(threads.run(lambda dask_worker: len(dask_worker.state.executing)).values()))
         wait([*futures[:3], futures[4]])
         threads.cancel(futures)
         with pytest.raises(ExchangeError, match=r"the epoch cannot end: waiting to end epoch 0: rank 3 .*1 task of"):
             within(30, lambda: next(epochs))
+        (tmp_path / "go on").touch()
         within(20, lambda: orders(shuffler, 2))
     assert [record.epoch for record in shuffler.records] == [0, 1, 2]
 

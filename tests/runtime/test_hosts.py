@@ -9,7 +9,13 @@ from dshuffle import Shuffler
 
 
 @pytest.mark.parametrize(
-    ("addresses", "hosts"), [("1122", (0, 0, 1, 1)), ("1212", (0, 0, 1, 1)), ("1234", ()), ("1111", ())]
+    ("addresses", "hosts"),
+    [
+        pytest.param("1122", (0, 0, 1, 1), marks=pytest.mark.slow),
+        ("1212", (0, 0, 1, 1)),
+        ("1234", ()),
+        pytest.param("1111", (), marks=pytest.mark.slow),
+    ],
 )
 def test_peers_on_the_same_machine_send_what_they_hold(cluster_of, small, orders, addresses, hosts):
     workers = {str(name): {"host": f"127.0.0.{address}"} for name, address in enumerate(addresses)}

@@ -22,14 +22,13 @@ from dshuffle.store import Dataset
 
 from .conftest import OPTIONS, task_that_checks
 
+QUICK = [{"assignment": "global"}, {"cache_fraction": 0.6, "delivery": "clique"}]
 WAYS = [
-    {"assignment": "global"},
     {"assignment": "partial:0.3"},
     {"assignment": "local"},
     {"assignment": "chunks"},
     {"delivery": "storage"},
     {"delivery": "server"},
-    {"cache_fraction": 0.6, "delivery": "clique"},
     {"assignment": "aligned", "delivery": "leftover"},
     {"balance": "label", "sharding": "stratified:label"},
 ]
@@ -62,7 +61,11 @@ def first_record(shuffler, ids, client):
     return record
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+@pytest.mark.parametrize(
+    "way",
+    [*QUICK, *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS)],
+    ids=lambda way: "-".join(map(str, way.values())),
+)
 def test_a_session_that_resumes_reads_nothing_from_the_store(threads, workers, labelled, ids, tmp_path, way):
     """The workers of the new cluster have other addresses. Its ranks train on what is left of the epoch."""
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
@@ -92,7 +95,7 @@ def test_a_session_that_resumes_reads_nothing_from_the_store(threads, workers, l
         assert sum(record.wire_received_bytes) == 0  # every worker got the rank whose partition it has
 
 
-@pytest.mark.parametrize("n_workers", [2, 7])
+@pytest.mark.parametrize("n_workers", [2, pytest.param(7, marks=pytest.mark.slow)])
 def test_another_number_of_workers_reads_from_those_that_have_a_row(threads, workers, small, ids, tmp_path, n_workers):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
@@ -157,7 +160,14 @@ def test_two_sessions_read_the_same_partitions(threads, small, ids, tmp_path):
     assert set(open_files.values()) == {0}
 
 
-@pytest.mark.parametrize("harm", ["gone", "rows", "index", "pipe", "another user", "another key"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "gone",
+        "rows",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("index", "pipe", "another user", "another key")),
+    ],
+)
 def test_what_is_damaged_or_not_the_users_is_read_from_the_store(threads, small, ids, tmp_path, harm, monkeypatch):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
@@ -302,7 +312,7 @@ def test_kept_partitions_make_room_for_new_ones(threads, small, ids, tmp_path, m
     eventually(lambda: os.listdir(tmp_path / "rows") == [])
 
 
-@pytest.mark.parametrize("n_workers", [5, 3])
+@pytest.mark.parametrize("n_workers", [pytest.param(5, marks=pytest.mark.slow), 3])
 def test_a_disk_without_room_for_two_sets_gives_up_the_first(
     threads, workers, small, ids, tmp_path, monkeypatch, n_workers
 ):

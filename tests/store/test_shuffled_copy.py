@@ -81,6 +81,7 @@ def test_values_to_spread_are_one_for_each_sample(by):
         shuffle_dataset(IN, OUT, by=by, overwrite=True)
 
 
+@pytest.mark.slow
 def test_every_order_is_as_likely():
     create_dataset(IN, {"y": np.arange(3)}, overwrite=True)
     orders = [

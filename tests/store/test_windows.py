@@ -8,7 +8,6 @@ import pickle
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -167,23 +166,25 @@ def test_shardings_belong_to_the_rows(dataset):
 
 @pytest.mark.parametrize(
     ("assignment", "delivery"),
-    [("global", "peer"), ("global", "server"), ("chunks", "storage"), ("partial:0.3", "peer")],
+    [
+        ("global", "peer"),
+        pytest.param("global", "server", marks=pytest.mark.slow),
+        ("chunks", "storage"),
+        pytest.param("partial:0.3", "peer", marks=pytest.mark.slow),
+    ],
 )
-def test_windows_are_shuffled_like_any_dataset(dataset, assignment, delivery):
+def test_windows_are_shuffled_like_any_dataset(client, dataset, assignment, delivery):
     windows = dataset.windows({"x": (-1, 0, 1)})
     wanted = expected({"x": (-1, 0, 1)}, N - 2, 1)["x"]
-    with (
-        Client(n_workers=2, processes=False, dashboard_address=":0") as client,
-        dshuffle.Shuffler(client, windows, assignment=assignment, delivery=delivery) as shuffler,
-    ):
+    with dshuffle.Shuffler(client, windows, assignment=assignment, delivery=delivery) as shuffler:
         for epoch in shuffler.epochs(2):
             found = np.concatenate(client.gather(epoch.map(lambda partition: partition["x"])))
             np.testing.assert_array_equal(found[np.argsort(found[:, 0, 0])], wanted)
 
 
-def test_windows_as_a_dask_array(dataset):
+def test_windows_as_a_dask_array(client, dataset):
     windows = dataset.windows({"x": (0, 1)})
-    with Client(n_workers=2, processes=False, dashboard_address=":0") as client:
+    with client.as_current():
         taken = dshuffle.take(client, windows, [5, 5, 0])["x"]
         assert isinstance(taken, da.Array)
         np.testing.assert_array_equal(taken.compute(), expected({"x": (0, 1)}, N - 1, 0)["x"][[5, 5, 0]])
