@@ -26,12 +26,11 @@ from dshuffle.runtime.scheduler.session_machine import SessionMachine
 from .simulator import COMMITTED, FAULTS, HEARTBEAT, TIMEOUT, simulate
 
 
-@pytest.mark.parametrize(("count", "least"), [(500, 10), pytest.param(2000, 50, marks=pytest.mark.slow)])
-def test_random_schedules(count: int, least: int) -> None:
-    seen = simulate(range(count))
+def test_random_schedules() -> None:
+    seen = simulate(range(2000))
     expected = [*FAULTS, "committed", "ExchangeError", "WorkerLost", "replaced"]
-    assert min(seen[what] for what in expected) > least, seen
-    assert min(seen[what] for what in ["adopted", "MembershipChanged"]) > least * 0.4, seen
+    assert min(seen[what] for what in expected) > 50, seen
+    assert min(seen[what] for what in ["adopted", "MembershipChanged"]) > 20, seen
 
 
 def now_telling(machine: SessionMachine, order: str, who: int, run_id: int) -> Tell:
