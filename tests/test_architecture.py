@@ -19,7 +19,8 @@ PACKAGE = Path(dshuffle.__file__).parent
 ROWS = [
     {"redaction"},
     {"errors"},
-    {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "times", "units", "unnamed_file"},
+    {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "process_state", "times"}
+    | {"units", "unnamed_file"},
     {"encodings"},
     {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},
@@ -94,6 +95,41 @@ def test_imports_go_up_the_rows():
         if part(target) not in (None, part(module)) and ROW[part(target)] >= ROW[part(module)]
     ]
     assert down == []
+
+
+# The folders of `runtime` say where code runs. Its files are for all participants, and import none of the folders.
+SIDES: dict[str, set[str]] = {
+    "": set(),
+    "worker": {""},
+    "scheduler": {"", "worker"},  # the scheduler plugin sends the workers theirs
+    "client": {"", "worker", "scheduler", "measure"},
+    "measure": {"", "client"},
+    "gather": {"", "client"},
+}
+
+
+def side(module: str) -> str | None:
+    """The folder of `runtime` in which a module is; empty for its files."""
+    pieces = module.split(".")
+    if pieces[:2] != ["dshuffle", "runtime"] or len(pieces) == 2:
+        return None
+    return pieces[2] if pieces[2] in SIDES else ""
+
+
+def test_sides_of_a_session_import_what_they_may():
+    sideways = [
+        f"{module} imports {target}"
+        for module, path in MODULES.items()
+        if (own := side(module)) is not None
+        for target, _ in imports(path)
+        if side(target) not in {None, own, *SIDES[own]}
+    ]
+    assert sideways == []
+
+
+def test_every_folder_of_the_runtime_is_a_side():
+    folders = {path.parent.name for path in (PACKAGE / "runtime").glob("*/__init__.py")}
+    assert folders == set(SIDES) - {""}
 
 
 def test_no_import_hides_in_a_function():

@@ -115,7 +115,6 @@ def _reset_peak() -> None:
 
 
 def _peak_bytes() -> int:
-    """Peak of the resident memory."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

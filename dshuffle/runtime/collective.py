@@ -70,7 +70,7 @@ class Collective:
             self._step += 1
             self._arrived, self._mean = {}, asyncio.get_running_loop().create_future()
             try:
-                if sum(one.nbytes for one, _ in arrived) > OFFLOAD_BYTES:
+                if sum(array.nbytes for array, _ in arrived) > OFFLOAD_BYTES:
                     result = await asyncio.get_running_loop().run_in_executor(None, weighted_mean, arrived)
                 else:
                     result = weighted_mean(arrived)

@@ -92,8 +92,8 @@ class WorkerMemory:
             If it does not fit.
         """
         layout, settings = spec.dataset.layout, spec.settings
-        given, limit = spec.options.memory_limit, spec.options.memory_limit
-        if given is None and self.limit:
+        user_limit, limit = spec.options.memory_limit, spec.options.memory_limit
+        if user_limit is None and self.limit:
             limit = max(0, int(settings.memory_fraction * self.limit) - sum(self.reserved.values()))
         room = self.room(settings.messages_nbytes)
         on_disk = spec.options.on_disk
@@ -102,7 +102,7 @@ class WorkerMemory:
             try:
                 check_budget(spec.shuffle, layout, limit, on_disk=on_disk)
             except CacheBudgetError as error:
-                if given is not None or not self.reserved:
+                if user_limit is not None or not self.reserved:
                     raise
                 raise CacheBudgetError(f"{error}. {self._others()}") from None
             if room is not None and needed > room:
@@ -164,8 +164,8 @@ def workers_that_fit(shuffle: ShuffleSpec, layout: RowLayout, limit: int) -> int
 
     def fits(n_workers: int) -> bool:
         try:
-            others = shuffle.with_history(WorkerHistory(n_workers), shuffle.first_epoch)
-            return member_nbytes(others, layout) <= limit
+            resized = shuffle.with_history(WorkerHistory(n_workers), shuffle.first_epoch)
+            return member_nbytes(resized, layout) <= limit
         except InvalidParameter:  # too few workers: the cache fraction must be at least 1/n
             return False
 

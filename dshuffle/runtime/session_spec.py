@@ -54,8 +54,8 @@ class DatasetReference:
             If the dataset has changed since it was opened, or cannot be read any more.
         """
         dataset.check_unchanged()
-        found = _sampled_checksums(dataset)
-        return cls(dataset.n_samples, dataset.layout, dataset.identity, found, dumps(dataset))
+        checksums = _sampled_checksums(dataset)
+        return cls(dataset.n_samples, dataset.layout, dataset.identity, checksums, dumps(dataset))
 
     def open(self) -> Dataset:
         """Open the dataset in this process.
@@ -166,8 +166,8 @@ class Carried:
         for rank, (address, _) in kept.holders.items():
             places.setdefault(address, rank)
         left = iter(sorted(set(range(self.history.n_workers)) - set(places.values())))
-        others = {address: next(left) for address in addresses if address not in places}
-        return dataclasses.replace(self, places=places | others)
+        added = {address: next(left) for address in addresses if address not in places}
+        return dataclasses.replace(self, places=places | added)
 
     def onto(self, shuffle: ShuffleSpec, addresses: Sequence[str]) -> ShuffleSpec:
         """Return the specification for the workers with these addresses, by rank."""

@@ -18,7 +18,7 @@ from dshuffle.compare import Way
 from dshuffle.errors import ClusterError, DatasetNotFound, RunCancelled
 from dshuffle.pipeline import BatchJobs, LocalWorkers, RunningScheduler, each_epoch
 from dshuffle.planning.cost import ClusterRates
-from dshuffle.runtime.waiting import wait_for_workers
+from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.synthetic import keyed_regression
 from dshuffle.training import fit_linear_regression
 
@@ -45,7 +45,7 @@ def test_a_pipeline_gives_what_the_trainer_gives():
     result = Pipeline(URL, LINEAR, shuffle="partial:0.5", cluster=HERE).run(progress=False)
     with HERE.open() as client, dshuffle.Shuffler(client, URL, assignment="partial:0.5") as shuffler:
         history = fit_linear_regression(shuffler, epochs=3, step=0.1)
-    assert np.array_equal(result.model, history.weights)
+    assert np.array_equal(result.model, history.model)
     assert [point.error for point in result.history.points] == [point.error for point in history.points]
     assert [str(record.choices.assignment) for record in result.records] == ["partial:0.5"] * 3
     assert result.ways[0].n_workers == 2
@@ -155,7 +155,7 @@ def test_a_run_is_cancelled_after_the_epoch_and_continued_from_its_checkpoint(tm
 
 
 def test_a_run_that_waits_for_workers_says_so_and_is_cancelled(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.waiting.STEP", 0.1)
+    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.1)
     with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster:
         source = RunningScheduler(cluster.scheduler_address, min_workers=2, patience="5m")
         run = Pipeline(URL, LINEAR, cluster=source).submit()
@@ -169,7 +169,7 @@ def test_a_run_that_waits_for_workers_says_so_and_is_cancelled(monkeypatch):
 
 
 def test_waiting_is_said(monkeypatch, caplog):
-    monkeypatch.setattr("dshuffle.runtime.waiting.STEP", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
     with (
         HERE.open() as client,
         pytest.raises(ClusterError, match=r"only 3 of min_workers=9 .* after 0\.5 s"),
@@ -179,7 +179,7 @@ def test_waiting_is_said(monkeypatch, caplog):
 
 
 def test_waiting_ends_although_nobody_looks_in_time(monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.waiting.STEP", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.05)
     with HERE.open() as client:
         for patience in (0, 0.2):
             with pytest.raises(ClusterError, match="min_workers=9"):

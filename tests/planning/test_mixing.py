@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
 from dshuffle.planning import Aligned, Choices, Chunks, EpochPlanner, GivenSharding, Global, Local, Partial, ShuffleSpec
-from dshuffle.planning.mixing import ShuffleQuality, mean_deviation, planned_quality, shuffle_quality, training_orders
+from dshuffle.planning.mixing import (
+    ShuffleQuality,
+    mean_deviation,
+    orders_of_first_epochs,
+    planned_quality,
+    shuffle_quality,
+)
 
 from ..conftest import at_most
 
@@ -154,7 +160,7 @@ def test_orders_are_those_that_workers_train_in():
             ),
         )
         planner = EpochPlanner(spec)
-        for epoch, orders in enumerate(training_orders(spec, 3)):
+        for epoch, orders in enumerate(orders_of_first_epochs(spec, 3)):
             plan = planner.advance() if epoch else planner.load()
             for rank, order in enumerate(orders):
                 np.testing.assert_array_equal(order, plan.for_worker(rank).order)

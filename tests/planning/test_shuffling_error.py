@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
-from dshuffle.planning import bounds
 from dshuffle.planning.shuffling_error import (
     Distance,
     distance_lower_bound,
@@ -163,7 +162,6 @@ def test_equation_11_of_many_samples():
 
 
 def test_bad_input():
-    assert bounds.shuffling_error is shuffling_error
     for error in (shuffling_error, nguyen_equation_11):
         with pytest.raises(InvalidParameter, match=r"fraction=1.5 .*in \[0, 1\]"):
             error(7, 2, 1.5)

@@ -106,7 +106,7 @@ def orders(ids):
     def orders(shuffler, count):
         seen = []
         for epoch in shuffler.epochs(count):
-            seen.append(shuffler._client.gather(epoch.map(ids)))
+            seen.append(shuffler.client.gather(epoch.map(ids)))
             assert np.array_equal(np.sort(np.concatenate(seen[-1])), np.arange(shuffler.dataset.n_samples))
         return seen
 

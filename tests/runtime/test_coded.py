@@ -173,7 +173,7 @@ def test_rows_that_are_corrupted_in_a_cache_are_read_again(with_server, small, d
 
     def spoil(partition):
         if partition.rank == 1:
-            partition._records["x"] = 3.0  # all that this worker holds
+            partition._rows._records["x"] = 3.0  # all that this worker holds
 
     def rows(partition):
         return partition.sample_ids.copy(), partition["x"]
@@ -197,7 +197,7 @@ def test_the_server_is_killed(small, within):
         shuffler = Shuffler(client, small, delivery="clique", cache_fraction=0.5, server="2", on_loss="raise")
         epochs = shuffler.epochs(5)
         client.gather(next(epochs).map(len))
-        address = shuffler._membership.current.addresses[-1]
+        address = shuffler._sequence.membership.current.addresses[-1]
         [pid] = client.run(os.getpid, workers=[address]).values()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerLost, match="the server"):

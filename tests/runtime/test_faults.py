@@ -255,7 +255,7 @@ def test_ctrl_c_while_the_next_epoch_is_prefetched_loses_no_epoch(threads, small
 
 def test_a_session_that_is_closed_while_it_opens_is_not_opened(cluster_of, small, sessions_left, monkeypatch):
     with cluster_of(NAMES) as cluster, Client(cluster) as client:
-        ask = dshuffle.runtime.session_client.SessionClient.ask
+        ask = dshuffle.runtime.client.session_client.SessionClient.ask
 
         def interrupted(self, kind, operation, **message):
             if operation == "open":
@@ -268,7 +268,7 @@ def test_a_session_that_is_closed_while_it_opens_is_not_opened(cluster_of, small
             time.sleep(0.5)
             return open_dataset(self)
 
-        monkeypatch.setattr(dshuffle.runtime.session_client.SessionClient, "ask", interrupted)
+        monkeypatch.setattr(dshuffle.runtime.client.session_client.SessionClient, "ask", interrupted)
         monkeypatch.setattr(DatasetReference, "open", slow)
         with pytest.raises(ClusterError, match="closed"):
             Shuffler(client, small)

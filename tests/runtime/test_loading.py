@@ -13,7 +13,7 @@ import pytest
 from dshuffle import Shuffler
 from dshuffle.errors import DatasetError, ExchangeError
 from dshuffle.exchange import row_transport
-from dshuffle.runtime import session_client
+from dshuffle.runtime.client import session_client
 from dshuffle.store import Dataset
 
 PIECES = 5

@@ -117,7 +117,9 @@ def test_closing_says_in_the_log_what_did_not_finish(threads, small, sessions_le
     next(shuffler.epochs(1)).map(fail_on_rank(4))
     shuffler.close()
     shuffler.close()
-    [message] = [record.getMessage() for record in caplog.records if record.name == "dshuffle.runtime.shuffler"]
+    [message] = [
+        record.getMessage() for record in caplog.records if record.name == "dshuffle.runtime.client.epoch_sequence"
+    ]
     assert "ZeroDivisionError: thirteen by nought" in message
     assert "Tasks of epoch 0: 1 failed (rank 4)" in message
     assert sessions_left(threads) == (0, 0)
@@ -338,13 +340,13 @@ def test_an_error_in_the_block_is_not_replaced_by_one_in_closing(threads, small,
             raise KeyboardInterrupt
 
     shuffler = Shuffler(threads, small)
-    close = shuffler._membership.close
+    close = shuffler._sequence.membership.close
 
     def fails():
         close()
         raise ClusterError("the scheduler does not answer")
 
-    monkeypatch.setattr(shuffler._membership, "close", fails)
+    monkeypatch.setattr(shuffler._sequence.membership, "close", fails)
     with pytest.raises(KeyboardInterrupt):
         train(shuffler)
     assert "after KeyboardInterrupt, closing failed: the scheduler does not answer" in caplog.text

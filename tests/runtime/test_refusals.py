@@ -247,7 +247,7 @@ def test_the_dataset_is_gone_before_an_epoch_that_reads_it_again(threads, small,
         with pytest.raises(ExchangeError, match=r"epoch 1 could not be exchanged: rank .*chunk"):
             next(shuffler.epochs(1))
         # All are still on the former epoch, with its rows.
-        epoch = Epoch(shuffler, shuffler._position.tasks)
+        epoch = Epoch(shuffler._sequence, shuffler._sequence.position.tasks)
         again = threads.gather(epoch.map(ids))
         assert all(np.array_equal(a, b) for a, b in zip(first[0], again, strict=True))
         shutil.move(hidden, small.url)
@@ -264,7 +264,7 @@ def test_a_chunk_that_is_corrupted_while_an_epoch_is_trained_on(threads, small, 
         chunk.write_bytes(b"")
         with pytest.raises(ExchangeError, match="array 'y'"):
             list(epochs)  # the next epoch may have come in before, those after it have not
-        epoch = Epoch(shuffler, shuffler._position.tasks)
+        epoch = Epoch(shuffler._sequence, shuffler._sequence.position.tasks)
         assert epoch.number <= 1
         assert np.array_equal(np.sort(np.concatenate(threads.gather(epoch.map(ids)))), np.arange(1000))
         chunk.write_bytes(good)

@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, Wor
 
 from dshuffle import Shuffler, create_dataset
 from dshuffle.errors import InvalidParameter, WorkerLost
-from dshuffle.runtime.cluster_view import keep_nannies
+from dshuffle.runtime.client.cluster_view import keep_nannies
 from dshuffle.runtime.worker.session import WorkerSession
 
 from .conftest import HTTP, OPTIONS, task_that_checks
@@ -338,7 +338,7 @@ def test_a_local_cluster_keeps_the_nannies_of_lost_workers(monkeypatch, nannies,
 
 def test_the_nanny_of_a_slow_worker_brings_it_back(small, ids, within, monkeypatch):
     """A worker that comes back later than Dask's default allows, which is made short here."""
-    monkeypatch.setattr("dshuffle.runtime.cluster_view.DEFAULT_LOST", "10ms")
+    monkeypatch.setattr("dshuffle.runtime.client.cluster_view.DEFAULT_LOST", "10ms")
     with (
         dask.config.set({LOST_WORKER: "10ms"}),
         LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=":0") as cluster,

@@ -25,7 +25,7 @@ from .conftest import OPTIONS, address_of
 
 pytestmark = pytest.mark.slow  # real processes
 
-SHARED_BY_ALL = ("dshuffle-files", "dshuffle-nfs", "dshuffle-plugin")
+SHARED_BY_ALL = ("dshuffle-files", "dshuffle-plugin")
 """Beginnings of the names of threads that serve all sessions of a process."""
 
 Census = dict[str, Any]
@@ -221,7 +221,7 @@ def test_the_client_is_gone(client, dataset, folder, unchanged, eventually) -> N
             shuffler = Shuffler(other, dataset, cache_directory=folder)
             for epoch in shuffler.epochs(2):
                 other.gather(epoch.map(ids))
-        shuffler._closed = True  # else its end would warn that it was not closed
+        shuffler._sequence.closed = True  # else its end would warn that it was not closed
 
         def sessions(dask_worker: Any) -> int:
             return len(dask_worker.plugins["dshuffle"].sessions)

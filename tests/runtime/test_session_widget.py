@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dshuffle import InvalidParameter, Shuffler, create_dataset, watch
+from dshuffle.runtime.client.session_widget import session_html
 from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, Participant, SessionSnapshot
-from dshuffle.runtime.session_widget import session_html
 
 
 @pytest.fixture

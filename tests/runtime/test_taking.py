@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import dshuffle
 from dshuffle.errors import InvalidParameter
-from dshuffle.runtime import row_gather
+from dshuffle.runtime.gather import row_gather
 
 from ..conftest import at_most
 

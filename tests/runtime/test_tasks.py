@@ -37,7 +37,7 @@ def run_once(shuffler, fn, *args, **kwargs):
     for epoch in shuffler.epochs(1):
         futures = epoch.map(fn, *args, **kwargs)
         epoch.accept(futures)
-        return shuffler._client.gather(futures)
+        return shuffler.client.gather(futures)
 
 
 @pytest.mark.slow
@@ -180,9 +180,9 @@ def test_a_partition_is_of_no_use_after_its_task(shuffler):
         return len(former), former.rank
 
     for epoch in shuffler.epochs(1):
-        shuffler._client.gather(epoch.map(keep))
+        shuffler.client.gather(epoch.map(keep))
         expected = [(200, rank) for rank in range(5)]
-        assert shuffler._client.gather(epoch.map(use)) == expected
+        assert shuffler.client.gather(epoch.map(use)) == expected
     assert run_once(shuffler, use) == expected
 
 
@@ -239,7 +239,7 @@ def test_results_come_in_rank_order_from_the_worker_of_the_rank(shuffler, thread
         time.sleep(0.02 * (5 - partition.rank))
         return partition.rank, get_worker().address
 
-    expected = [(rank, shuffler._membership.current.addresses[rank]) for rank in range(5)]
+    expected = [(rank, shuffler._sequence.membership.current.addresses[rank]) for rank in range(5)]
     assert len({address for _, address in expected}) == 5
     for _ in range(3):
         assert run_once(shuffler, where) == expected

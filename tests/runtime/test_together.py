@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from distributed import Client
 
-import dshuffle.runtime.epoch
+import dshuffle.runtime.client.epoch
 from dshuffle import Shuffler
 from dshuffle.errors import InvalidParameter, PeerFailed, WorkerLost
+from dshuffle.runtime.client.session_client import SessionClient
 from dshuffle.runtime.collective import OFFLOAD_BYTES, Collective, CollectiveId, Group, weighted_mean
-from dshuffle.runtime.session_client import SessionClient
 from dshuffle.runtime.session_spec import PLUGIN
 from dshuffle.runtime.worker.member_addresses import MemberAddresses
 
@@ -288,7 +288,7 @@ def test_the_ranks_are_told_again_if_a_message_is_lost(threads, small, within, m
         return group.mean(np.ones(2))
 
     monkeypatch.setattr(SessionClient, "end_collective", loses_the_first)
-    monkeypatch.setattr(dshuffle.runtime.epoch, "PATIENCE", 0.2)
+    monkeypatch.setattr(dshuffle.runtime.client.epoch, "PATIENCE", 0.2)
     with Shuffler(threads, small) as shuffler:
         epoch = next(shuffler.epochs(1))
         with pytest.raises(PeerFailed):

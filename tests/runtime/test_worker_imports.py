@@ -39,7 +39,7 @@ def test_an_exchange_in_memory_loads_no_formats_and_no_tables():
     loaded = json.loads(ran.stdout.splitlines()[-1])
     assert len(loaded) == 2
     for modules, without in loaded.values():
-        assert "dshuffle.runtime.row_pieces" in set(modules) - set(without)
+        assert "dshuffle.runtime.gather.row_pieces" in set(modules) - set(without)
         # Without scipy.sparse, which older releases of Dask load to measure the size of a result.
         absent = {"dask.array", "zarr", "pandas", "sklearn", "xarray", "bokeh"}
         assert not absent & (set(modules) - set(without))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dshuffle.compare.stored_order import AsStored
+from dshuffle.compare.stored_order import StoredOrder
 from dshuffle.errors import InvalidParameter
 
 ARRAYS = {"x": np.arange(20.0), "y": np.arange(20) % 3}
@@ -19,7 +19,7 @@ def seen(partition, size):
 
 
 def test_every_epoch_is_in_stored_order(fake_shuffler):
-    shuffler = AsStored(fake_shuffler(ARRAYS, n_workers=3, assignment="local", sharding="contiguous"))
+    shuffler = StoredOrder(fake_shuffler(ARRAYS, n_workers=3, assignment="local", sharding="contiguous"))
     for epoch in shuffler.epochs(2):
         found = [future.result() for future in epoch.map(seen, 5)]
         assert found == [list(range(7)), list(range(7, 14)), list(range(14, 20))]
@@ -34,5 +34,5 @@ def short(partition):
 
 
 def test_it_is_used_as_a_partition(fake_shuffler):
-    for epoch in AsStored(fake_shuffler(ARRAYS, n_workers=2)).epochs(1):
+    for epoch in StoredOrder(fake_shuffler(ARRAYS, n_workers=2)).epochs(1):
         assert epoch.map(short)[0].result() == 0

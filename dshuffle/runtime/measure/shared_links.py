@@ -74,4 +74,8 @@ def pairs_between_machines(workers: Sequence[str], machines: Mapping[str, str], 
         return list(itertools.islice(itertools.pairwise(workers), at_most))
     half = len(workers) // 2  # the workers of a machine are adjacent
     ahead = zip(workers, [*workers[half:], *workers[:half]], strict=True)
-    return list(itertools.islice(((one, other) for one, other in ahead if machines[one] != machines[other]), at_most))
+    return list(
+        itertools.islice(
+            ((worker, partner) for worker, partner in ahead if machines[worker] != machines[partner]), at_most
+        )
+    )

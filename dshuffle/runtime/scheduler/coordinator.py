@@ -15,7 +15,6 @@ from distributed.scheduler import WorkerState
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery, get_delivery, name_of
 from dshuffle.planning.sample_digest import SampleDigest
-from dshuffle.runtime.cluster_view import Members
 from dshuffle.runtime.message_fields import from_fields, to_fields
 from dshuffle.runtime.messages import (
     Answer,
@@ -46,6 +45,7 @@ from dshuffle.runtime.scheduler.instructions import (
     Run,
     Tell,
 )
+from dshuffle.runtime.scheduler.member_choice import Members
 from dshuffle.runtime.scheduler.metrics import count
 from dshuffle.runtime.scheduler.outcomes import TaskOutcomes
 from dshuffle.runtime.scheduler.participants import Participants

@@ -23,13 +23,13 @@ from distributed.scheduler import WorkerState
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import AutoDelivery
-from dshuffle.runtime.cluster_view import choose_members
-from dshuffle.runtime.kept_choice import Found
 from dshuffle.runtime.messages import OpenedSession
 from dshuffle.runtime.replies import message_in, replying, within
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
+from dshuffle.runtime.scheduler.kept_choice import KeptPartitions
 from dshuffle.runtime.scheduler.lost_results import LostResults
+from dshuffle.runtime.scheduler.member_choice import choose_members
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
 from dshuffle.runtime.scheduler.training_workers import LEAVING
@@ -274,7 +274,7 @@ class DShuffleScheduler(SchedulerPlugin):
         carried = dataclasses.replace(order.carried, places=coordinator.places())
         return dataclasses.replace(order, carried=carried)
 
-    async def _kept(self, order: SessionRequest, ready: set[str]) -> Found:
+    async def _kept(self, order: SessionRequest, ready: set[str]) -> KeptPartitions:
         """The partitions that earlier sessions have kept on the disks of the workers."""
         if order.kept_as is None or order.former is not None or not order.reads_kept:
             return {}

@@ -26,8 +26,8 @@ from dshuffle.exchange.kept_partition import (
     kept_nbytes,
     remove_unused,
 )
+from dshuffle.exchange.replies import RowsReply
 from dshuffle.exchange.row_file import RowFile, does_not_fit
-from dshuffle.runtime.replies import Reply
 from dshuffle.runtime.session_options import LOCAL
 from dshuffle.runtime.session_spec import Former, SessionSpec
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
@@ -169,11 +169,11 @@ class KeptPartitions:
     def __contains__(self, name: str) -> bool:
         return name in self._open
 
-    async def rows(self, name: str, sample_ids: NDArray[np.int64], executor: Executor | None) -> Reply:
+    async def rows(self, name: str, sample_ids: NDArray[np.int64], executor: Executor | None) -> RowsReply:
         """Rows of a partition, and which of the samples it has."""
         read = self._open[name].read
-        rows, checksums, found = await asyncio.get_running_loop().run_in_executor(executor, read, sample_ids)
-        return {"rows": rows, "checksums": checksums, "found": found}
+        rows, checksums, present = await asyncio.get_running_loop().run_in_executor(executor, read, sample_ids)
+        return RowsReply(rows, checksums, present=present)
 
     def close(self, session_id: str) -> None:
         """Let go of the partitions of a session, which has read them."""

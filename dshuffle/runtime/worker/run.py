@@ -19,8 +19,8 @@ from dshuffle.exchange.endpoints import RowSink, RowSource, nothing_to_mend
 from dshuffle.planning import SERVER
 from dshuffle.planning.packets import FORWARDER, forwarder_of
 from dshuffle.records import Measures
-from dshuffle.runtime.measure.processors import ProcessorTimes
 from dshuffle.runtime.messages import Counts, Vote
+from dshuffle.runtime.processors import ProcessorTimes
 from dshuffle.runtime.worker.member_exchange import MemberExchange
 from dshuffle.runtime.worker.member_parts import MemberParts, TrainingState
 from dshuffle.runtime.worker.prepared import Prepared

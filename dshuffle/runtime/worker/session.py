@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from dshuffle.errors import DShuffleError, ExchangeError, StaleEpoch
 from dshuffle.exchange.comms import DaskNetwork
-from dshuffle.exchange.endpoints import Refusal, Reply
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.replies import Refusal, Reply, RowsReply
 from dshuffle.planning import SERVER, name_of
 from dshuffle.planning.sample_digest import SAME_BUILD, SampleDigest
 from dshuffle.runtime.message_fields import to_fields
@@ -315,7 +315,7 @@ class WorkerSession:
         """Answer another participant's request for a message. ``shared``: it can map memory of this process."""
         sender = None if self._parts is None else self._parts.senders.get(message.sender)
         if sender is None:
-            return Refusal(f"{name_of(message.sender)} is not on this worker").reply
+            return Refusal(f"{name_of(message.sender)} is not on this worker")
         return await sender.serve(message, shared=shared)
 
     def acknowledge(self, message: MessageId) -> None:
@@ -324,7 +324,7 @@ class WorkerSession:
         if sender is not None:
             sender.acknowledged(message)
 
-    async def rows_of(self, epoch: int, sample_ids: NDArray[np.int64]) -> Reply:
+    async def rows_of(self, epoch: int, sample_ids: NDArray[np.int64]) -> RowsReply:
         """Rows of samples of this worker's partition, for a worker whose first partition has them.
 
         Raises
@@ -337,7 +337,7 @@ class WorkerSession:
             raise ExchangeError(f"there is no partition of epoch {epoch} on {self._worker.address}")
         rows, checksums = layout.empty(len(sample_ids)), np.empty(len(sample_ids), np.uint32)
         await self._carriers.jobs.run(training.cache.pack, sample_ids, rows, checksums, nbytes=rows.nbytes)
-        return {"rows": rows, "checksums": checksums}
+        return RowsReply(rows, checksums)
 
     @property
     def _open_parts(self) -> MemberParts:

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from dshuffle.emulated_links import check_emulated_rates
 from dshuffle.errors import ClusterError, DShuffleError, ExchangeError, PeerFailed, WorkerLost
 from dshuffle.exchange.comms import sent
-from dshuffle.exchange.endpoints import Refusal
 from dshuffle.exchange.kept_partition import PREFIX, Listed
 from dshuffle.exchange.messages import MessageId
+from dshuffle.exchange.replies import Refusal, RowsReply, to_fields
 from dshuffle.exchange.shared_memory import may_share
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning import SERVER
@@ -39,7 +39,7 @@ from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.memory import WorkerMemory
 from dshuffle.runtime.message_fields import from_fields
 from dshuffle.runtime.messages import CommitReply, MemberState
-from dshuffle.runtime.replies import Arrays, Reply, message_in, replying, within
+from dshuffle.runtime.replies import Arrays, message_in, replying, within
 from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, SessionSpec, adopted_id, is_adopted_by
 from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
@@ -94,7 +94,7 @@ class DShuffleWorker(WorkerPlugin):
             end_without_last_collections()
         is_set_up = False
 
-        async def protocol() -> Reply | None:
+        async def protocol() -> dict[str, Any] | None:
             found = isinstance(worker.plugins.get(PLUGIN), DShuffleWorker)
             return {"protocol": PROTOCOL, "is_set_up": is_set_up} if found else None
 
@@ -344,7 +344,7 @@ class DShuffleWorker(WorkerPlugin):
                 return self.sessions[one]
         return None
 
-    async def rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> Reply:
+    async def rows(self, session_id: str, epoch: int, sample_ids: NDArray[np.int64]) -> RowsReply:
         """Rows of a partition on this worker; ``session_id`` may name a kept one."""
         if session_id in self.kept:
             return await self.kept.rows(session_id, sample_ids, self._executor)
@@ -444,11 +444,11 @@ def _row_handlers(plugin: Callable[[], DShuffleWorker]) -> dict[str, Callable[..
         message: tuple[int, int, int, int],
         acknowledged: Sequence[tuple[int, int, int, int]],
         host: str,
-    ) -> Reply:
+    ) -> dict[str, Any]:
         installed = plugin()
         session = installed.sessions.get(session_id)
         if session is None:
-            return Refusal("the session is not open on this worker").reply
+            return to_fields(Refusal("the session is not open on this worker"))
         for arrived in acknowledged:
             session.acknowledge(MessageId(*arrived))
         assert installed._worker is not None

@@ -59,7 +59,7 @@ def client(monkeypatch):
 
 
 def found(client, level, dataset=None):
-    return [(one.subject, one.found, one.remedy) for one in diagnose(client, dataset) if one.level is level]
+    return [(one.subject, one.observation, one.remedy) for one in diagnose(client, dataset) if one.level is level]
 
 
 def test_a_healthy_cluster(client):
@@ -121,7 +121,7 @@ def test_partitions_that_do_not_fit(client, small):
 def test_links_are_measured(threads, small, monkeypatch):
     links = of_links(threads, small, seconds=0.5)
     assert links.level is Level.OK
-    assert "from another one, and" in links.found
+    assert "from another one, and" in links.observation
     monkeypatch.setattr("dshuffle.runtime.measure.diagnosis_of_use.SLOW_LINK", 1e15)
     assert "interface=" in of_links(threads, small, seconds=0.5).remedy
 

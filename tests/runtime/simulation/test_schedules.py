@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dshuffle.runtime.scheduler.session_machine
-from dshuffle.runtime.epoch_tasks import EpochTasks
+from dshuffle.runtime.client.epoch_tasks import EpochTasks
 from dshuffle.runtime.worker.worker_plugin import OPERATIONS, DShuffleWorker
 
 from .coverage import Coverage, possible

@@ -14,6 +14,7 @@ from dshuffle.errors import ExchangeError
 from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.exchange.endpoints import Meter
 from dshuffle.exchange.jobs import JobQueue
+from dshuffle.exchange.replies import RowsReply, to_fields
 from dshuffle.planning import Choices, ShuffleSpec
 from dshuffle.runtime.session_spec import Former
 from dshuffle.runtime.settings import Settings
@@ -52,10 +53,13 @@ class Holders:
         await asyncio.sleep(0.01)
         if self.answer is not None:
             self.answer(rank, ids, rows)
-        return {"status": "OK", "rows": rows, "checksums": checksums}
+        return RowsReply(rows, checksums)
+
+    async def answer_elsewhere(self, **message):
+        return {"status": "OK", **to_fields(await self.rows(**message))}
 
     def rpc(self, address):
-        return SimpleNamespace(dshuffle_rows=lambda **message: self.rows(**message))
+        return SimpleNamespace(dshuffle_rows=self.answer_elsewhere)
 
     def read(self, sample_ids, *, here=None, missing=(), stop=lambda: False):
         """Read samples on another worker, and return the cache, the places that are left, and bytes received."""
