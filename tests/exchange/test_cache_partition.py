@@ -190,7 +190,7 @@ class TestWhatArrives:
 
     sample_ids = np.array([20, 10, 30])
 
-    def refused(self, error: type[Exception], words: str, rows: np.ndarray, checksums: np.ndarray) -> None:
+    def check_refused(self, error: type[Exception], words: str, rows: np.ndarray, checksums: np.ndarray) -> None:
         cache, truth = loaded()
         slots = cache.reserve(self.sample_ids)
         with pytest.raises(error, match=words):
@@ -209,16 +209,16 @@ class TestWhatArrives:
         rows[bad, byte] ^= 1
         sample = self.sample_ids[bad]
         words = f"the row of sample {sample} arrived corrupted"
-        self.refused(ChecksumMismatch, words, rows, truth.checksums[self.sample_ids])
+        self.check_refused(ChecksumMismatch, words, rows, truth.checksums[self.sample_ids])
 
     def test_a_flipped_bit_of_a_checksum(self) -> None:
         truth = Truth(40, 12)
         checksums = truth.checksums[self.sample_ids] ^ np.array([0, 0, 1 << 31], np.uint32)
-        self.refused(ChecksumMismatch, "sample 30", truth.rows[self.sample_ids], checksums)
+        self.check_refused(ChecksumMismatch, "sample 30", truth.rows[self.sample_ids], checksums)
 
     def test_the_right_row_of_another_sample(self) -> None:
         truth, others = Truth(40, 12), np.array([20, 11, 30])
-        self.refused(ChecksumMismatch, "sample 10", truth.rows[others], truth.checksums[others])
+        self.check_refused(ChecksumMismatch, "sample 10", truth.rows[others], truth.checksums[others])
 
     @pytest.mark.parametrize(
         ("n_rows", "nbytes", "n_checksums"), [(2, 12, 2), (4, 12, 4), (3, 12, 2), (3, 16, 3), (3, 0, 3), (0, 12, 0)]

@@ -245,7 +245,7 @@ def test_results_come_in_rank_order_from_the_worker_of_the_rank(shuffler, thread
         assert run_once(shuffler, where) == expected
 
 
-def test_a_task_that_raises(shuffler, threads, orders):
+def test_a_task_that_raises(shuffler, threads, check_orders):
     def a_function_of_the_user(partition):
         if partition.rank == 3:
             raise ZeroDivisionError("thirteen by nought")
@@ -258,7 +258,7 @@ def test_a_task_that_raises(shuffler, threads, orders):
         assert "a_function_of_the_user" in "".join(traceback.format_exception(raised.value))
         assert threads.gather(futures, errors="skip") == [0, 1, 2, 4]
         epoch.accept(futures)
-    orders(shuffler, 3)
+    check_orders(shuffler, 3)
     assert [record.epoch for record in shuffler.records] == [0, 1, 2, 3, 4]
 
 
