@@ -44,6 +44,13 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_trees():
+    """A million nodes, which every later collection of garbage would visit."""
+    yield
+    tree_of.cache_clear()
+
+
 @functools.cache
 def imports(path: Path, *, types: bool = False) -> list[tuple[str, ast.AST | None]]:
     """Modules that a file imports, each with the function that hides the import, if any.
