@@ -13,7 +13,7 @@ from dshuffle.planning.own_part import OwnPlanner, plans_own_parts
 ASSIGNMENTS = ["local", "global", "chunks:1", "chunks:3", "partial:0.3", "partial:1", "partial:0.5:fixed-points"]
 
 
-def same(one, other):
+def check_same(one, other):
     assert one.keys() == other.keys()
     for who in one:
         np.testing.assert_array_equal(one[who], other[who])
@@ -41,8 +41,8 @@ def test_own_parts_are_those_of_the_whole_plan(data):
             part = plan.for_worker(rank)
             for name in ("own", "permutation", "held"):
                 np.testing.assert_array_equal(getattr(own.part, name), getattr(part, name))
-            same(own.part.receives, part.receives)
-            same(own.part.sends, part.sends)
+            check_same(own.part.receives, part.receives)
+            check_same(own.part.sends, part.sends)
             assert own.shares == plan.shares
             received, sent = received + own.n_received, sent + own.n_sent
         assert received == plan.packets.n_components
