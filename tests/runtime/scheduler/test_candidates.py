@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from distributed import Status
 
-from dshuffle.runtime.scheduler.replacements import Candidates
+from dshuffle.runtime.scheduler.candidates import Candidates
 from dshuffle.runtime.session_spec import PROTOCOL
 
 WORKER = "tcp://10.0.0.7:1"

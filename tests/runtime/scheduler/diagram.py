@@ -1,0 +1,35 @@
+"""The diagram of a session's phases in docs/design.md, drawn from the table that the session machine runs.
+
+    python -m tests.runtime.scheduler.diagram
+
+prints it.
+"""
+
+from __future__ import annotations
+
+from dshuffle.runtime.scheduler.machine.phases import Phase
+from dshuffle.runtime.scheduler.machine.transitions import OPEN, ROWS
+
+
+def drawn_name(phase: Phase) -> str:
+    return "[*]" if phase is Phase.NEW else phase.name.lower()
+
+
+def diagram() -> str:
+    """The changes of phase, as Mermaid draws them. What happens in every phase is a note."""
+    arrows, note = [], []
+    for phases, event, _, targets in ROWS:
+        if set(OPEN) <= set(phases):
+            note += [f"in any phase: {event.label}"]
+            continue
+        for phase in phases:
+            for target, condition in targets.items():
+                label = f"{event.label} ({condition})" if condition else event.label
+                if target is not phase:
+                    arrows.append(f"{drawn_name(phase)} --> {drawn_name(target)}: {label}")
+    lines = [*arrows, "note right of ended", *(f"    {line}" for line in note), "end note"]
+    return "\n".join(["stateDiagram-v2", *(f"    {line}" for line in lines)])
+
+
+if __name__ == "__main__":
+    print(diagram())
