@@ -19,20 +19,8 @@ from dshuffle.runtime.scheduler.closing import Closing
 from dshuffle.runtime.scheduler.deliveries import EpochDeliveries
 from dshuffle.runtime.scheduler.driver import MachineDriver
 from dshuffle.runtime.scheduler.exchange_log import ExchangeLog
-from dshuffle.runtime.scheduler.machine.instructions import (
-    EpochCommitted,
-    EpochFailed,
-    Instruction,
-    Order,
-    ParticipantDropped,
-    RankAdoption,
-    RanksRestored,
-    ReplacementSearch,
-    Run,
-    RunReady,
-    SessionEnded,
-    SessionOpened,
-)
+from dshuffle.runtime.scheduler.machine import instructions
+from dshuffle.runtime.scheduler.machine.instructions import Instruction, Order, Run
 from dshuffle.runtime.scheduler.machine.phases import Phase
 from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
 from dshuffle.runtime.scheduler.metrics import count
@@ -279,31 +267,31 @@ class Coordinator:
         match instruction:
             case Order():
                 self.driver.spawn(self._send(instruction))
-            case SessionOpened():
+            case instructions.SessionOpened():
                 self._waiters.release()
-            case RunReady(run):
+            case instructions.RunReady(run):
                 self._plan_ahead(run)
-            case EpochCommitted(run, reports):
+            case instructions.EpochCommitted(run, reports):
                 delivery = self._deliveries.of_run(run)
                 exchange = self.log.add(run, reports, self.machine.participants, delivery)
                 self.outcomes.begin(run.epoch)
                 self._waiters.release()
                 count(EpochFigures.of(exchange))
-            case EpochFailed(error):
+            case instructions.EpochFailed(error):
                 self._waiters.release(error)
-            case ReplacementSearch():
+            case instructions.ReplacementSearch():
                 self._replacements.search()
-            case RanksRestored(ranks):
+            case instructions.RanksRestored(ranks):
                 for rank in ranks:
                     self.participants.handed_over.pop(rank, None)
                 self._move_tasks(self)
-            case RankAdoption(ranks):
+            case instructions.RankAdoption(ranks):
                 for rank in ranks:
                     self._replacements.adopt(rank)
-            case ParticipantDropped(participant):
+            case instructions.ParticipantDropped(participant):
                 self._deliveries.lose_server()
                 self._replacements.drop(participant)
-            case SessionEnded(error):
+            case instructions.SessionEnded(error):
                 self.driver.cancel_all()
                 self._waiters.release(error)
                 self._freed = self._loop.create_task(self._free())

@@ -1,4 +1,4 @@
-"""Where the participants of a session are, what they hold, and how they are told."""
+"""Where the participants of a session are, what they hold, and how orders reach them."""
 
 from __future__ import annotations
 
@@ -65,24 +65,17 @@ class Participants:
     def is_read(self, address: str, missing: Collection[int], now: float) -> bool:
         """Whether a worker that closes must stay, because another worker reads its partitions or may soon do so.
 
-        Parameters
-        ----------
-        address
-            Address of the worker that closes.
-        missing
-            Ranks for which no other worker has been chosen yet.
-        now
-            The time.
+        ``missing`` are the ranks for which no other worker has been chosen yet.
         """
         ranks = [rank for rank, (holder, _) in self.handed_over.items() if holder == address]
         if any(rank not in missing for rank in ranks):  # the worker that was chosen reads the partition
             return True
         return bool(ranks) and now < self.retired[address] + CHOSEN_WITHIN
 
-    def has_retired(self, rank: int, now: float, *, moments: bool) -> bool:
-        """Whether the worker of a rank has begun to close; with ``moments``, only a moment ago."""
+    def has_retired(self, rank: int, now: float, *, recently: bool) -> bool:
+        """Whether the worker of a rank has begun to close; with ``recently``, whether that was a moment ago."""
         since = self.retired.get(self.addresses[rank])
-        return since is not None and (not moments or now < since + FOLLOWED_WITHIN)
+        return since is not None and (not recently or now < since + FOLLOWED_WITHIN)
 
     def forget(self, address: str) -> None:
         """Note that the partitions of a worker that closes cannot be read any longer."""
@@ -96,12 +89,7 @@ class Participants:
     def spec_of(self, participant: int, epoch: int | None) -> SessionSpec:
         """The session, as a participant opens it.
 
-        Parameters
-        ----------
-        participant
-            The participant.
-        epoch
-            The epoch of the partition that it reads; None if it opens the session together with all others.
+        ``epoch`` is that of the partition which it reads; None if it opens the session together with all others.
         """
         spec = dataclasses.replace(self._spec, addresses=dict(self.addresses))
         if epoch is not None:

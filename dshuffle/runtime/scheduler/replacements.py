@@ -110,7 +110,7 @@ class Replacements:
             await asyncio.sleep(TICK)
 
     async def _find(self, participant: int) -> None:
-        if self._is_superfluous(participant):
+        if self._stays_vacant(participant):
             return
         machine, addresses = self._machine, self._participants.addresses
         # Not the server beside a lost rank: its worker may answer again.
@@ -122,24 +122,26 @@ class Replacements:
             machine.note_unfit(participant, self._candidates.why_unfit)
         if worker is not None:
             self._join(participant, worker)
-        elif self._need_not_wait(participant) or not await self._candidates.may_come(addresses[participant]):
+        elif self._stops_waiting(participant) or not await self._candidates.may_come(addresses[participant]):
             retired = participant in self._participants.handed_over
             words = "has retired" if retired else "is lost, and no other worker can come"
             logger.warning("dshuffle: %s %s", self._participants.name_of(participant), words)
             self._driver.run(machine.not_replaced, [participant])
 
-    def _need_not_wait(self, participant: int) -> bool:
-        """Whether nobody need come for a rank: its worker was retired, or the client can open another session."""
+    def _stops_waiting(self, participant: int) -> bool:
+        if self._spec.options.on_loss != "shrink":
+            return False
+        # A worker that retires hands its partition over, so that a participant can adopt the rank at once.
+        if participant in self._participants.handed_over:
+            return True
+        # Before its first epoch, a session that follows another one is opened again with the workers that are left.
         former = self._spec.former
-        follows = former is not None and not former.kept
-        opens_another = follows and self._machine.epoch < self._machine.first_epoch
-        retired = participant in self._participants.handed_over
-        return self._spec.options.on_loss == "shrink" and (retired or opens_another)
+        return former is not None and not former.kept and self._machine.epoch < self._machine.first_epoch
 
-    def _is_superfluous(self, participant: int) -> bool:
-        """Whether nobody needs the partition of a worker that has retired, as another session follows.
+    def _stays_vacant(self, participant: int) -> bool:
+        """Whether the rank of a retired worker needs no other worker, because another session follows.
 
-        That session reads the rows from the worker that retires. They would be sent twice if the rank were adopted.
+        That session reads the rows from the retired worker. They would be sent twice if another worker took the rank.
         """
         machine = self._machine
         if not self._spec.options.elastic or participant == SERVER:
@@ -147,10 +149,10 @@ class Replacements:
         if machine.epoch < machine.first_epoch or machine.client_waits:
             return False
         now = asyncio.get_running_loop().time()
-        # If no session follows yet, one is expected for a moment only.
-        if not self._participants.has_retired(participant, now, moments=not self._is_followed()):
+        # A session that does not follow yet is expected for a moment only.
+        if not self._participants.has_retired(participant, now, recently=not self._is_followed()):
             return False
-        # Other lost ranks are restored together with this one.
+        # Tasks still need the partition. Those of other lost ranks count, because all are restored together.
         return not have_unfinished_tasks(machine.unsettled, self._spec.session_id, self._scheduler)
 
     def _join(self, participant: int, worker: WorkerState, *, adopted: bool = False) -> None:

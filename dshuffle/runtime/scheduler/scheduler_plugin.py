@@ -1,4 +1,4 @@
-"""The scheduler plugin: handlers and hooks of the Dask scheduler, and the opening and closing of sessions.
+"""The scheduler plugin: handlers and hooks of the Dask scheduler, which open and close sessions.
 
 The state machine of each session decides which run is valid and when all workers swap. The scheduler never touches
 sample bytes, and its traffic per epoch is O(workers). Each participant computes the plan from the seed, the epoch and
@@ -148,7 +148,7 @@ class DShuffleScheduler(SchedulerPlugin):
             members = choose_members(self._scheduler, request, ready, former, kept)
             deliveries = AutoDelivery(order.deliveries)
             coordinator = Coordinator(self._scheduler, members, order.client_id, deliveries, self._move_tasks)
-            self.coordinators[order.session_id] = coordinator  # from here on it is told about lost workers and clients
+            self.coordinators[order.session_id] = coordinator  # from here on it hears of lost workers and clients
             if order.former in self.coordinators:
                 self.coordinators[order.former].follower = coordinator
             try:
@@ -297,7 +297,6 @@ class DShuffleScheduler(SchedulerPlugin):
             raise ClusterError(f"session {request.session_id} was closed before all workers had opened it")
 
     def _session_of(self, key: Any) -> Coordinator | None:
-        """Session of a partition task."""
         session_id = session_of_key(key)
         return None if session_id is None else self.coordinators.get(session_id)
 

@@ -32,6 +32,19 @@ def test_a_rank_is_restored_before_the_others_go_on() -> None:
     ]
 
 
+def test_after_two_close_losses_the_others_hear_of_both_workers_together() -> None:
+    machine = replacing_machine(3)
+    machine.lost([1], "has left", 0.0)
+    machine.replaced(1, 1.0)
+    assert machine.lost([2], "has left", 1.5) == [ReplacementSearch((2,))]
+    assert machine.replaced(2, 2.0) == [Order("restore", 1, 0), Order("restore", 2, 0)]
+    assert machine.answered(given_order(machine, "restore", 1, 0), None, 3.0) == []
+    assert machine.newcomers == {1, 2}  # so tasks of both ranks wait
+    assert machine.answered(given_order(machine, "restore", 2, 0), None, 3.0) == [Order("members", 0, 0)]
+    assert machine.newcomers == {1, 2}
+    assert machine.answered(given_order(machine, "members", 0, 0), None, 3.1) == [RanksRestored((1, 2))]
+
+
 def test_a_worker_that_is_lost_in_a_commit_does_not_stop_it() -> None:
     machine = replacing_machine(2)
     machine.advance(0.0)

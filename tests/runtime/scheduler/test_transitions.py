@@ -16,6 +16,7 @@ from dshuffle.runtime.scheduler.machine import transitions
 from dshuffle.runtime.scheduler.machine.events import (
     AllAnswers,
     AllVotes,
+    BeginCall,
     Event,
     FinalLoss,
     Loss,
@@ -210,7 +211,7 @@ CASES: list[tuple[Phase, Callable[[SessionMachine], None], Phase]] = [
     (Phase.INFORMING, lose_first, Phase.INFORMING),
     (Phase.INFORMING, lose_and_replace, Phase.INFORMING),
     (Phase.INFORMING, lose_and_give_up, Phase.INFORMING),
-    *((Phase.ENDED, happens, Phase.ENDED) for happens in (begin, advance, close, lose_first, lose_all)),
+    *((Phase.ENDED, happens, Phase.ENDED) for happens in (begin, close, lose_first, lose_all)),
     (Phase.ENDED, replace_first, Phase.ENDED),
     (Phase.ENDED, give_up_first, Phase.ENDED),
 ]
@@ -370,8 +371,8 @@ def test_an_event_that_the_table_does_not_have_is_refused(phase: Phase, event: E
 
 
 def test_a_phase_that_must_not_follow_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = dataclasses.replace(TRANSITIONS[Phase.IDLE, transitions.BeginCall], targets={Phase.READY: ""})
-    monkeypatch.setitem(transitions.TRANSITIONS, (Phase.IDLE, transitions.BeginCall), wrong)
+    wrong = dataclasses.replace(TRANSITIONS[Phase.IDLE, BeginCall], targets={Phase.READY: ""})
+    monkeypatch.setitem(transitions.TRANSITIONS, (Phase.IDLE, BeginCall), wrong)
     with pytest.raises(
         IllegalTransition, match=re.escape("BeginCall() must not lead from the phase IDLE to EXCHANGING")
     ):

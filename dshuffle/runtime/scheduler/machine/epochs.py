@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from dshuffle.errors import ClusterError, ExchangeError
-from dshuffle.runtime.scheduler.machine.events import (
-    AdvanceCall,
-    AllAnswers,
-    AllVotes,
-    BeginCall,
-    Closure,
-    OpenCall,
-    Refusal,
-    RunFailure,
-)
+from dshuffle.runtime.scheduler.machine import events
 from dshuffle.runtime.scheduler.machine.instructions import (
     EpochCommitted,
     EpochFailed,
@@ -28,73 +19,64 @@ ATTEMPTS = 3
 """Runs of one epoch before its exchange counts as failed."""
 
 
-def open_members(state: SessionState, event: OpenCall, now: float) -> list[Instruction]:
+def open_members(state: SessionState, event: events.OpenCall, now: float) -> list[Instruction]:
     """Let all participants open the session."""
     return state.enter(Phase.OPENING, now)
 
 
-def be_open(state: SessionState, event: AllAnswers, now: float) -> list[Instruction]:
+def be_open(state: SessionState, event: events.AllAnswers, now: float) -> list[Instruction]:
     """All participants have opened the session."""
     state.phase = Phase.IDLE
     return [SessionOpened()]
 
 
-def prefetch(state: SessionState, event: BeginCall, now: float) -> list[Instruction]:
+def prefetch(state: SessionState, event: events.BeginCall, now: float) -> list[Instruction]:
     """Begin the exchange of the next epoch before the client waits for it."""
     # If the last prefetch has failed, the client hears of it first. If a rank was adopted, another session follows.
     return [] if state.unreported is not None or state.adopted else state.begin_run(now, 1)
 
 
-def fetch(state: SessionState, event: AdvanceCall, now: float) -> list[Instruction]:
+def fetch(state: SessionState, event: events.AdvanceCall, now: float) -> list[Instruction]:
     """Begin the exchange of the next epoch, for which the client waits."""
-    state.client_waits = True
     return state.become_idle(now)
 
 
-def note_wait(state: SessionState, event: AdvanceCall, now: float) -> list[Instruction]:
-    """Note that the client waits for the next epoch, which comes as soon as it can."""
-    state.client_waits = True
-    return []
-
-
-def commit(state: SessionState, event: AdvanceCall, now: float) -> list[Instruction]:
+def commit(state: SessionState, event: events.AdvanceCall, now: float) -> list[Instruction]:
     """Let all participants swap to the epoch, because all are ready."""
-    state.client_waits = True
     return state.enter(Phase.COMMITTING, now)
 
 
-def wait_for_commit(state: SessionState, event: AdvanceCall, now: float) -> list[Instruction]:
+def wait_for_commit(state: SessionState, event: events.AdvanceCall, now: float) -> list[Instruction]:
     """Let the client wait for a commit once more. An earlier call failed because tasks were still running."""
-    state.client_waits = True
     state.silence.extend(now)
     return []
 
 
-def compare_votes(state: SessionState, event: AllVotes, now: float) -> list[Instruction]:
+def compare_votes(state: SessionState, event: events.AllVotes, now: float) -> list[Instruction]:
     """All participants are ready. Abort the run if what they counted does not fit together."""
     run = state.run
     assert run is not None
     run.ready_after = now - run.started
     mismatch = check_votes(run.epoch, run.votes.values())
     if mismatch is not None:
-        return abort(state, RunFailure(ExchangeError(mismatch, transient=False), again=False), now)
+        return abort(state, events.RunFailure(ExchangeError(mismatch, transient=False), again=False), now)
     state.phase = Phase.READY
     ready: list[Instruction] = [RunReady(run)]
     return ready + state.enter(Phase.COMMITTING, now) if state.client_waits else ready
 
 
-def abort(state: SessionState, event: RunFailure, now: float) -> list[Instruction]:
+def abort(state: SessionState, event: events.RunFailure, now: float) -> list[Instruction]:
     """Abort a run that has failed. All participants stay on the previous epoch."""
     state.failure = event
     return state.enter(Phase.ABORTING, now)
 
 
-def abort_refused(state: SessionState, event: Refusal, now: float) -> list[Instruction]:
+def abort_refused(state: SessionState, event: events.Refusal, now: float) -> list[Instruction]:
     """Abort a run that a participant cannot begin."""
-    return abort(state, RunFailure(event.error, again=False), now)
+    return abort(state, events.RunFailure(event.error, again=False), now)
 
 
-def leave_aborted(state: SessionState, event: AllAnswers, now: float) -> list[Instruction]:
+def leave_aborted(state: SessionState, event: events.AllAnswers, now: float) -> list[Instruction]:
     """All participants have aborted the run: replace those that are lost, try again, or say why the epoch failed."""
     run, failure = state.run, state.failure
     if state.losses:
@@ -113,7 +95,7 @@ def leave_aborted(state: SessionState, event: AllAnswers, now: float) -> list[In
     return [EpochFailed(failure.error)]
 
 
-def complete_commit(state: SessionState, event: AllAnswers, now: float) -> list[Instruction]:
+def complete_commit(state: SessionState, event: events.AllAnswers, now: float) -> list[Instruction]:
     """All participants are on the next epoch."""
     run = state.run
     assert run is not None
@@ -123,18 +105,12 @@ def complete_commit(state: SessionState, event: AllAnswers, now: float) -> list[
     return committed + (state.search(now) if state.losses else [])
 
 
-def end_commit(state: SessionState, event: Refusal, now: float) -> list[Instruction]:
+def end_commit(state: SessionState, event: events.Refusal, now: float) -> list[Instruction]:
     """End the session: some participants have swapped, and one cannot."""
     words = f"all workers were ready for epoch {state.epoch + 1}, but the commit failed: {event.error}"
     return state.end(ClusterError(words, transient=event.error.transient))
 
 
-def end_session(state: SessionState, event: Refusal | Closure, now: float) -> list[Instruction]:
+def end_session(state: SessionState, event: events.Refusal | events.Closure, now: float) -> list[Instruction]:
     """End the session with the error of the event."""
     return state.end(event.error)
-
-
-def repeat_error(state: SessionState, event: AdvanceCall, now: float) -> list[Instruction]:
-    """Say again why the session has ended."""
-    assert state.error is not None
-    return [EpochFailed(state.error)]

@@ -13,15 +13,8 @@ import math
 from collections.abc import Iterable
 
 from dshuffle.errors import WorkerLost
+from dshuffle.runtime.scheduler.machine import events
 from dshuffle.runtime.scheduler.machine.epochs import ATTEMPTS
-from dshuffle.runtime.scheduler.machine.events import (
-    AllAnswers,
-    FinalLoss,
-    Loss,
-    NoReplacement,
-    Refusal,
-    Replacement,
-)
 from dshuffle.runtime.scheduler.machine.instructions import (
     Instruction,
     ParticipantDropped,
@@ -32,37 +25,37 @@ from dshuffle.runtime.scheduler.machine.phases import Phase
 from dshuffle.runtime.scheduler.machine.state import SessionState
 
 
-def end_lost(state: SessionState, event: Loss | FinalLoss, now: float) -> list[Instruction]:
+def end_lost(state: SessionState, event: events.Loss | events.FinalLoss, now: float) -> list[Instruction]:
     """End the session, because it cannot go on without a participant that is lost."""
     return state.end(worker_lost(event.clauses.values(), searched=bool(state.losses)))
 
 
-def search_at_once(state: SessionState, event: Loss, now: float) -> list[Instruction]:
+def search_at_once(state: SessionState, event: events.Loss, now: float) -> list[Instruction]:
     """Search for other workers: nothing is under way that has to end first."""
     _note(state, event)
     return state.search(now)
 
 
-def abort_lost(state: SessionState, event: Loss, now: float) -> list[Instruction]:
+def abort_lost(state: SessionState, event: events.Loss, now: float) -> list[Instruction]:
     """Abort the run before other workers are searched for. It is repeated with them."""
     _note(state, event)
     state.failure, state.repeats_run = None, True
     return state.enter(Phase.ABORTING, now)
 
 
-def excuse_lost(state: SessionState, event: Loss, now: float) -> list[Instruction]:
+def excuse_lost(state: SessionState, event: events.Loss, now: float) -> list[Instruction]:
     """Let the phase end without the answers of lost participants."""
     _note(state, event)
     state.answers.owing -= event.clauses.keys()
     return []
 
 
-def _note(state: SessionState, event: Loss) -> None:
+def _note(state: SessionState, event: events.Loss) -> None:
     state.losses |= event.clauses
     state.newcomers -= event.clauses.keys()
 
 
-def take_rank(state: SessionState, event: Replacement, now: float) -> list[Instruction]:
+def take_rank(state: SessionState, event: events.Replacement, now: float) -> list[Instruction]:
     """Let another worker take a lost rank. Once all ranks are taken, they are restored together."""
     rank = event.participant
     del state.losses[rank]
@@ -71,7 +64,7 @@ def take_rank(state: SessionState, event: Replacement, now: float) -> list[Instr
     return [] if state.losses else state.enter(Phase.RESTORING, now)
 
 
-def go_without(state: SessionState, event: NoReplacement, now: float) -> list[Instruction]:
+def go_without(state: SessionState, event: events.NoReplacement, now: float) -> list[Instruction]:
     """Drop lost participants that are optional, let others adopt lost ranks, or end the session."""
     if needed := set(event.participants) - state.optional:
         state.adoptions.update(needed)
@@ -91,7 +84,7 @@ def go_without(state: SessionState, event: NoReplacement, now: float) -> list[In
     return dropped + state.become_idle(now)
 
 
-def search_again(state: SessionState, event: Refusal, now: float) -> list[Instruction]:
+def search_again(state: SessionState, event: events.Refusal, now: float) -> list[Instruction]:
     """Search for another worker, because the one that was to take a rank cannot."""
     rank = event.participant
     state.newcomers.discard(rank)
@@ -100,14 +93,14 @@ def search_again(state: SessionState, event: Refusal, now: float) -> list[Instru
     return state.search(now)
 
 
-def inform(state: SessionState, event: AllAnswers, now: float) -> list[Instruction]:
+def inform(state: SessionState, event: events.AllAnswers, now: float) -> list[Instruction]:
     """The newcomers hold their partitions. Tell all others the new addresses, if there are any others."""
     if len(state.newcomers) < len(state.participants):
         return state.enter(Phase.INFORMING, now)
     return complete_replacement(state, event, now)
 
 
-def complete_replacement(state: SessionState, event: AllAnswers, now: float) -> list[Instruction]:
+def complete_replacement(state: SessionState, event: events.AllAnswers, now: float) -> list[Instruction]:
     """All participants know the new addresses: go on, or replace those that were lost meanwhile."""
     restored: list[Instruction] = [RanksRestored(tuple(sorted(state.newcomers)))]
     state.newcomers = set()

@@ -18,18 +18,7 @@ from collections.abc import Iterable
 
 from dshuffle.errors import DShuffleError, ExchangeError
 from dshuffle.runtime.messages import Answer, MemberState, Vote
-from dshuffle.runtime.scheduler.machine.events import (
-    AdvanceCall,
-    BeginCall,
-    Closure,
-    FinalLoss,
-    Loss,
-    NoReplacement,
-    OpenCall,
-    Refusal,
-    Replacement,
-    RunFailure,
-)
+from dshuffle.runtime.scheduler.machine import events
 from dshuffle.runtime.scheduler.machine.instructions import EpochFailed, Instruction, Order
 from dshuffle.runtime.scheduler.machine.losses import loss_clauses, worker_lost
 from dshuffle.runtime.scheduler.machine.phases import OWING, PURPOSE, Phase
@@ -65,18 +54,20 @@ class SessionMachine(SessionState):
 
     def open(self, now: float) -> list[Instruction]:
         """Open the session on all participants."""
-        return take(self, OpenCall(), now)
+        return take(self, events.OpenCall(), now)
 
     def begin(self, now: float) -> list[Instruction]:
         """Start the next epoch's exchange unless it has already started."""
-        return take(self, BeginCall(), now)
+        return take(self, events.BeginCall(), now)
 
     def advance(self, now: float) -> list[Instruction]:
         """Let all participants swap to the next epoch once they are ready for it."""
-        if self.error is None and self.unreported is not None:
-            error, self.unreported = self.unreported, None
+        error = self.error or self.unreported
+        if error is not None:
+            self.unreported = None
             return [EpochFailed(error)]
-        return take(self, AdvanceCall(), now)
+        self.client_waits = True
+        return take(self, events.AdvanceCall(), now)
 
     def voted(self, run_id: int, participant: int, vote: Vote, now: float) -> list[Instruction]:
         """Record the vote of a participant on a run. It may come twice: by itself, and as an answer."""
@@ -86,7 +77,7 @@ class SessionMachine(SessionState):
             return []
         if vote.reason is not None or vote.counts is None:
             words = f"epoch {run.epoch} could not be exchanged: {self.name_of(participant)}: {vote.reason}"
-            return take(self, RunFailure(ExchangeError(words), vote.again), now)
+            return take(self, events.RunFailure(ExchangeError(words), vote.again), now)
         run.votes[participant] = vote.counts
         self.answers.owing.discard(participant)
         return follow(self, now)
@@ -132,7 +123,7 @@ class SessionMachine(SessionState):
         if not self.is_due(order):
             return []
         self.silence.hear(order.participant, now)
-        return take(self, Refusal(order.participant, error), now)
+        return take(self, events.Refusal(order.participant, error), now)
 
     def unreachable(self, order: Order, reason: str) -> None:
         """Record that an order may not have reached a participant. It is sent again at a later :meth:`tick`."""
@@ -152,16 +143,16 @@ class SessionMachine(SessionState):
         clauses = {participant: f"{self.name_of(participant)} {reason}" for participant in new}
         somebody_is_left = {*self.losses, *new} < set(self.participants)
         replaceable = self.replaceable.issuperset(new) and somebody_is_left
-        return take(self, Loss(clauses) if replaceable else FinalLoss(clauses), now)
+        return take(self, events.Loss(clauses) if replaceable else events.FinalLoss(clauses), now)
 
     def replaced(self, participant: int, now: float, *, adopted: bool = False) -> list[Instruction]:
         """Record that another worker takes a lost rank; ``adopted`` if that is a participant."""
-        return take(self, Replacement(participant, adopted), now) if participant in self.losses else []
+        return take(self, events.Replacement(participant, adopted), now) if participant in self.losses else []
 
     def not_replaced(self, participants: Iterable[int], now: float) -> list[Instruction]:
         """Go on without lost participants, or end the session, because no other worker can come for them."""
         lost = self.losses.keys() & set(participants)
-        return take(self, NoReplacement(lost), now) if lost else []
+        return take(self, events.NoReplacement(lost), now) if lost else []
 
     def not_adopted(self, now: float) -> list[Instruction]:
         """End the session, because no participant can adopt the lost ranks."""
@@ -173,7 +164,7 @@ class SessionMachine(SessionState):
 
     def close(self, error: DShuffleError, now: float) -> list[Instruction]:
         """End the session."""
-        return take(self, Closure(error), now)
+        return take(self, events.Closure(error), now)
 
     def tick(self, now: float) -> list[Instruction]:
         """Let time pass. Participants that owe an answer are asked, and silent participants are given up."""

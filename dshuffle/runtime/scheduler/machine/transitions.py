@@ -6,22 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dshuffle.runtime.scheduler.machine import epochs, losses
-from dshuffle.runtime.scheduler.machine.events import (
-    AdvanceCall,
-    AllAnswers,
-    AllVotes,
-    BeginCall,
-    Closure,
-    Event,
-    FinalLoss,
-    Loss,
-    NoReplacement,
-    OpenCall,
-    Refusal,
-    Replacement,
-    RunFailure,
-)
+from dshuffle.runtime.scheduler.machine import epochs, events, losses
 from dshuffle.runtime.scheduler.machine.instructions import Instruction
 from dshuffle.runtime.scheduler.machine.phases import OWING, Phase
 from dshuffle.runtime.scheduler.machine.state import SessionState
@@ -49,7 +34,7 @@ class Transition:
     targets: Mapping[Phase, str]
 
 
-def ignore(state: SessionState, event: Event, now: float) -> list[Instruction]:
+def ignore(state: SessionState, event: events.Event, now: float) -> list[Instruction]:
     """Do nothing: the event comes too late, or asks for what the session does already."""
     return []
 
@@ -57,87 +42,60 @@ def ignore(state: SessionState, event: Event, now: float) -> list[Instruction]:
 NEW, OPENING, IDLE, EXCHANGING, READY, COMMITTING, ABORTING, WAITING, RESTORING, INFORMING, ENDED = Phase
 OPEN = tuple(phase for phase in Phase if phase not in (NEW, ENDED))
 
-ROWS: tuple[tuple[tuple[Phase, ...], type[Event], Handler, dict[Phase, str]], ...] = (
+# fmt: off
+ROWS: tuple[tuple[tuple[Phase, ...], type[events.Event], Handler, dict[Phase, str]], ...] = (
     # The session is opened.
-    ((NEW,), OpenCall, epochs.open_members, {OPENING: ""}),
-    ((OPENING,), AllAnswers, epochs.be_open, {IDLE: ""}),
-    ((OPENING,), Refusal, epochs.end_session, {ENDED: ""}),
-    ((OPENING,), Loss, losses.end_lost, {ENDED: ""}),
+    ((NEW,), events.OpenCall, epochs.open_members, {OPENING: ""}),
+    ((OPENING,), events.AllAnswers, epochs.be_open, {IDLE: ""}),
+    ((OPENING,), events.Refusal, epochs.end_session, {ENDED: ""}),
+    ((OPENING,), events.Loss, losses.end_lost, {ENDED: ""}),
     # Rows are exchanged.
-    ((IDLE,), BeginCall, epochs.prefetch, {EXCHANGING: "", IDLE: "a failure is told first, or a rank is adopted"}),
-    ((IDLE,), AdvanceCall, epochs.fetch, {EXCHANGING: "", IDLE: "a rank is adopted"}),
-    ((EXCHANGING,), AdvanceCall, epochs.note_wait, {}),
-    (
-        (EXCHANGING,),
-        AllVotes,
-        epochs.compare_votes,
-        {READY: "", COMMITTING: "the client waits", ABORTING: "the votes do not fit together"},
-    ),
+    ((IDLE,), events.BeginCall, epochs.prefetch,
+        {EXCHANGING: "", IDLE: "a failure is reported first, or a rank is adopted"}),
+    ((IDLE,), events.AdvanceCall, epochs.fetch, {EXCHANGING: "", IDLE: "a rank is adopted"}),
+    ((EXCHANGING,), events.AllVotes, epochs.compare_votes,
+        {READY: "", COMMITTING: "the client waits", ABORTING: "the votes do not fit together"}),
     # All swap to the epoch.
-    ((READY,), AdvanceCall, epochs.commit, {COMMITTING: ""}),
-    ((COMMITTING,), AdvanceCall, epochs.wait_for_commit, {}),
-    ((COMMITTING,), AllAnswers, epochs.complete_commit, {IDLE: "", WAITING: "a participant is lost"}),
-    ((COMMITTING,), Refusal, epochs.end_commit, {ENDED: ""}),
+    ((READY,), events.AdvanceCall, epochs.commit, {COMMITTING: ""}),
+    ((COMMITTING,), events.AdvanceCall, epochs.wait_for_commit, {}),
+    ((COMMITTING,), events.AllAnswers, epochs.complete_commit, {IDLE: "", WAITING: "a participant is lost"}),
+    ((COMMITTING,), events.Refusal, epochs.end_commit, {ENDED: ""}),
     # A run has failed.
-    ((EXCHANGING,), RunFailure, epochs.abort, {ABORTING: ""}),
-    ((EXCHANGING,), Refusal, epochs.abort_refused, {ABORTING: ""}),
-    ((ABORTING,), AdvanceCall, epochs.note_wait, {}),
-    (
-        (ABORTING,),
-        AllAnswers,
-        epochs.leave_aborted,
-        {EXCHANGING: "another run can succeed", IDLE: "the epoch has failed", WAITING: "a participant is lost"},
-    ),
-    ((ABORTING,), Refusal, epochs.end_session, {ENDED: ""}),
+    ((EXCHANGING,), events.RunFailure, epochs.abort, {ABORTING: ""}),
+    ((EXCHANGING,), events.Refusal, epochs.abort_refused, {ABORTING: ""}),
+    ((ABORTING,), events.AllAnswers, epochs.leave_aborted,
+        {EXCHANGING: "another run can succeed", IDLE: "the epoch has failed", WAITING: "a participant is lost"}),
+    ((ABORTING,), events.Refusal, epochs.end_session, {ENDED: ""}),
     # Participants are lost.
-    ((IDLE, WAITING, RESTORING), Loss, losses.search_at_once, {WAITING: ""}),
-    ((EXCHANGING, READY), Loss, losses.abort_lost, {ABORTING: ""}),
-    ((COMMITTING, ABORTING, INFORMING), Loss, losses.excuse_lost, {}),
-    (OPEN, FinalLoss, losses.end_lost, {ENDED: ""}),
+    ((IDLE, WAITING, RESTORING), events.Loss, losses.search_at_once, {WAITING: ""}),
+    ((EXCHANGING, READY), events.Loss, losses.abort_lost, {ABORTING: ""}),
+    ((COMMITTING, ABORTING, INFORMING), events.Loss, losses.excuse_lost, {}),
+    (OPEN, events.FinalLoss, losses.end_lost, {ENDED: ""}),
     # Other workers take lost ranks.
-    ((WAITING, RESTORING, INFORMING), AdvanceCall, epochs.note_wait, {}),
-    ((WAITING,), Replacement, losses.take_rank, {RESTORING: "all ranks are taken", WAITING: "others are lost"}),
-    (
-        (WAITING,),
-        NoReplacement,
-        losses.go_without,
-        {
-            ENDED: "somebody is needed",
-            WAITING: "a participant is to adopt the rank, or others are lost",
-            RESTORING: "nobody is needed, and other ranks are taken",
-            IDLE: "nobody is needed",
-            EXCHANGING: "nobody is needed, and a run is due",
-        },
-    ),
-    (
-        (RESTORING,),
-        AllAnswers,
-        losses.inform,
-        {
-            INFORMING: "there are others",
-            IDLE: "there are no others",
-            EXCHANGING: "there are no others, and a run is due",
-        },
-    ),
-    ((RESTORING,), Refusal, losses.search_again, {WAITING: ""}),
-    (
-        (INFORMING,),
-        AllAnswers,
-        losses.complete_replacement,
-        {IDLE: "", EXCHANGING: "a run is due", WAITING: "a participant is lost"},
-    ),
-    ((INFORMING,), Refusal, epochs.end_session, {ENDED: ""}),
+    ((WAITING,), events.Replacement, losses.take_rank, {RESTORING: "all ranks are taken", WAITING: "others are lost"}),
+    ((WAITING,), events.NoReplacement, losses.go_without,
+        {ENDED: "somebody is needed", WAITING: "a participant is to adopt the rank, or others are lost",
+         RESTORING: "nobody is needed, and other ranks are taken", IDLE: "nobody is needed",
+         EXCHANGING: "nobody is needed, and a run is due"}),
+    ((RESTORING,), events.AllAnswers, losses.inform,
+        {INFORMING: "there are others", IDLE: "there are no others",
+         EXCHANGING: "there are no others, and a run is due"}),
+    ((RESTORING,), events.Refusal, losses.search_again, {WAITING: ""}),
+    ((INFORMING,), events.AllAnswers, losses.complete_replacement,
+        {IDLE: "", EXCHANGING: "a run is due", WAITING: "a participant is lost"}),
+    ((INFORMING,), events.Refusal, epochs.end_session, {ENDED: ""}),
     # The driver ends the session.
-    ((NEW, *OPEN), Closure, epochs.end_session, {ENDED: ""}),
-    ((ENDED,), AdvanceCall, epochs.repeat_error, {}),
+    ((NEW, *OPEN), events.Closure, epochs.end_session, {ENDED: ""}),
     # The event is late or superfluous.
-    ((EXCHANGING, READY, COMMITTING, ABORTING, WAITING, RESTORING, INFORMING, ENDED), BeginCall, ignore, {}),
-    ((COMMITTING, ABORTING, INFORMING, ENDED), Replacement, ignore, {}),
-    ((COMMITTING, ABORTING, INFORMING, ENDED), NoReplacement, ignore, {}),
-    ((ENDED,), Loss, ignore, {}),
-    ((ENDED,), FinalLoss, ignore, {}),
-    ((ENDED,), Closure, ignore, {}),
+    ((EXCHANGING, READY, COMMITTING, ABORTING, WAITING, RESTORING, INFORMING, ENDED), events.BeginCall, ignore, {}),
+    ((EXCHANGING, ABORTING, WAITING, RESTORING, INFORMING), events.AdvanceCall, ignore, {}),
+    ((COMMITTING, ABORTING, INFORMING, ENDED), events.Replacement, ignore, {}),
+    ((COMMITTING, ABORTING, INFORMING, ENDED), events.NoReplacement, ignore, {}),
+    ((ENDED,), events.Loss, ignore, {}),
+    ((ENDED,), events.FinalLoss, ignore, {}),
+    ((ENDED,), events.Closure, ignore, {}),
 )
+# fmt: on
 """Phases, an event, what the event does in them, and the phases that may follow, each with its condition."""
 
 TRANSITIONS = {
@@ -148,7 +106,7 @@ TRANSITIONS = {
 """The table that the session machine runs."""
 
 
-def take(state: SessionState, event: Event, now: float) -> list[Instruction]:
+def take(state: SessionState, event: events.Event, now: float) -> list[Instruction]:
     """Let an event happen, and then what follows from it: that nobody owes an answer any longer.
 
     Raises
@@ -170,4 +128,4 @@ def follow(state: SessionState, now: float) -> list[Instruction]:
     """Let happen what follows once nobody owes an answer."""
     if state.phase not in OWING or state.answers.owing:
         return []
-    return take(state, AllVotes() if state.phase is EXCHANGING else AllAnswers(), now)
+    return take(state, events.AllVotes() if state.phase is EXCHANGING else events.AllAnswers(), now)
