@@ -10,7 +10,6 @@ from distributed import Scheduler
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery
-from dshuffle.runtime.cluster_view import Members
 from dshuffle.runtime.message_fields import from_fields
 from dshuffle.runtime.messages import Answer, EpochExchange, Vote
 from dshuffle.runtime.replies import message_in
@@ -20,17 +19,18 @@ from dshuffle.runtime.scheduler.deliveries import EpochDeliveries
 from dshuffle.runtime.scheduler.driver import MachineDriver
 from dshuffle.runtime.scheduler.exchange_log import ExchangeLog
 from dshuffle.runtime.scheduler.machine import instructions
-from dshuffle.runtime.scheduler.machine.instructions import Instruction, Order, Run
+from dshuffle.runtime.scheduler.machine.instructions import Instruction, PhaseOrder, Run
 from dshuffle.runtime.scheduler.machine.phases import Phase
 from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
+from dshuffle.runtime.scheduler.member_choice import Members
 from dshuffle.runtime.scheduler.metrics import count
-from dshuffle.runtime.scheduler.orders import answer_type, message_of
+from dshuffle.runtime.scheduler.order_messages import answer_type, message_of
 from dshuffle.runtime.scheduler.outcomes import TaskOutcomes
 from dshuffle.runtime.scheduler.participants import Participants
 from dshuffle.runtime.scheduler.replacements import Replacements
 from dshuffle.runtime.scheduler.snapshot import EpochFigures
 from dshuffle.runtime.scheduler.waiters import Waiters
-from dshuffle.runtime.session_spec import Former
+from dshuffle.runtime.session_spec import PartitionSources
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ class Coordinator:
         fewest = self._spec.options.min_workers
         return [address for participant, address in self.addresses.items() if participant < fewest]
 
-    def partitions(self) -> Former | None:
+    def partitions(self) -> PartitionSources | None:
         """The partitions on the workers, for a session that takes over; None before the first epoch."""
         begun = self.epoch >= self.machine.first_epoch
         return self.participants.partitions(self.epoch, self.machine.settled) if begun else None
@@ -265,7 +265,7 @@ class Coordinator:
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
-            case Order():
+            case PhaseOrder():
                 self.driver.spawn(self._send(instruction))
             case instructions.SessionOpened():
                 self._waiters.release()
@@ -296,7 +296,7 @@ class Coordinator:
                 self._waiters.release(error)
                 self._freed = self._loop.create_task(self._free())
 
-    async def _send(self, order: Order) -> None:
+    async def _send(self, order: PhaseOrder) -> None:
         """Send an order, and give the machine the answer."""
         machine, participant = self.machine, order.participant
         message = message_of(order, machine, self.participants, self._deliveries, self.log.rate)
@@ -319,7 +319,7 @@ class Coordinator:
         else:
             self.driver.run(machine.answered, order, answer)
 
-    def _refused(self, order: Order, address: str, error: DShuffleError) -> None:
+    def _refused(self, order: PhaseOrder, address: str, error: DShuffleError) -> None:
         if order.name == Phase.RESTORING.value:
             logger.warning("dshuffle: a worker cannot take a lost rank: %s", error)
             self._replacements.refuse(order.participant, address)

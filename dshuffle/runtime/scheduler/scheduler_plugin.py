@@ -22,19 +22,19 @@ from distributed.scheduler import WorkerState
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import AutoDelivery
-from dshuffle.runtime.cluster_view import choose_members
-from dshuffle.runtime.kept_choice import Found
 from dshuffle.runtime.messages import OpenedSession
 from dshuffle.runtime.replies import message_in, replying, within
 from dshuffle.runtime.scheduler import session_queries
 from dshuffle.runtime.scheduler.coordinator import Coordinator
 from dshuffle.runtime.scheduler.dashboard_page import add_page
+from dshuffle.runtime.scheduler.kept_choice import KeptPartitions
 from dshuffle.runtime.scheduler.lost_results import LostResults
+from dshuffle.runtime.scheduler.member_choice import choose_members
 from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
 from dshuffle.runtime.scheduler.worker_setup import SETUP_TIMEOUT, ask_all, workers_set_up
-from dshuffle.runtime.session_spec import PLUGIN, Former, SessionRequest
+from dshuffle.runtime.session_spec import PLUGIN, PartitionSources, SessionRequest
 from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
@@ -259,7 +259,7 @@ class DShuffleScheduler(SchedulerPlugin):
         if coordinator is not None and coordinator.client_id not in self._scheduler.clients:
             await self._close(session_id)
 
-    def _former_partitions(self, request: SessionRequest) -> Former | None:
+    def _former_partitions(self, request: SessionRequest) -> PartitionSources | None:
         """Partitions of the session that the requested one takes over from, unless it has ended."""
         coordinator = None if request.former is None else self.coordinators.get(request.former)
         return None if coordinator is None or coordinator.ended else coordinator.partitions()
@@ -272,7 +272,7 @@ class DShuffleScheduler(SchedulerPlugin):
         carried = dataclasses.replace(request.carried, places=coordinator.places())
         return dataclasses.replace(request, carried=carried)
 
-    async def _kept_partitions(self, request: SessionRequest, ready: set[str]) -> Found:
+    async def _kept_partitions(self, request: SessionRequest, ready: set[str]) -> KeptPartitions:
         """The partitions that earlier sessions have kept on the disks of the workers."""
         assert self._scheduler is not None
         if request.kept_as is None or request.former is not None or not request.reads_kept:

@@ -6,15 +6,15 @@ from typing import Any
 
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.messages import Counts, Vote
-from dshuffle.runtime.scheduler.machine.instructions import Order
+from dshuffle.runtime.scheduler.machine.instructions import PhaseOrder
 from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
 
 from .simulator import COMMITTED, HEARTBEAT, TIMEOUT
 
 
-def given_order(machine: SessionMachine, name: str, rank: int, run_id: int) -> Order:
+def given_order(machine: SessionMachine, name: str, rank: int, run_id: int) -> PhaseOrder:
     """An order as the machine has given it in its present phase."""
-    return Order(name, rank, run_id, machine.turn)
+    return PhaseOrder(name, rank, run_id, machine.turn)
 
 
 def new_machine(n_members: int, **options: Any) -> SessionMachine:

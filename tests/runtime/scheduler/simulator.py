@@ -26,8 +26,8 @@ from dshuffle.runtime.scheduler.machine.epochs import ATTEMPTS
 from dshuffle.runtime.scheduler.machine.instructions import (
     EpochCommitted,
     EpochFailed,
-    Order,
     ParticipantDropped,
+    PhaseOrder,
     RankAdoption,
     RanksRestored,
     ReplacementSearch,
@@ -113,7 +113,7 @@ class World:
     def perform(self, instructions: list[object]) -> None:
         for instruction in instructions:
             match instruction:
-                case Order():
+                case PhaseOrder():
                     # Orders go to an address: not to the member that takes the rank later.
                     arrives = self.rng.expovariate(100)
                     order = instruction, self.members[instruction.participant], self.machine.epoch
@@ -172,7 +172,7 @@ class World:
 
         self.later(self.rng.uniform(0, 20), join)
 
-    def deliver(self, order: Order, member: Member, epoch: int) -> None:
+    def deliver(self, order: PhaseOrder, member: Member, epoch: int) -> None:
         """An order arrives at a member, or not; its answer travels back, or is lost."""
         if self.happens("crash"):
             member.crashed = True
@@ -205,7 +205,7 @@ class World:
         if self.members.get(member.rank) is member:
             self.perform(self.machine.lost([member.rank], "has left", self.now))
 
-    def carry_out(self, member: Member, order: Order, epoch: int) -> Answer | DShuffleError:
+    def carry_out(self, member: Member, order: PhaseOrder, epoch: int) -> Answer | DShuffleError:
         match order.name:
             case "open":
                 member.opened = True

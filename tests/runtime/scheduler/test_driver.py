@@ -9,7 +9,7 @@ import pytest
 
 from dshuffle.errors import ClusterError
 from dshuffle.runtime.scheduler.driver import MachineDriver
-from dshuffle.runtime.scheduler.machine.instructions import Order, SessionEnded
+from dshuffle.runtime.scheduler.machine.instructions import PhaseOrder, SessionEnded
 
 from .machines import new_machine
 
@@ -24,7 +24,7 @@ def test_an_event_that_must_not_happen_ends_the_session_and_says_why(caplog: pyt
         return instructions
 
     order, ended = asyncio.run(drive())
-    assert order == Order("open", 0, 0)
+    assert order == PhaseOrder("open", 0, 0)
     assert isinstance(ended, SessionEnded)
     assert isinstance(ended.error, ClusterError)
     assert "IllegalTransition: a session in the phase OPENING cannot take the event OpenCall()" in str(ended.error)

@@ -6,8 +6,8 @@ from dshuffle.errors import CacheBudgetError, DatasetChanged, MembershipChanged,
 from dshuffle.runtime.scheduler.machine.epochs import ATTEMPTS
 from dshuffle.runtime.scheduler.machine.instructions import (
     EpochCommitted,
-    Order,
     ParticipantDropped,
+    PhaseOrder,
     RankAdoption,
     RanksRestored,
     ReplacementSearch,
@@ -20,15 +20,15 @@ from .simulator import COMMITTED
 def test_a_rank_is_restored_before_the_others_go_on() -> None:
     machine = replacing_machine(2)
     machine.advance(0.0)
-    assert machine.lost([1], "has left", 1.0) == [Order("abort", 0, 1)]
+    assert machine.lost([1], "has left", 1.0) == [PhaseOrder("abort", 0, 1)]
     assert machine.answered(given_order(machine, "abort", 0, 1), None, 1.1) == [ReplacementSearch((1,))]
     assert machine.waiting_for() == "waiting for other workers to replace rank 1"
-    assert machine.replaced(1, 2.0) == [Order("restore", 1, 1)]
-    assert machine.answered(given_order(machine, "restore", 1, 0), None, 3.0) == [Order("members", 0, 0)]
+    assert machine.replaced(1, 2.0) == [PhaseOrder("restore", 1, 1)]
+    assert machine.answered(given_order(machine, "restore", 1, 0), None, 3.0) == [PhaseOrder("members", 0, 0)]
     assert machine.answered(given_order(machine, "members", 0, 0), None, 3.1) == [
         RanksRestored((1,)),
-        Order("begin", 0, 2),
-        Order("begin", 1, 2),
+        PhaseOrder("begin", 0, 2),
+        PhaseOrder("begin", 1, 2),
     ]
 
 
@@ -37,10 +37,10 @@ def test_after_two_close_losses_the_others_hear_of_both_workers_together() -> No
     machine.lost([1], "has left", 0.0)
     machine.replaced(1, 1.0)
     assert machine.lost([2], "has left", 1.5) == [ReplacementSearch((2,))]
-    assert machine.replaced(2, 2.0) == [Order("restore", 1, 0), Order("restore", 2, 0)]
+    assert machine.replaced(2, 2.0) == [PhaseOrder("restore", 1, 0), PhaseOrder("restore", 2, 0)]
     assert machine.answered(given_order(machine, "restore", 1, 0), None, 3.0) == []
     assert machine.newcomers == {1, 2}  # so tasks of both ranks wait
-    assert machine.answered(given_order(machine, "restore", 2, 0), None, 3.0) == [Order("members", 0, 0)]
+    assert machine.answered(given_order(machine, "restore", 2, 0), None, 3.0) == [PhaseOrder("members", 0, 0)]
     assert machine.newcomers == {1, 2}
     assert machine.answered(given_order(machine, "members", 0, 0), None, 3.1) == [RanksRestored((1, 2))]
 
@@ -103,9 +103,9 @@ def test_why_another_worker_could_not_take_a_rank_is_forgotten_once_one_has() ->
 def test_nobody_comes_for_a_participant_that_is_optional() -> None:
     machine = replacing_machine(2, optional=(1,))
     machine.advance(0.0)
-    assert machine.lost([1], "has left", 1.0) == [Order("abort", 0, 1)]
+    assert machine.lost([1], "has left", 1.0) == [PhaseOrder("abort", 0, 1)]
     assert machine.answered(given_order(machine, "abort", 0, 1), None, 1.1) == [ReplacementSearch((1,))]
-    assert machine.not_replaced([1], 2.0) == [ParticipantDropped(1), Order("begin", 0, 2)]
+    assert machine.not_replaced([1], 2.0) == [ParticipantDropped(1), PhaseOrder("begin", 0, 2)]
     assert machine.participants == (0,)
 
 
@@ -114,7 +114,7 @@ def test_a_participant_that_is_optional_does_not_end_the_wait_for_others() -> No
     machine.lost([1, 2], "has left", 0.0)
     assert machine.not_replaced([2], 1.0) == [ParticipantDropped(2)]
     assert machine.missing == (1,)
-    assert machine.replaced(1, 2.0) == [Order("restore", 1, 0)]
+    assert machine.replaced(1, 2.0) == [PhaseOrder("restore", 1, 0)]
     other = replacing_machine(3, optional=(2,))
     other.lost([1, 2], "has left", 0.0)
     [ended] = other.not_replaced([1], 1.0)
@@ -129,7 +129,7 @@ def test_a_participant_adopts_a_rank_and_the_session_stays_on_its_epoch() -> Non
         instructions = machine.answered(given_order(machine, "abort", rank, 2), None, 1.2)
     assert instructions == [ReplacementSearch((2,))]
     assert machine.not_replaced([2], 2.0) == [RankAdoption((2,))]
-    assert machine.replaced(2, 2.0, adopted=True) == [Order("restore", 2, 2)]
+    assert machine.replaced(2, 2.0, adopted=True) == [PhaseOrder("restore", 2, 2)]
     machine.answered(given_order(machine, "restore", 2, 2), None, 3.0)
     machine.answered(given_order(machine, "members", 0, 0), None, 3.1)
     # The exchange that was stopped does not begin again.
@@ -140,7 +140,7 @@ def test_a_participant_adopts_a_rank_and_the_session_stays_on_its_epoch() -> Non
     # The worker that has adopted a rank may be lost as well.
     assert machine.lost([1, 2], "has left", 6.0) == [ReplacementSearch((1, 2))]
     assert machine.replaced(1, 7.0) == []
-    assert machine.replaced(2, 7.0) == [Order("restore", 1, 2), Order("restore", 2, 2)]
+    assert machine.replaced(2, 7.0) == [PhaseOrder("restore", 1, 2), PhaseOrder("restore", 2, 2)]
     assert not machine.adopted
 
 
@@ -184,10 +184,10 @@ def test_if_all_ranks_are_replaced_one_after_the_other_the_session_goes_on() -> 
     machine.answered(given_order(machine, "abort", 0, 1), None, 0.2)
     machine.replaced(1, 0.3)
     machine.lost([0], "has left", 0.4)
-    assert machine.replaced(0, 0.5) == [Order("restore", 0, 1), Order("restore", 1, 1)]
+    assert machine.replaced(0, 0.5) == [PhaseOrder("restore", 0, 1), PhaseOrder("restore", 1, 1)]
     machine.answered(given_order(machine, "restore", 0, 0), None, 0.6)
     instructions = machine.answered(given_order(machine, "restore", 1, 0), None, 0.7)
-    assert instructions == [RanksRestored((0, 1)), Order("begin", 0, 2), Order("begin", 1, 2)]
+    assert instructions == [RanksRestored((0, 1)), PhaseOrder("begin", 0, 2), PhaseOrder("begin", 1, 2)]
 
 
 def test_a_worker_that_cannot_take_a_rank_does_not_end_the_session() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dshuffle.errors import WorkerLost
 from dshuffle.runtime.messages import MemberState
-from dshuffle.runtime.scheduler.machine.instructions import Order, ReplacementSearch, SessionEnded, SessionOpened
+from dshuffle.runtime.scheduler.machine.instructions import PhaseOrder, ReplacementSearch, SessionEnded, SessionOpened
 from dshuffle.runtime.scheduler.machine.phases import Phase
 from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
 
@@ -17,15 +17,17 @@ def test_a_vote_that_was_lost_is_asked_for() -> None:
     machine.advance(0.0)
     machine.voted(1, 0, vote(), 0.1)
     assert pass_time(machine, 0.1, 4.5) == []
-    assert pass_time(machine, 4.5, 6.0) == [Order("status", 1, 1)]
+    assert pass_time(machine, 4.5, 6.0) == [PhaseOrder("status", 1, 1)]
     ready = machine.answered(given_order(machine, "status", 1, 1), MemberState(open=True, run_id=1, vote=vote()), 6.1)
-    assert ready[1:] == [Order("commit", 0, 1), Order("commit", 1, 1)]
+    assert ready[1:] == [PhaseOrder("commit", 0, 1), PhaseOrder("commit", 1, 1)]
 
 
 def test_an_order_that_was_lost_is_repeated() -> None:
     machine = machine_of(1)
     machine.advance(0.0)
-    assert machine.answered(given_order(machine, "status", 0, 1), MemberState(open=True), 6.0) == [Order("begin", 0, 1)]
+    assert machine.answered(given_order(machine, "status", 0, 1), MemberState(open=True), 6.0) == [
+        PhaseOrder("begin", 0, 1)
+    ]
 
 
 def test_whom_a_session_waits_for_and_how_far_they_are() -> None:
@@ -58,7 +60,7 @@ def test_a_worker_that_has_forgotten_the_session_is_lost() -> None:
     machine = replacing_machine(2)
     machine.advance(0.0)
     assert machine.answered(given_order(machine, "status", 1, 1), MemberState(open=False), 6.0) == [
-        Order("abort", 0, 1)
+        PhaseOrder("abort", 0, 1)
     ]
     assert machine.answered(given_order(machine, "abort", 0, 1), None, 6.1) == [ReplacementSearch((1,))]
 

@@ -22,11 +22,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Send an order to a participant, and report the answer.
+class PhaseOrder:
+    """Give a participant the order of a phase, and report the answer.
 
-    Its name is the value of a phase, or ``"status"``. The turn is that of the phase. An answer may come when the phase
-    has ended, and perhaps has begun again.
+    The name of the order is the value of the phase, or ``"status"``. The turn is that of the phase: an answer may come
+    when the phase has ended, and perhaps has begun again.
     """
 
     name: str
@@ -98,7 +98,7 @@ class SessionEnded:
 
 
 Instruction = (
-    Order
+    PhaseOrder
     | SessionOpened
     | RunReady
     | EpochCommitted

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dshuffle.errors import DShuffleError, ExchangeError
 from dshuffle.runtime.messages import Answer, MemberState, Vote
 from dshuffle.runtime.scheduler.machine import events
-from dshuffle.runtime.scheduler.machine.instructions import EpochFailed, Instruction, Order
+from dshuffle.runtime.scheduler.machine.instructions import EpochFailed, Instruction, PhaseOrder
 from dshuffle.runtime.scheduler.machine.losses import loss_clauses, worker_lost
 from dshuffle.runtime.scheduler.machine.phases import OWING, PURPOSE, Phase
 from dshuffle.runtime.scheduler.machine.state import SessionState
@@ -36,11 +36,11 @@ class SessionMachine(SessionState):
     --------
     >>> machine = SessionMachine([0], first_epoch=0, heartbeat=15, timeout=300, name_of="rank {}".format)
     >>> machine.open(now=0.0)
-    [Order(name='open', participant=0, run_id=0, turn=1)]
-    >>> machine.answered(Order("open", 0, 0, turn=1), None, now=0.1)
+    [PhaseOrder(name='open', participant=0, run_id=0, turn=1)]
+    >>> machine.answered(PhaseOrder("open", 0, 0, turn=1), None, now=0.1)
     [SessionOpened()]
     >>> machine.advance(now=0.2)
-    [Order(name='begin', participant=0, run_id=1, turn=2)]
+    [PhaseOrder(name='begin', participant=0, run_id=1, turn=2)]
     """
 
     @property
@@ -86,7 +86,7 @@ class SessionMachine(SessionState):
         """Note that a participant was alive at a time: it has said so, or bytes of it have arrived at another one."""
         self.silence.hear(participant, when)
 
-    def answered(self, order: Order, answer: Answer, now: float) -> list[Instruction]:
+    def answered(self, order: PhaseOrder, answer: Answer, now: float) -> list[Instruction]:
         """Record that a participant has carried out an order, or what it says of its state."""
         participant = order.participant
         if order.turn != self.turn:
@@ -118,19 +118,19 @@ class SessionMachine(SessionState):
         self.answers.arrived[participant] = state.arrived
         return [] if state.vote is None else self.voted(run.run_id, participant, state.vote, now)
 
-    def refused(self, order: Order, error: DShuffleError, now: float) -> list[Instruction]:
+    def refused(self, order: PhaseOrder, error: DShuffleError, now: float) -> list[Instruction]:
         """Record that a participant cannot carry out an order."""
         if not self.is_due(order):
             return []
         self.silence.hear(order.participant, now)
         return take(self, events.Refusal(order.participant, error), now)
 
-    def unreachable(self, order: Order, reason: str) -> None:
+    def unreachable(self, order: PhaseOrder, reason: str) -> None:
         """Record that an order may not have reached a participant. It is sent again at a later :meth:`tick`."""
         if order.turn == self.turn:
             self.answers.unreachable(order.participant, reason)
 
-    def is_due(self, order: Order) -> bool:
+    def is_due(self, order: PhaseOrder) -> bool:
         """Whether an order was given in this phase, and has not been answered."""
         current = self.phase in OWING and order.turn == self.turn and order.name == self.phase.value
         return current and order.participant in self.answers.owing

@@ -13,7 +13,7 @@ from dshuffle.runtime.scheduler.machine.events import RunFailure
 from dshuffle.runtime.scheduler.machine.instructions import (
     EpochFailed,
     Instruction,
-    Order,
+    PhaseOrder,
     ReplacementSearch,
     Run,
     SessionEnded,
@@ -108,11 +108,11 @@ class SessionState:
         """Lost participants that wait for a replacement now."""
         return tuple(sorted(self.losses)) if self.phase is Phase.WAITING else ()
 
-    def order(self, name: str, participant: int) -> Order:
+    def order(self, name: str, participant: int) -> PhaseOrder:
         """An order to a participant, in the present phase."""
         # A worker that takes a rank must refuse all runs so far: orders to begin them may arrive late.
         run_id = self.n_runs if name == Phase.RESTORING.value else 0 if self.run is None else self.run.run_id
-        return Order(name, participant, run_id, self.turn)
+        return PhaseOrder(name, participant, run_id, self.turn)
 
     def enter(self, phase: Phase, now: float) -> list[Instruction]:
         """Enter a phase in which participants owe an answer, and give its order to all that it concerns."""
