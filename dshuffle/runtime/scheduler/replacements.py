@@ -152,7 +152,7 @@ class Replacements:
         # A session that does not follow yet is expected for a moment only.
         if not self._participants.has_retired(participant, now, recently=not self._is_followed()):
             return False
-        # Tasks still need the partition. Those of other lost ranks count, because all are restored together.
+        # Tasks that are left need the partition. Those of other lost ranks count: all ranks are restored together.
         return not have_unfinished_tasks(machine.unsettled, self._spec.session_id, self._scheduler)
 
     def _join(self, participant: int, worker: WorkerState, *, adopted: bool = False) -> None:
