@@ -24,6 +24,7 @@ from dshuffle.runtime.scheduler.machine.phases import Phase
 from dshuffle.runtime.scheduler.machine.session_machine import SessionMachine
 from dshuffle.runtime.scheduler.member_choice import Members
 from dshuffle.runtime.scheduler.metrics import count
+from dshuffle.runtime.scheduler.nannies import process_runs
 from dshuffle.runtime.scheduler.order_messages import answer_type, message_of
 from dshuffle.runtime.scheduler.outcomes import TaskOutcomes
 from dshuffle.runtime.scheduler.participants import Participants
@@ -31,6 +32,7 @@ from dshuffle.runtime.scheduler.replacements import Replacements
 from dshuffle.runtime.scheduler.snapshot import EpochFigures
 from dshuffle.runtime.scheduler.waiters import Waiters
 from dshuffle.runtime.session_spec import PartitionSources
+from dshuffle.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -135,9 +137,9 @@ class Coordinator:
         return self._spec.settings.paused_timeout
 
     @property
-    def heartbeat(self) -> float:
-        """Seconds in which a worker must answer."""
-        return self._spec.settings.heartbeat
+    def settings(self) -> Settings:
+        """Time limits of the session."""
+        return self._spec.settings
 
     @property
     def epoch(self) -> int:
@@ -252,6 +254,11 @@ class Coordinator:
         if self._freed is not None:
             await asyncio.shield(self._freed)
 
+    async def process_runs(self, participant: int, silent_seconds: float) -> bool:
+        """Whether a participant that has said nothing for some seconds may be busy, and is not lost."""
+        worker = self.scheduler.workers.get(self.addresses[participant])
+        return worker is not None and await process_runs(self.scheduler, worker, silent_seconds, self.settings)
+
     def check(self) -> None:
         """Raise the error with which the session has ended."""
         if self.machine.error is not None:
@@ -279,6 +286,8 @@ class Coordinator:
                 count(EpochFigures.of(exchange))
             case instructions.EpochFailed(error):
                 self._waiters.release(error)
+            case instructions.ProcessQuestion(participant, silent_seconds):
+                self.driver.spawn(self._look_at_process(participant, silent_seconds))
             case instructions.ReplacementSearch():
                 self._replacements.search()
             case instructions.RanksRestored(ranks):
@@ -318,6 +327,10 @@ class Coordinator:
             self._refused(order, address, ClusterError(words))
         else:
             self.driver.run(machine.answered, order, answer)
+
+    async def _look_at_process(self, participant: int, silent_seconds: float) -> None:
+        if await self.process_runs(participant, silent_seconds):
+            self.driver.run(self.machine.process_runs, participant)
 
     def _refused(self, order: PhaseOrder, address: str, error: DShuffleError) -> None:
         if order.name == Phase.RESTORING.value:

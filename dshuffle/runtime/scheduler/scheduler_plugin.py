@@ -221,7 +221,7 @@ class DShuffleScheduler(SchedulerPlugin):
         for session_id, coordinator in self.coordinators.items():
             if coordinator.client_id == client:
                 may_come_back = lost or coordinator.client_reconnected
-                seconds = coordinator.heartbeat if may_come_back else 0.0
+                seconds = coordinator.settings.heartbeat if may_come_back else 0.0
                 scheduler._ongoing_background_tasks.call_soon(self._close_unless_back, session_id, seconds)
 
     def restart(self, scheduler: Scheduler) -> None:
