@@ -25,7 +25,7 @@ from dshuffle.exchange.cache_partition import CachePartition
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.session_spec import DatasetReference
 from dshuffle.runtime.worker import worker_plugin
-from dshuffle.runtime.worker.session import WorkerSession
+from dshuffle.runtime.worker.reports import Reports
 
 from .conftest import OPTIONS, address_of
 
@@ -108,15 +108,15 @@ def test_a_task_whose_paused_worker_leaves_fails(cluster_of, small, check_ids, e
 
 
 def test_votes_and_orders_that_are_lost_do_not_hang_an_epoch(cluster_of, small, check_orders, within, monkeypatch):
-    send_vote, lost = WorkerSession._send_vote, []
+    send_vote, lost = Reports.vote, []
 
-    async def lossy(self, run):
-        if (self.rank, run.run_id) in {(0, 1), (2, 2)}:
-            lost.append(run.run_id)
+    async def lossy(self, run_id, vote):
+        if (self._sender["participant"], run_id) in {(0, 1), (2, 2)}:
+            lost.append(run_id)
         else:
-            await send_vote(self, run)
+            await send_vote(self, run_id, vote)
 
-    monkeypatch.setattr(WorkerSession, "_send_vote", lossy)
+    monkeypatch.setattr(Reports, "vote", lossy)
     with (
         dask.config.set({"dshuffle.heartbeat": "3s"}),
         cluster_of(NAMES) as cluster,
