@@ -21,7 +21,7 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import WorkerState
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
-from dshuffle.exchange.kept_partition import Listed
+from dshuffle.exchange.kept_partition import KeptFolder
 from dshuffle.planning import AutoDelivery
 from dshuffle.runtime.messages import OpenedSession
 from dshuffle.runtime.replies import message_in, replying, within
@@ -280,15 +280,13 @@ class DShuffleScheduler(SchedulerPlugin):
             return {}
         message = {"op": "dshuffle_kept", "directory": order.options.cache_directory, "dataset": order.dataset.identity}
         replies = await self._ask_all(message, sorted(ready), order.settings)
-        found = {}
+        folders = {}
         for address, reply in replies.items():
             try:
-                kept = message_in(reply, list[dict[str, Any]], address)
+                folders[address] = message_in(reply, list[KeptFolder], address)
             except DShuffleError as error:  # its rows come from the dataset
                 logger.warning("dshuffle: kept partitions on %s are not used: %s", address, error)
-            else:
-                found[address] = [Listed.from_dict(one) for one in kept]
-        return found
+        return folders
 
     def _check_wanted(self, order: SessionRequest) -> None:
         """Refuse to open a session whose client has left, or has closed it in the meantime."""

@@ -28,7 +28,7 @@ from dshuffle.runtime.session_spec import SessionSpec
 from dshuffle.runtime.worker import metrics
 from dshuffle.runtime.worker.build_parts import Carriers, build_parts
 from dshuffle.runtime.worker.disk import PartitionOnDisk
-from dshuffle.runtime.worker.former_partitions import RowsHere
+from dshuffle.runtime.worker.former_partitions import LocalRows
 from dshuffle.runtime.worker.member_addresses import MemberAddresses
 from dshuffle.runtime.worker.member_parts import MemberParts
 from dshuffle.runtime.worker.reports import Reports
@@ -70,7 +70,7 @@ class WorkerSession:
         rank: int | None,
         reports: Reports,
         disk: PartitionOnDisk | None = None,
-        rows_here: RowsHere | None = None,
+        rows_here: LocalRows | None = None,
     ) -> None:
         self.spec = spec
         self.rank = rank
