@@ -134,7 +134,7 @@ def for_partition(shuffle: ShuffleSpec, limit: int | None) -> int | None:
 
 
 def _plan_nbytes(shuffle: ShuffleSpec) -> int:
-    """Bytes of plans that are made for all samples. An own part is small beside its rows, and is not counted."""
+    # A worker's own part of a plan is small beside its rows, and is not counted.
     return 0 if plans_own_parts(shuffle, shuffle.choices.delivery) else plan_nbytes(shuffle)
 
 
@@ -145,7 +145,6 @@ def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool =
 
 
 def _relayed(shuffle: ShuffleSpec) -> int:
-    """Maximum number of packets or rows that a worker passes on."""
     choices = shuffle.choices
     return get_delivery(choices.delivery).passed_on(
         shuffle.n_workers,

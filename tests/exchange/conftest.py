@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from dshuffle.exchange.buffers import BufferPool
 from dshuffle.exchange.cache_partition import CachePartition
@@ -27,10 +26,6 @@ from dshuffle.exchange.row_flows import ArrivingRows, LeavingRows
 from dshuffle.exchange.sender import Sender
 from dshuffle.planning import name_of
 from dshuffle.rows import RowLayout, checksum_rows
-
-# The first call of a kernel compiles it, or loads it from numba's cache, which no deadline allows for.
-settings.register_profile("exchange", deadline=None)
-settings.load_profile("exchange")
 
 SERVER, STORE = -1, -2
 LAYOUT = RowLayout.of({"x": (np.dtype("u1"), (21,))})

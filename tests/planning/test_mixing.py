@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dshuffle.errors import InvalidParameter
@@ -18,6 +18,8 @@ from dshuffle.planning.mixing import (
     planned_quality,
     shuffle_quality,
 )
+
+from ..conftest import at_most
 
 
 @st.composite
@@ -74,7 +76,7 @@ def brute_force(epochs, chunk_rows, batch_rows, classes):
     )
 
 
-@settings(max_examples=150)
+@at_most(150)
 @given(histories())
 def test_figures_are_those_of_brute_force(history):
     epochs, chunk_rows, batch_rows, classes = history

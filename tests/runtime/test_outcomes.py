@@ -42,7 +42,7 @@ def epoch_of(checkpoint):
 # -- failed tasks ----------------------------------------------------------------------------------------------------
 
 
-def test_an_error_that_nobody_fetches_is_raised_until_the_epoch_is_accepted(threads, small, orders, tmp_path):
+def test_an_error_that_nobody_fetches_is_raised_until_the_epoch_is_accepted(threads, small, check_orders, tmp_path):
     checkpoint = tmp_path / "run.json"
     with Shuffler(threads, small, checkpoint=checkpoint) as shuffler:
         epoch = next(shuffler.epochs(3))
@@ -55,7 +55,7 @@ def test_an_error_that_nobody_fetches_is_raised_until_the_epoch_is_accepted(thre
             assert "epoch.accept()" in note
         assert (shuffler.next_epoch, epoch_of(checkpoint)) == (1, 0)
         epoch.accept()
-        orders(shuffler, 2)
+        check_orders(shuffler, 2)
     assert epoch_of(checkpoint) == 3
 
 
@@ -93,7 +93,7 @@ def test_accepting_one_call_does_not_accept_another(threads, small):
         epoch.accept(other)
 
 
-def test_a_call_is_accepted_before_its_tasks_end_and_waited_for(threads, small, ids):
+def test_a_call_is_accepted_before_its_tasks_end_and_waited_for(threads, small, check_ids):
     def slowly(partition):
         time.sleep(0.3)
         raise ZeroDivisionError
@@ -166,7 +166,7 @@ def test_an_error_from_a_nested_call_is_raised(processes, small):
 # -- cancelled tasks -------------------------------------------------------------------------------------------------
 
 
-def test_cancelled_tasks_are_an_error(threads, small, orders, tmp_path):
+def test_cancelled_tasks_are_an_error(threads, small, check_orders, tmp_path):
     checkpoint = tmp_path / "run.json"
     with Shuffler(threads, small, checkpoint=checkpoint) as shuffler:
         epochs = shuffler.epochs(1)
@@ -178,7 +178,7 @@ def test_cancelled_tasks_are_an_error(threads, small, orders, tmp_path):
         assert "2 cancelled (rank 0, rank 1)" in caught.value.__notes__[0]
         assert epoch_of(checkpoint) == 0
         epoch.accept()
-        orders(shuffler, 1)
+        check_orders(shuffler, 1)
     assert epoch_of(checkpoint) == 2
 
 

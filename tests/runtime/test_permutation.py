@@ -16,6 +16,8 @@ import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.runtime.gather import row_gather
 
+from ..conftest import at_most
+
 pytestmark = pytest.mark.slow  # real clusters
 
 DTYPES = ["u1", "<f4", ">i8", "M8[s]", "S3", [("a", "u1"), ("b", "<f8", (2,))]]
@@ -28,7 +30,7 @@ def made(n_rows, shape, dtype):
     return filled.view(dtype).reshape(n_rows, *shape)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(at_most(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chunks=st.lists(st.integers(0, 9), min_size=1, max_size=6),
     shape=st.sampled_from([(), (1,), (3,), (2, 3)]),

@@ -194,7 +194,7 @@ def test_all_ranks_get_the_same_means(request, small, means, cluster):
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["threads", "processes"])
 @pytest.mark.parametrize("bad", [0, 2])
-def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, ids, means, within, cluster, bad):
+def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, check_ids, means, within, cluster, bad):
     client = request.getfixturevalue(cluster)
 
     def fails(partition, group):
@@ -209,7 +209,7 @@ def test_the_error_of_a_rank_is_raised_and_nobody_waits_for_it(request, small, i
                 within(60, lambda epoch=epoch: epoch.together(fails))
             epoch.accept()
             assert len(epoch.together(means, 2)) == shuffler.n_workers, "the session goes on"
-        assert sum(map(len, client.gather(epoch.map(ids)))) == 1000
+        assert sum(map(len, client.gather(epoch.map(check_ids)))) == 1000
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 PERMUTED = """
 import json, sys
 import dask.array
@@ -31,6 +33,7 @@ with Client(processes=True, n_workers=2, threads_per_worker=1, dashboard_address
 """
 
 
+@pytest.mark.slow
 def test_an_exchange_in_memory_loads_no_formats_and_no_tables():
     ran = subprocess.run([sys.executable, "-c", PERMUTED], capture_output=True, text=True, check=True)
     loaded = json.loads(ran.stdout.splitlines()[-1])

@@ -34,7 +34,7 @@ from dshuffle.runtime.scheduler.snapshot import SessionSnapshot
 from dshuffle.runtime.scheduler.take_snapshot import snapshot_of
 from dshuffle.runtime.scheduler.training_workers import LEAVING
 from dshuffle.runtime.scheduler.unrunnable import UnrunnableTasks, move_to_rank
-from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, Former, SessionRequest
+from dshuffle.runtime.session_spec import PLUGIN, PROTOCOL, PartitionSources, SessionRequest
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.task_keys import session_of_key
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
@@ -261,7 +261,7 @@ class DShuffleScheduler(SchedulerPlugin):
         if coordinator is not None and coordinator.client_id not in self._scheduler.clients:
             await self._close(session_id)
 
-    def _former(self, order: SessionRequest) -> Former | None:
+    def _former(self, order: SessionRequest) -> PartitionSources | None:
         """Partitions of the session that the ordered one takes over from, unless it has ended."""
         coordinator = None if order.former is None else self.coordinators.get(order.former)
         return None if coordinator is None or coordinator.ended else coordinator.partitions()

@@ -35,6 +35,6 @@ def membership(scheduler: Scheduler, addresses: Mapping[int, str], adopted: Iter
     return MemberChanges(
         joined=tuple(sorted(training - set(addresses.values()))),
         leaving=tuple(sorted(left)),
-        there=len(training),
+        n_available=len(training),
         adopted=tuple(sorted(adopted)),
     )

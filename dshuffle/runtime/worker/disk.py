@@ -28,7 +28,7 @@ from dshuffle.exchange.kept_partition import (
 from dshuffle.exchange.replies import RowsReply
 from dshuffle.exchange.row_file import RowFile, does_not_fit
 from dshuffle.rows import Checksums, RowLayout
-from dshuffle.runtime.session_spec import Former
+from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
 
 logger = logging.getLogger(__name__)
@@ -206,10 +206,10 @@ def _close_all(partitions: dict[str, KeptPartition]) -> None:
         partition.close()
 
 
-def kept_here(directory: str, label: KeptLabel, address: str) -> Former | None:
+def kept_here(directory: str, label: KeptLabel, address: str) -> PartitionSources | None:
     """The partition of a rank and an epoch that a lost worker has left in a folder on this worker's disk."""
     partition = label.shuffle, label.history, label.rank, label.epoch
     for folder in KeptFolder.all_in(directory, label.dataset):
         if (folder.label.shuffle, folder.label.history, folder.label.rank, folder.label.epoch) == partition:
-            return Former(label.epoch, {label.rank: (address, folder.name)}, kept=True)
+            return PartitionSources(label.epoch, {label.rank: (address, folder.name)}, kept=True)
     return None

@@ -19,7 +19,7 @@ from dshuffle.planning import SERVER
 from dshuffle.planning.sample_digest import SampleDigest
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.session_options import LOCAL
-from dshuffle.runtime.session_spec import Former, SessionSpec
+from dshuffle.runtime.session_spec import PartitionSources, SessionSpec
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
 from dshuffle.runtime.worker.former_partitions import LocalRows
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
@@ -127,7 +127,7 @@ def _label(spec: SessionSpec, rank: int) -> KeptLabel | None:
     return KeptLabel(spec.dataset.identity, spec.kept_as, session_id, layout.nbytes, n_slots, shuffle.history, rank)
 
 
-def _former(spec: SessionSpec, rank: int, epoch: int, address: str) -> Former | None:
+def _former(spec: SessionSpec, rank: int, epoch: int, address: str) -> PartitionSources | None:
     """Where the first partition of a worker that takes a rank is read from, except the dataset."""
     label, directory = _label(spec, rank), spec.options.cache_directory
     if spec.former is not None or label is None or directory is None:

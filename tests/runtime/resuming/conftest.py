@@ -14,7 +14,7 @@ from dshuffle import Shuffler
 from .stopping import trained
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def clusters(cluster_of):
     """Clients of clusters with 3, 4 and 7 workers in this process."""
     with ExitStack() as stack:  # a client that is closed before a later one leaves Dask's default scheduler behind
@@ -22,17 +22,27 @@ def clusters(cluster_of):
         yield {n: stack.enter_context(Client(cluster)) for n, cluster in made.items()}
 
 
-@pytest.fixture
-def labelled(tmp_path):
+@pytest.fixture(scope="package")
+def labelled(tmp_path_factory):
+    """A dataset that no test writes to."""
     x = np.random.default_rng(0).random((700, 3))
     y = np.arange(700) % 5
-    return dshuffle.create_dataset(str(tmp_path / "d.zarr"), {"x": x, "y": y}, chunk_rows=20)
+    return dshuffle.create_dataset(tmp_path_factory.mktemp("labelled") / "d.zarr", {"x": x, "y": y}, chunk_rows=20)
 
 
-@pytest.fixture
-def written(clusters, labelled, tmp_path):
-    path = tmp_path / "run.json"
+@pytest.fixture(scope="package")
+def saved(clusters, labelled, tmp_path_factory):
+    """A checkpoint of three ranks that have trained on 16, 24 and 32 samples."""
+    path = tmp_path_factory.mktemp("saved") / "run.json"
     with Shuffler(clusters[3], labelled) as shuffler:
         trained(clusters[3], next(shuffler.epochs(1)), [3, 4, 5])
         shuffler.save(path)
+    return path.read_text()
+
+
+@pytest.fixture
+def written(saved, tmp_path):
+    """The checkpoint in a file of one's own."""
+    path = tmp_path / "run.json"
+    path.write_text(saved)
     return path
