@@ -23,7 +23,7 @@ from dshuffle.runtime.session_spec import PartitionSources, SessionSpec
 from dshuffle.runtime.worker.disk import KeptPartitions, PartitionOnDisk, kept_here
 from dshuffle.runtime.worker.former_partitions import LocalRows
 from dshuffle.runtime.worker.made_in_thread import made_in_thread
-from dshuffle.runtime.worker.reports import Reports
+from dshuffle.runtime.worker.reports import ReportSender
 from dshuffle.runtime.worker.reserved_memory import ReservedMemory
 from dshuffle.runtime.worker.session import WorkerSession
 from dshuffle.runtime.worker.signs_of_life import SignsOfLife
@@ -88,7 +88,7 @@ async def open_session(
     async with contextlib.AsyncExitStack() as on_error:
         on_error.callback(shared.reserved.release, session_id)
         on_error.callback(shared.kept.close, session_id)
-        reports = Reports(worker, session_id, SERVER if rank is None else rank, spec.secret)
+        reports = ReportSender(worker, session_id, SERVER if rank is None else rank, spec.secret)
         signs = SignsOfLife(reports, spec.settings.heartbeat, look)
         on_error.callback(signs.close)
         dataset = await made_in_thread(threads, spec.dataset.open, close=Dataset.close)

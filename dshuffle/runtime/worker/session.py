@@ -31,7 +31,7 @@ from dshuffle.runtime.worker.disk import PartitionOnDisk
 from dshuffle.runtime.worker.former_partitions import LocalRows
 from dshuffle.runtime.worker.member_addresses import MemberAddresses
 from dshuffle.runtime.worker.member_parts import MemberParts
-from dshuffle.runtime.worker.reports import Reports
+from dshuffle.runtime.worker.reports import ReportSender
 from dshuffle.runtime.worker.run import RESTORE, ExchangeRun
 from dshuffle.store import Dataset
 
@@ -68,7 +68,7 @@ class WorkerSession:
         spec: SessionSpec,
         dataset: Dataset,
         rank: int | None,
-        reports: Reports,
+        reports: ReportSender,
         disk: PartitionOnDisk | None = None,
         rows_here: LocalRows | None = None,
     ) -> None:
@@ -346,7 +346,7 @@ class WorkerSession:
             if not self._restored.done():
                 self._restored.set_result(run.vote.reason)
         else:
-            self._spawn(self._reports.vote(run.run_id, run.vote))
+            self._spawn(self._reports.send_vote(run.run_id, run.vote))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
