@@ -10,8 +10,9 @@ from distributed import Scheduler
 
 from dshuffle.errors import ClusterError, DShuffleError, WorkerLost
 from dshuffle.planning import SERVER, AutoDelivery
-from dshuffle.runtime.message_fields import from_fields
+from dshuffle.runtime.message_fields import from_fields, to_fields
 from dshuffle.runtime.messages import Answer, EpochExchange, Vote
+from dshuffle.runtime.orders import PlanOrder
 from dshuffle.runtime.replies import message_in
 from dshuffle.runtime.scheduler.candidates import Candidates
 from dshuffle.runtime.scheduler.closing import Closing
@@ -345,7 +346,7 @@ class Coordinator:
         delivery = self._deliveries.of(run.epoch + 1)
 
         async def plan_ahead(participant: int) -> None:
-            fields = {"run_id": run.run_id, "delivery": delivery}
+            fields = to_fields(PlanOrder(run_id=run.run_id, delivery=delivery))
             try:
                 await self.participants.ask(type(None), "plan_ahead", participant, **fields)
             except DShuffleError as error:  # harmless: the next run plans its epoch if no plan exists
