@@ -29,6 +29,7 @@ _LONG_ROW, _AHEAD = 512, 4
 
 ByteMatrix = NDArray[np.uint8]
 Checksums = NDArray[np.uint32]
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

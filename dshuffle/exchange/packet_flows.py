@@ -28,10 +28,7 @@ from dshuffle.exchange.messages import Flow, flows_of_hops
 from dshuffle.planning import Packets
 from dshuffle.planning.delivery.relay import Hops
 from dshuffle.planning.sorted_ids import sorted_positions
-from dshuffle.rows import ByteMatrix, RowLayout, checksum_rows
-
-Places = NDArray[np.int64]
-Checksums = NDArray[np.uint32]
+from dshuffle.rows import ByteMatrix, Checksums, Places, RowLayout, checksum_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -213,15 +213,7 @@ class Group:
             return
 
     async def _answer_of_rank_0(self, worker: Worker, call: Coroutine[Any, Any, T]) -> T:
-        """Await a call to the worker of rank 0.
-
-        Dask tries for half a minute to connect to a worker that is gone. The session knows earlier that it is.
-
-        Raises
-        ------
-        PeerFailed
-            If rank 0 is on another worker now, or the session has been closed.
-        """
+        # Dask tries for half a minute to connect to a worker that is gone. The session knows earlier that it is.
         collective = self._collective
         error = PeerFailed(f"rank 0 has left {collective.address}, or the session has been closed")
         plugin: Any = worker.plugins.get(PLUGIN)

@@ -83,8 +83,8 @@ class WorkerMemory:
         allowed = int(self.limit * self.pause_fraction)
         return max(0, allowed - self.process_nbytes - messages_nbytes)
 
-    def reserve(self, spec: SessionSpec, *, trains: bool) -> tuple[SessionSpec, int]:
-        """Check that a session fits, and return it with its byte limit, and the bytes of its partition.
+    def reserve(self, spec: SessionSpec, *, trains: bool) -> tuple[int | None, int]:
+        """Check that a session fits, and return its byte limit, if it has one, and the bytes of its partition.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class WorkerMemory:
                 )
         if room is not None:
             limit = room if limit is None else min(limit, room)
-        return (spec if limit is None else spec.with_memory_limit(limit)), needed
+        return limit, needed
 
     def _others(self) -> str:
         if not self.reserved:
@@ -134,7 +134,7 @@ def for_partition(shuffle: ShuffleSpec, limit: int | None) -> int | None:
 
 
 def _plan_nbytes(shuffle: ShuffleSpec) -> int:
-    """Bytes of plans that are made for all samples. An own part is small beside its rows, and is not counted."""
+    # A worker's own part of a plan is small beside its rows, and is not counted.
     return 0 if plans_own_parts(shuffle, shuffle.choices.delivery) else plan_nbytes(shuffle)
 
 
@@ -145,7 +145,6 @@ def partition_nbytes(shuffle: ShuffleSpec, layout: RowLayout, *, on_disk: bool =
 
 
 def _relayed(shuffle: ShuffleSpec) -> int:
-    """Maximum number of packets or rows that a worker passes on."""
     choices = shuffle.choices
     return get_delivery(choices.delivery).passed_on(
         shuffle.n_workers,

@@ -17,7 +17,7 @@ import dshuffle
 from dshuffle import Shuffler
 from dshuffle.errors import CacheBudgetError, InvalidParameter
 from dshuffle.exchange.kept_partition import Listed
-from dshuffle.runtime.worker import worker_plugin
+from dshuffle.runtime.worker import opening
 from dshuffle.store import Dataset
 
 from .conftest import OPTIONS, task_that_checks
@@ -158,7 +158,7 @@ def test_two_sessions_read_the_same_partitions(threads, small, check_ids, tmp_pa
     left = set(os.listdir(tmp_path / "rows"))
     assert not left & former
     assert len(left) >= 5  # the session that closes last may remove what the other one has left
-    open_files = threads.run(lambda dask_worker: len(dask_worker.plugins["dshuffle"].kept._open))
+    open_files = threads.run(lambda dask_worker: len(dask_worker.plugins["dshuffle"].sessions.shared.kept._open))
     assert set(open_files.values()) == {0}
 
 
@@ -246,7 +246,7 @@ def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
             read_rows.append(len(sample_ids))
         read_into(self, out, slots, sample_ids, **options)
 
-    kept_here = worker_plugin.kept_here
+    kept_here = opening.kept_here
 
     def later(*args):  # when the session is closed on the worker that was given up
         deadline = time.monotonic() + 10
@@ -259,7 +259,7 @@ def test_a_worker_that_takes_a_rank_reads_what_the_lost_one_left(
         coordinator._candidates.refuse(address)
         coordinator.lose(address)
 
-    monkeypatch.setattr(worker_plugin, "kept_here", later)
+    monkeypatch.setattr(opening, "kept_here", later)
     with (
         workers(3) as cluster,
         Client(cluster) as client,

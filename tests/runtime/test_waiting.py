@@ -71,7 +71,7 @@ def short_timeout() -> Iterator[None]:
 
 
 def test_a_scheduler_that_does_not_say_which_workers_there_are(short_timeout, caplog, monkeypatch):
-    monkeypatch.setattr("dshuffle.runtime.client.answers.LOG_AFTER", 0.05)
+    monkeypatch.setattr("dshuffle.runtime.client.bounded_calls.LOG_AFTER", 0.05)
     with pytest.raises(ClusterError, match=r"the scheduler at tcp://silent:1 did not answer within 0\.3 s"):
         cluster_info(SilentClient())
     assert re.search(r"dshuffle: the scheduler at tcp://silent:1 has not answered for \d+ s", caplog.text)

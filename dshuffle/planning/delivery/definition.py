@@ -12,8 +12,9 @@ from dshuffle.errors import InvalidParameter
 from dshuffle.planning.delivery.demand import Demand
 from dshuffle.planning.delivery.holder_sets import HolderSets
 from dshuffle.planning.delivery.loads import Loads
+from dshuffle.planning.moves import Moves
 from dshuffle.planning.packets import Packets
-from dshuffle.planning.types import Ranks, Samples
+from dshuffle.planning.types import Samples
 
 PartsByWorker = dict[int, Samples]
 """Participant -> samples."""
@@ -124,17 +125,8 @@ class Delivery(ABC):
     def __repr__(self) -> str:
         return f"<delivery {self.name!r}>"
 
-    def own_part(
-        self, arriving: Samples, senders: Ranks, leaving: Samples, receivers: Ranks, n_workers: int
-    ) -> tuple[PartsByWorker, PartsByWorker]:
+    def own_part(self, moves: Moves, n_workers: int) -> tuple[PartsByWorker, PartsByWorker]:
         """What a worker receives and sends if it plans alone, for deliveries with ``plans_own_parts``.
-
-        Parameters
-        ----------
-        arriving, senders
-            ``(k,)`` samples that the worker lacks, and the worker that has each of them.
-        leaving, receivers
-            ``(m,)`` samples that others lack, and the worker that each of them goes to.
 
         Returns
         -------

@@ -16,9 +16,9 @@ from dshuffle.planning.delivery.loads import Loads
 from dshuffle.planning.delivery.plan_input import PlanInput
 from dshuffle.planning.epoch_plan import split_by_worker
 from dshuffle.planning.grouping import count_holders, group_by, lowest_bit
+from dshuffle.planning.moves import Moves
 from dshuffle.planning.packets import Packets
 from dshuffle.planning.randomness import below, next_word, random_words
-from dshuffle.planning.types import Ranks, Samples
 
 
 def plan_peer(plan_input: PlanInput) -> Packets:
@@ -89,11 +89,10 @@ class RowsFromPeers(Delivery):
 
     plans_own_parts: ClassVar[bool] = True
 
-    def own_part(
-        self, arriving: Samples, senders: Ranks, leaving: Samples, receivers: Ranks, n_workers: int
-    ) -> tuple[PartsByWorker, PartsByWorker]:
+    def own_part(self, moves: Moves, n_workers: int) -> tuple[PartsByWorker, PartsByWorker]:
         """Receive each sample from the worker that has it, and send in the same way."""
-        return split_by_worker(arriving, senders, n_workers), split_by_worker(leaving, receivers, n_workers)
+        receives = split_by_worker(moves.arriving, moves.senders, n_workers)
+        return receives, split_by_worker(moves.leaving, moves.receivers, n_workers)
 
     def expected_loads(self, demand: Demand) -> Loads:
         """Every worker sends as many rows as it receives."""

@@ -12,8 +12,9 @@ from dshuffle.planning.delivery.definition import Delivery, PartsByWorker
 from dshuffle.planning.delivery.demand import Demand
 from dshuffle.planning.delivery.loads import Loads
 from dshuffle.planning.delivery.plan_input import PlanInput
+from dshuffle.planning.moves import Moves
 from dshuffle.planning.packets import STORE, Packets
-from dshuffle.planning.types import Amounts, Ranks, Samples
+from dshuffle.planning.types import Amounts
 
 
 def plan_storage(plan_input: PlanInput) -> Packets:
@@ -33,11 +34,9 @@ class RowsFromStore(Delivery):
     reads_store: ClassVar[bool] = True
     plans_own_parts: ClassVar[bool] = True
 
-    def own_part(
-        self, arriving: Samples, senders: Ranks, leaving: Samples, receivers: Ranks, n_workers: int
-    ) -> tuple[PartsByWorker, PartsByWorker]:
+    def own_part(self, moves: Moves, n_workers: int) -> tuple[PartsByWorker, PartsByWorker]:
         """Receive all from the store, and send nothing."""
-        return ({STORE: arriving} if len(arriving) else {}), {}
+        return ({STORE: moves.arriving} if len(moves.arriving) else {}), {}
 
     def expected_loads(self, demand: Demand) -> Loads:
         """Nothing but reads."""

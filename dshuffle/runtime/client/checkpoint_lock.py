@@ -68,7 +68,7 @@ def checkpoint_lock(place: str, *, new: bool = True) -> Iterator[None]:
                 os.unlink(f"{os.path.basename(place)}.lock", dir_fd=folder)  # also if the folder was moved
         except OSError as error:  # its file system is away
             logger.warning("dshuffle: the file %s.lock cannot be removed: %s", place, error)
-        os.close(file)  # not before: who locks a file that is still there may go on
+        os.close(file)  # last: whoever locks a file that is still in the folder goes on
         os.close(folder)
 
 

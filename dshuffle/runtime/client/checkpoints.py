@@ -193,7 +193,6 @@ def may_pass(error: OSError | DatasetError) -> bool:
 
 
 def _insist(ask: Callable[[], T], failure: str, kept: str, patience: float, *, was_used: bool) -> T:
-    """Read or write a checkpoint, again and again for some seconds if the error may go away."""
     end, pause = time.monotonic() + patience, PAUSES[0]
     while True:
         try:
@@ -213,7 +212,7 @@ def _checksum(state: Mapping[str, Any]) -> int:
 
 
 def _options(url: str | os.PathLike[str], dataset: Dataset) -> Mapping[str, Any] | None:
-    """Options of the dataset's store, if the URL is one of the same host. They may be credentials."""
+    # They may be credentials, which no other host should see.
     checkpoint, store = urlsplit(checkpoint_place(url)), urlsplit(dataset.url)
     alike = checkpoint.scheme == store.scheme and (checkpoint.netloc == store.netloc or checkpoint.scheme in BUCKETS)
     return dataset.storage_options if alike and checkpoint.scheme else None

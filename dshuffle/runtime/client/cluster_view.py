@@ -8,7 +8,7 @@ import dask
 from distributed import Client, LocalCluster, Nanny
 
 from dshuffle.errors import ClusterError, InvalidParameter
-from dshuffle.runtime.client.answers import answer
+from dshuffle.runtime.client.bounded_calls import answer
 from dshuffle.runtime.server_resource import only_serves
 
 

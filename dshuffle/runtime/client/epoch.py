@@ -195,17 +195,17 @@ class Epoch:
                 # A rank that has returned does not take part in another mean, and all means that it took part in are
                 # complete. So no rank loses a result. A rank that raises has told the others itself, unless its worker
                 # is lost. If rank 0's worker is lost, the others notice that themselves, unless rank 0 had just moved.
-                tell = rank or not failed or not isinstance(first.exception(), WorkerLost)
+                must_tell = rank or not failed or not isinstance(first.exception(), WorkerLost)
                 reason = f"the task of rank {rank} has {'failed' if failed else 'ended'}"
                 while True:
-                    if tell:
+                    if must_tell:
                         # A rank that has ended made fewer calls than the others, as it would again.
                         sequence.calls.end_collective(collective, reason, transient=failed)
                     with contextlib.suppress(TimeoutError):
                         wait(futures, timeout=PATIENCE)
                         break
                     # Again: the message may be lost, or a rank may come late to a worker that has opened again.
-                    tell = True
+                    must_tell = True
         except BaseException:
             sequence.calls.end_collective(collective, "the client has stopped waiting")
             raise

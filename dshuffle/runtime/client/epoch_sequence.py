@@ -123,7 +123,6 @@ class EpochSequence:
         self.write_checkpoint()
 
     def _finish_epoch(self) -> None:
-        """Wait for the current epoch's tasks and record it."""
         try:
             self._end_tasks()
         finally:

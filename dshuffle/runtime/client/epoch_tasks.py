@@ -37,7 +37,7 @@ class EpochTasks:
     accepted
         Numbers of the calls whose tasks need not finish.
     error
-        The error with which the epoch was to end, and did not.
+        The error that has kept the epoch from ending; None if there was none.
     """
 
     epoch: int

@@ -49,7 +49,7 @@ class Membership:
     def prefetch(self, epoch: int) -> None:
         """Start the exchange for the next epoch, on the workers that will train in it."""
         if self.may_change and self._following is None and not self._exchanging:
-            self._follow(epoch)
+            self._open_following(epoch)
         (self._following or self.current).calls.tell("prefetch")
         self._exchanging = self._following is None
 
@@ -59,7 +59,7 @@ class Membership:
         All tasks of the epoch before must have ended.
         """
         if self.may_change and self._following is None:
-            self._follow(epoch)
+            self._open_following(epoch)
         exchange: EpochExchange | None = None
         if self._following is None:
             with contextlib.suppress(MembershipChanged):  # it may be raised while this call waits
@@ -85,15 +85,14 @@ class Membership:
             if session is not None:
                 session.calls.close_soon()
 
-    def _follow(self, epoch: int) -> None:
-        """Open the session of an epoch, if the workers have changed and there is memory for it."""
+    def _open_following(self, epoch: int) -> None:
         members = self.current.calls.ask(messages.MemberChanges, "membership")
-        changed = members.leaving or (members.joined and not self._exchanging)
+        changed = members.leaving or (members.joined and not self._exchanging)  # an exchange is not made twice
         follows = members.adopted or (changed and self.current.request.options.elastic)
-        if not follows or members.there < self._min_workers or members == self._refused:
+        if not follows or members.n_available < self._min_workers or members == self._refused:
             return
         try:
-            self._following = self.current.succeeded_by(epoch)
+            self._following = self.current.successor(epoch)
         except DShuffleError as error:
             if not error.transient:  # another attempt would fail as well
                 self._refused = members
@@ -103,7 +102,6 @@ class Membership:
             logger.warning("dshuffle: epoch %d is trained on by %d workers in place of %d", epoch, now, before)
 
     def _take_over(self, epoch: int) -> EpochExchange:
-        """Let the following session take over, and free the partitions of the one before."""
         try:
             training_seconds = self.current.calls.ask(tuple[float, ...], "training")
         except DShuffleError as error:  # a worker has left, so the epoch is not recorded
@@ -111,7 +109,7 @@ class Membership:
             training_seconds = None
         for attempt in range(ATTEMPTS):
             try:
-                following = self._following = self._following or self._succeeded(epoch)
+                following = self._following = self._following or self._open_successor(epoch)
                 exchange = following.calls.ask(EpochExchange, "advance", epoch=epoch)
             except (WorkerLost, ExchangeError) as error:
                 if self._following is not None:
@@ -126,12 +124,11 @@ class Membership:
         former.close()
         return dataclasses.replace(exchange, training_seconds_before=training_seconds)
 
-    def _succeeded(self, epoch: int) -> OpenSession:
-        """Open the session of an epoch, with enough workers; without the former partitions if they take the memory."""
+    def _open_successor(self, epoch: int) -> OpenSession:
         patience = self.current.request.settings.replacement_timeout
         wait_for_workers(self.current.calls.client, self._min_workers, patience, limit="dshuffle.replacement-timeout")
         try:
-            return self.current.succeeded_by(epoch)
-        except CacheBudgetError:
+            return self.current.successor(epoch)
+        except CacheBudgetError:  # the partitions of this session take the memory, so the dataset is read again
             self.current.close()
-            return self.current.succeeded_by(epoch)
+            return self.current.successor(epoch)

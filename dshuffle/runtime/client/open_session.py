@@ -16,7 +16,7 @@ from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.client.session_client import SessionClient, Silence
 from dshuffle.runtime.client.waiting import wait_for_workers
 from dshuffle.runtime.messages import OpenedSession
-from dshuffle.runtime.session_spec import Carried, SessionRequest
+from dshuffle.runtime.session_spec import EarlierWorkers, SessionRequest
 
 logger = logging.getLogger(__name__)
 
@@ -47,34 +47,31 @@ class OpenSession:
     def __init__(self, client: Client, request: SessionRequest, silence: Silence | None = None) -> None:
         self.calls, self.request = SessionClient(client, request.session_id, silence), request
         try:
-            opened = self._opened()
+            opened = self._open_repeatedly()
         except CacheBudgetError as error:
             if request.kept_as is None or request.former is not None:
                 raise
             # Some workers read kept partitions whose room other workers of the same machine need.
             logger.debug("dshuffle: the session does not read kept partitions, because they are in the way: %s", error)
-            self._rename(reads_kept=False)
-            opened = self._opened()
+            self._renew_id(reads_kept=False)
+            opened = self._open_repeatedly()
         if opened.left_out:
             logger.warning("dshuffle: these workers are paused and do not take part: %s", ", ".join(opened.left_out))
         self.addresses, self.history, self._server_role = opened.addresses, opened.history, opened.server
         self.n_workers = self.history.n_workers
 
-    def _opened(self) -> OpenedSession:
-        """Open the session; again, with the workers that come back, if one is lost meanwhile.
-
-        :class:`~dshuffle.runtime.client.membership.Membership` opens a session again that follows another one.
-        """
+    def _open_repeatedly(self) -> OpenedSession:
         client = self.calls.client
         n_workers = len(cluster_info(client)["workers"])
         for _ in range(ATTEMPTS - 1):
             try:
                 return self._open()
             except WorkerLost as error:
+                # A session that follows another one is opened again by its Membership.
                 if self.request.former is not None or self.request.options.on_loss == "raise":
                     raise
                 logger.warning("dshuffle: the session is opened again, because a worker was lost: %s", error)
-            self._rename()
+            self._renew_id()
             patience = self.request.settings.replacement_timeout
             try:
                 wait_for_workers(client, n_workers, patience, limit="dshuffle.replacement-timeout")
@@ -84,8 +81,8 @@ class OpenSession:
                 logger.warning("dshuffle: the session opens with fewer workers: %s", error)
         return self._open()
 
-    def _rename(self, **changes: Any) -> None:
-        """Give the session a new id, because the scheduler has closed the one of the old id."""
+    def _renew_id(self, **changes: Any) -> None:
+        # The scheduler has closed the session with the old id.
         self.request = dataclasses.replace(self.request, session_id=new_id(), **changes)
         self.calls = SessionClient(self.calls.client, self.request.session_id, self.calls.silence)
 
@@ -111,7 +108,7 @@ class OpenSession:
         before, self.addresses = self.addresses, self.calls.ask(dict[int, str], "members")
         return before != self.addresses
 
-    def succeeded_by(self, epoch: int) -> OpenSession:
+    def successor(self, epoch: int) -> OpenSession:
         """Open a session that goes on with an epoch, on the workers that the cluster has now.
 
         Its workers read their first partitions from the workers of this session.
@@ -128,9 +125,8 @@ class OpenSession:
         )
         return OpenSession(self.calls.client, request, self.calls.silence)
 
-    def _carried(self, epoch: int) -> Carried:
-        """The workers of this session as they are known here, with the epoch that they have trained on."""
-        return Carried(
+    def _carried(self, epoch: int) -> EarlierWorkers:
+        return EarlierWorkers(
             self.history, epoch, {address: rank for rank, address in self.addresses.items() if rank != SERVER}
         )
 

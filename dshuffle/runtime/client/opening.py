@@ -21,7 +21,7 @@ from dshuffle.runtime.client.session_request import session_request
 from dshuffle.runtime.client.waiting import log_if_slow, wait_for_workers
 from dshuffle.runtime.dataset_inputs import warn_of_small_classes
 from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.session_spec import Carried, SessionRequest
+from dshuffle.runtime.session_spec import EarlierWorkers, SessionRequest
 from dshuffle.store import Dataset
 
 SHUFFLER_CALL = 3
@@ -56,7 +56,7 @@ def open_sequence(
     """
     start, carried = Remainder(first_epoch, ()), None
     if resumed is not None:
-        start, carried = resumed.state.next, Carried.of(resumed.state.history, resumed.state.next)
+        start, carried = resumed.state.next, EarlierWorkers.of(resumed.state.history, resumed.state.next)
     request, classes = session_request(client, dataset, choices, options, start=start, carried=carried)
     file = _checkpoint_file(checkpoint, dataset, resumed)
     sequence = None

@@ -32,8 +32,8 @@ T = TypeVar("T")
 LOSSES = (CommClosedError, KilledWorker, CancelledError)
 """Dask's errors after which another session may succeed. Those of dshuffle say it themselves."""
 
-IN_ALL = 10
-"""Attempts that may fail in all, for each of ``attempts``."""
+TOTAL_ATTEMPTS = 10
+"""Limit for all failed attempts together, as a multiple of ``attempts``."""
 
 
 def retrying(
@@ -124,7 +124,7 @@ def retrying(
                 raise
             failed, before, reached = failed + 1, reached, max(reached, checkpoint_file.reached(options))
             in_a_row = 0 if reached > before else in_a_row + 1
-            if in_a_row >= attempts or failed >= IN_ALL * attempts:
+            if in_a_row >= attempts or failed >= TOTAL_ATTEMPTS * attempts:
                 raise
             reason = str(error).partition(". ")[0]  # what to do about it comes after this
             logger.warning(
@@ -157,7 +157,7 @@ class _Checkpoint:
 
 
 def _client(made: Client | AbstractContextManager[Client]) -> AbstractContextManager[Client]:
-    """A context manager that leaves a client open, and closes anything else."""
+    # The user's client stays open.
     return contextlib.nullcontext(made) if isinstance(made, Client) else made
 
 
@@ -169,7 +169,6 @@ def _shuffler(
     min_workers: int,
     patience: str | float,
 ) -> Iterator[Shuffler]:
-    """A new session, or one that goes on from the checkpoint."""
     wait_for_workers(client, min_workers, patience)
     state = checkpoint.state()
     options = {**options, "min_workers": min_workers}

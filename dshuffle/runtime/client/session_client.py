@@ -106,7 +106,6 @@ def install_plugin(client: Client) -> None:
 
 
 async def _answer(client: Client) -> None:
-    """Wait for any answer of the scheduler."""
     scheduler: Any = client.scheduler
     await within(RECONNECT, scheduler.identity(n_workers=0))
 
@@ -201,7 +200,7 @@ class SessionClient:
             if self.silence.leaving and self.silence.left <= 0:  # another call has waited for it
                 raise ClusterError(_is_gone(self.client, self.silence.reason))
             try:
-                reply = self.client.sync(self._patiently, operation, message)
+                reply = self.client.sync(self._call, operation, message)
             except OSError as error:
                 self.silence.begin(time.monotonic(), error)
                 if operation == "open" or self.silence.left <= 0:
@@ -256,17 +255,9 @@ class SessionClient:
         except ClusterError as error:  # the session is closed, or the client is, so nobody waits
             logger.debug("dshuffle: the ranks could not be told that %s: %s", reason, error)
 
-    async def _patiently(self, operation: str, message: dict[str, Any]) -> Any:
-        """Call an operation, and wait for its answer.
-
-        A scheduler that is connected and does not answer is only reported in the log, unless the shuffler is being
-        closed.
-
-        Raises
-        ------
-        OSError
-            If the connection is lost for too long, or the scheduler does not answer while the shuffler is being closed.
-        """
+    async def _call(self, operation: str, message: dict[str, Any]) -> Any:
+        # A scheduler that is connected and does not answer is busy, or waits for a worker: the log says for which. It
+        # counts as gone only while the shuffler is being closed. OSError: it is gone, or away for too long.
         handler = getattr(self.client.scheduler, f"dshuffle_{operation}")
         call = asyncio.ensure_future(handler(session_id=self.session_id, **message))
         call.add_done_callback(retrieve)
@@ -293,13 +284,7 @@ class SessionClient:
             call.cancel()
 
     async def _check_alive(self, since: float) -> None:
-        """Ask for a sign of life.
-
-        Raises
-        ------
-        OSError
-            If there is none.
-        """
+        # Raises OSError without a sign of life.
         try:
             await self._waiting(round(max(LOOK, LEAVE_WITHIN - (time.monotonic() - since)), 1))
         except DShuffleError:

@@ -80,7 +80,6 @@ class SessionPosition:
         ).to_dict()
 
     def _remainder(self, counts: tuple[int, ...], digest: SampleDigest) -> Remainder:
-        """The current epoch, and what was trained on in it; or the next epoch, if the current one has ended."""
         if self.tasks is None:
             return self._start
         if self.ended:

@@ -15,7 +15,7 @@ from dshuffle.runtime.client.session_state import shuffle_digest
 from dshuffle.runtime.dataset_inputs import resolved
 from dshuffle.runtime.measure.auto_candidates import expected_seconds
 from dshuffle.runtime.session_options import SessionOptions
-from dshuffle.runtime.session_spec import Carried, DatasetReference, SessionRequest
+from dshuffle.runtime.session_spec import DatasetReference, EarlierWorkers, SessionRequest
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 
@@ -29,7 +29,7 @@ def session_request(
     options: SessionOptions,
     *,
     start: Remainder,
-    carried: Carried | None = None,
+    carried: EarlierWorkers | None = None,
 ) -> tuple[SessionRequest, Classes | None]:
     """Check a way of shuffling on this dataset and cluster, and read what its plans need from the dataset.
 

@@ -22,6 +22,9 @@ SHOWN_EPOCHS = 10
 SHORTEST = 0.1
 """Least seconds between two looks."""
 
+STOP_WITHIN = 5.0
+"""Seconds that a widget that is stopped waits for its last look."""
+
 TRAINING, WAITING = "#5B6470", "#D55E00"
 """Colours of the page of the dashboard."""
 
@@ -52,7 +55,7 @@ class SessionWidget:
     def stop(self) -> None:
         """Stop looking. What was shown last stays."""
         self._stopped.set()
-        self._thread.join()
+        self._thread.join(STOP_WITHIN)  # it may wait for a scheduler that does not answer
 
     def _look(self, seconds: float) -> None:
         try:
@@ -125,7 +128,6 @@ def session_html(session: SessionSnapshot) -> str:
 
 
 def _epochs(epochs: Sequence[EpochFigures]) -> str:
-    """Bars of the seconds that epochs trained and waited."""
     shown = epochs[-SHOWN_EPOCHS:]
     longest = max(((epoch.training_seconds or 0.0) + epoch.waited_seconds for epoch in shown), default=0.0)
     rows = []
@@ -143,7 +145,6 @@ def _bar(colour: str, part: float) -> str:
 
 
 def _links(links: Sequence[LinkFigures]) -> str:
-    """What every participant received from every other one in the last exchange."""
     senders = list(dict.fromkeys(link.sender for link in sorted(links, key=lambda link: _order(link.sender))))
     cells: dict[str, dict[str, Any]] = {}
     for link in links:

@@ -42,7 +42,6 @@ class ShufflerSummary:
         return html_summary(f"{state} of {hide_secrets(self.dataset.url)}", facts, headings if rows else (), rows)
 
     def _figures(self) -> dict[str, object]:
-        """Numbers of workers and samples, the epoch, and what the last exchange took."""
         figures: dict[str, object] = {"workers": self.n_workers, "samples": human_count(self.dataset.n_samples)}
         if self.epoch is not None:
             figures["epoch"] = self.epoch

@@ -12,7 +12,7 @@ from distributed import Client
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError
-from dshuffle.runtime.client.answers import LOG_AFTER
+from dshuffle.runtime.client.bounded_calls import LOG_AFTER
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.quantities import as_seconds
 

@@ -134,8 +134,7 @@ def even_chunks(n_rows: int, row_nbytes: int, n_workers: int) -> tuple[int, ...]
 
 
 def _parts_of_dataset(dataset: Dataset, workers: list[str]) -> list[Part]:
-    """Split a dataset evenly in whole chunks, so that no chunk of the widest array is read twice."""
-    rows = unit_rows(dataset)
+    rows = unit_rows(dataset)  # whole chunks, so that no chunk of the widest array is read twice
     n_chunks = -(-dataset.n_samples // rows)
     bounds = [min(dataset.n_samples, n_chunks * k // len(workers) * rows) for k in range(len(workers) + 1)]
     return [
@@ -146,7 +145,6 @@ def _parts_of_dataset(dataset: Dataset, workers: list[str]) -> list[Part]:
 
 
 def _parts_of_array(client: Client, array: dask.array.Array) -> list[Part]:
-    """Make one part per worker, with the chunks that the worker holds."""
     futures = {future.key: future for future in futures_of(array)}
     wait(list(futures.values()))
     for future in futures.values():

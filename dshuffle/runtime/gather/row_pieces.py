@@ -38,10 +38,10 @@ class Piece(NamedTuple):
 
 
 class OutputRows(NamedTuple):
-    """What the output has of one part of the input.
+    """The rows of the output that come from one part of the input.
 
-    ``positions`` are rows of the output, and ``sources`` the rows of the part that they get, in ascending order.
-    Without ``sources``, every row of the part is wanted once, in order.
+    Row ``positions[k]`` of the output is row ``sources[k]`` of the part. The sources are in ascending order. Without
+    them, it is row k of the part.
     """
 
     positions: NDArray[np.uint32]
@@ -49,7 +49,7 @@ class OutputRows(NamedTuple):
 
 
 def destinations(seed: int, parts: list[Ranges]) -> list[OutputRows]:
-    """For each part, the output row of each of its rows."""
+    """Where the rows of each part go in a random permutation."""
     n_rows = max(last for ranges in parts for _, last in ranges)
     destinations = np.empty(n_rows, dtype=np.uint32)
     destinations[row_permutation(n_rows, seed)] = np.arange(n_rows, dtype=np.uint32)
@@ -57,7 +57,7 @@ def destinations(seed: int, parts: list[Ranges]) -> list[OutputRows]:
 
 
 def requested(parts: list[Ranges], indices: NDArray[np.int64]) -> list[OutputRows]:
-    """For each part, the rows of the output that it has, and which of its rows they are."""
+    """Which rows of the output come from each part, if row k of the output is row ``indices[k]`` of the input."""
     n_rows = max(last for ranges in parts for _, last in ranges)
     positions, offsets = group_by(indices, n_rows)
     outputs = []
@@ -110,7 +110,7 @@ def split_rows(
 
 
 def _used_rows(output: OutputRows, n_rows: int) -> tuple[NDArray[np.int64], OutputRows]:
-    """The rows of a part that the output has at all, and what the output has of them."""
+    """The rows of a part that the output needs, and the rows of the output, with sources among these rows."""
     if output.sources is None:
         return np.arange(n_rows), output
     flags = np.zeros(n_rows, np.bool_)

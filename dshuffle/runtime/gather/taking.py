@@ -91,7 +91,6 @@ def take(client: Client, data: dask.array.Array | Dataset, indices: ArrayLike, a
 
 
 def _checked_indices(client: Client, indices: ArrayLike, n_rows: int) -> NDArray[np.int64]:
-    """Return the indices as integers from 0."""
     values = client.compute(indices, sync=True) if isinstance(indices, dask.array.Array) else indices
     array = np.asarray(values)
     if array.ndim != 1:

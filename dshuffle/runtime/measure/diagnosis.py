@@ -16,7 +16,7 @@ import psutil
 from distributed import Client, Worker
 
 from dshuffle.errors import ClusterError
-from dshuffle.runtime.client.answers import answer, run_on_workers
+from dshuffle.runtime.client.bounded_calls import answer, run_on_workers
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.measure.diagnosis_of_use import (
     EXTRAS,

@@ -17,7 +17,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning.cost import ClusterRates
 from dshuffle.planning.cost.cluster import MESSAGE_SECONDS
-from dshuffle.runtime.client.answers import WORKERS, answer, run_on_workers
+from dshuffle.runtime.client.bounded_calls import WORKERS, answer, run_on_workers
 from dshuffle.runtime.client.cluster_view import cluster_info
 from dshuffle.runtime.dataset_inputs import unit_rows
 from dshuffle.runtime.measure import probe_tasks
@@ -109,7 +109,6 @@ def measure_cluster(
 
 
 def _members(client: Client) -> tuple[list[str], str | None]:
-    """Addresses of the workers that train, and of the server."""
     info = cluster_info(client)["workers"]
     servers = [address for address, worker in info.items() if only_serves(worker.get("resources"))]
     workers = [address for address in info if address not in servers]
@@ -168,8 +167,6 @@ class _Reads:
 
 
 class _Probe:
-    """One measurement of one cluster."""
-
     def __init__(
         self, client: Client, dataset: Dataset | None, row_nbytes: int, workers: list[str], server: str | None
     ) -> None:

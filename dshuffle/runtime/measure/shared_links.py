@@ -17,7 +17,7 @@ class SharedLinks:
     machine_workers
         Most workers on a machine.
     outside
-        Part of a worker's others that are on other machines; 0 if links are not shared equally.
+        Fraction of a worker's peers that are on other machines; 0 if links are not shared equally.
 
     Examples
     --------

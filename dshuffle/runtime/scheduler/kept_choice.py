@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dshuffle.errors import InvalidParameter
 from dshuffle.exchange.kept_partition import Listed
 from dshuffle.planning import ShuffleSpec, WorkerHistory
-from dshuffle.runtime.session_spec import Former
+from dshuffle.runtime.session_spec import PartitionSources
 
 KeptPartitions = Mapping[str, Sequence[Listed]]
 """Address of a worker -> the partitions in its directory. Workers on one machine may list the same ones."""
@@ -20,7 +20,7 @@ def choose_kept(
     plan: ShuffleSpec,
     workers: Sequence[str],
     history: WorkerHistory | None = None,
-) -> tuple[Former, list[str]] | None:
+) -> tuple[PartitionSources, list[str]] | None:
     """Choose kept partitions, and the worker of each rank.
 
     All chosen partitions belong to the same epoch and the same history of workers. The group with the largest part of
@@ -84,7 +84,7 @@ def choose_kept(
         address = ranks[rank] if is_holder else min(where, key=lambda holder: (asked[holder], holder))
         asked[address] += 1
         holders[rank] = address, where[address]
-    return Former(epoch, holders, former, kept=True), ranks
+    return PartitionSources(epoch, holders, former, kept=True), ranks
 
 
 def _placed(partitions: Mapping[int, Mapping[str, str]], workers: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from dshuffle.errors import ClusterError, InvalidParameter
 from dshuffle.planning import SERVER, ShuffleSpec, get_delivery
 from dshuffle.runtime.scheduler.kept_choice import KeptPartitions, choose_kept
 from dshuffle.runtime.server_resource import SERVER_RESOURCE, only_serves
-from dshuffle.runtime.session_spec import Former, SessionRequest, SessionSpec
+from dshuffle.runtime.session_spec import PartitionSources, SessionRequest, SessionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def choose_members(
     scheduler: Scheduler,
     order: SessionRequest,
     ready: Collection[str],
-    former: Former | None = None,
+    former: PartitionSources | None = None,
     kept: KeptPartitions = MappingProxyType({}),
 ) -> Members:
     """Assign ranks in the order of worker names, so that the same cluster always gets the same ranks.

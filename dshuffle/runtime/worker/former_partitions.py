@@ -31,7 +31,7 @@ from dshuffle.planning.grouping import group_by
 from dshuffle.planning.remainder import workers_of
 from dshuffle.runtime.dataset_inputs import with_data
 from dshuffle.runtime.replies import unwrap, within
-from dshuffle.runtime.session_spec import Former
+from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.settings import Settings
 from dshuffle.store import Dataset
 
@@ -82,7 +82,7 @@ class FormerPartitions:
     def __init__(
         self,
         worker: Worker,
-        former: Former,
+        former: PartitionSources,
         dataset: Dataset,
         settings: Settings,
         jobs: JobQueue,

@@ -89,7 +89,7 @@ def test_the_server_sends_everything(precision):
     predicted = predict(cluster, Work(20_000, 996, Choices(delivery="server")), precision=precision)
     assert predicted.exchange_seconds == pytest.approx(18_000 * 1000 / 5e6, rel=0.02)
     assert predicted.bottleneck == "server egress"
-    assert predicted.runner_up == "worker ingress"
+    assert predicted.resources[1][0] == "worker ingress"
 
 
 def test_a_worker_that_serves_sends_itself_nothing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import json
@@ -27,11 +28,14 @@ class StubClient:
     workers: dict
     scheduler: dict
 
-    def run(self, function, *args, on_error):
-        assert on_error == "return"
+    def sync(self, function, *args):
+        return asyncio.run(function(*args))
+
+    async def _run(self, function, *args, workers, on_error):
+        assert (workers, on_error) == (None, "return")
         return self.workers
 
-    def run_on_scheduler(self, function):
+    async def _run_on_scheduler(self, function):
         if isinstance(self.scheduler, Exception):
             raise self.scheduler
         return self.scheduler

@@ -24,7 +24,7 @@ from tornado.websocket import websocket_connect
 from dshuffle import Shuffler, create_dataset
 from dshuffle.runtime.scheduler.session_plots import fill
 from dshuffle.runtime.scheduler.snapshot import EpochFigures, LinkFigures, Participant, SessionSnapshot
-from dshuffle.runtime.worker import run
+from dshuffle.runtime.worker import run_measures
 
 from ..conftest import OPTIONS
 
@@ -124,7 +124,7 @@ def test_links_have_what_crossed_the_network(threads, small, check_ids, delivery
 
 
 def test_many_workers_do_not_report_their_links(threads, small, check_ids, monkeypatch):
-    monkeypatch.setattr(run, "MOST_LINKS", 4)
+    monkeypatch.setattr(run_measures, "MOST_LINKS", 4)
     port = threads.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.port)
     with Shuffler(threads, small) as shuffler:
         for epoch in shuffler.epochs(2):

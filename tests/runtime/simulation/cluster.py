@@ -27,13 +27,14 @@ import dshuffle.runtime.client.open_session
 import dshuffle.runtime.client.opening
 import dshuffle.runtime.client.session_client
 import dshuffle.runtime.client.waiting
+import dshuffle.runtime.worker.opening
 import dshuffle.runtime.worker.plans
 import dshuffle.runtime.worker.server_rows
 import dshuffle.runtime.worker.worker_plugin
 from dshuffle.errors import MixingWarning
 from dshuffle.exchange.warmup import load_exchange_kernels, load_session_kernels
 from dshuffle.planning.own_part import OwnPlanner
-from dshuffle.runtime.scheduler.replacements import Candidates
+from dshuffle.runtime.scheduler.candidates import Candidates
 from dshuffle.runtime.scheduler.scheduler_plugin import DShuffleScheduler
 from dshuffle.runtime.worker.worker_plugin import DShuffleWorker
 
@@ -186,7 +187,7 @@ def simulated(rng: random.Random) -> Iterator[VirtualLoop]:
         patch.setattr(dshuffle.runtime.worker.server_rows, "ThreadPoolExecutor", lambda *_, **__: ImmediateThreads())
         # Kernels are loaded once in a process.
         patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_exchange_kernels", LOADED_FOR_EXCHANGES)
-        patch.setattr(dshuffle.runtime.worker.worker_plugin, "load_session_kernels", LOADED_FOR_SESSIONS)
+        patch.setattr(dshuffle.runtime.worker.opening, "load_session_kernels", LOADED_FOR_SESSIONS)
         without_thread = lambda _: contextlib.nullcontext()  # noqa: E731
         patch.setattr(dshuffle.runtime.client.opening, "log_if_slow", without_thread)
         patch.setattr(Candidates, "may_come", may_come)

@@ -156,10 +156,10 @@ class World:
         for address, worker in self.cluster.workers.items():
             if worker.process.dead or "dshuffle" not in worker.plugins:
                 continue
-            there = worker.plugins["dshuffle"]
-            assert not there.sessions, f"a session is left on {address}"
-            assert not there._reserved, f"memory is left reserved on {address}"
-            assert not there._opening, f"a session still opens on {address}"
+            sessions = worker.plugins["dshuffle"].sessions
+            assert not sessions, f"a session is left on {address}"
+            assert not sessions.shared.memory, f"memory is left reserved on {address}"
+            assert not sessions.ids, f"a session still opens on {address}"
             assert not worker.process.tasks, f"tasks are left on {address}: {list(worker.process.tasks)}"
         assert not main.tasks, f"tasks are left on the scheduler: {list(main.tasks)}"
 

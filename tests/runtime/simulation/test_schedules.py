@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dshuffle.runtime.scheduler.session_machine
+import dshuffle.runtime.scheduler.machine.epochs
 from dshuffle.runtime.client.epoch_tasks import EpochTasks
-from dshuffle.runtime.worker.worker_plugin import OPERATIONS, DShuffleWorker
+from dshuffle.runtime.orders import CloseOrder
+from dshuffle.runtime.worker.sessions import WorkerSessions
+from dshuffle.runtime.worker.worker_plugin import OPERATIONS
 
 from .coverage import Coverage, possible
 from .datasets import N_SAMPLES, Store
@@ -69,10 +71,10 @@ def test_the_table_says_what_was_covered() -> None:
 def test_a_schedule_that_fails_is_named_and_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that do not close their sessions."""
 
-    async def close(plugin: DShuffleWorker, session_id: str, number: int) -> None:
+    async def close(sessions: WorkerSessions, session_id: str, number: int) -> None:
         pass
 
-    monkeypatch.setitem(OPERATIONS, "close", close)
+    monkeypatch.setitem(OPERATIONS, "close", (CloseOrder, close))
     smallest = r"Schedule\(seed=\d+, way=\d+, n_workers=2, epochs=1, faults=frozenset\(\), .*\)"
     with pytest.raises(AssertionError, match=rf"Schedule\(seed=.*, or {smallest}: .*: a session is left on tcp://"):
         simulate(range(15))
@@ -101,7 +103,7 @@ def test_workers_that_draw_differently_train_on_nothing(way: int, store: Store) 
 
 def test_samples_that_are_lost_are_noticed(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     """A scheduler that does not compare what the workers have drawn."""
-    monkeypatch.setattr(dshuffle.runtime.scheduler.session_machine, "check_votes", lambda *_: None)
+    monkeypatch.setattr(dshuffle.runtime.scheduler.machine.epochs, "check_votes", lambda *_: None)
     with pytest.raises(AssertionError, match="samples were lost or doubled"):
         Simulation(store).run(Schedule(1, 0, 3, EPOCHS, frozenset({BUILD})))
 

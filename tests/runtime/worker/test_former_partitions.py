@@ -16,7 +16,7 @@ from dshuffle.exchange.endpoints import Meter
 from dshuffle.exchange.jobs import JobQueue
 from dshuffle.exchange.replies import RowsReply, to_fields
 from dshuffle.planning import Choices, ShuffleSpec
-from dshuffle.runtime.session_spec import Former
+from dshuffle.runtime.session_spec import PartitionSources
 from dshuffle.runtime.settings import Settings
 from dshuffle.runtime.worker.former_partitions import FormerPartitions
 
@@ -68,7 +68,11 @@ class Holders:
             holders = {rank: (f"tcp://worker-{rank}", str(rank)) for rank in range(N) if rank not in missing}
             worker = SimpleNamespace(address=f"tcp://worker-{here}", rpc=self.rpc)
             settings = Settings(message_bytes=6 * self.dataset.row_nbytes, window_bytes=18 * self.dataset.row_nbytes)
-            former, jobs, receiver = Former(EPOCH, holders, SPEC), JobQueue(2, "test"), SimpleNamespace(meter=Meter())
+            former, jobs, receiver = (
+                PartitionSources(EPOCH, holders, SPEC),
+                JobQueue(2, "test"),
+                SimpleNamespace(meter=Meter()),
+            )
             reader = FormerPartitions(worker, former, self.dataset, settings, jobs, self.rows)
             cache = CachePartition(self.dataset.layout, capacity=Q, incoming=0)
             slots = cache.reserve(sample_ids)
