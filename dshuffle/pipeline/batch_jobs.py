@@ -126,10 +126,13 @@ class BatchJobs:
 
         Raises
         ------
+        InvalidParameter
+            If dask-jobqueue is not installed, or refuses the options.
         ClusterError
             If the scheduler cannot start, or the batch system refuses so many jobs, or so many of them fail, that
             there will not be enough workers; or if there are not enough in time.
         """
+        self.check()
         with contextlib.ExitStack() as stack:
             if dask.config.get(LOST_WORKER, DEFAULT_LOST) == DEFAULT_LOST:
                 stack.enter_context(dask.config.set({LOST_WORKER: SOON}))

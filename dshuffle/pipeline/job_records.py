@@ -134,15 +134,15 @@ class JobRecords:
         logger.warning("dshuffle: %s has refused job %s. %s: %s", self._system, name, self._outlook(record), words)
 
     def connected(self, name: str) -> None:
-        """A worker of a job has connected."""
-        record = self._record(name)
-        record.failures, self._any_connected = 0, True
-        self._change(record, State.CONNECTED, number=record.number)
+        """A worker of a job has connected. Workers that a user has started are not recorded."""
+        if (record := self._records.get(name)) is not None:
+            record.failures, self._any_connected = 0, True
+            self._change(record, State.CONNECTED, number=record.number)
 
     def left(self, name: str) -> None:
         """The last worker of a job has left."""
-        record = self._record(name)
-        self._change(record, State.LEFT, number=record.number)
+        if (record := self._records.get(name)) is not None:
+            self._change(record, State.LEFT, number=record.number)
 
     def seen(self, number: str, state: State, reason: str = "") -> None:
         """The batch system has said that a job is pending or running."""

@@ -123,6 +123,8 @@ def test_records_of_jobs():
     records.seen("1", State.PENDING, "Priority")
     records.seen("2", State.RUNNING)
     records.connected("c")
+    records.connected("a worker that somebody has started")
+    records.left("a worker that somebody has started")
     assert str(records) == "1 job pending (Priority), 1 running"
     records.check(6)
     for _ in range(2):
