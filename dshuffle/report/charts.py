@@ -22,7 +22,7 @@ WAY_DASHES = ("solid", "dashed", "dotted", "dotdash")
 WAY_MARKERS = ("circle", "square", "triangle", "diamond", "inverted_triangle", "hex", "star")
 WAITING = "#D55E00"
 """Time that training waits: the only part of a bar to worry about."""
-DARK, MIDDLE, LIGHT = "#5B6470", "#8A929C", "#BCC2C9"
+DARK, LIGHT = "#5B6470", "#BCC2C9"
 """Greys for amounts, told apart by the key above each chart."""
 PHASE_COLOURS = dict(zip(PHASES, ("#7A6300", "#937900", "#A98E1A", "#BFA645", "#D2BF74", "#E9DFB9"), strict=True))
 

@@ -37,7 +37,7 @@ def slurm(tmp_path, monkeypatch):
     fake = FakeSlurm(tmp_path)
     monkeypatch.setenv("PATH", fake.path)
     monkeypatch.setattr("dshuffle.pipeline.job_watch.LOOK", 0.2)
-    monkeypatch.setattr("dshuffle.runtime.waiting.STEP", 0.2)
+    monkeypatch.setattr("dshuffle.runtime.client.waiting.STEP", 0.2)
     with dask.config.set({"distributed.adaptive.interval": "200ms"}):
         yield fake
 
@@ -76,6 +76,8 @@ def test_jobs_that_end_before_their_workers_connect_are_submitted_three_times(sl
     assert "/nowhere/python: not found" in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # it loads or compiles kernels
 def test_a_job_that_fails_once_is_submitted_again_and_trains(slurm, caplog, tmp_path):
     fails_once = '[ "$JOB" -gt 1 ] || { echo "no module is loaded" >&2; exit 3; }'
     source = BatchJobs("SLURM", 1, options=OPTIONS | {"job_script_prologue": [fails_once]})

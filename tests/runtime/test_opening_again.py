@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dshuffle.runtime import open_session
-from dshuffle.runtime.open_session import OpenSession
+from dshuffle.runtime.client import open_session
+from dshuffle.runtime.client.open_session import OpenSession
 from dshuffle.runtime.scheduler.instructions import worker_lost
 
 
@@ -26,7 +26,7 @@ def test_an_elastic_session_waits_for_its_fewest_workers_only(monkeypatch, caplo
             self.request = SimpleNamespace(options=options, former=None, settings=settings)
             self.calls = SimpleNamespace(client=None)
 
-        def _rename(self, **_):
+        def _renew_id(self, **_):
             pass
 
         def _open(self):
@@ -34,7 +34,7 @@ def test_an_elastic_session_waits_for_its_fewest_workers_only(monkeypatch, caplo
                 raise losses.pop()
             return "open"
 
-    assert Opening()._opened() == "open"
+    assert Opening()._open_repeatedly() == "open"
     assert awaited == [expected]
     [line] = caplog.messages
     assert line.endswith("opened again: rank 1 (tcp://w1) has left the cluster and its partition is lost")

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 from sklearn.base import clone
+from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 from sklearn.model_selection import GridSearchCV
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -47,7 +49,7 @@ def test_it_trains_as_the_trainer_does(client, rows, tmp_path):
     x, y = rows
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": x, "y": y})
     with dshuffle.Shuffler(client, dataset, assignment="partial:0.5", seed=3) as shuffler:
-        expected = fit_parallel_sgd(shuffler, SGDClassifier(), epochs=3, batch_rows=50, seed=3).weights
+        expected = fit_parallel_sgd(shuffler, SGDClassifier(), epochs=3, batch_rows=50, seed=3).model
     model = ShuffledSGD(SGDClassifier(), epochs=3, assignment="partial:0.5", batch_rows=50, seed=3)
     for given in ((x, y), (dataset,), (tmp_path / "d.zarr",), (str(tmp_path / "d.zarr"),)):
         fitted = clone(model).fit(*given)
@@ -61,18 +63,22 @@ def test_it_trains_as_the_trainer_does(client, rows, tmp_path):
     np.testing.assert_array_equal(client.compute(predicted, sync=True), fitted.predict(x))
 
 
-def test_labels_of_any_kind(client, rows):
+@pytest.mark.parametrize(
+    "labels",
+    [["no", "yes"], *(pytest.param(pair, marks=pytest.mark.slow) for pair in ([7, 3], [False, True], [1.0, 2.0]))],
+    ids=str,
+)
+def test_labels_of_any_kind(client, rows, labels):
     x, y = rows
-    for labels in (["no", "yes"], [7, 3], [False, True], [1.0, 2.0]):
-        given = np.array(labels)[y]
-        model = ShuffledSGD(SGDClassifier(loss="log_loss")).fit(x, given)
-        assert model.classes_.tolist() == sorted(labels)
-        assert np.mean(model.predict(x) == given) > 0.9
-        assert model.predict_proba(x[:4]).shape == (4, 2)
-        lazy = ShuffledSGD(SGDClassifier(loss="log_loss")).fit(
-            dask.array.from_array(x, chunks=(100, 5)), dask.array.from_array(given, chunks=100)
-        )
-        assert np.array_equal(lazy.predict(x), model.predict(x))
+    y = np.array(labels)[y]
+    model = ShuffledSGD(SGDClassifier(loss="log_loss")).fit(x, y)
+    assert model.classes_.tolist() == sorted(labels)
+    assert np.mean(model.predict(x) == y) > 0.9
+    assert model.predict_proba(x[:4]).shape == (4, 2)
+    lazy = ShuffledSGD(SGDClassifier(loss="log_loss")).fit(
+        dask.array.from_array(x, chunks=(100, 5)), dask.array.from_array(y, chunks=100)
+    )
+    assert np.array_equal(lazy.predict(x), model.predict(x))
 
 
 def test_weights_of_classes_belong_to_the_labels(client, rows):
@@ -137,6 +143,13 @@ def test_sorted_data_are_learned_which_blocks_in_stored_order_are_not(client):
     shuffled = ShuffledSGD(SGDClassifier(random_state=0, alpha=1e-2), epochs=5, batch_rows=100).fit(x, y)
     assert blockwise.score(x, y) < 0.65
     assert shuffled.score(x, y) > 0.8
+
+
+def test_a_network_learns_with_the_default_batches(client):
+    x, y = load_digits(return_X_y=True)
+    train, test = np.arange(1200), np.arange(1200, 1797)
+    model = ShuffledSGD(MLPClassifier((32,), learning_rate_init=0.005, random_state=0), epochs=6)
+    assert model.fit(x[train] / 16, y[train]).score(x[test] / 16, y[test]) > 0.85  # with batches of 4,096 rows, 0.4
 
 
 @pytest.mark.parametrize(
