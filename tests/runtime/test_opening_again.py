@@ -6,7 +6,7 @@ import pytest
 
 from dshuffle.runtime.client import open_session
 from dshuffle.runtime.client.open_session import OpenSession
-from dshuffle.runtime.scheduler.instructions import worker_lost
+from dshuffle.runtime.scheduler.machine.losses import worker_lost
 
 
 @pytest.mark.parametrize(("elastic", "expected"), [(True, 2), (False, 5)])
@@ -17,7 +17,7 @@ def test_an_elastic_session_waits_for_its_fewest_workers_only(monkeypatch, caplo
     monkeypatch.setattr(open_session, "cluster_info", lambda client: {"workers": workers})
     awaited = []
     monkeypatch.setattr(open_session, "wait_for_workers", lambda client, n_workers, *_, **__: awaited.append(n_workers))
-    losses = [worker_lost(["rank 1 (tcp://w1) has left the cluster and its partition is lost"], tried=False)]
+    losses = [worker_lost(["rank 1 (tcp://w1) has left the cluster and its partition is lost"], searched=False)]
 
     class Opening(OpenSession):
         def __init__(self):
