@@ -33,7 +33,7 @@ def cluster_info(client: Client, seconds: float | None = None) -> dict[str, Any]
     Parameters
     ----------
     seconds
-        How long to wait for the answer. By default ``dshuffle.timeout``.
+        How long to wait for the answer, but at least 15 s. By default ``dshuffle.timeout``.
 
     Raises
     ------

@@ -24,9 +24,6 @@ STEP = 2.0
 PAUSE = 0.1
 """Seconds between two looks at the cluster."""
 
-ANSWER_WITHIN = 15.0
-"""Seconds in which the scheduler must say which workers there are, even if there is less time to wait for them."""
-
 Waiting = Callable[[str], None]
 """Called during a wait for workers with a text such as ``"1 of 4 workers have connected"``."""
 
@@ -83,7 +80,7 @@ def wait_for_workers(
     began, report_after, log_after = time.monotonic(), STEP, STEP
     while True:
         left = began + seconds - time.monotonic()
-        information = cluster_info(client, max(ANSWER_WITHIN, left))
+        information = cluster_info(client, left)
         n_running = running_workers(information)
         if n_running >= min_workers:
             return
