@@ -402,7 +402,7 @@ def test_marks_are_asked_for_until_a_busy_worker_answers(new_processes, small, t
     ):
         for epoch in shuffler.epochs(1):
             futures = epoch.map(hold_the_lock, 8, str(tmp_path / "log"))
-            within(10, lambda: wait(futures[0]))
+            wait(futures[0], timeout=10)
             assert within(30, shuffler.state_dict)["epoch"] == 0
             client.gather(futures)
 

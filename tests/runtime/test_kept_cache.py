@@ -111,7 +111,9 @@ def test_another_number_of_workers_reads_from_those_that_have_a_row(
     assert len(os.listdir(tmp_path / "rows")) == n_workers
 
 
-@pytest.mark.parametrize("change", ["seed", "dataset", "part", "arrays"])
+@pytest.mark.parametrize(
+    "change", ["seed", "dataset", *(pytest.param(change, marks=pytest.mark.slow) for change in ("part", "arrays"))]
+)
 def test_what_is_of_something_else_is_not_used(threads, small, check_ids, tmp_path, change):
     kept = {"cache_directory": tmp_path / "rows", "keep_cache": True}
     with Shuffler(threads, small, **kept) as shuffler:
