@@ -140,7 +140,8 @@ class DShuffleScheduler(SchedulerPlugin):
         assert self._hello is not None
         self._opening.add(session_id)
         try:
-            ready = await workers_set_up(self._scheduler, self._hello, order.settings)
+            fewest = order.options.min_workers if order.options.elastic else None
+            ready = await workers_set_up(self._scheduler, self._hello, order.settings, fewest)
             # Sessions that have ended may still take memory.
             ended = [*self.coordinators.values(), *self._freeing]
             await asyncio.gather(*(coordinator.freed() for coordinator in ended))
