@@ -1,5 +1,6 @@
 """The live view of a session in a notebook, with a stand-in for IPython."""
 
+import itertools
 import re
 import sys
 import threading
@@ -28,6 +29,8 @@ def shown(monkeypatch):
         found.append(html)
         return Handle()
 
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(HTML=str, display=display))
     return found
 
@@ -120,3 +123,19 @@ def test_a_widget_stops_although_the_scheduler_does_not_answer(threads, small, s
         answered.set()
         widget.stop()
     assert shown[-1] == "late"
+
+
+def test_a_script_gets_lines_of_text(threads, small, capsys, eventually):
+    with Shuffler(threads, small) as shuffler:
+        widget = watch(shuffler, seconds=0.1)
+        for epoch in shuffler.epochs(2):
+            threads.gather(epoch.map(len))
+        texts = []
+        eventually(
+            lambda: texts.append(capsys.readouterr().err) or "epoch 1, idle; epoch 0: training" in "".join(texts)
+        )
+        assert repr(widget).startswith("<SessionWidget watches <Shuffler ")
+    eventually(lambda: texts.append(capsys.readouterr().err) or "<closed Shuffler" in "".join(texts))
+    lines = "".join(texts).splitlines()
+    assert all(line != following for line, following in itertools.pairwise(lines))
+    widget.stop()

@@ -1,8 +1,9 @@
-"""What a session does at this moment, in the output of a notebook's cell, for as long as it is open."""
+"""What a session does at this moment, for as long as it is open: in the output of a notebook's cell, or as text."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 import weakref
 from collections.abc import Sequence
@@ -42,8 +43,7 @@ class SessionWidget:
 
     def __init__(self, shuffler: Shuffler, seconds: float) -> None:
         self._shuffler = weakref.ref(shuffler)  # a shuffler that is dropped closes its session
-        self._display = importlib.import_module("IPython.display")
-        self._handle = self._display.display(self._display.HTML(_html(shuffler)), display_id=True)
+        self._view = NotebookView(shuffler) if in_notebook() else TextView(shuffler)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._look, args=(seconds,), name="dshuffle-watch", daemon=True)
         self._thread.start()
@@ -66,10 +66,63 @@ class SessionWidget:
                 if shuffler is None:
                     return
                 ends = ends or shuffler.closed or not shuffler._calls.connected
-                self._handle.update(self._display.HTML(_html(shuffler)))
+                self._view.update(shuffler)
                 del shuffler
         finally:
             self._stopped.set()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, so that output can be replaced."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookView:
+    """A table in the output of a cell, which is replaced."""
+
+    def __init__(self, shuffler: Shuffler) -> None:
+        self._display = importlib.import_module("IPython.display")
+        self._handle = self._display.display(self._display.HTML(_html(shuffler)), display_id=True)
+
+    def update(self, shuffler: Shuffler) -> None:
+        """Show what the session does now."""
+        self._handle.update(self._display.HTML(_html(shuffler)))
+
+
+class TextView:
+    """Lines on standard error. A line is written if it differs from the one before."""
+
+    def __init__(self, shuffler: Shuffler) -> None:
+        self._last = ""
+        self.update(shuffler)
+
+    def update(self, shuffler: Shuffler) -> None:
+        """Write what the session does now."""
+        text = _text(shuffler)
+        if text != self._last:
+            print(text, file=sys.stderr, flush=True)
+        self._last = text
+
+
+def _text(shuffler: Shuffler) -> str:
+    if shuffler.closed:
+        return repr(shuffler)
+    try:
+        snapshot = shuffler._calls.ask(SessionSnapshot, "snapshot")
+    except DShuffleError as error:
+        return f"{shuffler!r}: {error}"
+    text = f"{snapshot.way}: epoch {snapshot.epoch}, {snapshot.phase}"
+    if snapshot.waiting_for:
+        text += f", {snapshot.waiting_for}"
+    ended = [epoch for epoch in snapshot.epochs if epoch.training_seconds is not None]
+    return f"{text}; epoch {ended[-1].epoch}: {_times(ended[-1])}" if ended else text
+
+
+def _times(epoch: EpochFigures) -> str:
+    times = f"training {human_seconds(epoch.training_seconds)}, waiting {human_seconds(epoch.waited_seconds)}, "
+    return f"{times}exchange {human_seconds(epoch.exchange_seconds)} ({epoch.delivery})"
 
 
 def _html(shuffler: Shuffler) -> str:
@@ -83,11 +136,11 @@ def _html(shuffler: Shuffler) -> str:
 
 
 def watch(shuffler: Shuffler, seconds: float = 1.0) -> SessionWidget:
-    """Show in a notebook what a session does, until it is closed.
+    """Show what a session does, until it is closed: in a notebook as a table, elsewhere as lines on standard error.
 
     The view has the state of every worker and how many samples it holds, what each pair of workers exchanged and how
     fast, and how long each epoch trained and waited. The page ``/dshuffle`` of the Dask dashboard shows the same as
-    plots. The cell returns at once.
+    plots. Lines have the epoch, whom the session waits for, and the times of the last one that has ended. The call returns at once.
 
     Parameters
     ----------
@@ -105,8 +158,6 @@ def watch(shuffler: Shuffler, seconds: float = 1.0) -> SessionWidget:
     ------
     InvalidParameter
         If ``seconds`` is not a number of at least 0.1.
-    ImportError
-        If IPython is not installed.
     """
     return SessionWidget(shuffler, as_number("seconds", seconds, SHORTEST))
 
@@ -134,9 +185,7 @@ def _epochs(epochs: Sequence[EpochFigures]) -> str:
     for epoch in shown:
         parts = ((TRAINING, epoch.training_seconds or 0.0), (WAITING, epoch.waited_seconds))
         bars = "".join(_bar(colour, part / longest) for colour, part in parts if longest)
-        times = f"training {human_seconds(epoch.training_seconds)}, waiting {human_seconds(epoch.waited_seconds)}, "
-        text = escape(f"{times}exchange {human_seconds(epoch.exchange_seconds)} ({epoch.delivery})")
-        rows.append(f"<tr><td>{epoch.epoch}</td><td>{bars}</td><td>{text}</td></tr>")
+        rows.append(f"<tr><td>{epoch.epoch}</td><td>{bars}</td><td>{escape(_times(epoch))}</td></tr>")
     return f"<table>{''.join(rows)}</table>" if rows else ""
 
 
