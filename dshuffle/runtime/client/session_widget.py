@@ -140,7 +140,8 @@ def watch(shuffler: Shuffler, seconds: float = 1.0) -> SessionWidget:
 
     The view has the state of every worker and how many samples it holds, what each pair of workers exchanged and how
     fast, and how long each epoch trained and waited. The page ``/dshuffle`` of the Dask dashboard shows the same as
-    plots. Lines have the epoch, whom the session waits for, and the times of the last one that has ended. The call returns at once.
+    plots. Lines have the epoch, whom the session waits for, and the times of the last epoch that has ended. The call
+    returns at once.
 
     Parameters
     ----------
