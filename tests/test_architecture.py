@@ -20,7 +20,7 @@ ROWS = [
     {"redaction"},
     {"errors"},
     {"checks", "kernels", "lazy_names", "notebook", "private_files", "process_exit", "times", "units", "unnamed_file"},
-    {"encodings"},
+    {"encodings", "noninferiority"},
     {"emulated_links", "rows", "synthetic"},
     {"planning", "coding"},
     {"records"},
@@ -122,7 +122,19 @@ PURE = {"numpy", "numba", "scipy", "dshuffle"} | set(sys.stdlib_module_names)
     [
         m
         for m in MODULES
-        if part(m) in ("planning", "coding", "kernels", "rows", "errors", "records", "checks", "units", "redaction")
+        if part(m)
+        in (
+            "planning",
+            "coding",
+            "kernels",
+            "rows",
+            "errors",
+            "records",
+            "checks",
+            "units",
+            "redaction",
+            "noninferiority",
+        )
     ],
 )
 def test_planning_is_pure(module):
