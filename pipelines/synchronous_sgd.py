@@ -136,7 +136,7 @@ def main(
             means = [statistics.fmean(phase) for phase in zip(*phases, strict=True)]
             ends = [0.0, *(point.seconds for point in history.points)][-len(later) - 1 :]
             seconds = [(ends[-1] - ends[0]) / len(later), *means, statistics.fmean(hidden_seconds)]
-            accuracy = measure(history.weights)  # after the fit, so that no epoch takes longer for it
+            accuracy = measure(history.model)  # after the fit, so that no epoch takes longer for it
             errors = (1 - accuracy[name] for name in ("accuracy", "accuracy_of_majority"))
             table.add_row(" + ".join(way), *map("{:.3f}".format, errors), *map(human_seconds, seconds))
     console.print(table)

@@ -99,7 +99,7 @@ class TrainedWay:
     @property
     def model(self) -> Any:
         """The model of a trainer, or what a function of your own returned."""
-        return self.value if self.history is None else self.history.weights
+        return self.value if self.history is None else self.history.model
 
 
 @dataclass(frozen=True, slots=True, repr=False)

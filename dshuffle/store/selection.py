@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -116,7 +116,81 @@ def split_samples(
         mask[chosen] = True
     else:
         mask = np.isin(groups, chosen)
-    first, second = np.flatnonzero(mask), np.flatnonzero(~mask)
-    if not len(first) or not len(second):
+    return _both_parts(mask, fraction)
+
+
+def split_strata(labels: NDArray[Any], fraction: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide samples at random, so that the first part has the same fraction of the samples of every label.
+
+    Parameters
+    ----------
+    labels
+        ``(n_samples,)`` label of each sample.
+    fraction
+        Fraction of the samples of each label in the first part.
+
+    Returns
+    -------
+    tuple
+        Ascending ids of both parts. The number of samples of a label is rounded up or down.
+
+    Raises
+    ------
+    InvalidParameter
+        If a part would be empty.
+
+    Examples
+    --------
+    >>> first, second = split_strata(np.array([7, 7, 7, 7, 9, 9, 9, 9]), 0.75, seed=0)
+    >>> len(first), len(second), int(sum(second < 4))
+    (6, 2, 1)
+    """
+    ratio = as_ratio("fraction", fraction, Fraction(0))
+    rng = np.random.default_rng(as_integer("seed", seed, 0))
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    # The first part gets evenly spread samples of this order. The random offset makes all samples equally likely.
+    places = np.arange(len(labels) + 1) * float(ratio) + rng.random()
+    mask = np.zeros(len(labels), np.bool_)
+    mask[order] = np.diff(np.floor(places)) > 0
+    return _both_parts(mask, fraction)
+
+
+def split_at_time(times: NDArray[Any], fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide samples into earlier and later ones. Samples of the same time stay together.
+
+    Parameters
+    ----------
+    times
+        ``(n_samples,)`` times, or numbers that grow with time.
+    fraction
+        Fraction of the samples in the first part.
+
+    Returns
+    -------
+    tuple
+        Ascending ids of both parts.
+
+    Raises
+    ------
+    InvalidParameter
+        If a part would be empty.
+
+    Examples
+    --------
+    >>> split_at_time(np.array([3, 1, 2, 2]), 0.25)
+    (array([1]), array([0, 2, 3]))
+    """
+    ratio = as_ratio("fraction", fraction, Fraction(0))
+    size = max(1, round(ratio * len(times)))
+    last = np.partition(times, size - 1)[size - 1]
+    earlier, up_to_last = times < last, times <= last
+    nearer = abs(np.count_nonzero(up_to_last) - size) <= abs(np.count_nonzero(earlier) - size)
+    return _both_parts(up_to_last if nearer else earlier, fraction)
+
+
+def _both_parts(first: NDArray[np.bool_], fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    ids, other_ids = np.flatnonzero(first), np.flatnonzero(~first)
+    if not len(ids) or not len(other_ids):
         raise InvalidParameter.of("fraction", fraction, "a fraction that leaves samples in both parts")
-    return first, second
+    return ids, other_ids

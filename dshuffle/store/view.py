@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dshuffle.errors import InvalidParameter
 from dshuffle.store.patches import Cut, Patches
-from dshuffle.store.selection import Selection, split_samples, wanted_samples
+from dshuffle.store.selection import Selection, wanted_samples
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.store.windows import Windows
 
@@ -125,23 +124,12 @@ class View:
         selection = Selection.of(self.n_whole, ids if self._ids is None else self._ids[ids])
         return View(self.n_rows, self.windows, self.patches, selection)
 
-    def split(self, fraction: float, groups: NDArray[np.int64] | None, seed: int) -> tuple[View, View]:
-        """Divide the samples at random; see :func:`.split_samples`. Windows of both parts have no row in common.
-
-        Raises
-        ------
-        InvalidParameter
-            If a part would be empty.
-        """
-        first, second = split_samples(self.n_samples, fraction, groups, seed)
-        if self.windows is not None:
-            anchors, first_anchors = (self.items(part) // self.n_patches for part in (second, first))
-            apart = self.windows.disjoint(anchors, first_anchors, self.n_rows)
-            if not apart.any():
-                hint = "Keep larger groups together, or use smaller windows."
-                raise InvalidParameter.because("by", "every window of the second part overlaps with the first", hint)
-            second = second[apart]
-        return self.select(first), self.select(second)
+    def apart(self, samples: NDArray[np.int64], other_samples: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the windows of samples share no row with those of other samples: ``(len(samples),)``."""
+        if self.windows is None:
+            return np.ones(len(samples), np.bool_)
+        anchors, other_anchors = (self.items(ids) // self.n_patches for ids in (samples, other_samples))
+        return self.windows.disjoint(anchors, other_anchors, self.n_rows)
 
     @property
     def _before(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
@@ -11,9 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from dshuffle.errors import DatasetError, InvalidParameter
 from dshuffle.store.patches import Patches
+from dshuffle.store.selection import split_at_time, split_samples, split_strata
 from dshuffle.store.stored_array import ArrayInfo, StoredArray
 from dshuffle.store.view import View
 from dshuffle.store.windows import Offsets, Windows
+
+logger = logging.getLogger(__name__)
 
 ORDER = "Make windows of the whole dataset first, then patches, and parts of them afterwards."
 
@@ -78,8 +82,10 @@ class Views(ABC):
         """
         return self._seen_as(self._view.select(samples))
 
-    def split(self, fraction: float, *, by: str = "sample", seed: int = 0) -> tuple[Self, Self]:
-        """Divide the dataset at random into two parts, for example for training and validation.
+    def split(
+        self, fraction: float, *, by: str = "sample", stratify: str | None = None, seed: int = 0
+    ) -> tuple[Self, Self]:
+        """Divide the dataset into two parts, for example for training and validation.
 
         Parameters
         ----------
@@ -87,10 +93,15 @@ class Views(ABC):
             Fraction of the samples in the first part, in (0, 1).
         by
             What stays together: single samples (``"sample"``), chunks of the largest array (``"chunk"``, so that no
-            chunk is read for both parts), or all samples with the same value of an array, by its name. Groups of very
-            different sizes make the fraction inexact. Windows overlap, so single windows cannot be drawn, and windows
-            that share a row with the first part are left out of the second. Single patches can be drawn if they do not
+            chunk is read for both parts), or all samples with the same value of an array, by its name. So no value is
+            in both parts, and groups of very different sizes make the fraction inexact. ``"time"`` draws nothing: the
+            first part is earlier than the second, by the array ``"time"``, or in stored order if there is none.
+            Windows overlap, so single windows cannot be drawn, and windows that share a row with the first part are
+            left out of the second, with a warning that says how many. Single patches can be drawn if they do not
             overlap.
+        stratify
+            Name of an array of labels, with ``by="sample"``. Both parts then have the same fraction of every label,
+            up to rounding.
         seed
             Random seed.
 
@@ -112,24 +123,58 @@ class Views(ABC):
         >>> train, test = dataset.split(0.67, by="patient")
         >>> sorted(test.read_rows([0, 1])["patient"].tolist()), train.n_samples
         ([2, 2], 4)
+        >>> train, test = dataset.split(0.5, stratify="patient")
+        >>> test.read_rows([0, 1, 2])["patient"].tolist()
+        [1, 2, 3]
         """
-        groups: NDArray[Any] | None = None
-        if by == "chunk":
-            rows = self.arrays[self._widest.name].chunk_rows
-            groups = self._view.items(np.arange(self.n_samples)) // rows
-            if groups[0] == groups[-1]:
-                hint = "Split by an array, or write the dataset with fewer samples per chunk."
-                raise InvalidParameter.because("by", f"all samples are in one chunk of {rows}", hint)
-        elif by != "sample":
-            if by not in self.scalars:
-                raise InvalidParameter.of(
-                    "by", by, f"'sample', 'chunk', or one of the arrays {', '.join(self.scalars)}"
-                )
-            groups = self._only(by).read_rows(np.arange(self.n_samples))[by]
-        elif overlapping := self._view.overlapping:
-            raise InvalidParameter.of("by", by, f"'chunk' or the name of an array, because {overlapping} overlap")
-        first, second = self._view.split(fraction, groups, seed)
-        return self._seen_as(first), self._seen_as(second)
+        if stratify is not None and by != "sample":
+            raise InvalidParameter.of("stratify", stratify, f"None with by={by!r}", "Leave one of them out.")
+        if by == "sample" and (overlapping := self._view.overlapping):
+            allowed = f"'chunk', 'time' or the name of an array, because {overlapping} overlap"
+            raise InvalidParameter.of("by", by, allowed)
+        if stratify is not None:
+            first, second = split_strata(self._values("stratify", stratify), fraction, seed)
+        elif by == "sample":
+            first, second = split_samples(self.n_samples, fraction, None, seed)
+        elif by == "time":
+            first, second = split_at_time(self._times(), fraction)
+        elif by == "chunk":
+            first, second = split_samples(self.n_samples, fraction, self._chunks(), seed)
+        else:
+            first, second = split_samples(self.n_samples, fraction, self._values("by", by), seed)
+        apart = self._view.apart(second, first)
+        if not apart.any():
+            hint = "Keep larger groups together, or use smaller windows."
+            raise InvalidParameter.because("by", "every window of the second part overlaps with the first", hint)
+        if not apart.all():
+            logger.warning(
+                "dshuffle: %d of %d samples are in neither part, because they share rows with the first part",
+                np.count_nonzero(~apart),
+                self.n_samples,
+            )
+        return self.select(first), self.select(second[apart])
+
+    def _chunks(self) -> NDArray[np.int64]:
+        """The chunk of the widest array in which each sample is."""
+        rows = self.arrays[self._widest.name].chunk_rows
+        chunks = self._view.items(np.arange(self.n_samples)) // rows
+        if chunks[0] == chunks[-1]:
+            hint = "Split by an array, or write the dataset with fewer samples per chunk."
+            raise InvalidParameter.because("by", f"all samples are in one chunk of {rows}", hint)
+        return chunks
+
+    def _values(self, parameter: str, name: str) -> NDArray[Any]:
+        """An array of one value for each sample, named by a parameter of :meth:`split`."""
+        if name not in self.scalars:
+            other_choices = "'sample', 'chunk', 'time', or " if parameter == "by" else ""
+            raise InvalidParameter.of(parameter, name, f"{other_choices}one of the arrays {', '.join(self.scalars)}")
+        return self._only(name).read_rows(np.arange(self.n_samples))[name]
+
+    def _times(self) -> NDArray[Any]:
+        """The time of each sample, or of the anchor of its window."""
+        if "time" in self.scalars:
+            return self._values("by", "time")
+        return self._view.items(np.arange(self.n_samples)) // self._view.n_patches
 
     def windows(self, offsets: Offsets | Mapping[str, Offsets]) -> Self:
         """Make samples of several consecutive rows, such as steps of time. Nothing is read or copied.

@@ -28,7 +28,7 @@ from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
 from dshuffle.runtime import Shuffler
 from dshuffle.store import Dataset, create_dataset, open_dataset
-from dshuffle.training.parallel_sgd import BATCH_ROWS, fit_parallel_sgd
+from dshuffle.training.parallel_sgd import fit_parallel_sgd
 
 FEATURES, TARGET = "x", "y"
 """Names of the arrays of a dataset that is made of the arguments of ``fit``."""
@@ -53,7 +53,7 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
     assignment, delivery
         Way of shuffling, as for :class:`dshuffle.Shuffler`.
     batch_rows
-        Rows per call of ``partial_fit``.
+        Rows per call of ``partial_fit``. None suits the estimator; see :func:`~dshuffle.training.fit_parallel_sgd`.
     seed
         Seed of the shuffles, and replacement for a ``random_state`` of None.
     features, target
@@ -111,7 +111,7 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
         epochs: int = 5,
         assignment: str = "global",
         delivery: str = "peer",
-        batch_rows: int = BATCH_ROWS,
+        batch_rows: int | None = None,
         seed: int = 0,
         features: str = FEATURES,
         target: str = TARGET,
@@ -171,7 +171,7 @@ class ShuffledSGD(MetaEstimatorMixin, BaseEstimator):
                     batch_rows=self.batch_rows,
                     seed=self.seed,
                 )
-        self.estimator_ = history.weights
+        self.estimator_ = history.model
         self.history_, self.records_, self.n_iter_ = history, shuffler.records, len(history.points)
         self.n_features_in_ = self.estimator_.n_features_in_
         if is_classifier(self):

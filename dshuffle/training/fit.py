@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,8 +59,9 @@ class History(Generic[Model]):
     ----------
     points
         One point per epoch: epoch, seconds since the start of the fit, error after the epoch, validation metrics.
-    weights
-        Fitted model: ``(n_features,)`` weights of a linear regression; for other trainers see their documentation.
+    model
+        Fitted model: ``(n_features,)`` weights of a linear regression; for other trainers see their documentation. A
+        model that was passed to the fit is not modified.
     stopped_early
         Whether early stopping ended the fit.
     worker_rates
@@ -74,7 +76,7 @@ class History(Generic[Model]):
     """
 
     points: tuple[TrainingPoint, ...]
-    weights: Model
+    model: Model
     stopped_early: bool = False
     worker_rates: tuple[float, ...] = ()
     breakdown: tuple[EpochBreakdown, ...] = ()
@@ -196,6 +198,11 @@ class Recorder(Generic[Model]):
         Rule that ends the fit.
     on_epoch
         Function that is called with each point as soon as it is known, such as the progress bar.
+
+    Raises
+    ------
+    InvalidParameter
+        If ``validate`` or ``on_epoch`` is not a function of one argument.
     """
 
     validate: Validate[Model] | None = None
@@ -207,6 +214,10 @@ class Recorder(Generic[Model]):
     _started: float = field(default_factory=time.perf_counter)
     _session: Shuffler | None = None
     _trainer: str = ""
+
+    def __post_init__(self) -> None:
+        _check_function("validate", self.validate, "the model")
+        _check_function("on_epoch", self.on_epoch, "a TrainingPoint with epoch, seconds, error and validation")
 
     def begin(self, shuffler: object, trainer: str, first: First) -> Model | First:
         """Return the model to begin with: ``first``, or that of a fit which this session continues.
@@ -272,13 +283,29 @@ class Recorder(Generic[Model]):
         self.speeds.warn()
         return History(
             points=tuple(self.points),
-            weights=model,
+            model=model,
             stopped_early=self.stopped_early,
             worker_rates=self.speeds.rates(),
             breakdown=breakdown,
             staleness=staleness,
             batch_size=batch_size,
         )
+
+
+def _check_function(name: str, function: object, argument: str) -> None:
+    if function is None:
+        return
+    allowed = f"None, or a function of one argument: {argument}"
+    if not callable(function):
+        raise InvalidParameter.of(name, function, allowed)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # functions in C may not have one
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise InvalidParameter.of(name, function, allowed, f"Its parameters are {signature}.") from None
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -67,7 +67,7 @@ def fit_linear_regression(
     early_stopping
         Rule that ends the fit before ``epochs``.
     on_epoch
-        Function that is called with each epoch's point as soon as it is known.
+        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
 
     Returns
     -------

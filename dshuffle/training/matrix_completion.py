@@ -125,13 +125,13 @@ def fit_matrix_completion(
     early_stopping
         Rule that ends the fit before ``epochs``.
     on_epoch
-        Function that is called with each epoch's point as soon as it is known.
+        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
 
     Returns
     -------
     History
-        ``weights`` are the :class:`Factors`. A point's ``error`` is ``sum (X - M)^2 / sum M^2`` over all entries, each
-        measured just before its own update. ``worker_rates`` are the entries per second of a worker's own rounds.
+        ``model`` is the fitted :class:`Factors`. A point's ``error`` is ``sum (X - M)^2 / sum M^2`` over all entries,
+        each measured just before its own update. ``worker_rates`` are the entries per second of a worker's own rounds.
 
     Raises
     ------

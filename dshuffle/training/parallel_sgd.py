@@ -20,7 +20,9 @@ from dshuffle.training.monitoring import timed
 from dshuffle.training.schedules import Schedule
 
 BATCH_ROWS = 4096
-"""Rows per call of ``partial_fit``. Results depend on it."""
+"""Rows per call of ``partial_fit``, for estimators that take a step with every row."""
+NETWORK_BATCH_ROWS = 32
+"""Rows per call of ``partial_fit``, for estimators that take a step with every batch."""
 COEFFICIENTS = ("coef_", "intercept_", "coefs_", "intercepts_")
 STEPS = ("eta0", "learning_rate_init")
 """Names of the step in scikit-learn: linear models, neural networks."""
@@ -37,7 +39,7 @@ def fit_parallel_sgd(
     features: str = "x",
     target: str = "y",
     classes: ArrayLike | None = None,
-    batch_rows: int = BATCH_ROWS,
+    batch_rows: int | None = None,
     seed: int = 0,
     schedule: Schedule | None = None,
     validate: Validate[Any] | None = None,
@@ -62,7 +64,9 @@ def fit_parallel_sgd(
     classes
         All class labels. By default they are collected from the dataset in the first epoch.
     batch_rows
-        Rows per call of ``partial_fit``.
+        Rows per call of ``partial_fit``. None is the ``batch_size`` of estimators that have one, such as
+        ``MLPClassifier``, or 32 if that is ``"auto"``: such an estimator takes one step per batch, and needs many steps
+        between averages to learn. For other estimators, which take a step with every row, None is 4,096.
     seed
         Replacement for a ``random_state`` of None. All copies must start from the same random numbers.
     schedule
@@ -75,12 +79,12 @@ def fit_parallel_sgd(
     early_stopping
         Rule that ends the fit before ``epochs``.
     on_epoch
-        Function that is called with each epoch's point as soon as it is known.
+        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
 
     Returns
     -------
     History
-        ``weights`` is the fitted estimator. A point's ``error`` is the error of the averaged estimator over the whole
+        ``model`` is the fitted estimator. A point's ``error`` is the error of the averaged estimator over the whole
         dataset: the fraction of wrong labels for a classifier, ``||prediction - y|| / ||y||`` for a regressor.
 
     Raises
@@ -101,8 +105,8 @@ def fit_parallel_sgd(
     Smola, "Parallelized stochastic gradient descent", NIPS 2010, averages once at the end.
     """
     as_integer("epochs", epochs, 1)
-    as_integer("batch_rows", batch_rows, 1)
     model = _prepared(estimator, seed)
+    batch_rows = _default_batch_rows(model) if batch_rows is None else as_integer("batch_rows", batch_rows, 1)
     step_name = None if schedule is None else _step_name(model)
     first_step = 0.0 if step_name is None else float(model.get_params()[step_name])
     all_labels = None if classes is None else _checked_classes(np.unique(np.asarray(classes)), None)
@@ -158,7 +162,7 @@ def local_fit(
     partition: Partition,
     model: Any,
     classes: NDArray[Any] | None,
-    batch_rows: int = BATCH_ROWS,
+    batch_rows: int,
     *,
     features: str = "x",
     target: str = "y",
@@ -176,9 +180,12 @@ def local_fit(
     own = copy.deepcopy(model)
     vars(own).pop("_optimizer", None)
     options = {} if classes is None else {"classes": classes}
+    batch_size = getattr(own, "batch_size", None)
     first = 0
     for batch in partition.batches(batch_rows):
         rows, targets = checked_rows(batch, features, target, partition.sample_ids[first:])
+        if isinstance(batch_size, int):  # scikit-learn warns of a batch size above the number of rows
+            own.batch_size = min(batch_size, len(rows))
         try:
             # Overflow leads to coefficients that are not finite, which the client checks.
             with np.errstate(over="ignore", invalid="ignore"):
@@ -188,6 +195,8 @@ def local_fit(
                 raise _diverged(partition.epoch) from error
             raise
         first += len(rows)
+    if batch_size is not None:
+        own.batch_size = batch_size
     return own, len(partition)
 
 
@@ -232,6 +241,13 @@ def averaged(models: Sequence[Any], samples: Sequence[int]) -> Any:
     for arrays in zip(coefficients(mean), *each, strict=True):
         arrays[0][...] = np.tensordot(weights, np.stack(arrays[1:]), axes=1)
     return mean
+
+
+def _default_batch_rows(estimator: Any) -> int:
+    batch_size = getattr(estimator, "batch_size", None)
+    if batch_size is None:
+        return BATCH_ROWS
+    return NETWORK_BATCH_ROWS if batch_size == "auto" else as_integer("estimator.batch_size", batch_size, 1)
 
 
 def _prepared(estimator: Any, seed: int) -> Any:

@@ -66,12 +66,12 @@ def fit_synchronous_sgd(
     early_stopping
         Rule that ends the fit before ``epochs``.
     on_epoch
-        Function that is called with each epoch's point as soon as it is known.
+        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
 
     Returns
     -------
     History
-        ``weights`` is the :class:`TrainedNetwork`. A point's ``error`` is the fraction of wrong labels over the whole
+        ``model`` is the :class:`TrainedNetwork`. A point's ``error`` is the fraction of wrong labels over the whole
         dataset after the epoch, predicted with the running statistics. ``breakdown`` is the time spent in each phase.
 
     Raises

@@ -98,7 +98,7 @@ def fit_torch_ddp(
     early_stopping
         Rule that ends the fit before ``epochs``.
     on_epoch
-        Function that is called with each epoch's point as soon as it is known.
+        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
     timeout
         Seconds that a rank waits for the others in one step.
     plain_tcp
@@ -107,7 +107,7 @@ def fit_torch_ddp(
     Returns
     -------
     History
-        ``weights`` is the module, in evaluation mode. A point's ``error`` is that of the whole dataset after the epoch
+        ``model`` is the module, in evaluation mode. A point's ``error`` is that of the whole dataset after the epoch
         (see ``metric``). ``breakdown`` is the time spent in each phase. PyTorch averages gradients while it still
         computes others, so ``gradient_exchange`` counts only the averaging after the last gradient, and the optimizer's
         step.

@@ -46,7 +46,7 @@ def test_a_pipeline_gives_what_the_trainer_gives():
     result = Pipeline(URL, LINEAR, shuffle="partial:0.5", cluster=HERE).run(progress=False)
     with HERE.open() as client, dshuffle.Shuffler(client, URL, assignment="partial:0.5") as shuffler:
         history = fit_linear_regression(shuffler, epochs=3, step=0.1)
-    assert np.array_equal(result.model, history.weights)
+    assert np.array_equal(result.model, history.model)
     assert [point.error for point in result.history.points] == [point.error for point in history.points]
     assert [str(record.choices.assignment) for record in result.records] == ["partial:0.5"] * 3
     assert result.ways[0].n_workers == 2

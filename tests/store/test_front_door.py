@@ -323,7 +323,7 @@ def test_a_scaled_regression_is_trained_on_decoded_values(tmp_path):
         dshuffle.Shuffler(client, tmp_path / "g") as shuffler,
     ):
         history = fit_linear_regression(shuffler, epochs=30, step=0.5)
-    np.testing.assert_allclose(history.weights, [1, 2, 3], atol=1e-3)
+    np.testing.assert_allclose(history.model, [1, 2, 3], atol=1e-3)
 
 
 def test_a_scale_may_be_a_list_of_one(tmp_path):

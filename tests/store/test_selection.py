@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 import dshuffle
 from dshuffle.errors import InvalidParameter
 from dshuffle.store import open_dataset, read_array, stored_shardings, write_sharding
-from dshuffle.store.selection import split_samples
+from dshuffle.store.selection import split_samples, split_strata
 
 N = 200
 ARRAYS = {"x": np.arange(N * 3.0).reshape(N, 3), "group": np.arange(N) // 7 % 11}
@@ -85,8 +86,22 @@ def test_parts_of_a_split_are_complete_disjoint_and_reproducible(dataset, by):
     assert set((inner.read_rows(np.arange(inner.n_samples))["x"][:, 0] / 3).astype(int)) < set(ids[1])
 
 
-def test_every_sample_is_as_likely_in_the_first_part():
-    counts = sum(np.bincount(split_samples(10, 0.3, None, seed)[0], minlength=10) for seed in range(3000))
+@pytest.mark.parametrize("fraction", [0.5, 0.7, 0.95])
+def test_both_parts_of_a_stratified_split_have_every_label(dataset, fraction):
+    first, second = dataset.split(fraction, stratify="group", seed=3)
+    rows = [part.read_rows(np.arange(part.n_samples)) for part in (first, second)]
+    assert sorted(np.concatenate([part["x"][:, 0] / 3 for part in rows])) == list(range(N))
+    counts = [np.bincount(part["group"], minlength=11) for part in rows]
+    assert abs(counts[0] - fraction * sum(counts)).max() < 1
+    assert abs(first.n_samples - fraction * N) < 1
+    assert dataset.split(fraction, stratify="group", seed=4)[0].identity != first.identity
+
+
+@pytest.mark.parametrize(
+    "split", [functools.partial(split_samples, 10, 0.3, None), functools.partial(split_strata, np.arange(10) % 3, 0.3)]
+)
+def test_every_sample_is_as_likely_in_the_first_part(split):
+    counts = sum(np.bincount(split(seed)[0], minlength=10) for seed in range(3000))
     assert counts.sum() == 9000
     assert abs(counts - 900).max() < 120  # five standard deviations
 
@@ -99,10 +114,14 @@ def test_every_sample_is_as_likely_in_the_first_part():
         ({"fraction": 2}, "fraction=2 is not allowed"),
         (
             {"fraction": 0.5, "by": "x"},
-            "by='x' is not allowed; it must be 'sample', 'chunk', or one of the arrays group",
+            "by='x' is not allowed; it must be 'sample', 'chunk', 'time', or one of the arrays group",
         ),
         ({"fraction": 0.5, "by": "nothing"}, "by='nothing' is not allowed"),
         ({"fraction": 0.5, "seed": -1}, "seed=-1 is not allowed"),
+        ({"fraction": 0.5, "stratify": "x"}, "stratify='x' is not allowed; it must be one of the arrays group"),
+        ({"fraction": 0.5, "stratify": "group", "by": "chunk"}, "stratify='group' .* must be None with by='chunk'"),
+        ({"fraction": 0.0, "stratify": "group"}, "leaves samples in both parts"),
+        ({"fraction": 1.0, "by": "time"}, "leaves samples in both parts"),
     ],
 )
 def test_what_cannot_be_split(dataset, options, message):

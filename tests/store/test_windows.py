@@ -124,6 +124,28 @@ def test_parts_share_no_row(dataset, by):
         assert second.n_samples > 2
 
 
+def test_a_part_of_earlier_windows_and_one_of_later_ones_share_no_row(dataset, caplog):
+    windows = dataset.windows({"x": (-3, 0), "y": (-2, 0, 1)})
+    first, second = windows.split(0.75, by="time")
+    rows = [part.read_rows(np.arange(part.n_samples))["y"] for part in (first, second)]
+    assert first.n_samples == round(0.75 * (N - 4))
+    assert rows[0].max() < rows[1].min()
+    left_out = windows.n_samples - first.n_samples - second.n_samples
+    assert left_out == 4  # those that begin up to three rows before the last row of the first part, and one after it
+    assert f"4 of {N - 4} samples are in neither part" in caplog.text
+    assert windows.split(0.75, by="time", seed=5)[0].identity == first.identity
+
+
+def test_times_decide_what_is_earlier():
+    times = np.array(["2026-03-01", "2026-01-01", "2026-02-01", "2026-02-01", "2026-04-01", "2026-05-01"], "M8[us]")
+    dataset = dshuffle.create_dataset("memory://test-times", {"x": np.arange(6), "time": times}, overwrite=True)
+    first, second = dataset.split(0.4, by="time")
+    assert [part.read_rows(np.arange(part.n_samples))["x"].tolist() for part in (first, second)] == [
+        [1, 2, 3],
+        [0, 4, 5],
+    ]
+
+
 def test_single_windows_cannot_be_divided(dataset):
     with pytest.raises(InvalidParameter, match=r"by='sample'.*windows overlap"):
         dataset.windows((0, 1)).split(0.5)

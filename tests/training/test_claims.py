@@ -92,8 +92,8 @@ def test_a_little_exchange_recovers_what_batch_norm_loses_on_sorted_shards(tmp_p
                 train, network, n_workers=12, assignment=assignment, sharding=sharding, **options
             )
             # The steps are the same, up to the order of sums.
-            np.testing.assert_allclose(history.weights.parameters, simulated.weights.parameters, atol=1e-6)
-            np.testing.assert_allclose(history.weights.statistics, simulated.weights.statistics, atol=1e-6)
+            np.testing.assert_allclose(history.model.parameters, simulated.model.parameters, atol=1e-6)
+            np.testing.assert_allclose(history.model.statistics, simulated.model.statistics, atol=1e-6)
             assert history.points[-1].error == pytest.approx(simulated.points[-1].error)
             return history.points[-1].validation["accuracy"]
 

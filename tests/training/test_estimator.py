@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 from sklearn.base import clone
+from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier, SGDRegressor
 from sklearn.model_selection import GridSearchCV
+from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -47,7 +49,7 @@ def test_it_trains_as_the_trainer_does(client, rows, tmp_path):
     x, y = rows
     dataset = dshuffle.create_dataset(tmp_path / "d.zarr", {"x": x, "y": y})
     with dshuffle.Shuffler(client, dataset, assignment="partial:0.5", seed=3) as shuffler:
-        expected = fit_parallel_sgd(shuffler, SGDClassifier(), epochs=3, batch_rows=50, seed=3).weights
+        expected = fit_parallel_sgd(shuffler, SGDClassifier(), epochs=3, batch_rows=50, seed=3).model
     model = ShuffledSGD(SGDClassifier(), epochs=3, assignment="partial:0.5", batch_rows=50, seed=3)
     for given in ((x, y), (dataset,), (tmp_path / "d.zarr",), (str(tmp_path / "d.zarr"),)):
         fitted = clone(model).fit(*given)
@@ -137,6 +139,13 @@ def test_sorted_data_are_learned_which_blocks_in_stored_order_are_not(client):
     shuffled = ShuffledSGD(SGDClassifier(random_state=0, alpha=1e-2), epochs=5, batch_rows=100).fit(x, y)
     assert blockwise.score(x, y) < 0.65
     assert shuffled.score(x, y) > 0.8
+
+
+def test_a_network_learns_with_the_default_batches(client):
+    x, y = load_digits(return_X_y=True)
+    train, test = np.arange(1200), np.arange(1200, 1797)
+    model = ShuffledSGD(MLPClassifier((32,), learning_rate_init=0.005, random_state=0), epochs=6)
+    assert model.fit(x[train] / 16, y[train]).score(x[test] / 16, y[test]) > 0.85  # with batches of 4,096 rows, 0.4
 
 
 @pytest.mark.parametrize(

@@ -144,3 +144,26 @@ def test_metrics_that_are_no_numbers_are_refused(returned):
 def test_a_tensor_of_several_numbers_is_refused(torch):
     with pytest.raises(InvalidParameter, match=r"'accuracy': tensor\(\[1., 1.\]\)"):
         Recorder(validate=lambda model: {"accuracy": torch.ones(2)}).add(None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_epoch": 5}, "on_epoch=5 .*a function of one argument: a TrainingPoint"),
+        ({"on_epoch": lambda: None}, r"on_epoch=.*one argument: a TrainingPoint.*Its parameters are \(\)"),
+        (
+            {"validate": lambda model, data: {}},
+            r"validate=.*one argument: the model. Its parameters are",
+        ),
+    ],
+)
+def test_functions_that_cannot_be_called_are_refused_before_training(fake_shuffler, options, message):
+    with pytest.raises(InvalidParameter, match=message):
+        fit_linear_regression(fake_shuffler({"x": np.eye(8), "y": np.ones(8)}), epochs=1, step=0.1, **options)
+
+
+def test_functions_with_optional_arguments_and_functions_in_c_are_called(fake_shuffler):
+    points = []
+    for on_epoch in (points.append, print, lambda point, stream=None: points.append(point)):
+        fit_linear_regression(fake_shuffler({"x": np.eye(8), "y": np.ones(8)}), epochs=1, step=0.1, on_epoch=on_epoch)
+    assert [point.epoch for point in points] == [0, 0]

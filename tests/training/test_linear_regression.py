@@ -52,7 +52,7 @@ def test_one_worker_is_one_plain_pass_however_its_rows_are_aligned(fake_shuffler
     rows, targets = rows.astype(float), targets.astype(float)
     for row in np.random.default_rng([0, 0]).permutation(len(rows)):
         weights -= 0.01 * rows[row] * (rows[row] @ weights - targets[row])
-    np.testing.assert_allclose(history.weights, weights, rtol=1e-9)
+    np.testing.assert_allclose(history.model, weights, rtol=1e-9)
     error = np.linalg.norm(rows @ weights - targets) / np.linalg.norm(targets)
     assert history.points[0].error == pytest.approx(error, rel=1e-9)
 
@@ -74,7 +74,7 @@ def test_weights_are_averaged_and_the_error_is_that_of_the_average(fake_shuffler
         error = np.linalg.norm(rows @ common - targets) / np.linalg.norm(targets)
         assert point.error == pytest.approx(error, rel=1e-5)
         assert point.weight_error == pytest.approx(np.linalg.norm(common - truth) / 2, rel=1e-9)
-    np.testing.assert_allclose(history.weights, common, rtol=1e-12)
+    np.testing.assert_allclose(history.model, common, rtol=1e-12)
     assert seen == list(history.points)
     assert [point.epoch for point in seen] == [0, 1]
     assert 0 < seen[0].seconds <= seen[1].seconds
@@ -167,8 +167,8 @@ def test_shares_that_differ_are_weighted_by_samples(fake_shuffler):
     for weights, partition in zip(local, epoch.partitions, strict=True):
         one_pass(weights, partition["x"], partition["y"], 0.01)
     mean = np.average(local, axis=0, weights=[len(partition) for partition in epoch.partitions])
-    np.testing.assert_allclose(history.weights, mean, rtol=1e-12)
-    assert not np.allclose(history.weights, np.mean(local, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(history.model, mean, rtol=1e-12)
+    assert not np.allclose(history.model, np.mean(local, axis=0), rtol=1e-6)
 
 
 def test_a_truth_of_another_shape_is_refused(fake_shuffler):
@@ -200,5 +200,5 @@ def test_integer_targets_are_numbers(fake_shuffler, dtype):
         fit_linear_regression(fake_shuffler({"x": x, "y": target}), epochs=3, step=0.05)
         for target in (y, y.astype("f8"))
     )
-    np.testing.assert_array_equal(numbers.weights, floats.weights)
+    np.testing.assert_array_equal(numbers.model, floats.model)
     assert [point.error for point in numbers.points] == [point.error for point in floats.points]

@@ -47,9 +47,9 @@ def test_it_is_what_one_process_computes(fake_shuffler, permute):
         shuffler, **SHAPE, **settings, epochs=3, regularization=0.5, schedule=Decay(0.9), permute_columns=permute
     )
     partitions = [epoch.partitions for epoch in shuffler.epochs(3)]
-    left, right = one_process(partitions, history.weights.baseline, **settings, mu=0.5, permute=permute)
-    np.testing.assert_allclose(history.weights.left, left, atol=1e-5)
-    np.testing.assert_allclose(history.weights.right, right, atol=1e-5)
+    left, right = one_process(partitions, history.model.baseline, **settings, mu=0.5, permute=permute)
+    np.testing.assert_allclose(history.model.left, left, atol=1e-5)
+    np.testing.assert_allclose(history.model.right, right, atol=1e-5)
 
 
 @pytest.mark.slow

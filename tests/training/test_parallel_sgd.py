@@ -35,7 +35,7 @@ def arrays_of(model):
 )
 def test_it_is_what_one_process_computes(fake_shuffler, estimator, data):
     shuffler = fake_shuffler(data, n_workers=3)
-    history = fit_parallel_sgd(shuffler, estimator, epochs=3, seed=5)
+    history = fit_parallel_sgd(shuffler, estimator, epochs=3, batch_rows=4096, seed=5)
     options = {"classes": np.arange(4)} if data is BLOBS else {}
     common = None
     for epoch in shuffler.epochs(3):
@@ -52,13 +52,25 @@ def test_it_is_what_one_process_computes(fake_shuffler, estimator, data):
         counts = [len(partition) for partition in epoch.partitions]
         assert len({*counts}) > 1, "the weights would not matter"
         common = [np.average(arrays, axis=0, weights=counts) for arrays in zip(*map(arrays_of, copies), strict=True)]
-    for array, mean in zip(arrays_of(history.weights), common, strict=True):
+    for array, mean in zip(arrays_of(history.model), common, strict=True):
         np.testing.assert_allclose(array, mean, rtol=2e-4, atol=1e-6)
-    predicted = history.weights.predict(data["x"])
+    predicted = history.model.predict(data["x"])
     wrong = np.mean(predicted != data["y"]) if data is BLOBS else None
     error = np.linalg.norm(predicted - data["y"]) / np.linalg.norm(data["y"]) if wrong is None else wrong
     assert history.points[-1].error == pytest.approx(error, rel=1e-5)
     assert not hasattr(estimator, "n_features_in_"), "the user's own estimator is left alone"
+
+
+@pytest.mark.parametrize(
+    ("estimator", "batch_rows"),
+    [(SGDClassifier(), 4096), (MLPClassifier(), 32), (MLPClassifier(batch_size=70), 70)],
+)
+def test_the_default_batch_suits_the_estimator(fake_shuffler, estimator, batch_rows):
+    shuffler = fake_shuffler(BLOBS, n_workers=2)
+    default = fit_parallel_sgd(shuffler, estimator, epochs=2)
+    explicit = fit_parallel_sgd(shuffler, estimator, epochs=2, batch_rows=batch_rows)
+    assert [point.error for point in default.points] == [point.error for point in explicit.points]
+    assert default.model.get_params() == {**estimator.get_params(), "random_state": 0}
 
 
 def test_it_agrees_with_the_linear_regression(fake_shuffler):

@@ -72,7 +72,7 @@ def accuracy(predicted, test):
 def test_linear_regression(fake_shuffler, flights):
     train, test = flights
     history = fit_linear_regression(fake_shuffler(train), epochs=5, step=0.002)
-    error = rmse(test["x"] @ history.weights, test)
+    error = rmse(test["x"] @ history.model, test)
     exact = np.linalg.lstsq(train["x"].astype(float), train["y"].astype(float), rcond=None)[0]
     assert error < 0.45 * np.std(test["y"]), "the mean"
     assert error < 0.97 * rmse(60 * test["x"][:, 1], test), "the delay at the departure"
@@ -83,14 +83,14 @@ def test_parallel_sgd(fake_shuffler, flights, mnist):
     """As good as scikit-learn's own SGD in one process."""
     train, test = flights
     estimator = SGDRegressor(penalty=None, learning_rate="constant", eta0=0.002, random_state=0)
-    fitted = fit_parallel_sgd(fake_shuffler(train), estimator, epochs=5).weights
+    fitted = fit_parallel_sgd(fake_shuffler(train), estimator, epochs=5).model
     own = estimator.set_params(max_iter=5, tol=None).fit(train["x"], train["y"])
     assert rmse(fitted.predict(test["x"]), test) < 1.02 * rmse(own.predict(test["x"]), test)
     assert rmse(fitted.predict(test["x"]), test) < 0.45 * np.std(test["y"])
 
     train, test = mnist
     estimator = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.01, random_state=0)
-    fitted = fit_parallel_sgd(fake_shuffler(train), estimator, epochs=5).weights
+    fitted = fit_parallel_sgd(fake_shuffler(train), estimator, epochs=5).model
     own = estimator.set_params(max_iter=5, tol=None).fit(train["x"], train["y"])
     found = accuracy(fitted.predict(test["x"]), test)
     assert found > accuracy(own.predict(test["x"]), test) - 0.02
@@ -104,7 +104,7 @@ def test_synchronous_sgd(fake_shuffler, mnist):
     history = fit_synchronous_sgd(shuffler, Network((784, 64, 10)), epochs=5, batch_size=8, step=0.1)
     linear = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.01, random_state=0)
     linear.fit(train["x"], train["y"])
-    found = accuracy(history.weights.predict(test["x"]), test)
+    found = accuracy(history.model.predict(test["x"]), test)
     assert found > accuracy(linear.predict(test["x"]), test) - 0.01
     assert found > 0.88
 
@@ -131,14 +131,14 @@ def test_simulated_parameter_server(flights, digits):
     train, test = flights
     ranks = np.arange(40_000) % 4
     options = {"epochs": 3, "batch_size": 128, "pace": "free"}
-    weights = simulate_parameter_server(train, ranks, LinearModel(intercept=False), step=0.1, **options).weights
+    weights = simulate_parameter_server(train, ranks, LinearModel(intercept=False), step=0.1, **options).model
     assert rmse(test["x"] @ weights, test) < 0.45 * np.std(test["y"])
 
     train, test = digits
     model = SoftmaxRegression(10)
     ranks = np.arange(1_400) % 4
     options |= {"epochs": 20, "batch_size": 32}
-    weights = simulate_parameter_server(train, ranks, model, step=0.5, **options).weights
+    weights = simulate_parameter_server(train, ranks, model, step=0.5, **options).model
     assert accuracy(model.predict(weights, test["x"]), test) > 0.94
 
 
@@ -148,7 +148,7 @@ def test_parameter_server_and_estimator_on_a_cluster(threads, digits):
     model = SoftmaxRegression(10)
     dataset = dshuffle.create_dataset("memory://real-digits", train, overwrite=True)
     with dshuffle.Shuffler(threads, dataset, seed=1) as shuffler:
-        weights = fit_parameter_server(shuffler, model, epochs=20, batch_size=30, step=0.5, pace="free").weights
+        weights = fit_parameter_server(shuffler, model, epochs=20, batch_size=30, step=0.5, pace="free").model
     assert accuracy(model.predict(weights, test["x"]), test) > 0.94
 
     estimator = SGDClassifier(loss="log_loss", learning_rate="constant", eta0=0.02, random_state=0)
@@ -176,7 +176,7 @@ def test_torch_ddp(processes, digits, torch):
 
     dataset = dshuffle.create_dataset(None, train)
     with dshuffle.Shuffler(processes, dataset) as shuffler:
-        model = ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=12, batch_size=10).weights
+        model = ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, epochs=12, batch_size=10).model
     with torch.no_grad():
         predicted = model(torch.from_numpy(test["x"])).argmax(dim=1).numpy()
     assert accuracy(predicted, test) > 0.92
@@ -223,6 +223,6 @@ def test_matrix_completion(fake_shuffler, n_workers):
     unseen = np.setdiff1d(np.arange(9066), train["column"])
     picked = np.isin(test["column"], unseen)
     assert picked.sum() > 200
-    predicted = history.weights.predict(test["row"], test["column"])
+    predicted = history.model.predict(test["row"], test["column"])
     errors = [np.mean((values - test["value"])[picked] ** 2) for values in (predicted, np.full(len(predicted), mean))]
     assert errors[0] < errors[1]

@@ -101,7 +101,7 @@ def test_an_interrupted_fit_gives_the_same_model_bit_for_bit(clients, tmp_path, 
         whole = fit(shuffler)
     again = dshuffle.retrying(interrupted(fit, 3), lambda: clients[3], url, checkpoint=tmp_path / "run.json", **options)
     # The third epoch was trained on, but its end was not saved. It is trained on again.
-    assert np.array_equal(numbers(again.weights), numbers(whole.weights))
+    assert np.array_equal(numbers(again.model), numbers(whole.model))
     assert [point.epoch for point in again.points] == list(range(EPOCHS))
     assert [point.error for point in again.points] == [point.error for point in whole.points]
     assert all(np.diff([point.seconds for point in again.points]) > 0)
@@ -121,7 +121,7 @@ def test_a_fit_continues_on_another_number_of_workers(clients, tmp_path, fit, ur
     assert seen == [(3, False), (2, True)]
     assert len(history.points) == EPOCHS
     assert history.points[:2] == saved[1].points
-    assert not np.array_equal(numbers(history.weights), numbers(saved[1].model))
+    assert not np.array_equal(numbers(history.model), numbers(saved[1].model))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_fit_on_workers_that_join_is_one_that_continues_on_them(clients, tmp_p
     assert counts == [2] * changed + [3] * (EPOCHS - changed)
     turn, train = iter([clients[2], clients[3]]), interrupted(fit, changed + 1)
     resumed = dshuffle.retrying(train, lambda: next(turn), url, checkpoint=tmp_path / "run.json", **options)
-    np.testing.assert_array_equal(numbers(elastic.weights), numbers(resumed.weights))
+    np.testing.assert_array_equal(numbers(elastic.model), numbers(resumed.model))
 
 
 def test_a_fit_with_one_server_for_all_epochs_needs_the_same_workers(clients):
@@ -158,7 +158,7 @@ def test_a_fit_that_had_ended_is_not_trained_further(clients, tmp_path):
     ended = dshuffle.retrying(linear, lambda: clients[2], KEYED, checkpoint=path)
     again = dshuffle.retrying(linear, lambda: clients[2], KEYED, checkpoint=path)
     assert again.points == ended.points
-    assert np.array_equal(again.weights, ended.weights)
+    assert np.array_equal(again.model, ended.model)
     stopping = EarlyStopping(patience=1, least_change=1e9)
     stopped = dshuffle.retrying(
         lambda shuffler: linear(shuffler, early_stopping=stopping), lambda: clients[2], KEYED, checkpoint=path
@@ -225,4 +225,4 @@ def test_a_linear_model_of_a_parameter_server_resumes(clients, tmp_path):
     with dshuffle.Shuffler(clients[2], KEYED, checkpoint=path) as shuffler:
         history = train(shuffler)
     with dshuffle.Shuffler.resume(clients[2], KEYED, path) as shuffler:
-        assert np.array_equal(train(shuffler).weights, history.weights)
+        assert np.array_equal(train(shuffler).model, history.model)

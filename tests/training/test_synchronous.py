@@ -45,9 +45,9 @@ def test_without_batch_norm_it_is_mini_batch_sgd_of_one_process(fake_shuffler):
             x, y = (np.concatenate([batch[name] for batch in taken]) for name in "xy")
             seen += x[:, 0].tolist()
             parameters = parameters - 0.3 * 0.5**number * network.gradient(parameters, x, y)[1]
-    np.testing.assert_allclose(history.weights.parameters, parameters, atol=1e-10)
+    np.testing.assert_allclose(history.model.parameters, parameters, atol=1e-10)
     assert sorted(seen) == sorted(np.tile(BLOBS["x"][:, 0], 3).tolist()), "every sample once an epoch"
-    assert history.points[-1].error == np.mean(history.weights.predict(BLOBS["x"]) != BLOBS["y"])
+    assert history.points[-1].error == np.mean(history.model.predict(BLOBS["x"]) != BLOBS["y"])
     assert history.points[-1].error < history.points[0].error
 
 
@@ -63,8 +63,8 @@ def test_batch_norm_is_each_workers_own(fake_shuffler):
             starts = np.cumsum([0] + [len(batch["y"]) for batch in taken[:-1]])
             _, gradient, seen = NETWORK.gradient(parameters, x, y, starts)
             parameters, statistics = parameters - 0.3 * gradient, 0.9 * statistics + 0.1 * seen.mean(axis=0)
-    np.testing.assert_allclose(history.weights.parameters, parameters, atol=1e-10)
-    np.testing.assert_allclose(history.weights.statistics, statistics, atol=1e-10)
+    np.testing.assert_allclose(history.model.parameters, parameters, atol=1e-10)
+    np.testing.assert_allclose(history.model.statistics, statistics, atol=1e-10)
 
 
 def test_schedule_validation_early_stopping_and_breakdown(fake_shuffler):
@@ -159,8 +159,8 @@ def test_on_a_cluster_it_is_what_logical_workers_compute(tmp_path, request, clus
     simulated = fit_logical_workers(
         BLOBS, NETWORK, n_workers=shuffler.n_workers, assignment="partial:0.2", shuffle_seed=3, **OPTIONS
     )
-    np.testing.assert_allclose(history.weights.parameters, simulated.weights.parameters, atol=1e-9)
-    np.testing.assert_allclose(history.weights.statistics, simulated.weights.statistics, atol=1e-9)
+    np.testing.assert_allclose(history.model.parameters, simulated.model.parameters, atol=1e-9)
+    np.testing.assert_allclose(history.model.statistics, simulated.model.statistics, atol=1e-9)
     assert [one.record for one in history.breakdown] == shuffler.records
     assert [one.record.delivery for one in history.breakdown] == ["load", "peer", "peer"]
     with pytest.raises(InvalidParameter, match=r"step=.*diverged"), dshuffle.Shuffler(client, dataset) as shuffler:

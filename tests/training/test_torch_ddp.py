@@ -98,13 +98,13 @@ def test_it_is_what_one_process_computes(torch, ddp, processes, blobs, makers, o
                 for place, parameter in enumerate(model.parameters()):
                     mean = sum(size * one[place] for size, one in zip(sizes, gradients, strict=True)) / sum(sizes)
                     parameter -= 0.3 * 0.5**number * mean
-    for mine, common in zip(history.weights.parameters(), model.parameters(), strict=True):
+    for mine, common in zip(history.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, common, rtol=1e-4, atol=1e-5)
     # Running statistics are the mean over ranks of their own.
-    for mine, *own in zip(history.weights.buffers(), *(copy.buffers() for copy in copies), strict=True):
+    for mine, *own in zip(history.model.buffers(), *(copy.buffers() for copy in copies), strict=True):
         if mine.is_floating_point():
             torch.testing.assert_close(mine, sum(own) / len(own), rtol=1e-4, atol=1e-5)
-    predicted = history.weights(torch.from_numpy(BLOBS["x"]).float()).argmax(dim=1).numpy()
+    predicted = history.model(torch.from_numpy(BLOBS["x"]).float()).argmax(dim=1).numpy()
     assert history.points[-1].error == pytest.approx(np.mean(predicted != BLOBS["y"]))
     assert [one.record.delivery for one in history.breakdown] == ["load", "peer", "peer"]
     assert all(one.forward_backward > 0 and one.gradient_exchange > 0 for one in history.breakdown)
@@ -193,7 +193,7 @@ def test_the_epoch_of_a_lost_worker_starts_again_with_the_same_result(
         again, undisturbed = fitted
         assert "starts again on all ranks" in caplog.text
     assert [point.error for point in again.points] == [point.error for point in undisturbed.points]
-    for one, other in zip(again.weights.parameters(), undisturbed.weights.parameters(), strict=True):
+    for one, other in zip(again.model.parameters(), undisturbed.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
@@ -228,7 +228,7 @@ def test_a_regression_has_floats_as_targets(torch, ddp, processes, tmp_path):
         history = ddp.fit_torch_ddp(
             shuffler, make_model, make_optimizer, epochs=8, batch_size=10, loss=torch.nn.functional.mse_loss
         )
-    np.testing.assert_allclose(history.weights.weight.detach().numpy(), [[2.0, -1.0, 0.5]], atol=1e-3)
+    np.testing.assert_allclose(history.model.weight.detach().numpy(), [[2.0, -1.0, 0.5]], atol=1e-3)
     assert history.points[-1].error < 1e-5 < history.points[0].error
 
 
@@ -261,7 +261,7 @@ def test_integers_stay_integers(torch, ddp, processes, tmp_path):
     options = {"epochs": 6, "batch_size": 10, "loss": torch.nn.functional.mse_loss}
     with dshuffle.Shuffler(processes, dataset) as shuffler:
         history = ddp.fit_torch_ddp(shuffler, make_model, make_optimizer, **options)
-    np.testing.assert_allclose(history.weights.rows.weight.detach().numpy()[:, 0], values, atol=1e-3)
+    np.testing.assert_allclose(history.model.rows.weight.detach().numpy()[:, 0], values, atol=1e-3)
     errors = [point.error for point in history.points]
     assert errors[-1] < 1e-5 < errors[0], "the mean loss, not a fraction of wrong labels"
     with (
@@ -291,10 +291,10 @@ def test_a_fit_that_was_interrupted_continues(torch, ddp, processes, blobs, make
     # Gradients are summed in another order in the first step of a process group.
     errors, expected = ([point.error for point in one.points] for one in (continued, whole))
     assert errors == pytest.approx(expected, abs=0.01)
-    for one, other in zip(continued.weights.parameters(), whole.weights.parameters(), strict=True):
+    for one, other in zip(continued.model.parameters(), whole.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
     with dshuffle.Shuffler.resume(processes, blobs, place) as shuffler:  # which has ended
         again = ddp.fit_torch_ddp(shuffler, makers[0], momentum, **options)
     assert len(again.points) == 5
-    for one, other in zip(again.weights.parameters(), whole.weights.parameters(), strict=True):
+    for one, other in zip(again.model.parameters(), whole.model.parameters(), strict=True):
         torch.testing.assert_close(one, other)

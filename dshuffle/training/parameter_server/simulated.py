@@ -74,7 +74,7 @@ def simulate_parameter_server(
     >>> history = simulate_parameter_server(
     ...     {"x": x, "y": x @ [1, 2]}, np.arange(100) % 2, LinearModel(), epochs=20, batch_size=10, step=0.3
     ... )
-    >>> history.weights.round(2) + 0
+    >>> history.model.round(2) + 0
     array([1., 2., 0.])
     """
     given_ranks, broadcast = (ranks.ranks, ranks.broadcast) if isinstance(ranks, Sharding) else (ranks, ())

@@ -94,12 +94,12 @@ def fit_parameter_server(
     early_stopping
         Rule that ends the fit before ``epochs``.
     on_epoch
-        Function that is called with each epoch's point as soon as it is known.
+        Function that is called with the :class:`~dshuffle.report.TrainingPoint` of each epoch as soon as it is known.
 
     Returns
     -------
     History
-        ``weights`` are the parameters. A point's ``error`` is the model's mean loss over the whole dataset, which the
+        ``model`` is the vector of parameters. A point's ``error`` is the mean loss over the whole dataset, which the
         workers evaluate between epochs. ``staleness`` counts every push. With ``speeds``, ``worker_rates`` are samples
         per unit of virtual time.
 

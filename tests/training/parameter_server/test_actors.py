@@ -72,7 +72,7 @@ def test_workers_of_given_speeds_are_the_simulation_to_the_last_bit(client, pace
         history = fit_parameter_server(real, SoftmaxRegression(4), servers=servers, **options)
     ranks = stratified_ranks(BLOBS["y"], N_WORKERS, seed=2)
     expected = simulate_parameter_server(BLOBS, ranks, SoftmaxRegression(4), **options)
-    assert np.array_equal(history.weights, expected.weights)
+    assert np.array_equal(history.model, expected.model)
     assert np.array_equal(history.staleness.counts, expected.staleness.counts)
     assert [point.error for point in history.points] == pytest.approx([point.error for point in expected.points])
     assert history.worker_rates == speeds
@@ -83,7 +83,7 @@ def test_every_sample_is_used_once_an_epoch(client, assignment):
     with shuffler(client, ONE_EACH, assignment=assignment) as real:
         # alpha / n = WB, so that a mini-batch adds 1 for each of its samples: 15 a worker, 5 at a time.
         history = fit_parameter_server(real, Counting(), epochs=3, batch_size=20, step=20.0, servers=2)
-    np.testing.assert_allclose(history.weights, 3)
+    np.testing.assert_allclose(history.model, 3)
     assert history.staleness.pushes == 3 * 60 / 5
     assert history.staleness.pushes_by_rank == (9, 9, 9, 9)
     # Between a pull and a push of an epoch there cannot be more than all pushes of the others.
@@ -180,7 +180,7 @@ def test_an_epoch_in_which_a_worker_is_lost_starts_again(many_blobs, caplog, tmp
     if alone is not None:
         alone.close()
     assert "the epoch starts again on all workers" in caplog.text
-    np.testing.assert_array_equal(history.weights, expected.weights)
+    np.testing.assert_array_equal(history.model, expected.model)
     assert history.staleness.pushes_by_rank == expected.staleness.pushes_by_rank
 
 
@@ -205,7 +205,7 @@ def test_a_worker_that_is_lost_after_training_does_not_train_again(many_blobs, t
         with dshuffle.Shuffler(client, many_blobs) as real:
             history = fit_parameter_server(real, Deadly(4), on_epoch=strike, **ORDERED)
     assert not os.path.exists(flag)
-    np.testing.assert_array_equal(history.weights, expected.weights)
+    np.testing.assert_array_equal(history.model, expected.model)
 
 
 def test_an_epoch_that_is_lost_in_every_attempt_is_an_error(client):
@@ -270,7 +270,7 @@ def test_broadcast_samples_are_simulated(client, pace):
     with shuffler(client, assignment="local", sharding=sharding) as real:
         fitted = fit_parameter_server(real, SoftmaxRegression(4), **options)
     simulated = simulate_parameter_server(BLOBS, sharding, SoftmaxRegression(4), **options)
-    np.testing.assert_array_equal(fitted.weights, simulated.weights)
+    np.testing.assert_array_equal(fitted.model, simulated.model)
     assert fitted.staleness.pushes == simulated.staleness.pushes
     if pace == "free":
         assert fitted.staleness.pushes == 3 * -(-121 // 5)

@@ -67,7 +67,7 @@ def test_one_worker_is_plain_sgd(pace):
             wrong = LINE["x"][batch] @ weights + offset - LINE["y"][batch]
             offset -= 0.1 * 0.5**epoch * wrong.mean()
             weights -= 0.1 * 0.5**epoch * (wrong[:, np.newaxis] * LINE["x"][batch]).mean(axis=0)
-    np.testing.assert_allclose(history.weights, [*weights, offset], rtol=1e-12)
+    np.testing.assert_allclose(history.model, [*weights, offset], rtol=1e-12)
     assert history.staleness.histogram == (26,)
 
 
@@ -95,7 +95,7 @@ def test_it_is_what_a_list_of_events_gives():
             gradient = rows.T @ (rows @ versions[seen] - LINE["y"][batch]) / len(batch)
             staleness.append(before + number - seen)
             versions.append(versions[-1] - 0.1 / 3 * gradient)
-    np.testing.assert_allclose(history.weights, versions[-1], rtol=1e-10)
+    np.testing.assert_allclose(history.model, versions[-1], rtol=1e-10)
     assert history.staleness.histogram == tuple(np.bincount(staleness))
     assert history.staleness.mean == pytest.approx(np.mean(staleness))
 
@@ -178,7 +178,7 @@ def test_schedule_validation_and_early_stopping():
     assert history.stopped_early
     assert 2 <= len(history.points) < 9
     assert list(history.points) == seen
-    assert history.points[-1].validation == {"size": pytest.approx(np.abs(history.weights).sum())}
+    assert history.points[-1].validation == {"size": pytest.approx(np.abs(history.model).sum())}
 
 
 async def _ordered(speeds, arrivals, n_updates=None):
@@ -364,6 +364,6 @@ def test_a_batch_that_workers_cannot_share_equally_is_rounded_and_said(caplog):
         simulate_parameter_server(arrays, ranks, LinearModel(), epochs=2, batch_size=size, step=0.1)
         for size in (14, 12)
     )
-    np.testing.assert_array_equal(rounded.weights, whole.weights)
+    np.testing.assert_array_equal(rounded.model, whole.model)
     assert rounded.batch_size == whole.batch_size == 12
     assert caplog.messages == ["dshuffle: batch_size=14 on 4 workers is rounded to 12: each takes 3 samples"]
