@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from dshuffle.checks import as_integer
 from dshuffle.errors import InvalidParameter
-from dshuffle.units import human_error
 
 ERROR_RATE = 0.05
 """Probability of a wrong "not worse" if the difference is exactly the margin, over all looks together."""
@@ -283,8 +282,7 @@ class PairedRuns:
             worst = self.shown(self.worst, sign=True)
             return f"not worse than {self.shown(self.limit)} at 95 % ({self.n_pairs} pairs; worst case {worst})"
         if outcome is Outcome.WORSE:
-            least, most = map(self.shown, self.interval)
-            return f"worse by {self.shown(self.mean)} [{least}, {most}] ({self.n_pairs} pairs)"
+            return f"worse by {self.shown(self.mean)} {self.shown_interval} ({self.n_pairs} pairs)"
         if self.null_difference > self.limit:
             noise = self.not_deterministic_by
             widened = f", of which two equal runs differ by {self.shown(noise)}" if noise else ""
@@ -295,12 +293,25 @@ class PairedRuns:
         seen = self.shown(self.worst - self.mean)
         return f"cannot tell: differences below {seen} cannot be seen with {self.n_pairs} pairs"
 
+    def scaled(self, difference: float) -> float:
+        """A difference like the margin: in percent of the reference, or in the unit of the metric."""
+        return 100 * difference / self.unit if self._margin.relative else difference
+
+    @property
+    def percent(self) -> str:
+        """What follows a number of :meth:`scaled`: a percent sign, or nothing."""
+        return " %" if self._margin.relative else ""
+
     def shown(self, difference: float, *, sign: bool = False) -> str:
-        """Format a difference like the margin: in percent of the reference, or in the unit of the metric."""
+        """Format a difference like the margin."""
         plus = "+" if sign and difference >= 0 else ""
-        if self._margin.relative and self.unit:
-            return f"{plus}{human_error(100 * difference / self.unit)} %"
-        return f"{plus}{human_error(difference)}"
+        return f"{plus}{self.scaled(difference):.3g}{self.percent}"
+
+    @property
+    def shown_interval(self) -> str:
+        """Both bounds of the interval."""
+        least, most = map(self.scaled, self.interval)
+        return f"[{least:.3g}, {most:.3g}]{self.percent}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON can hold it."""

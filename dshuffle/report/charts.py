@@ -122,7 +122,7 @@ def _bytes(measured: Mapping[str, Figures]) -> Chart:
     }
     rows = [(label, kind) for label in measured for kind in kinds]
     values = [kinds[kind][1](measured[label]) or 0 for label, kind in rows]
-    chart = _figure(y_range=FactorRange(factors=rows[::-1], group_padding=0.6), height=_height(measured, 50))
+    chart = way_figure(y_range=FactorRange(factors=rows[::-1], group_padding=0.6), height=_height(measured, 50))
     source = ColumnDataSource(
         {
             "row": rows,
@@ -167,7 +167,7 @@ def _errors(ways: tuple[WayResult, ...]) -> list[Chart]:
 
 
 def _lines(ways: tuple[WayResult, ...], x: Callable[[TrainingPoint], float], label: str) -> Any:
-    chart = _figure(y_axis_type="log", height=340)
+    chart = way_figure(y_axis_type="log", height=340)
     chart.xaxis.axis_label = label
     for place, way in enumerate(ways):
         source = ColumnDataSource(
@@ -187,7 +187,7 @@ def _lines(ways: tuple[WayResult, ...], x: Callable[[TrainingPoint], float], lab
 
 
 def _horizontal(measured: Mapping[str, Figures]) -> Any:
-    chart = _figure(y_range=FactorRange(factors=list(measured)[::-1]), height=_height(measured, 34))
+    chart = way_figure(y_range=FactorRange(factors=list(measured)[::-1]), height=_height(measured, 34))
     chart.x_range.start = 0
     chart.xaxis.axis_label = "seconds"
     return chart
@@ -211,7 +211,8 @@ def _height(measured: Mapping[str, Figures], a_way: int) -> int:
     return 60 + a_way * len(measured)
 
 
-def _figure(**options: Any) -> Any:
+def way_figure(**options: Any) -> Any:
+    """Return an empty figure in the style of the report."""
     chart = figure(
         sizing_mode="stretch_width",
         tools="",

@@ -91,7 +91,7 @@ def test_a_dataset_that_is_no_regression_names_the_options(elsewhere, tmp_path):
 
 def test_a_default_way_without_a_chunk_for_every_worker_is_left_out(elsewhere, url, monkeypatch):
     ran = []
-    monkeypatch.setattr("dshuffle.cli.compare.train", lambda pipeline, *rest: ran.extend(pipeline.ways) or 1 / 0)
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda pipeline, *rest: ran.extend(pipeline.ways) or 1 / 0)
     result = run(url)
     assert isinstance(result.exception, ZeroDivisionError), "all but that way would have been run"
     assert "“chunks + storage” is left out: chunk_rows=400 is not allowed; it must be at most 133" in result.stderr
@@ -113,7 +113,7 @@ def test_results_are_printed_before_the_report_is_written(elsewhere, url, monkey
         raise OSError(28, "No space left on device")
 
     shown = []
-    monkeypatch.setattr("dshuffle.cli.compare.train", lambda *arguments: SimpleNamespace(comparison="figures"))
+    monkeypatch.setattr("dshuffle.cli.compare.run", lambda *arguments: SimpleNamespace(comparison="figures"))
     monkeypatch.setattr("dshuffle.cli.compare._show", lambda comparison, as_json: shown.append(comparison))
     monkeypatch.setattr("dshuffle.cli.compare.write_report", full)
     result = run(url)
