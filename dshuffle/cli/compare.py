@@ -122,7 +122,11 @@ def compare(
                 fit_linear_regression, epochs=epochs, step=chosen_step, features=features, target=target
             )
         else:
-            training = training_of(train, epochs=epochs, step=step, seed=seed, features=features, target=target)
+            training, data = training_of(
+                train, data, epochs=epochs, step=step, seed=seed, features=features, target=target
+            )
+            if copy is not None and data.is_view:
+                raise click.UsageError("--shuffled has the samples that --train holds out: omit one of them.")
         # Check everything possible before the long run.
         n_workers = workers if scheduler is None else _count_workers(scheduler)
         ways = _possible(ways, chosen, data, n_workers)

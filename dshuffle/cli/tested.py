@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 import psutil
@@ -31,8 +32,15 @@ MEMORY_FRACTION = 0.5
 """Fraction of the available memory that a dataset may take in this process."""
 
 
-def training_of(train: str, *, epochs: int, step: float | None, seed: int, features: str, target: str) -> Training:
+def training_of(
+    train: str, data: Dataset, *, epochs: int, step: float | None, seed: int, features: str, target: str
+) -> tuple[Training, Dataset]:
     """Find the function of ``--train``, and give it those options that it has parameters for.
+
+    Returns
+    -------
+    tuple
+        The training, and what to train on: all of the dataset, or without the tenth that a parameter ``test`` gets.
 
     Raises
     ------
@@ -44,11 +52,15 @@ def training_of(train: str, *, epochs: int, step: float | None, seed: int, featu
     sys.path.insert(0, os.getcwd())  # as Python does for a module
     function = named(FITS.get(train, train))
     parameters = inspect.signature(function).parameters if callable(function) else {}
-    options = {"features": features, "target": target, "seed": seed} | ({} if step is None else {"step": step})
+    options: dict[str, Any] = {"features": features, "target": target, "seed": seed}
+    options |= {} if step is None else {"step": step}
     ignored = [name for name in ("step", "features", "target") if name not in parameters]
     if option := first_option(click.get_current_context(), ignored):
         raise click.UsageError(f"{option} is not a parameter of --train {train}: omit it.")
-    return Training(function, epochs, **{name: value for name, value in options.items() if name in parameters})
+    if "test" in parameters:
+        data, options["test"] = data.split(1 - HELD_OUT)
+    own = {name: value for name, value in options.items() if name in parameters}
+    return Training(function, epochs, **own), data
 
 
 def test_of(train: str | None, metric: str | None, margin: str, pairs: int | None, higher: bool) -> PairedTest | None:

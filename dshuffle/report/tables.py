@@ -229,6 +229,7 @@ def comparison_tables(comparison: Comparison) -> list[tuple[Table, str]]:
     tables = [
         (_table(title, headings, [(way, row(way)) for way in comparison.ways]), note)
         for title, headings, row, note in cells
+        if headings  # a function that returns no history has no errors
     ]
     for metric in metrics_of(comparison):
         rows = [(way, metric_cells(way, metric, epochs)) for way in comparison.ways]
